@@ -308,8 +308,13 @@ def foreseen(form: CaptureForm) -> None:
         st.rerun()
 
 
+def stand() -> None:
+    """Draw how many captures there are and how they stand."""
+    st.markdown(counted(jobs.all(), "capture"))
+
+
 widgets.title("Capture")
-st.markdown(counted(jobs.all(), "capture"))
+st.fragment(stand, run_every=2.0)()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 if not page_guard.may_edit():
@@ -338,5 +343,4 @@ if form.missing is None:
 with typed_place.expander("The same on the command line"):
     code_block(form.typed, key="typed", wraps=True)
 with jobs_place:
-    st.subheader("Captures")
     job_list(jobs)

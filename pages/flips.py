@@ -13,7 +13,7 @@ from app.near_ties import parts as near_ties_parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.views.flips import sentence
 from core.runs.views.verdicts import finding
-from core.text import out_of, visible
+from core.text import out_of, plural, visible
 
 view = widgets.head("Flips", selection.current_view())
 st.markdown(sentence(view.table, view.dtype))
@@ -53,7 +53,8 @@ st.dataframe(
     placeholder="–",
     height=widgets.table_height(len(found), 11),
 )
-if said := flips_parts.unread(found):
+counted = f"{plural(count, 'flip')} and {plural(len(found) - count, 'near tie')} in {plural(len(table), 'position')}."
+if said := (counted if has_near_ties else "") + flips_parts.unread(found):
     st.caption(said)
 
 here = view.here

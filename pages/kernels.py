@@ -39,8 +39,8 @@ else:
 st.subheader("All kernels")
 st.markdown(in_words(pairs, names))
 st.caption(
-    f"{parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0; launches are per"
-    " forward, times of a watched run."
+    f"Looked at: {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0; launches"
+    " are per forward, times of a watched run."
 )
 which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
 shown = (

@@ -2,6 +2,8 @@
 // which Streamlit follows as it follows Back and Forward; any other click (a new tab) is the browser's own business.
 const NARROW = "(max-width: 768px)"; // where the sidebar lies over the page
 
+const SHORT = 5; // characters of a note that fit beside a title in half the width
+
 export default function (component) {
   const { data, parentElement } = component;
   const list = parentElement.querySelector("nav");
@@ -35,6 +37,7 @@ function linkTo({ page, title, note, query }, link, data) {
     link.replaceChildren(title);
     if (note) link.append(" ", Object.assign(document.createElement("small"), { textContent: `· ${note}` }));
     link.classList.toggle("absent", Boolean(note));
+    link.classList.toggle("wide", note.length > SHORT);
   }
   if (link.getAttribute("href") !== address) link.setAttribute("href", address);
   if (page === data.here) link.setAttribute("aria-current", "page");

@@ -22,7 +22,7 @@ nav { display: grid; gap: 0.45rem; font-family: var(--st-font); font-size: 0.93r
 p { margin: 0; padding: 0 0.5rem; font-size: 0.78rem; line-height: 1.5; }
 p b { font-weight: 600; margin-right: 0.25rem; }
 .links { display: grid; grid-template-columns: 1fr 1fr; gap: 0 0.25rem; }
-a.absent { grid-column: span 2; }
+a.wide { grid-column: span 2; }
 a { color: var(--st-text-color); text-decoration: none; border-radius: var(--st-base-radius); padding: 0.18rem 0.5rem;
   line-height: 1.4;
   white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }

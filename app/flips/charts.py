@@ -24,11 +24,21 @@ def on_grid(found: Candidates, names: tuple[str, str], texts: tuple[str, str], d
     for candidate, (text, symbol, offset) in enumerate(
         zip(texts, ("triangle-down", "triangle-up"), (_APART, -_APART), strict=True)
     ):
+        figure.add_scatter(  # colours are sides, so the legend's mark has none
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=inert(text),
+            legendgroup=symbol,
+            marker={"symbol": symbol, "size": 11, "color": QUIET},
+        )
         figure.add_scatter(
             x=found.logits[:, candidate],
             y=[1 + offset, offset],
             mode="markers",
             name=inert(text),
+            legendgroup=symbol,
+            showlegend=False,
             marker={"symbol": symbol, "size": 15, "color": [REFERENCE, VARIANT]},
             customdata=[inert(name).replace("%", "&#37;") for name in names],
             hovertemplate=f"{inert(text).replace('%', '&#37;')}: %{{x:.9g}} logits on %{{customdata}}<extra></extra>",

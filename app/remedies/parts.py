@@ -80,7 +80,7 @@ def how_timed(timed: Sequence[RemedyRow] | Sequence[PriceRow]) -> str:
     if not turns or any(row.kept is not None and row.kept.low is None for row in timed):
         return "Shares were measured without their spread, so they are given to one digit."
     count = f"{turns[0]}" if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
-    return f"A share is a ratio of medians of {count} turns; ± is its 95 % interval."
+    return f"A share is the ratio of the medians of {count} turns; ± is its 95 % interval."
 
 
 def in_words(kept: Kept | None) -> str | None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from ...errors import UsageError
-from ...text import plural
 from ..file.database import Database
 from ..file.table import Table, columns_of
 
@@ -283,13 +282,12 @@ def advice(rows: Sequence[RemedyRow]) -> str:
     if said and abs(apart - 1) > CLOCK:
         said.append(f"The clock is coarse: it finds {apart:.0%} of the throughput where nothing was changed.")
     if not said:
-        tried = len(rows) - 1
         if len(others) == 1:
             return "The one remedy that could be measured does not halve the difference."
         return (
             f"None of the {len(others)} remedies that could be measured halves the difference."
             if others
-            else f"None of {plural(tried, 'remedy', 'remedies')} could be measured."
+            else "None of the remedies could be measured."
         )
     return " ".join(said)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.metrics import Summary
-from ...text import percent
+from ...text import joined, percent
 from ..reader import RunReader, StoredPair
 
 if TYPE_CHECKING:
@@ -61,20 +61,15 @@ def headline(compared: Sequence[Compared]) -> list[dict[str, object]]:
 
 def sentence(compared: Sequence[Compared]) -> str:
     """What share of the logits differs in each pair, and how many positions flip, in markdown."""
-    shares = _listed([percent(one.pair.summary.neq_share) for one in compared])
+    shares = joined([percent(one.pair.summary.neq_share) for one in compared])
     flips = [one.pair.summary.flips for one in compared]
-    said = f"**{shares} of the logits differ**, in the order of the runs, and {_listed([f'{n:,}' for n in flips])}"
-    said += f" position{'' if flips[-1] == 1 else 's'} flip{'s' if flips[-1] == 1 else ''}"
+    said = f"**{shares} of the logits differ**, in the order of the runs, and {joined([f'{n:,}' for n in flips])}"
+    said += " positions flip"
     if same_tokens(compared) is False:
         return f"{said}; the tokens are not the same."
     found = flip_sets(compared)
     shared = sum(one.is_shared for one in found)
     return f"{said}, {shared:,} of {len(found):,} in all {len(compared)} runs." if found else f"{said}."
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
 def _figure(one: Compared, name: str) -> float | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...numerics.elementary import exp
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
-from ...text import out_of, plural
+from ...text import plural
 from ..reader import RunReader
 from .elements import rank_of
 
@@ -90,10 +90,11 @@ def sentence(table: pd.DataFrame, dtype: str) -> str:
     flips, total = table[table["is_flip"]], len(table)
     count, near = len(flips), int(flips["near_tie"].sum())
     if not count:
-        return f"**No flips**: both sides have the same argmax at all {total:,} positions."
+        return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
     first = flips.iloc[0]
-    said = f"**{out_of(count, total)} positions {'flips' if count == 1 else 'flip'}**, first at position"
-    said += f" {first['position']} of prompt {first['prompt']}" if table["prompt"].any() else f" {first['position']}"
+    said = f"**{plural(count, 'flip')} in {plural(total, 'position')}**, "
+    said += f"{'' if count == 1 else 'the first '}at position {first['position']}"
+    said += f" of prompt {first['prompt']}" if table["prompt"].any() else ""
     if near < count:
         return f"{said}; {near:,} of {count:,} {'is a near tie' if near == 1 else 'are near ties'}."
     most = flips[["reference_margin_ulps", "variant_margin_ulps"]].max(axis=None, skipna=True)

@@ -288,7 +288,8 @@ def sentence(run: RunReader, table: pd.DataFrame) -> str:
     total = header.rows * header.vocab
     if differing.empty:
         return f"**Nothing differs**: all {total:,} logits have the same value on both sides."
-    said = f"**{out_of(int(differing['neq'].sum()), total)} logits differ**"
+    count = int(differing["neq"].sum())
+    said = f"**{out_of(count, total)} logits {'differs' if count == 1 else 'differ'}**"
     said += f", at {differing.shape[0]:,} of {plural(header.rows, 'position')}"
     largest = differing["max_abs"].fillna(0.0)
     if not (largest > 0).any():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
-from ...text import code, plural
+from ...text import code, joined, plural
 from ..tables.kernels import KernelList, KernelRow, module_kind
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
@@ -127,8 +127,14 @@ def sentence(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
     grown = sum(is_multiplied(pair) for pair in pairs)
     if not (grown or any(only.values())):
         return f"**Both sides launch the same {plural(len(pairs), 'kernel')}**, each as often a forward."
-    lone = ", ".join(f"{only[which]} only in {_code(name)}" for which, name in zip(only, names, strict=True))
-    return f"**Of {plural(len(pairs), 'kernel')}**, {lone}, {grown} launched more or less often a forward."
+    where = [
+        f"{only[which]:,} {'runs' if only[which] == 1 else 'run'} only in {_code(name)}"
+        for which, name in zip(only, names, strict=True)
+        if only[which]
+    ]
+    if grown:
+        where.append(f"{grown:,} {'is' if grown == 1 else 'are'} launched more or less often in {_code(names[1])}")
+    return f"Of {plural(len(pairs), 'kernel')}, **{joined(where)}**."
 
 
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:

@@ -106,9 +106,7 @@ def sentence(found: CacheSummary) -> str:
     """How much of the caches differs and where it begins, in markdown."""
     together, first = found.together, found.layer_0_keys
     if not together.neq:
-        return (
-            f"**Nothing differs**: the two caches hold the same numbers in all {plural(together.elements, 'element')}."
-        )
+        return f"Nothing differs: the two caches hold the same numbers in all {plural(together.elements, 'element')}."
     kinds = " and ".join(f"{kind}s" for kind in together.first_kinds)
     one = together.neq == 1
     said = (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
-from ...text import code, out_of, plural
+from ...text import code, out_of
 from ..reader import RunReader
 from .kernels import KernelPlace, where_it_starts
 
@@ -202,10 +202,10 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
     """Which module differs first and where, and how much differs in the end, in markdown."""
     first = found.first
     if first is None:
-        return f"**No module differs**: {plural(found.modules, 'module')} put out the same numbers on both sides."
+        return f"No module differs: all {found.modules:,} put out the same numbers on both sides."
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     said = (
-        f"**`{code(first.module)}`** (`{code(first.kind)}`) **is the first module that differs, at"
+        f"**`{code(first.module)}`** ({_kind(first)}) **is the first module that differs, at"
         f" {prompt}position {first.first_position}**: {out_of(first.neq, first.elements)} of its elements."
     )
     if found.last is not first:
@@ -214,6 +214,11 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
             f" In the end {out_of(found.last.neq, found.last.elements)} of the `{code(found.last.module)}` {differ}."
         )
     return said
+
+
+def _kind(each: ModuleFigures) -> str:
+    """The kind of a module: a word; as code where a file of others has anything else."""
+    return each.kind if each.kind.isalpha() else f"`{code(each.kind)}`"
 
 
 def kernels_where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:

@@ -19,10 +19,10 @@ def sentence(table: pd.DataFrame, dtype: str) -> str:
     if near.empty:
         margins = table[["reference_margin", "variant_margin"]].min(axis=1)
         if margins.isna().all():
-            return f"**None of {plural(total, 'position')} has a finite margin**, so nothing says which could flip."
+            return f"**No position of {total:,} has a finite margin**, so nothing says which could flip."
         closest = table.loc[margins.idxmin()]
         return (
-            f"**None of {plural(total, 'position')} is a near tie**: the smallest margin is"
+            f"**No position of {total:,} is a near tie**: the smallest margin is"
             f" {number(float(margins.min()))} logits, at position {closest['position']}, where logits differ by at most"
             f" {number(float(closest['max_abs']))}."
         )
