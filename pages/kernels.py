@@ -34,7 +34,7 @@ else:
             column_config=parts.COLUMNS,
             height=widgets.table_height(len(there), 8),
         )
-        st.caption("What ran in that module, and around it after the last one that is equal, with its inputs' shapes.")
+        st.caption("What ran in that module, and since the last one that is equal.")
         tables["where it starts"] = there
 st.subheader("All kernels")
 st.markdown(in_words(pairs, names))

@@ -65,17 +65,14 @@ plots.draw(
     key="kv_heads",
     picture=exports.picture_of(view, f"kv-heads-{measure}"),
 )
-st.caption(
-    f"Layers x key/value heads of {scope}, {parts.shape(table)}; colour is"
-    f" {parts.MEANINGS[measure].format(dtype=view.dtype)}. Grey is equal."
-)
+st.caption(f"{parts.shape(table)} of {scope}; colour is {parts.MEANINGS[measure].format(dtype=view.dtype)}.")
 layers = figure_cache.kept(view.run, shown_of, by_layer, table)
 plots.draw(
     figure_cache.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype),
     key="kv_layers",
     picture=exports.picture_of(view, f"kv-layers-{measure}"),
 )
-st.caption(f"The same by layer, all heads together, {scope}.")
+st.caption("The same by layer.")
 
 maps = store_cache.kv_positions(view)
 differing = {kind: grid for kind, grid in maps.items() if grid.neq_share[grid.neq_share > 0].size}
@@ -112,12 +109,11 @@ if differing:
         f"Layers x positions of the {kind}s; colour is "
         + (f"max ULPs of {view.dtype}." if shown == "max_ulps" else "the share that differs.")
         + (f" A cell shows the largest of {wide} positions." if wide > 1 else "")
-        + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
     )
 
 st.subheader("By layer")
 st.dataframe(parts.rows(layers), hide_index=True, key="kv_table", column_config=parts.COLUMNS, placeholder="–")
-st.caption(f"All heads together, {scope}; differences in the unit of the cache, distances in ULPs of {view.dtype}.")
+st.caption(f"Differences in the unit of the cache, distances in ULPs of {view.dtype}.")
 with st.container(horizontal=True, vertical_alignment="center"):
     tables = {
         "by layer": layers,

@@ -9,7 +9,7 @@ import streamlit as st
 
 from app.components import plots
 from app.layers import charts, parts
-from app.shell import exports, selection, store_cache, widgets, wording
+from app.shell import exports, selection, store_cache, widgets
 from core.runs.views.layers import MEASURES, module_named, modules_of, sentence, summary_of
 from core.text import file_name, plural, visible
 
@@ -73,10 +73,7 @@ plots.draw(
     on_pick=partial(open_module, "layers_growth", with_position=False),
     picture=exports.picture_of(view, "layers-growth"),
 )
-st.caption(
-    f"rms of the difference at each module's output, {scope}, own units; dotted: the rounding floor. A click opens a"
-    " module."
-)
+st.caption(f"rms of the difference by module, {scope}, own units; dotted: the rounding floor.")
 
 options = [name for name in MEASURES if found.has_floor or name != "ratio"]
 if st.session_state.get("layers_measure") not in options:
@@ -99,14 +96,13 @@ if grid.modules:
     )
     wide = int(np.diff(grid.edges).max())
     st.caption(
-        f"Modules x positions; colour is {parts.MEANINGS[measure]}. Grey is equal."
+        f"Modules x positions; colour is {parts.MEANINGS[measure]}."
         + (f" A cell shows the largest of up to {wide} positions." if wide > 1 else "")
         + (
             f" {len(grid.positions):,} of {prompts[view.prompt].positions:,} positions were looked at."
             if len(grid.positions) < prompts[view.prompt].positions
             else ""
         )
-        + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
     )
 
 begins_at = visible(first.module)
@@ -140,9 +136,7 @@ if along["neq"].any():
         on_pick=pick_position,
         picture=exports.picture_of(view, f"layers-{file_name(shown.module)}", of_prompt=True),
     )
-    st.caption(
-        f"rms of the difference by position of prompt {view.prompt}, unit of the output; grey: the rounding floor."
-    )
+    st.caption(f"rms by position of prompt {view.prompt}, own unit; grey: the rounding floor.")
 else:
     st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
 
@@ -154,7 +148,6 @@ st.dataframe(
     column_config=parts.COLUMNS,
     placeholder="–",
 )
-st.caption(f"{wording.opening(scope)}, in the order in which they run; – where no floor was run, or it is 0.")
 with st.container(horizontal=True, vertical_alignment="center"):
     tables = {
         "by prompt and module": everything,

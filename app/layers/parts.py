@@ -14,7 +14,7 @@ from core.text import number, out_of, percent, plural, visible
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
 MEANINGS = {
-    "ratio": "rms over that of the module's rounding floor in the whole prompt, log scale",
+    "ratio": "rms over the rounding floor in the whole prompt, log scale",
     "neq_share": "the share of the output's elements that differ",
     "max_ulps": "max ULPs of the output's own dtype, log scale",
 }
