@@ -205,20 +205,18 @@ def sentence(found: LayerSummary, names_prompt: bool) -> str:
         return f"No module differs: all {found.modules:,} put out the same numbers on both sides."
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     said = (
-        f"**`{code(first.module)}`** ({_kind(first)}) **is the first module that differs, at"
+        f"**`{code(first.module)}`** ({_word(first.kind)}) **is the first module that differs, at"
         f" {prompt}position {first.first_position}**: {out_of(first.neq, first.elements)} of its elements."
     )
     if found.last is not first:
         differ = "differs" if found.last.neq == 1 else "differ"
-        said += (
-            f" In the end {out_of(found.last.neq, found.last.elements)} of the `{code(found.last.module)}` {differ}."
-        )
+        said += f" In the end {out_of(found.last.neq, found.last.elements)} of the {_word(found.last.module)} {differ}."
     return said
 
 
-def _kind(each: ModuleFigures) -> str:
-    """The kind of a module: a word; as code where a file of others has anything else."""
-    return each.kind if each.kind.isalpha() else f"`{code(each.kind)}`"
+def _word(text: str) -> str:
+    """A word as it is; as code where a file of others has anything else."""
+    return text if text.isalpha() else f"`{code(text)}`"
 
 
 def kernels_where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:

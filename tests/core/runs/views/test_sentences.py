@@ -226,7 +226,7 @@ def test_layers():
     found = layers.LayerSummary(2, 4, first, None, last, False)
     assert layers.sentence(found, True) == (
         "**`a.norm`** (norm) **is the first module that differs, at prompt 0, position 2**: 3 of 8 (37.5%) of its"
-        " elements. In the end 1 of 8 (12.5%) of the `logits` differs."
+        " elements. In the end 1 of 8 (12.5%) of the logits differs."
     )
     none = dataclasses.replace(found, first=None)
     assert layers.sentence(none, False) == "No module differs: all 2 put out the same numbers on both sides."
