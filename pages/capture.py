@@ -13,7 +13,7 @@ from app.components.code_block import code_block
 from app.hosting import page_guard
 from app.shell import store_cache, widgets
 from app.shell.job_list import counted, job_list
-from app.shell.jobs import ANY_DEVICE, PromptFile
+from app.shell.jobs import ANY_DEVICE, GETTING, PromptFile
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
 from core.packaged_models import PACKAGED, is_here
@@ -310,7 +310,7 @@ def foreseen(form: CaptureForm) -> None:
 
 def stand() -> None:
     """Draw how many captures there are and how they stand."""
-    st.markdown(counted(jobs.all(), "capture"))
+    st.markdown(counted([job for job in jobs.all() if job.device != GETTING], "capture"))
 
 
 widgets.title("Capture")

@@ -207,8 +207,8 @@ def _cost(judging: _Judging) -> None:
     """Draw what judging loads and what it costs: its dry run's estimate, which reads the model's configuration and no
     weights. A model of the hub that nobody here asked for is not even looked up.
     """
-    is_asked_for = _is_folder(judging.request.model) or is_known(store_cache.store().directory, judging.request.model)
-    if not is_asked_for:
+    model = judging.request.model
+    if not (_is_folder(model) or model in PACKAGED or is_known(store_cache.store().directory, model)):
         st.caption(f"It loads {judging.loads}: several times the work of the capture.")
         return
     answer = _dry_run(judging)
