@@ -14,30 +14,41 @@ from starlette.middleware import Middleware  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.components import copy_link, page_links, stepper  # noqa: E402
+from app.components.page_links import Group  # noqa: E402
 from app.hosting import error_details, refuse_unsafe_start, request_heads  # noqa: E402
 from app.hosting import page_guard as of_signed_in  # noqa: E402
 from app.hosting.middleware import Gate  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, document, heatmap_window, widgets  # noqa: E402
+from app.shell import address, document, heatmap_window, store_cache, widgets  # noqa: E402
 from app.uploads.maintenance import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
-PAGES = (
-    ("runs", "Runs"),
-    ("overview", "Overview"),
-    ("near_ties", "Near ties"),
-    ("heatmap", "ULP heatmap"),
-    ("flips", "Flips"),
-    ("repeats", "Repeats"),
-    ("kv_cache", "KV cache"),
-    ("layers", "Layers"),
-    ("kernels", "Kernels"),
-    ("remedies", "Remedies"),
-    ("ops", "Ops"),
-    ("compare", "Compare runs"),
-    ("capture", "Capture"),
-    ("upload", "Upload"),
+FIRST = "runs"  # the page at the root
+GROUPS = (
+    Group(
+        "This pair",
+        "what differs",
+        (("overview", "Overview"), ("near_ties", "Near ties"), ("heatmap", "Heatmap"), ("flips", "Flips")),
+    ),
+    Group(
+        "Where it starts",
+        "and what ends it",
+        (("kv_cache", "KV cache"), ("layers", "Layers"), ("kernels", "Kernels"), ("remedies", "Remedies")),
+    ),
+    Group(
+        "Store",
+        "all runs, and new ones",
+        (
+            ("runs", "Runs"),
+            ("repeats", "Repeats"),
+            ("compare", "Compare"),
+            ("ops", "Ops"),
+            ("capture", "Capture"),
+            ("upload", "Upload"),
+        ),
+    ),
 )
+PAGES = tuple(sorted((page for group in GROUPS for page in group.pages), key=lambda page: page[0] != FIRST))
 
 
 def draw() -> None:
@@ -45,11 +56,11 @@ def draw() -> None:
     st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "shell" / "favicon.png"), layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
     pages = [
-        st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == "runs")
+        st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == FIRST)
         for name, title in PAGES
     ]
     page = st.navigation(pages, position="hidden")
-    name = page.url_path or "runs"
+    name = page.url_path or FIRST
     if (
         name == "overview"
     ):  # where what was opened is seen; until then a rerun that the browser asks for meanwhile does not lose it
@@ -61,14 +72,14 @@ def draw() -> None:
     if view is not None:
         heatmap_window.settle(view)
     st.session_state["view"] = view
-    if st.session_state.pop("astray", False) and name != "runs":
+    if st.session_state.pop("astray", False) and name != FIRST:
         st.switch_page(pages[0])
     address.settle_settings(name)
     address.write(address.of(view))
     with (
         links
     ):  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
-        page_links.page_links(pages, name, view)
+        page_links.page_links(GROUPS, FIRST, name, view, None if view is None else store_cache.absent(view))
         st.divider()
         left, right = st.columns(2)
         with left:

@@ -6,6 +6,8 @@ mark names in sentences everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 # Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python calls printable, and
 # the blank pattern of braille.
@@ -68,6 +70,11 @@ def file_name(name: str, longest: int = 120) -> str:
 def plural(count: int, one: str, many: str = "") -> str:
     """`1 flip`, `2,000 flips`; `many` where it is not `one` with an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
 def percent(share: float) -> str:

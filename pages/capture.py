@@ -1,7 +1,6 @@
 """Capture: choose model, prompts and paths; see what will run; watch, cancel, open the finished run."""
 
 import time
-from uuid import uuid4
 
 import pandas as pd
 import streamlit as st
@@ -13,8 +12,8 @@ from app.capture.recent_models import SHIPPED, recent_models, remember_model
 from app.components.code_block import code_block
 from app.hosting import page_guard
 from app.shell import store_cache, widgets
-from app.shell.job_list import job_list
-from app.shell.jobs import ANY_DEVICE, PromptFile
+from app.shell.job_list import counted, job_list
+from app.shell.jobs import ANY_DEVICE, GETTING, PromptFile
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
 from core.packaged_models import PACKAGED, is_here
@@ -88,7 +87,6 @@ def remembered() -> None:
     """Restore what the widgets hold, which they forget when another page is opened: this page comes back as it was
     left.
     """
-    st.session_state.setdefault("viewer", uuid4().hex)
     if "capture_model" not in st.session_state:
         st.session_state["capture_shows_file"] = False
     kept = st.session_state.setdefault("capture_kept", dict(FIRST))
@@ -119,7 +117,6 @@ def choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
             label_visibility="collapsed",
             help="a line of three dashes (---) separates prompts",
         )
-        st.caption("A line of three dashes (---) separates prompts.")
         return split_prompts(text), None
     dropped = st.file_uploader(
         "A file of prompts",
@@ -250,7 +247,7 @@ def choose() -> CaptureForm:
 
 def look_up(form: CaptureForm) -> Answer | None:
     carried = looks.file(form.carried) if form.carried else None
-    return looks.look(st.session_state["viewer"], form.arguments(carried))
+    return looks.look(widgets.viewer(), form.arguments(carried))
 
 
 def draw_costs(form: CaptureForm, answer: Answer) -> None:
@@ -311,11 +308,13 @@ def foreseen(form: CaptureForm) -> None:
         st.rerun()
 
 
-st.title("Capture")
-st.caption(
-    "Runs a causal language model down two or more paths that are equal in exact arithmetic, on the same tokens, and"
-    " keeps every logit of each. It runs in a process of its own: leave this page, or close it, and it goes on."
-)
+def stand() -> None:
+    """Draw how many captures there are and how they stand."""
+    st.markdown(counted([job for job in jobs.all() if job.device != GETTING], "capture"))
+
+
+widgets.title("Capture")
+st.fragment(stand, run_every=2.0)()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 if not page_guard.may_edit():
@@ -336,7 +335,7 @@ if widgets.pressed(
     store_cache.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
     remember_model(store_cache.store().directory, form.request.model)
     time.sleep(0.1)  # so that the list below shows it started
-shown.caption(form.missing or "What it will run and cost is below; it is checked again before anything runs.")
+shown.caption(form.missing or "What it will run and cost is below.")
 if form.missing is None:
     awaited = look_up(form)
     with costs_place:
@@ -344,5 +343,4 @@ if form.missing is None:
 with typed_place.expander("The same on the command line"):
     code_block(form.typed, key="typed", wraps=True)
 with jobs_place:
-    st.subheader("Captures")
     job_list(jobs)

@@ -9,15 +9,10 @@ import streamlit as st
 from app.compare import charts, parts
 from app.components import plots
 from app.shell import exports, selection, widgets, wording
-from core.runs.views.compare import distribution, flip_sets, same_tokens
+from core.runs.views.compare import distribution, flip_sets, same_tokens, sentence
 from core.text import file_name, plural
 
-view = widgets.head(
-    "Compare runs",
-    selection.current_view(),
-    "The pair of the sidebar beside pairs of other runs. A difference between runs is not a divergence of one: each"
-    " pair has its own reference.",
-)
+view = widgets.head("Compare", selection.current_view())
 compared = parts.pick(view)
 if len(compared) == 1:
     st.info(
@@ -25,6 +20,7 @@ if len(compared) == 1:
         " device."
     )
     st.stop()
+st.markdown(sentence(compared))
 titles = parts.names(compared)
 differs = parts.provenance(compared, [widgets.escaped(title) for title in titles])
 if not differs.empty:
@@ -36,8 +32,8 @@ height = widgets.table_height(len(figures), len(figures))
 widgets.room("figures", height).dataframe(figures, key="compare_figures", height=height)
 dtypes = {one.run.header.compute_dtype for one in compared}
 st.caption(
-    "Over all positions of each pair; in brackets the ratio to the first run. ULPs are of each run's own dtype"
-    + (": those of different dtypes are different lengths." if len(dtypes) > 1 else f", {dtypes.pop()}.")
+    "Over all positions; in brackets the ratio to the first run. ULPs of "
+    + ("each run's own dtype, so of different lengths." if len(dtypes) > 1 else f"{dtypes.pop()}.")
 )
 
 stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in compared[:2])]) + (
@@ -64,10 +60,7 @@ with left:
         key="compare_distributions",
         picture=exports.picture(f"{stem}-distances", titles),
     )
-    st.caption(
-        "Share of the logits that are at least so many ULPs apart, in ULPs of each run's own dtype, both axes log; the"
-        " left end is the share that differs. Logits that are not finite on both sides are not counted."
-    )
+    st.caption("Share of the logits at least so many ULPs apart, both axes log.")
 is_same = same_tokens(compared)
 with right:
     lines = []
@@ -81,9 +74,7 @@ with right:
         picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
     )
     st.caption(
-        f"{wording.opening(parts.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of"
-        f" prompt {view.prompt} of each run, log scale. Orange crosses are flips, on the line of their run; where a"
-        " line has a gap, nothing differs. The dotted line is the selected position."
+        f"{wording.opening(parts.BY[by].split(',')[0])} by position of prompt {view.prompt}; orange crosses are flips."
     )
 
 
@@ -126,5 +117,5 @@ st.dataframe(
     on_select=choose,
     selection_mode="single-row",
 )
-st.caption("Reference's token → variant's token, where the run flips. A click selects the position on every page.")
+st.caption("Reference's token → variant's token, where the run flips.")
 saving(tables)

@@ -11,14 +11,12 @@ from app.flips import continuations
 from app.flips import parts as flips_parts
 from app.near_ties import parts as near_ties_parts
 from app.shell import exports, selection, store_cache, widgets, wording
+from core.runs.views.flips import sentence
 from core.runs.views.verdicts import finding
 from core.text import out_of, plural, visible
 
-view = widgets.head(
-    "Flips",
-    selection.current_view(),
-    "Positions at which the two sides prefer different next tokens, over all prompts. Margins in ULPs of {dtype}.",
-)
+view = widgets.head("Flips", selection.current_view())
+st.markdown(sentence(view.table, view.dtype))
 if view.run.generations:
     continuations.section(view)
     st.subheader("Flips along the scored tokens")
@@ -38,7 +36,6 @@ count = int(found["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
-        f"No flips: both sides have the same argmax at all {len(table):,} positions. "
         f"The smallest reference margin of this prompt is {wording.logit(closest)} logits; "
         f"{out_of(view.pair.summary.near_ties, len(table))} positions of the run are near ties."
     )
@@ -56,13 +53,9 @@ st.dataframe(
     placeholder="–",
     height=widgets.table_height(len(found), 11),
 )
-others = f" and {plural(len(found) - count, 'near tie')}" if has_near_ties else ""
-st.caption(
-    f"{plural(count, 'flip')}{others} in {plural(len(table), 'position')}. Margins in ULPs of"
-    f" {view.dtype} and in logits, largest differences in logits. Probabilities are softmax at temperature 1 in"
-    " float64, their changes from the reference to the variant in percentage points. A heading sorts; a click on a row"
-    " selects its position on every page." + flips_parts.unread(found)
-)
+counted = f"{plural(count, 'flip')} and {plural(len(found) - count, 'near tie')} in {plural(len(table), 'position')}."
+if said := (counted if has_near_ties else "") + flips_parts.unread(found):
+    st.caption(said)
 
 here = view.here
 if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
@@ -91,6 +84,7 @@ if view.texts:
 top = store_cache.top(view)
 st.markdown("**Why it could flip.** " + flips_parts.why(here, top))
 st.markdown(flips_parts.is_it_rounding(finding(view.run, view.pair, view.table)))
+flips_parts.draw_candidates(view, top)
 best_tokens.section(view)
 ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]
 st.dataframe(
@@ -109,9 +103,5 @@ st.dataframe(
     column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips_parts.SIDES}
     | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips_parts.SIDES}
     | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in flips_parts.SIDES},
-)
-st.caption(
-    f"The argmaxes of both sides, logits of {view.dtype}, probabilities in float64 from the logsumexp over the"
-    " vocabulary."
 )
 exports.picture_format()

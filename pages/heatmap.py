@@ -9,34 +9,25 @@ import streamlit as st
 from app.heatmap import canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from core.runs.views.elements import worst_elements
-from core.runs.views.heatmap import WHOLE_RUN, element
+from core.runs.views.heatmap import WHOLE_RUN, element, sentence
 from core.text import exact, plural
 
-view = widgets.head(
-    "ULP heatmap",
-    selection.current_view(),
-    "Rows are positions, columns token ids or ranks. Each cell is the maximum of the logits it covers, in ULPs of"
-    " {dtype} or as a difference in logits, so a single differing logit stays visible at every zoom; where nothing"
-    " differs the map is empty.",
-)
+view = widgets.head("Heatmap", selection.current_view())
 run, pair = view.run, view.pair
 header = run.header
 token = heatmap_window.selected_token(view)
 selected = element(run, pair.index, view.row, token) if token is not None else None
 
-if pair.summary.bit_identical:
-    st.success("Nothing to see: the two sides are bit-identical.")
+st.markdown(sentence(run, view.table))
 canvas.draw(view, selected)
 st.caption(
-    "Wheel, buttons, + and − zoom, over an axis only along it; drag or arrow keys move; a click selects the logit of"
-    " that cell that is furthest apart. Bars at the top and right: maxima of each column and row of this view. Red: NaN"
-    " or infinity on one side only. Triangles mark the selection. By rank, column k holds each position's token with"
-    " the reference's k-th largest logit."
-    + ("" if len(header.prompts) == 1 else " Dashed lines: a new prompt begins.")
-    + " Logits near 0 are many ULPs apart at a small difference: look at the largest difference too."
+    "Wheel and drag move the window; a click selects the logit of a cell that is furthest apart."
+    + (
+        " Ranks and differences are not offered for a run of this size: they would take reading all of it first."
+        if header.rows * header.vocab > WHOLE_RUN
+        else ""
+    )
 )
-if header.rows * header.vocab > WHOLE_RUN:
-    st.caption("Ranks and differences are not offered for a run of this size: they would take reading all of it first.")
 
 if selected is not None:
     st.subheader(
@@ -78,8 +69,7 @@ else:
     )
     st.caption(
         f"{plural(len(worst), 'logit')} of this position, furthest apart first by"
-        f" {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, exact values. A large number of ULPs"
-        " with a small difference is a logit near 0."
+        f" {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, exact values."
     )
 exports.download(
     {"furthest apart": worst, "every logit of the position": partial(canvas.position_row, view)},

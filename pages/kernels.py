@@ -7,22 +7,18 @@ import streamlit as st
 
 from app.kernels import parts
 from app.shell import exports, selection, widgets
-from core.runs.views.kernels import in_words, is_multiplied, place_in_words, records_of, side_by_side
+from core.runs.views.kernels import in_words, place_in_words, records_of, sentence, side_by_side
 from core.runs.views.layers import kernels_where_it_starts
 from core.text import plural
 
-view = widgets.head(
-    "Kernels",
-    selection.current_view(),
-    "Which kernels ran on each side, and in which module. Another kernel, or the same one in another shape, may add in"
-    " another order.",
-)
+view = widgets.head("Kernels", selection.current_view())
 reference, variant = (view.run.kernels.get(side) for side in (0, view.pair.index + 1))
 if reference is None or variant is None:
     parts.nothing_to_compare(view)
 names = view.pair.reference, view.pair.variant
 pairs = side_by_side(reference, variant)
 tables: dict = {}
+st.markdown(sentence(pairs, names))
 start = kernels_where_it_starts(view.run, view.pair.index)
 if start is None:
     parts.no_place(view)
@@ -38,19 +34,13 @@ else:
             column_config=parts.COLUMNS,
             height=widgets.table_height(len(there), 8),
         )
-        st.caption(
-            "What made the first output that differs: what ran in that module, and around it after the last module that"
-            " is equal. Shapes are those of the operation's inputs, over the forwards that were looked at. The same"
-            " kernel in another shape may add in another order."
-        )
+        st.caption("What ran in that module, and since the last one that is equal.")
         tables["where it starts"] = there
 st.subheader("All kernels")
 st.markdown(in_words(pairs, names))
-differing = [pair for pair in pairs if pair.only or is_multiplied(pair)]
 st.caption(
-    f"Looked at: {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0. Launches"
-    " are per forward. Times are those of a watched run: good for a comparison within one library, not for a"
-    " benchmark."
+    f"Looked at: {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0; launches"
+    " are per forward, times of a watched run."
 )
 which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
 shown = (
@@ -85,10 +75,7 @@ picked = widgets.room("kernels", height).dataframe(
     selection_mode="single-row",
 )
 st.caption(
-    f"{plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, of that what adds something up,"
-    " then by time. `torch`: operations, with the shapes of their inputs. `MKL` and `oneDNN`: what these libraries say"
-    " they ran inside them on a CPU (transpositions and sizes m,n,k; types and sizes). `CUDA`: kernels on the device,"
-    " with the operation that launched them. `*` stands for any layer."
+    f"{plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, then by time. A click shows where it ran."
 )
 tables |= {"side by side": pd.DataFrame(records_of(pairs)), "reference": reference.table(), "variant": variant.table()}
 rows = picked["selection"]["rows"]
@@ -105,6 +92,5 @@ if rows and rows[0] < len(listed):
         column_config=parts.COLUMNS,
         height=widgets.table_height(len(where), 12),
     )
-    st.caption("Where each side launched it, by module and shape, over all forwards that were looked at.")
     tables["places"] = where
 exports.download(tables, exports.file_stem(view, "kernels"), "kernels")

@@ -9,18 +9,14 @@ from app.components import figure_cache, plots
 from app.kv_cache import charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.tables.kv_cache import KINDS
-from core.runs.views.kv_cache import MEASURES, by_head, by_layer, summarize
+from core.runs.views.kv_cache import MEASURES, by_head, by_layer, sentence, summarize
 from core.text import plural
 
-view = widgets.head(
-    "KV cache",
-    selection.current_view(),
-    "The keys and values each side holds after the whole prompt, compared element by element. Distances in ULPs of"
-    " {dtype}.",
-)
+view = widgets.head("KV cache", selection.current_view())
 everything = view.run.kv(view.pair.index)
 if everything.empty:
     parts.nothing_to_compare(view)
+lead = st.container()
 scope = "this prompt"
 if len(view.run.header.prompts) > 1:
     scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="kv_scope") or scope
@@ -32,8 +28,8 @@ if found is None:
     st.stop()
 if not found.together.neq:
     logits = view.table if scope == "all prompts" else view.prompt_table
-    st.success(
-        f"{parts.sentence(found)} That is {parts.shape(table)} of {scope}."
+    lead.success(
+        f"{sentence(found)} That is {parts.shape(table)} of {scope}."
         + (
             " The logits do differ: what parts the sides comes after these keys and values, or was rounded away before"
             " it reached them; the Layers page shows which."
@@ -42,7 +38,7 @@ if not found.together.neq:
         )
     )
     st.stop()
-st.markdown(parts.sentence(found))
+lead.markdown(sentence(found))
 if found.together.nonfinite_mismatch:
     st.error(
         f"NaN or infinity on one side only in {plural(found.together.nonfinite_mismatch, 'element')} of the"
@@ -69,20 +65,14 @@ plots.draw(
     key="kv_heads",
     picture=exports.picture_of(view, f"kv-heads-{measure}"),
 )
-st.caption(
-    f"Layers x key/value heads of {scope}, {parts.shape(table)}. Colour is"
-    f" {parts.MEANINGS[measure].format(dtype=view.dtype)}, one scale for both. Grey cells are equal in every element."
-)
+st.caption(f"{parts.shape(table)} of {scope}; colour is {parts.MEANINGS[measure].format(dtype=view.dtype)}.")
 layers = figure_cache.kept(view.run, shown_of, by_layer, table)
 plots.draw(
     figure_cache.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype),
     key="kv_layers",
     picture=exports.picture_of(view, f"kv-layers-{measure}"),
 )
-st.caption(
-    f"The same by layer, all heads together, {scope}. Rounding grows smoothly with depth; a step at one layer is worth"
-    " a look at that layer."
-)
+st.caption("The same by layer.")
 
 maps = store_cache.kv_positions(view)
 differing = {kind: grid for kind, grid in maps.items() if grid.neq_share[grid.neq_share > 0].size}
@@ -116,24 +106,14 @@ if differing:
     )
     wide = int(grid.edges[1] - grid.edges[0])
     st.caption(
-        f"Layers x positions of the {kind}s, all heads together; colour is "
-        + (
-            f"the largest distance, ULPs of {view.dtype}, log scale."
-            if shown == "max_ulps"
-            else "the share of a position that differs."
-        )
+        f"Layers x positions of the {kind}s; colour is "
+        + (f"max ULPs of {view.dtype}." if shown == "max_ulps" else "the share that differs.")
         + (f" A cell shows the largest of {wide} positions." if wide > 1 else "")
-        + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
-        + " Grey is equal, empty is held by one cache at most. The triangle marks the selected position; a click"
-        " selects, dragging zooms in, a double click back out."
     )
 
 st.subheader("By layer")
 st.dataframe(parts.rows(layers), hide_index=True, key="kv_table", column_config=parts.COLUMNS, placeholder="–")
-st.caption(
-    f"All heads together, {scope}; largest and rms difference in the unit of the cache, distances in ULPs of"
-    f" {view.dtype}. First position: the lowest at which an element differs, – where none does."
-)
+st.caption(f"Differences in the unit of the cache, distances in ULPs of {view.dtype}.")
 with st.container(horizontal=True, vertical_alignment="center"):
     tables = {
         "by layer": layers,

@@ -9,20 +9,16 @@ import streamlit as st
 
 from app.components import plots
 from app.layers import charts, parts
-from app.shell import exports, selection, store_cache, widgets, wording
-from core.runs.views.layers import MEASURES, module_named, modules_of, summary_of
+from app.shell import exports, selection, store_cache, widgets
+from core.runs.views.layers import MEASURES, module_named, modules_of, sentence, summary_of
 from core.text import file_name, plural, visible
 
-view = widgets.head(
-    "Layers",
-    selection.current_view(),
-    "What every module of the model puts out on both sides at the same positions, element by element. Distances in ULPs"
-    " of each output's own dtype; rms in its own unit.",
-)
+view = widgets.head("Layers", selection.current_view())
 everything = view.run.layers(view.pair.index)
 if everything.empty:
     parts.nothing_to_compare(view)
 prompts = view.run.header.prompts
+lead = st.container()
 scope = "this prompt"
 if len(prompts) > 1:
     scope = (
@@ -37,12 +33,12 @@ if found is None:
         " above."
     )
     st.stop()
-said = parts.sentence(found, scope == "all prompts")
+said = sentence(found, scope == "all prompts")
 first = found.first
 if first is None:
-    st.success(f"{said} That is at {plural(found.positions, 'position')} of {scope}.")
+    lead.success(f"{said} That is at {plural(found.positions, 'position')} of {scope}.")
     st.stop()
-st.markdown(said)
+lead.markdown(said)
 st.markdown(parts.against_floor(found, modules))
 broken = next((each for each in modules if each.nonfinite_mismatch), None)
 if broken is not None:
@@ -77,13 +73,7 @@ plots.draw(
     on_pick=partial(open_module, "layers_growth", with_position=False),
     picture=exports.picture_of(view, "layers-growth"),
 )
-st.caption(
-    f"rms of variant minus reference at each module's output, {scope}, each in its own unit, log scale; thick: the"
-    " stream after each block, and the logits. Dotted grey: the rounding floor, what reordering every linear map does"
-    " to the same module. Rounding stays near it and grows smoothly; a step away from it is worth a look. Shaded:"
-    " equal in every element; a dot stands where both neighbours are. The pink line marks the open module; a click"
-    " opens another."
-)
+st.caption(f"rms of the difference by module, {scope}, own units; dotted: the rounding floor.")
 
 options = [name for name in MEASURES if found.has_floor or name != "ratio"]
 if st.session_state.get("layers_measure") not in options:
@@ -106,16 +96,13 @@ if grid.modules:
     )
     wide = int(np.diff(grid.edges).max())
     st.caption(
-        f"Modules, in the order in which they run, x positions; colour is {parts.MEANINGS[measure]}."
+        f"Modules x positions; colour is {parts.MEANINGS[measure]}."
         + (f" A cell shows the largest of up to {wide} positions." if wide > 1 else "")
         + (
             f" {len(grid.positions):,} of {prompts[view.prompt].positions:,} positions were looked at."
             if len(grid.positions) < prompts[view.prompt].positions
             else ""
         )
-        + (" Red: NaN or infinity on one side only." if grid.is_mismatch.any() else "")
-        + " Grey is equal. The triangles mark the open module and the selected position; a click opens both, dragging"
-        " zooms in, a double click back out."
     )
 
 begins_at = visible(first.module)
@@ -149,11 +136,7 @@ if along["neq"].any():
         on_pick=pick_position,
         picture=exports.picture_of(view, f"layers-{file_name(shown.module)}", of_prompt=True),
     )
-    st.caption(
-        f"rms of the difference at each position of prompt {view.prompt}, unit of the output, log scale; grey is the"
-        " rounding floor. Gaps where nothing differs, dots between two of them. The pink line marks the selected"
-        " position; a click selects another."
-    )
+    st.caption(f"rms by position of prompt {view.prompt}, own unit; grey: the rounding floor.")
 else:
     st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
 
@@ -164,10 +147,6 @@ st.dataframe(
     key="layers_table",
     column_config=parts.COLUMNS,
     placeholder="–",
-)
-st.caption(
-    f"{wording.opening(scope)}, in the order in which they run; a heading sorts. rms, floor and largest difference in"
-    " the unit of each output. rms / floor: – where no floor was run, or the floor is 0."
 )
 with st.container(horizontal=True, vertical_alignment="center"):
     tables = {

@@ -7,15 +7,11 @@ import streamlit as st
 from app.components import best_tokens, figure_cache, plots
 from app.near_ties import charts, parts
 from app.shell import exports, selection, widgets
+from core.runs.views.near_ties import sentence
 from core.text import plural
 
-view = widgets.head(
-    "Near ties",
-    selection.current_view(),
-    "The margin is the top-1 minus the runner-up. A flip needs two logits to cross, so it is impossible where the"
-    " smaller margin is more than twice the largest difference; the dashed line is that bound, a theorem about finite"
-    " numbers.",
-)
+view = widgets.head("Near ties", selection.current_view())
+found = st.container()
 scope = "this prompt"
 with st.container(horizontal=True, gap="large"):
     if len(view.run.header.prompts) > 1:
@@ -27,6 +23,7 @@ with st.container(horizontal=True, gap="large"):
         "Dragging", list(parts.DRAGGING), default=parts.ZOOMS, required=True, key="near_ties_drag"
     )
 table = view.table if scope == "all prompts" else view.prompt_table
+found.markdown(sentence(table, view.dtype))
 brushed = parts.brushed(view, scope)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
 
@@ -49,19 +46,8 @@ plots.draw(
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    (f"{plural(undrawn, 'position')} without a finite margin cannot be drawn. " if undrawn else "")
-    + f"One point a position of {scope}, both axes in logits, log scale; zeros stand in the shaded gutters. Below the"
-    f" dashed line are near ties, flips among them. Logits were computed in {view.dtype}. "
-    + (
-        "Where positions are many the common kinds are shaded by density, log counts, darkest where they are densest. "
-        if len(table) > charts.CROWDED
-        else ""
-    )
-    + (
-        "A click selects a position; choose above to drag a box or a lasso for the table below."
-        if dragging == parts.ZOOMS
-        else "What is dragged around fills the table below; clicks select while dragging zooms."
-    )
+    f"Positions of {scope}, logits of {view.dtype}, log scale; near ties lie below the dashed line."
+    + (f" {plural(undrawn, 'position')} without a finite margin cannot be drawn." if undrawn else "")
 )
 
 unit, limit = parts.set_threshold()
@@ -98,10 +84,6 @@ st.dataframe(
     selection_mode=["single-row", "single-cell"],
     placeholder="–",
 )
-st.caption(
-    f"Margins in ULPs of {view.dtype} and in logits, largest differences in logits. A heading sorts; a click on a row"
-    " selects its position on every page."
-)
 
 st.subheader(f"Best tokens at position {view.position}")
 best_tokens.section(view)
@@ -123,7 +105,8 @@ plots.draw(
 )
 st.markdown(parts.said(table, unit, limit, view.dtype))
 st.caption(
-    f"Positions of {scope} by margin, both sides, in bins that double; the dashed line is the threshold. "
-    + (f"ULPs of {view.dtype}." if unit == "ULPs" else f"Logits, computed in {view.dtype}.")
+    f"Positions of {scope} by margin, "
+    + (f"ULPs of {view.dtype}" if unit == "ULPs" else f"logits of {view.dtype}")
+    + "; the dashed line is the threshold."
 )
 exports.picture_format()

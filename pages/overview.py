@@ -13,14 +13,9 @@ from app.shell.page_settings import COLOURS
 from app.verdict import panel
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.views.request import typed_again
-from core.text import legible, number, out_of, plural
+from core.text import legible, number, out_of, percent, plural
 
-view = widgets.head(
-    "Overview",
-    selection.current_view(),
-    "Two sides of the same tokens, equal in exact arithmetic. Distances in ULPs of {dtype}, logits over a vocabulary of"
-    " {vocab}.",
-)
+view = widgets.head("Overview", selection.current_view())
 summary, header = view.pair.summary, view.run.header
 panel.verdict(view)
 if summary.nonfinite_mismatch:
@@ -34,23 +29,49 @@ if summary.nonfinite_mismatch:
         )
     )
 
-figures = st.columns(6)
+elements = header.rows * header.vocab
+figures = st.columns(4)
 figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
     help=(f"{meanings()['flip']}; the same top-1 at {out_of(header.rows - summary.flips, header.rows)} positions"),
 )
 figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
-figures[2].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
+figures[2].metric("Logits that differ", percent(summary.neq_share), help=out_of(summary.neq, elements))
 figures[3].metric(
     "Largest difference", number(summary.max_abs, 6), help="absolute, in logits, over elements finite on both sides"
 )
-figures[4].metric(
-    "Mean ULPs",
-    number(summary.mean_ulps, 3),
-    help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0",
+
+left, right = st.columns([3, 1], vertical_alignment="bottom")
+left.subheader(
+    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {plural(len(view.prompt_table), 'position')}"
 )
-figures[5].metric(
+colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
+token_strip.token_strip(view, colour)
+st.caption(
+    "A click selects the position, whose logits score the next token."
+    if view.texts
+    else (
+        "This dump brought no token texts: "
+        + ("token ids are shown." if header.prompts[view.prompt].token_ids else "positions are shown by number.")
+    )
+)
+
+findings.lines(view)
+if len(view.run.sides) > 2:
+    groups = "  ".join(
+        "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes
+    )
+    st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
+panel.report(view)
+
+more = st.columns(4)
+more[0].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
+more[1].metric(
+    "Mean ULPs", number(summary.mean_ulps, 3), help=f"ULPs of {view.dtype}, over elements finite on both sides"
+)
+more[2].metric("Max ULPs", f"{summary.max_ulps:,}", help=f"ULPs of {view.dtype}; usually at a logit near 0")
+more[3].metric(
     "Mean KL",
     number(summary.mean_kl, 3),
     help=(
@@ -59,37 +80,12 @@ figures[5].metric(
     ),
 )
 limits = {
-    "Differences and ULPs are": over_logits(summary, header.rows * header.vocab),
+    "Differences and ULPs are": over_logits(summary, elements),
     "KL is": over_positions(summary, header.rows),
     "Margins are": over_margins(summary, header.rows),
 }
 if any(limits.values()):
     st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
-
-if len(view.run.sides) > 2:
-    groups = "  ".join(
-        "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes
-    )
-    st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
-
-findings.lines(view)
-
-left, right = st.columns([3, 1], vertical_alignment="bottom")
-left.subheader(
-    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {plural(len(view.prompt_table), 'position')}"
-)
-colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour")
-token_strip.token_strip(view, colour)
-st.caption(
-    "Each token coloured by the logits at its position, which score the next token. · is a space, ↵ a line end. A click"
-    " selects the position on every page."
-    + (
-        ""
-        if view.texts
-        else " This dump brought no token texts: "
-        + ("token ids are shown." if header.prompts[view.prompt].token_ids else "positions are shown by number.")
-    )
-)
 
 charts_left, charts_right = st.columns(2)
 with charts_left:
@@ -106,10 +102,7 @@ with charts_left:
         key="over_positions",
         picture=exports.picture_of(view, "differences", of_prompt=True),
     )
-    st.caption(
-        f"Largest absolute difference at each position of this prompt, in logits computed in {view.dtype}, over"
-        " elements finite on both sides; flips marked, the selected position as a line."
-    )
+    st.caption(f"Largest difference by position, logits of {view.dtype}.")
 with charts_right:
     plots.draw(
         figure_cache.figure(
@@ -118,10 +111,7 @@ with charts_right:
         key="ulp_histogram",
         picture=exports.picture_of(view, "ulps"),
     )
-    st.caption(
-        f"The logits of the pair that are finite on both sides, by distance, ULPs of {view.dtype}, log counts. Large"
-        " distances belong to logits near 0, where steps are tiny."
-    )
+    st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
 
 st.subheader(f"Best tokens at position {view.position}")
 best_tokens.section(view)

@@ -8,12 +8,7 @@ from app.remedies import parts
 from app.shell import exports, selection, widgets
 from core.runs.tables.remedies import advice
 
-view = widgets.head(
-    "Remedies",
-    selection.current_view(),
-    "The same pair with one thing changed at a time: how much of the divergence is left, and how much of the"
-    " throughput.",
-)
+view = widgets.head("Remedies", selection.current_view())
 tried = view.run.remedies.get(view.pair.index, [])
 if not tried:
     parts.nothing_tried(view)
@@ -24,10 +19,7 @@ widgets.room("remedies", height).dataframe(
     table, hide_index=True, key="remedies_table", column_config=parts.COLUMNS, placeholder="–", height=height
 )
 st.caption(
-    f"{parts.names(view)} under each remedy, over all positions. Differences in logits, max ULPs of the dtype named"
-    f" beside them. Noise ratio: rms over that of the rounding floor of the reference in {view.dtype} as it is, so 1 is"
-    " as far apart as reordered sums. Keeps: tokens a second over those of the same path as it is, on the first"
-    " prompt. " + parts.how_timed(tried)
+    f"{parts.names(view)} under each remedy, over all positions, differences in logits. {parts.how_timed(tried)}"
 )
 tables: dict = {"remedies": partial(parts.exported, tried)}
 if prices := view.run.prices:
@@ -39,14 +31,11 @@ if prices := view.run.prices:
     )
     st.caption(
         "Tokens of the whole batch a second, as it is and with `+invariant`, over"
-        f" {prices[0].tokens // prices[0].batch} tokens of real text a row. " + parts.how_timed(prices)
+        f" {prices[0].tokens // prices[0].batch} tokens of text a row."
     )
 if missing := parts.unmeasured(tried):
     st.subheader("Not measured here")
     st.markdown(missing)
 about = view.run.header.provenance
-st.caption(
-    f"Measured on {widgets.escaped(about.device_name or about.device or 'an unknown device')}; another machine keeps"
-    " another share."
-)
+st.caption(f"Measured on {widgets.escaped(about.device_name or about.device or 'an unknown device')}.")
 exports.download(tables, exports.file_stem(view, "remedies"), "remedies")

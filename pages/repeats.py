@@ -8,15 +8,10 @@ from app.shell import exports, selection, widgets, wording
 from core.runs.views.repeats import classes_of, sweep_of
 from core.text import file_name, plural
 
-view = widgets.head(
-    "Repeats",
-    selection.current_view(),
-    "All sides of the run at once: those that are equal bit for bit form a class. Distances in ULPs of {dtype}, logits"
-    " over a vocabulary of {vocab}.",
-)
+view = widgets.head("Repeats", selection.current_view())
 run = view.run
 groups = classes_of(run)
-parts.sentence(run, groups)
+parts.draw_sentence(run, groups)
 tables = {"classes": parts.members(run, groups)}
 widgets.room("classes", widgets.table_height(len(groups), 10)).dataframe(
     tables["classes"],
@@ -29,10 +24,8 @@ widgets.room("classes", widgets.table_height(len(groups), 10)).dataframe(
     height=widgets.table_height(len(groups), 10),
 )
 st.caption(
-    "One row a class, in order of first appearance; figures are of its first side against the reference's class, over"
-    f" all positions: largest differences in logits, distances in ULPs of {view.dtype}, shares of"
-    f" {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits. A click selects that side on every"
-    " page."
+    f"Each class against the reference's, over {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits,"
+    f" ULPs of {view.dtype}."
 )
 
 sweep = sweep_of(run)
@@ -48,9 +41,7 @@ if sweep is not None:
         ),
     )
     st.caption(
-        f"Each side against the reference `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; sides"
-        f" of one class have one colour. Share of logits that differ, largest difference in logits of {view.dtype},"
-        " positions whose argmax differs; over all positions."
+        f"Each side against `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; one colour a class."
     )
 
 if len(groups) > 2:
@@ -76,8 +67,7 @@ if len(groups) > 2:
         tables["every two classes"] = parts.pair_table(pairs, groups, run)
         st.caption(
             f"{wording.opening(parts.MEASURES[measure])}{parts.UNITS[measure].format(dtype=view.dtype)} of every two"
-            f" classes, over {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits; a class is"
-            " named by its first side, and is empty against itself. Colour is on a log scale, grey is equal."
+            " classes, log scale; grey is equal."
         )
 with st.container(horizontal=True, vertical_alignment="center"):
     exports.download(tables, f"{file_name(run.run_id)}-repeats", "repeats")

@@ -9,16 +9,19 @@ from app.gallery import trash as deleted
 from app.shell import store_cache, widgets
 from app.shell.widgets import PAGES
 from app.upload import drop_anywhere
+from core.runs.store.cards import counted
 
-head, drop = st.columns([1, 1], vertical_alignment="center")
-head.title("Runs")
-with drop:
-    drop_anywhere.drop_zone()
+widgets.title("Runs")
 cards, broken = store_cache.cards()
 labels, damaged = store_cache.all_labels()
 trash = store_cache.discarded()
 
 deleted.undo_line(trash)
+lead, drop = st.columns([1, 1], vertical_alignment="center")
+if cards:
+    lead.markdown(widgets.escaped(counted(cards)))
+with drop:
+    drop_anywhere.drop_zone()
 table.first_visit(cards)
 if not cards:
     table.unreadable(broken, damaged)
@@ -32,11 +35,7 @@ table.counted(cards, shown, labels)
 table.table(shown, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-st.caption(
-    "Logits that differ are a share of all, flips are positions whose argmax differs; ULPs are counted in each run's"
-    " own dtype. Where a run has several pairs, figures are those of the worst. Device, positions, sides, model, date,"
-    " size and note stand further right."
-)
+st.caption("Figures are those of a run's worst pair, ULPs of its own dtype; more columns stand further right.")
 actions.panel(cards, shown, labels)
 deleted.trash_list(trash)
 

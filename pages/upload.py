@@ -7,7 +7,7 @@ import streamlit as st
 from app.components.code_block import code_block
 from app.hosting import identity, page_guard
 from app.shell import store_cache, widgets
-from app.shell.job_list import job_list
+from app.shell.job_list import counted, job_list
 from app.shell.widgets import PAGES
 from app.upload import form, panel
 from app.uploads.saving import save
@@ -53,12 +53,9 @@ def watch(seen: list[tuple[int, bool]]) -> None:
 
 
 st.session_state.pop("dropped", None)
-st.title("Upload")
-st.caption(
-    "An npz or safetensors file with two or more sides, two files (npy, npz, safetensors) of one array each, or a run"
-    " file. A side is [positions, vocab] logits; every bit is kept. Files arrive in pieces: after a break, choose the"
-    " same file again and it goes on. Nothing becomes a run before you save it."
-)
+widgets.title("Upload")
+st.markdown(counted(jobs.ingests(), "upload"))
+st.caption("npz, npy, safetensors or a run file; nothing becomes a run before you save it.")
 page_guard.only_editors("upload dumps")
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")

@@ -31,7 +31,7 @@ def section(view: selection.View) -> pd.DataFrame:
             view.run, place, best_token_charts.rank_slopes, top, view.pair.reference, view.pair.variant, COUNT
         )
         plots.draw(figure, key="rank_slopes", picture=picture, of=str(view.position))
-        st.caption(f"Ranks of the {COUNT} largest logits of either side, 1 is the argmax. {moves(top)}")
+        st.caption(f"Ranks of the {COUNT} largest logits of either side. {moves(top)}")
     else:
         plots.draw(
             figure_cache.figure(
@@ -41,10 +41,7 @@ def section(view: selection.View) -> pd.DataFrame:
             picture=picture,
             of=str(view.position),
         )
-        st.caption(
-            f"The {COUNT} largest logits of either side, in logits of {view.dtype}; the green ▲ marks each side's"
-            " argmax. The axis does not start at 0."
-        )
+        st.caption(f"The {COUNT} largest logits of either side, {view.dtype}; a green ▲ marks each argmax.")
     return top
 
 
@@ -63,4 +60,4 @@ def moves(top: pd.DataFrame, count: int = COUNT) -> str:
             f"; {entering} enter{'s' if entering == 1 else ''} the best {count} and {leaving}"
             f" leave{'s' if leaving == 1 else ''} them"
         )
-    return f"{said}. Equal logits stand in the order of their token ids."
+    return f"{said}."

@@ -7,24 +7,30 @@ browser's history.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
 import streamlit as st
-from streamlit.navigation.page import StreamlitPage
 
 from app.shell import address
 from app.shell.selection import View
 
 _CSS = """
-nav { display: grid; grid-template-columns: 1fr 1fr; gap: 0.1rem 0.25rem; font-family: var(--st-font);
-  font-size: 0.93rem; }
-a { color: var(--st-text-color); text-decoration: none; border-radius: var(--st-base-radius); padding: 0.28rem 0.5rem;
+nav { display: grid; gap: 0.45rem; font-family: var(--st-font); font-size: 0.93rem; color: var(--st-text-color); }
+p { margin: 0; padding: 0 0.5rem; font-size: 0.78rem; line-height: 1.5; }
+p b { font-weight: 600; margin-right: 0.25rem; }
+.links { display: grid; grid-template-columns: 1fr 1fr; gap: 0 0.25rem; }
+a.wide { grid-column: span 2; }
+a { color: var(--st-text-color); text-decoration: none; border-radius: var(--st-base-radius); padding: 0.18rem 0.5rem;
   line-height: 1.4;
   white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+a.absent { color: color-mix(in srgb, var(--st-text-color) 72%, transparent); }
+a small { font-size: 0.72rem; }
 a:hover { background-color: color-mix(in srgb, var(--st-text-color) 8%, transparent); }
 a[aria-current] { background-color: color-mix(in srgb, var(--st-text-color) 12%, transparent); font-weight: 600; }
+a[aria-current] small { font-weight: 400; }
 a:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: -2px; }
 """
 _links = st.components.v2.component(
@@ -35,17 +41,34 @@ _links = st.components.v2.component(
 )
 
 
-def page_links(pages: Sequence[StreamlitPage], here: str, view: View | None) -> None:
-    """Draw the list. here: the name of the open page; view: what the links carry."""
+@dataclass(frozen=True)
+class Group:
+    """A group of the navigation: its name, a line on what its pages answer, and (name, title) of each page."""
+
+    name: str
+    line: str
+    pages: tuple[tuple[str, str], ...]
+
+
+def page_links(
+    groups: Sequence[Group], first: str, here: str, view: View | None, absent: Mapping[str, str] | None = None
+) -> None:
+    """Draw the list. first: the page at the root; here: the open page; view: what the links carry; absent: a word for
+    each page of which the pair has nothing.
+    """
+    notes = absent or {}
     listed = [
-        {"page": _name(page), "title": page.title, "query": urlencode(address.of(view, _name(page)))} for page in pages
+        {
+            "name": group.name,
+            "line": group.line,
+            "pages": [
+                {"page": name, "title": title, "note": notes.get(name, ""), "query": urlencode(address.of(view, name))}
+                for name, title in group.pages
+            ],
+        }
+        for group in groups
     ]
-    data = {"pages": listed, "here": here, "first": _name(pages[0]), "base": _base()}
-    _links(key="page_links", data=data)
-
-
-def _name(page: StreamlitPage) -> str:
-    return page.url_path or "runs"
+    _links(key="page_links", data={"groups": listed, "here": here, "first": first, "base": _base()})
 
 
 def _base() -> str:

@@ -211,11 +211,7 @@ def section(view: state.View) -> None:
     else:
         st.markdown(sentence(view, found))
         side_by_side(view, found, lambda position: state.select(position=position))
-        st.caption(
-            "Each side continued the prompt on its own, greedily. Grey: the end of what was given; on colour: the first"
-            " token that differs, after which the two contexts are no longer the same. A click on a token selects the"
-            " position whose logits chose it."
-        )
+        st.caption("Grey: what was given; on colour: the first token that differs.")
         _why(view, found)
         with st.expander("Both texts"):
             for name, text in ((view.pair.reference, found.reference_text), (view.pair.variant, found.variant_text)):
@@ -251,11 +247,7 @@ def _why(view: state.View, found: Continuation) -> None:
         key="parting_logits",
         placeholder="–",
     )
-    st.caption(
-        f"The two tokens at position {found.position}, logits of both sides. Margins of reference and variant:"
-        f" {margins}, ULPs of {view.dtype}; the largest difference of any logit there is"
-        f" {number(here['max_abs'])}."
-    )
+    st.caption(f"Margins: {margins}, ULPs of {view.dtype}; largest difference {number(here['max_abs'])}.")
 
 
 def _ulps(value: float) -> str:
@@ -282,10 +274,6 @@ def _all(run: RunReader) -> None:
         selection_mode=["single-row", "single-cell"],
         column_config=widgets.EXACT,
         placeholder="–",
-    )
-    st.caption(
-        "Every continued prompt and variant. Margins as reference / variant at the position where they part, the"
-        " largest difference there in logits. Click one to look at it."
     )
     with st.container(horizontal=True, horizontal_alignment="right"):
         exports.download(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from app.components import figure_cache, plots
+from app.flips import charts
 from app.near_ties import parts
-from app.shell import selection, store_cache, widgets, wording
-from core.runs.views.flips import MOST_READ, STORED_RANKS, flip_table
+from app.shell import exports, selection, store_cache, widgets, wording
+from core.runs.views.flips import MOST_READ, STORED_RANKS, candidates, flip_table
 from core.runs.views.verdicts import Finding
 from core.text import plural
 
@@ -38,6 +40,27 @@ def table(view: selection.View, near_ties: bool) -> pd.DataFrame:
             return flip_table(view.run, view.pair.index, view.table, near_ties=near_ties)
 
     return store_cache.kept("flips", store_cache.stamp_of(view.run), (view.pair.index, near_ties), read)
+
+
+def draw_candidates(view: selection.View, top: pd.DataFrame) -> None:
+    """Draw the two tokens between which the argmax is decided on the grid of the dtype."""
+    found = candidates(top, view.run.header.format)
+    if found is None:
+        return
+    texts = [wording.token(token, view.run.vocabulary.get(token)) for token in found.tokens]
+    figure = figure_cache.figure(
+        view.run,
+        (view.pair.index, view.prompt, view.position),
+        charts.on_grid,
+        found,
+        (view.pair.reference, view.pair.variant),
+        (texts[0], texts[1]),
+        view.dtype,
+    )
+    picture = exports.picture_of(view, "candidates", at_position=True)
+    plots.draw(figure, key="candidates", picture=picture, of=str(view.position))
+    if found.steps is not None and not len(found.grid):
+        st.caption(f"The four logits lie within {plural(found.steps, 'step')} of {view.dtype}: too many for lines.")
 
 
 def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[str, object]:

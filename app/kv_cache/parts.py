@@ -9,7 +9,7 @@ import streamlit as st
 
 from app.shell import selection, widgets, wording
 from core.runs.views.kv_cache import CacheSummary
-from core.text import number, out_of, percent, plural, visible
+from core.text import number, percent, plural, visible
 
 COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
     "share": st.column_config.NumberColumn(format="percent"),
@@ -19,9 +19,9 @@ COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in (
 }
 
 MEANINGS = {
-    "neq_share": "the share of a head's elements (positions x width) that differ, linear",
-    "max_ulps": "the largest distance in a head, ULPs of {dtype}, log scale; large ones belong to elements near 0",
-    "rms": "the root mean square of the difference in a head, in the unit of the cache, log scale",
+    "neq_share": "the share of a head's elements that differ",
+    "max_ulps": "the largest distance in a head, ULPs of {dtype}, log scale",
+    "rms": "the rms difference in a head, in the unit of the cache, log scale",
 }
 
 
@@ -51,20 +51,6 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
 def shape(table: pd.DataFrame) -> str:
     """Size of the caches in words: `6 layers, 8 key/value heads`."""
     return f"{plural(table['layer'].nunique(), 'layer')}, {plural(table['head'].nunique(), 'key/value head')}"
-
-
-def sentence(found: CacheSummary) -> str:
-    """Sentence on what differs and where it begins, in markdown."""
-    together, first = found.together, found.layer_0_keys
-    if not together.neq:
-        return f"Nothing differs: the two caches hold the same numbers in all {together.elements:,} elements."
-    said = (
-        f"**{out_of(together.neq, together.elements)} elements differ**, first in layer {together.first_layer}'s"
-        f" {wording.kinds(together.first_kinds)}."
-    )
-    if first is not None and first.neq:
-        said += f" **{first.neq:,} of {first.elements:,}** elements of layer 0's keys differ."
-    return said + (" Layer 0's keys are all equal." if first is not None and not first.neq else "")
 
 
 def figures(found: CacheSummary, dtype: str) -> None:

@@ -14,12 +14,9 @@ from core.text import number, out_of, percent, plural, visible
 
 MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
 MEANINGS = {
-    "ratio": (
-        "rms at the position over the rms of the module's rounding floor in the whole prompt, log scale; brightest"
-        " where that floor is 0 and the pair differs"
-    ),
-    "neq_share": "the share of the output's elements that differ, linear",
-    "max_ulps": "the largest distance, ULPs of the output's own dtype, log scale; large ones belong to elements near 0",
+    "ratio": "rms over the rounding floor in the whole prompt, log scale",
+    "neq_share": "the share of the output's elements that differ",
+    "max_ulps": "max ULPs of the output's own dtype, log scale",
 }
 COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
     "share": st.column_config.NumberColumn(format="percent"),
@@ -56,24 +53,6 @@ def nothing_to_compare(view: selection.View) -> NoReturn:
         st.info("This run holds no outputs of modules: they are compared when `--layers` asks for it.")
         widgets.same_capture_with("layers", about)
     st.stop()
-
-
-def sentence(found: LayerSummary, names_prompt: bool) -> str:
-    """Sentence on what differs first and where, in markdown."""
-    first = found.first
-    if first is None:
-        return f"No module differs: all {found.modules} put out the same numbers on both sides."
-    prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
-    said = (
-        f"**`{widgets.code(first.module)}`** ({widgets.escaped(first.kind)}) **is the first module that differs, at"
-        f" {prompt}position {first.first_position}**: {out_of(first.neq, first.elements)} of its elements."
-    )
-    if found.last is not first:
-        said += (
-            f" In the end {out_of(found.last.neq, found.last.elements)} of the"
-            f" {widgets.escaped(visible(found.last.module))} differ."
-        )
-    return said
 
 
 def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:

@@ -7,13 +7,12 @@ from __future__ import annotations
 import streamlit as st
 
 from app.flips import continuations
-from app.kv_cache import parts as kv_cache_parts
-from app.layers import parts as layers_parts
 from app.shell import selection, store_cache, widgets
 from core.runs.tables.remedies import advice
 from core.runs.views.kernels import in_words, place_in_words, side_by_side
-from core.runs.views.kv_cache import summarize
+from core.runs.views.kv_cache import sentence, summarize
 from core.runs.views.layers import kernels_where_it_starts
+from core.runs.views.layers import sentence as sentence_of_modules
 from core.runs.views.layers import summarize as summarize_layers
 
 
@@ -30,10 +29,10 @@ def _found(file: tuple[str, int, int], pair: int, _view: selection.View) -> list
     run, found = _view.run, []
     modules = summarize_layers(run.layers(pair))
     if modules is not None:
-        found.append(("Modules: " + layers_parts.sentence(modules, len(run.header.prompts) > 1), "layers", "Layers →"))
+        found.append(("Modules: " + sentence_of_modules(modules, len(run.header.prompts) > 1), "layers", "Layers →"))
     held = summarize(run.kv(pair))
     if held is not None:
-        found.append(("Key/value caches: " + kv_cache_parts.sentence(held), "kv_cache", "KV cache →"))
+        found.append(("Key/value caches: " + sentence(held), "kv_cache", "KV cache →"))
     listed = run.kernels.get(0), run.kernels.get(pair + 1)
     if listed[0] is not None and listed[1] is not None:
         names = run.pairs[pair].reference, run.pairs[pair].variant

@@ -24,7 +24,7 @@ from core.text import number
 _CSS = """
 .root { --here: #A2447A; color: var(--st-text-color); }
 .root.dark { --here: #E79AC6; }
-.strip { font-family: var(--st-code-font, monospace); font-size: 0.9rem; line-height: 1.85; max-height: 23rem;
+.strip { font-family: var(--st-code-font, monospace); font-size: 0.9rem; line-height: 1.85; max-height: 17rem;
   overflow-y: auto;
   border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.7rem 0.9rem;
     position: relative; }

@@ -78,15 +78,9 @@ def how_timed(timed: Sequence[RemedyRow] | Sequence[PriceRow]) -> str:
     """Sentence on what the shares in a table are, and how they were measured."""
     turns = sorted({row.turns for row in timed if row.turns})
     if not turns or any(row.kept is not None and row.kept.low is None for row in timed):
-        return (
-            "Shares of throughput were measured without their spread here, so they are given to one digit; a capture"
-            " made now has it."
-        )
+        return "Shares were measured without their spread, so they are given to one digit."
     count = f"{turns[0]}" if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
-    return (
-        f"A share is the ratio of the medians of {count} turns in which all ran one after another; ± is the interval"
-        " that holds the median of the turns' own ratios with 95 % (sign test)."
-    )
+    return f"A share is the ratio of the medians of {count} turns; ± is its 95 % interval."
 
 
 def in_words(kept: Kept | None) -> str | None:

@@ -14,7 +14,7 @@ from app.repeats.pairwise_job import Comparison
 from app.shell import selection, widgets
 from core.numerics.metrics import COUNTS, Summary
 from core.runs.reader import RunReader
-from core.runs.views.repeats import BitClass, Sweep, bytes_to_compare, comparisons, matrix
+from core.runs.views.repeats import BitClass, Sweep, bytes_to_compare, comparisons, matrix, sentence
 from core.text import plural, size, visible
 
 MEASURES = {"neq": "differing logits", "max_abs": "largest difference", "max_ulps": "max ULPs", "flips": "flips"}
@@ -30,21 +30,10 @@ WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a secon
 PAIRS_WITHOUT_ASKING = 2016  # of classes that are compared without a click: those of 64
 
 
-def sentence(run: RunReader, groups: list[BitClass]) -> None:
+def draw_sentence(run: RunReader, groups: list[BitClass]) -> None:
     """Draw how many classes there are, in words, and what to do where there is nothing to repeat."""
-    sides = len(run.sides)
-    if len(groups) == 1:
-        st.success(f"All {sides} sides are equal bit for bit.")
-    else:
-        together = [group for group in groups if len(group.members) > 1]
-        alone = (
-            f", {plural(len(groups) - len(together), 'side')} alone in"
-            f" {'its' if len(groups) - len(together) == 1 else 'their'} class"
-        )
-        st.markdown(
-            f"**{sides} sides in {len(groups)} classes of equal bits**{alone if len(together) < len(groups) else ''}."
-        )
-    if sides == 2:
+    (st.success if len(groups) == 1 else st.markdown)(sentence(groups))
+    if len(run.sides) == 2:
         st.caption(
             "More sides say more: `--repeat 6` calls each path six times, `--sweep batch=1,2,3,4,8` adds a side for"
             " each size."

@@ -156,7 +156,7 @@ def picture_format() -> None:
 
     st.session_state["picture_choice"] = st.session_state.get(_KEPT, "SVG")
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption("The camera in the corner of a figure saves it as", width="content")
+        st.caption("A figure's camera saves", width="content")
         st.segmented_control(
             "Figures are saved as",
             list(PICTURES),

@@ -1,4 +1,6 @@
-"""The words of the pages, as docs/glossary.md defines them, and the figures, as docs/metrics.md does."""
+"""The words of the pages, as docs/glossary.md defines them, the figures, as docs/metrics.md does, and how each page is
+read, as docs/pages.md says.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,13 @@ def definitions() -> str:
     figures = _text("metrics.md")
     both = f"{first}{words}\n## Figures\n\n{figures[figures.index('| name |') :]}"
     return _LINK.sub(r"\1", both.replace("\n## ", "\n#### "))
+
+
+@functools.cache
+def reading(page: str) -> str:
+    """Markdown on how a page is read: the section of that title in docs/pages.md."""
+    _, _, section = _text("pages.md").partition(f"\n## {page}\n")
+    return _LINK.sub(r"\1", section.partition("\n## ")[0]).strip()
 
 
 @functools.cache

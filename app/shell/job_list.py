@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import streamlit as st
 
 from app.hosting import page_guard
 from app.hosting.error_details import for_page
 from app.shell import store_cache, widgets
 from app.shell.jobs import GETTING, Job, Jobs
+from core.text import plural
 
 
 def how_it_stands(job: Job) -> str:
@@ -29,6 +32,17 @@ def how_it_stands(job: Job) -> str:
     return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else for_page(job.message) or job.state
 
 
+def counted(jobs: Sequence[Job], what: str) -> str:
+    """How many jobs there are since the server started, and how they stand, in markdown: `**3 captures**: 1 running, 2
+    done.`
+    """
+    if not jobs:
+        return f"**No {what}** since this dashboard started."
+    states = [job.state for job in jobs]
+    stand = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
+    return f"**{plural(len(jobs), what)}** since this dashboard started: {stand}."
+
+
 def _open_run(job: Job) -> None:
     st.session_state["open_next"] = job.run_id
     st.session_state["opened"] = True
@@ -44,8 +58,6 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
     ):  # by a click that came while the page was being drawn again, which reaches its callback alone
         st.rerun()
     listed = jobs.ingests() if of_uploads else jobs.all()
-    if not listed and not of_uploads:
-        st.caption("No captures yet since this dashboard started.")
     for job in listed:
         with st.container(border=True, key=f"job_{job.number}"):
             what, action = st.columns([5, 1], vertical_alignment="center")

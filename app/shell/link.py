@@ -16,6 +16,11 @@ def linked(key: str) -> str | None:
     return st.session_state.pop(f"linked_{key}", None)
 
 
+def is_linked(key: str) -> bool:
+    """Return whether the link gives a value for `key` that nothing has taken yet."""
+    return f"linked_{key}" in st.session_state
+
+
 def linked_number(key: str, lowest: int, highest: int) -> int | None:
     """A number out of the link; if it is none or lies outside, the nearest, and the viewer goes to the gallery with a
     sentence.

@@ -30,6 +30,7 @@ from core.runs.views.elements import top_of_both
 from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
 from core.runs.views.layers import grid as layer_grid_of
+from core.runs.views.overview import absent as absent_of
 from core.text import shown
 
 if TYPE_CHECKING:
@@ -293,6 +294,12 @@ def histogram(view: View) -> dict[int, int]:
     """
     stamp, pair = _stamp(view.run.path), view.pair.index
     return kept("histogram", stamp, (pair,), lambda: _reader(*stamp).histogram(pair))
+
+
+def absent(view: View) -> dict[str, str]:
+    """Pages of which the pair has nothing, with a word for each; see core.runs.views.overview.absent."""
+    stamp, pair = _stamp(view.run.path), view.pair
+    return kept("absent", stamp, (pair.index,), lambda: absent_of(_reader(*stamp), pair))
 
 
 def kv_positions(view: View) -> dict[str, PositionGrid]:

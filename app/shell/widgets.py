@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -19,6 +20,7 @@ from core.errors import UlpscopeError
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
+from core.runs.views.overview import telling_place
 from core.runs.views.request import left_out, typed_with
 from core.text import code, shown, visible
 
@@ -50,6 +52,10 @@ def sidebar() -> selection.View | None:
         for key in link.LINKED:
             link.linked(key)  # what else the link says is of that run
     elif asked is not None:
+        if asked != st.session_state.get("run"):
+            new_run()
+        elif not link.is_linked("position"):
+            st.session_state.pop("position", None)
         st.session_state["run"] = asked
     new = st.session_state.get("open_next")
     if not st.session_state.get(
@@ -67,13 +73,14 @@ def sidebar() -> selection.View | None:
     if last is not None and last not in by_id:
         link.report_bad_link(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
         new_run()
+    with st.sidebar:
+        _keep_room()
     if not cards:
         return None
     if last not in by_id:
         st.session_state["run"] = worth_opening(cards).run_id
     selection.preset_widget("run")
     with st.sidebar:
-        _keep_room()
         labels = _labels(cards)
         run_id = st.selectbox("Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=new_run)
         try:
@@ -125,15 +132,16 @@ def _pick_within(run_id: str) -> selection.View:
     pair = run.pairs[names.index(variant)]
 
     prompts = run.header.prompts
-    _settle("prompt", len(prompts) - 1)
+    table = store_cache.positions(run, pair.index)
+    is_open = "position" in st.session_state or link.is_linked("position")
+    _settle("prompt", len(prompts) - 1, 0 if is_open else telling_place(table)[0])
     prompt = (
         int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt))
         if len(prompts) > 1
         else 0
     )
     last = prompts[prompt].positions - 1
-    _settle("position", last)
-    table = store_cache.positions(run, pair.index)
+    _settle("position", last, 0 if is_open else telling_place(table, prompt)[1])
     position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
     view = selection.View(run, pair, prompt, position, table)
     stepper.stepper(view)
@@ -157,10 +165,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _settle(key: str, highest: int) -> None:
-    """Take `key` out of the link if it is there, and keep it within the run."""
+def _settle(key: str, highest: int, first: int) -> None:
+    """Take `key` out of the link if it is there, and keep it within the run; `first` where nothing was chosen yet."""
     value = link.linked_number(key, 0, highest)
-    current = st.session_state.get(key, 0) if value is None else value
+    current = st.session_state.get(key, first) if value is None else value
     st.session_state[key] = min(max(int(current), 0), highest)
 
 
@@ -168,25 +176,32 @@ def _new_prompt() -> None:
     st.session_state.pop("position", None)
 
 
-def head(title: str, view: selection.View | None, what: str) -> selection.View:
-    """Draw the title, what is looked at, and a sentence on what is shown; stops with an empty state where there is no
-    run.
-    """
-    left, right = st.columns([5, 1.2], vertical_alignment="bottom")
-    left.title(title)
+def title(page: str, widths: tuple[float, float] = (5, 1.2)) -> None:
+    """Draw the title of a page and its Definitions: how the page is read, and what each word means."""
+    left, right = st.columns(widths, vertical_alignment="bottom")
+    left.title(page)
     with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
-        st.markdown(glossary.definitions())
+        st.markdown(f"#### {page}\n\n{glossary.reading(page)}\n\n{glossary.definitions()}")
+
+
+def head(page: str, view: selection.View | None) -> selection.View:
+    """Draw the title and what is looked at; stops with an empty state where there is no run."""
+    title(page)
     if view is None:
         empty()
-    run, header = view.run, view.run.header
+    header = view.run.header
     about = header.provenance
     where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
         f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` ·"
         f" {escaped(where)}"
     )
-    st.caption(what.format(dtype=header.compute_dtype, vocab=f"{header.vocab:,}", run=run.run_id))
     return view
+
+
+def viewer() -> str:
+    """Identifier of this session, by which its dry runs are told from others'."""
+    return st.session_state.setdefault("viewer", uuid4().hex)
 
 
 ROW = 33  # pixels, at the theme's size of type

@@ -40,7 +40,7 @@ from core.runs.file.records import (
     UNDECIDED,
 )
 from core.runs.reports.issue_markdown import issue_text
-from core.runs.views.verdicts import Finding, Rung, finding, position_ratios
+from core.runs.views.verdicts import Finding, Rung, finding, ladder_in_words, position_ratios
 from core.text import out_of, plural
 
 _ICONS = {
@@ -63,19 +63,18 @@ _OF_MODULES = ("modules", "pair_rms", "floor_rms")  # figures of a row, one valu
 
 
 def verdict(view: selection.View) -> None:
-    """Draw label and sentence, the evidence, and what judges the run where nothing did."""
+    """Draw label and sentence, what judges the run where nothing did, and the ladder in one line."""
     found = finding(view.run, view.pair, view.table)
     with st.container(border=True, key="verdict"):
         st.badge(found.name, icon=_ICONS.get(found.name), color=wording.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
-        st.markdown(_marked(wording.opening(found.sentence), bold=True))
-        _differing(view)
+        st.markdown(_marked(wording.opening(found.because), bold=True))
+        st.markdown(" ".join(filter(None, [_differing(view), _marked(found.more)])))
     is_upload = view.run.header.provenance.kind == "upload"
     if is_upload and found.name in (UNDECIDED, NONDETERMINISTIC):
         panel_actions.controls_to_bring(view)
     elif not is_upload and not found.is_judged:
         panel_actions.how_to_judge(view)
     _ladder(view, found)
-    _report(view)
 
 
 def _marked(text: str, *, bold: bool = False) -> str:
@@ -98,25 +97,28 @@ def _text(part: str, bold: bool) -> str:
     return f"{part[:start]}**{widgets.escaped(core)}**{part[start + len(core) :]}"
 
 
-def _differing(view: selection.View) -> None:
-    """Draw how much differs, which is no verdict."""
+def _differing(view: selection.View) -> str:
+    """Sentence on how much differs, which is no verdict, in markdown."""
     summary, header = view.pair.summary, view.run.header
     if summary.bit_identical:
-        st.markdown(
+        return (
             f"Bit-identical: all {header.rows * header.vocab:,} logits are the same on both sides, signs of zeros"
             " included."
         )
-        return
     change = "positions changes its" if summary.flips == 1 else "positions change their"
     flips = f"**{summary.flips:,} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
-    st.markdown(f"{out_of(summary.neq, header.rows * header.vocab)} logits differ; {flips}.")
+    return f"{out_of(summary.neq, header.rows * header.vocab)} logits differ; {flips}."
 
 
 def _ladder(view: selection.View, found: Finding) -> None:
-    """Draw every rung in order; one with a row of evidence unfolds to its figures, one without says what would supply
-    it.
+    """Draw the ladder as one line that counts its rungs; opened, every rung in order: one with a row of evidence
+    unfolds to its figures, one without says what would supply it.
     """
-    with st.container(key="ladder"):
+    label = f"Evidence · {ladder_in_words(found.rungs)}"
+    folded = st.expander(label, icon=":material/stairs_2:", key="ladder_fold", on_change="rerun")
+    if not folded.open:
+        return
+    with folded, st.container(key="ladder"):
         for rung in found.rungs:
             for number, row in enumerate(rung.rows):
                 _row(view, rung, row, f"rung_{rung.name}_{number}".replace(" ", "_"))
@@ -223,11 +225,7 @@ def _beside_floor(view: selection.View, rung: str, figures: PairFigures) -> None
         floors = view.run.floor_positions(view.pair.index)
         shown = floors[floors["prompt"] == view.prompt]
         _clickable(charts.pair_and_floor(shown, view.position, view.dtype, flips), f"floor_pair_{dtype}")
-        st.caption(
-            f"Root mean square of the difference at each position of {which}, in logits: this pair, and the rounding"
-            " floor, which is the mean of the reorderings. Where a line has a gap, nothing differs. A click selects"
-            " the position."
-        )
+        st.caption(f"rms of the difference at each position of {which}, logits, beside its rounding floor.")
     threshold = figures.position_ratio_allowed
     allowed = threshold if threshold is not None and threshold > 0 else None
     figure = charts.floor_ratio(
@@ -236,17 +234,13 @@ def _beside_floor(view: selection.View, rung: str, figures: PairFigures) -> None
     _clickable(figure, f"floor_ratio_{dtype}")
     beyond = int((ratios[~here] > allowed).sum()) if allowed is not None else 0
     st.caption(
-        f"Pair over floor at each position of {which}, both in {dtype}; the dotted line is the floor itself, in a gap"
-        " nothing differs"
-        + (", or a logit is NaN or infinite on one side." if figures.nonfinite_mismatch else ".")
+        f"Pair over floor at each position of {which}, both in {dtype}"
         + (
-            ""
-            if allowed is not None
-            else (
-                " In 16 bits positions are shown and not judged: what one moved element becomes varies by orders of"
-                " magnitude."
-            )
+            "; in a gap nothing differs, or a logit is NaN or infinite on one side."
+            if figures.nonfinite_mismatch
+            else "."
         )
+        + ("" if allowed is not None else " In 16 bits positions are shown and not judged.")
         + (
             f" {plural(beyond, 'position')} of other prompts {'stands' if beyond == 1 else 'stand'} out too."
             if beyond
@@ -267,8 +261,7 @@ def _modules(figures: ModulesFigures) -> None:
     )
     plots.draw(figure, key="over_modules", picture=_picture("over-modules"))
     st.caption(
-        "Root mean square of the difference at the output of every module, over the positions looked at, in units of"
-        " that output: this pair, and the rounding floor. Where a line has a gap, nothing differs."
+        "rms of the difference at the output of every module, in units of that output, beside its rounding floor."
     )
 
 
@@ -293,10 +286,7 @@ def _residues(view: selection.View, figures: StructureFigures, deciding: PairFig
     is_start[1:] = (np.diff(beyond[:, 1]) != 1) | (np.diff(beyond[:, 0]) != 0)
     figure = charts.residues(beyond[:, 1], beyond[is_start, 1], block)
     plots.draw(figure, key="floor_residues", picture=_picture("residues"))
-    st.caption(
-        f"Positions of all prompts that stand out from the floor, by their place in blocks of {block}. Rounding knows"
-        " no blocks; a cache made of them does."
-    )
+    st.caption(f"Positions of all prompts that stand out from the floor, by their place in blocks of {block}.")
 
 
 def _picture(what: str) -> dict[str, object]:
@@ -313,11 +303,13 @@ def _clickable(figure: plots.Drawable, key: str) -> None:
     plots.draw(figure, key=key, on_pick=pick, picture=_picture(key.replace("_", "-")))
 
 
-def _report(view: selection.View) -> None:
-    report = st.expander("Report for an issue thread", icon=":material/article:", key="copy_report", on_change="rerun")
-    if report.open:
-        report.caption("Markdown. The button at the right of the text copies it.")
-        with report:
+def report(view: selection.View) -> None:
+    """Draw the report for an issue thread, folded; the button at the right of its text copies it."""
+    unfolded = st.expander(
+        "Report for an issue thread", icon=":material/article:", key="copy_report", on_change="rerun"
+    )
+    if unfolded.open:
+        with unfolded:
             code_block(issue_text(view.run, [view.pair], link(view)), wraps=True)
 
 

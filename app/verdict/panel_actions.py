@@ -7,10 +7,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
-from app.capture.preview import previews
+from app.capture.preview import Answer, previews
 from app.capture.recent_models import is_known, remember_model
 from app.components.code_block import code_block
 from app.hosting import identity, page_guard
@@ -24,7 +25,7 @@ from core.packaged_models import PACKAGED, is_here
 from core.runs.views.request import judged_again, left_out, typed_with
 from core.runs.views.verdicts import tried_of
 from core.subprocess_json import ROOT
-from core.text import is_seen, printable, shown
+from core.text import duration, is_seen, printable, shown
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
@@ -74,17 +75,19 @@ def controls_to_bring(view: selection.View) -> None:
 
 
 def how_to_judge(view: selection.View) -> None:
-    """Draw the command that judges this capture, and a button for it."""
+    """Draw a button that judges this capture and what that costs; the command for it is folded."""
+    _judge_here(view)
     about = view.run.header.provenance
     command = typed_with(about, "judge")
-    if command is not None:
-        st.markdown(
-            "This captures the pairs again and runs every control beside them, several times the work of the capture:"
-        )
+    said = left_out(about, command)
+    if command is None:
+        if said:
+            st.caption(said)
+        return
+    with st.expander("The same on the command line", icon=":material/terminal:", key="judge_command"):
         code_block(command, wraps=True)
-    if said := left_out(about, command):
-        st.caption(said)
-    _judge_here(view)
+        if said:
+            st.caption(said)
 
 
 @dataclass(frozen=True)
@@ -172,14 +175,17 @@ def _judge_here(view: selection.View) -> None:
         return
     last = _job(judging.title)
     if may_edit and (last is None or last.is_over):
+        place, cost = st.columns([1, 4], vertical_alignment="center")
         agrees = f"judge_loads_{view.run.run_id}"
         is_agreed = not judging.needs_yes or st.checkbox(
             f"Load {judging.loads}, as this file asks for. Nobody here has asked for it before.", key=agrees
         )
-        st.button(
+        place.button(
             "Judge it here" if last is None else "Judge it again",
             icon=":material/gavel:",
             key="judge",
+            type="primary",
+            width="stretch",
             disabled=not is_agreed,
             help=(
                 "captures the same tokens again, with every control, in a process of its own; the result is a new run"
@@ -188,10 +194,64 @@ def _judge_here(view: selection.View) -> None:
             on_click=_start,
             args=(judging, agrees),
         )
-        if not judging.needs_yes:
-            st.caption(f"It loads {judging.loads}.")
+        if judging.needs_yes:
+            cost.caption("Several times the work of the capture.")
+        else:
+            with cost:
+                _cost(judging)
     if last is not None:
         st.fragment(_progress, run_every=None if last.is_over else 1.0)(judging.title)
+
+
+def _cost(judging: _Judging) -> None:
+    """Draw what judging loads and what it costs: its dry run's estimate, which reads the model's configuration and no
+    weights. A model of the hub that nobody here asked for is not even looked up.
+    """
+    model = judging.request.model
+    if not (_is_folder(model) or model in PACKAGED or is_known(store_cache.store().directory, model)):
+        st.caption(f"It loads {judging.loads}: several times the work of the capture.")
+        return
+    answer = _dry_run(judging)
+    st.fragment(_estimate, run_every=None if answer is not None and answer.is_fresh else 0.5)(judging)
+
+
+def _estimate(judging: _Judging) -> None:
+    """Draw the estimate, again until there is one."""
+    answer = _dry_run(judging)
+    st.session_state["estimate_of"] = judging.title
+    if answer is None or not answer.is_fresh:
+        st.session_state["estimate_awaits"] = True
+    elif st.session_state.pop("estimate_awaits", False):
+        st.rerun()  # the whole page: there is nothing more to wait for
+    if answer is None:
+        took = "several times the work of the capture; how long that takes here is being looked up …"
+    elif answer.refusal:
+        took = f"several times the work of the capture. {widgets.escaped(answer.refusal)}"
+    else:
+        took = widgets.escaped(_in_short(answer.costs))
+    st.caption(f"It loads {judging.loads}: {took}")
+
+
+def _in_short(costs: dict[str, Any]) -> str:
+    """`several times the work of the capture, 20 s to 3 min here.`: an estimate's seconds, rounded as its factor is."""
+    seconds = costs["seconds"]
+    least, most = (duration(max(1, seconds[end])) for end in ("least", "most"))
+    took = least if least == most else f"{least} to {most}"
+    return (
+        f"{costs['forwards']:,} forwards and their controls, about {took} here, to within a factor of"
+        f" {seconds['within_a_factor_of']}."
+    )
+
+
+def _dry_run(judging: _Judging) -> Answer | None:
+    """Answer of the dry run of a judging; it is asked once the page has been drawn, so that nobody who passes by waits
+    for it.
+    """
+    if st.session_state.get("estimate_of") != judging.title:
+        return None
+    looks = previews()
+    file = looks.file(PromptFile("tokens.jsonl", judging.tokens))
+    return looks.look(widgets.viewer(), [*judging.request.arguments(), "--prompts", str(file)])
 
 
 def _start(judging: _Judging, agrees: str) -> None:

@@ -89,6 +89,12 @@ def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.
     return np.where(wide >> (fmt.bits - 1) == 1, -magnitude, magnitude)
 
 
+def values_at(places: NDArray[np.int64], fmt: FloatFormat) -> NDArray[np.float32]:
+    """The values that have these ordinals, as float32. Same shape."""
+    bits = np.abs(places).astype(fmt.carrier)
+    return np.where(places < 0, -values_of(bits, fmt), values_of(bits, fmt))
+
+
 def is_finite(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bool_]:
     """Return where the bits are neither NaN nor infinite. Same shape."""
     magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)

@@ -166,6 +166,16 @@ class RunReader(Figures):
         """Indices of the pairs whose module outputs were compared."""
         return layers.LAYER.pairs(self._database)
 
+    @property
+    def sides_with_kernels(self) -> frozenset[int]:
+        """Indices of the sides whose kernels were watched."""
+        return kernels.watched_sides(self._database)
+
+    @property
+    def pairs_with_remedies(self) -> frozenset[int]:
+        """Indices of the pairs on which remedies were tried."""
+        return remedies.REMEDY.pairs(self._database)
+
     def first_flip(self) -> tuple[int, int, int] | None:
         """(pair, prompt, position) of the first flip of the first pair that has one; None where no pair has."""
         return positions.read_first_flip(self._database)

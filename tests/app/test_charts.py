@@ -10,9 +10,11 @@ import pytest
 from app.compare import charts as compare_charts
 from app.components import best_token_charts, chart_style
 from app.components.chart_style import add_lone, log_axis
+from app.flips import charts as flips_charts
 from app.kv_cache import charts as kv_cache_charts
 from app.near_ties import charts as near_ties_charts
 from app.overview import charts as overview_charts
+from core.runs.views.flips import Candidates
 from core.runs.views.kv_cache import HeadGrid, PositionGrid
 
 
@@ -46,6 +48,31 @@ def position_map(layers: int = 3, positions: int = 1000, width: int = 3) -> Posi
 def trace(figure, name):
     (found,) = (one for one in figure.data if one.name == name)
     return found
+
+
+def candidates(*logits: float, grid: tuple[float, ...]) -> Candidates:
+    return Candidates((3, 7), np.reshape(np.array(logits), (2, 2)), np.array(grid), 1)
+
+
+def test_a_tie_of_two_candidates_is_two_marks_on_one_line_of_the_grid():
+    found = candidates(4.0, 4.0, 4.0, 4.03125, grid=(3.984375, 4.0, 4.03125, 4.0625))
+    figure = flips_charts.on_grid(found, ("prefill", "decode"), ("<b>a</b>", "b%"), "bfloat16")
+    first, second = (one for one in figure.data if not one.showlegend and one.x[0] is not None)
+    assert [tuple(zip(one.x, one.marker.color, strict=True)) for one in (first, second)] == [
+        ((4.0, chart_style.REFERENCE), (4.0, chart_style.VARIANT)),
+        ((4.0, chart_style.REFERENCE), (4.03125, chart_style.VARIANT)),
+    ]
+    assert first.y[0] > 1 > second.y[0]  # above each other on the reference's line
+    assert [shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1] == list(found.grid)
+    assert list(figure.layout.xaxis.ticktext) == ["3.984375", "4", "4.03125", "4.0625"]
+    assert "<b>" not in (figure.to_json() or "").replace("\\u003c", "<").replace("&lt;b", "")
+    assert [one.name for one in figure.data if one.x[0] is None] == ["&lt;b&gt;a&lt;/b&gt;", "b%"]
+
+
+def test_candidates_too_many_steps_apart_have_no_lines():
+    figure = flips_charts.on_grid(candidates(1.0, 2.0, 1.0, 9.0, grid=()), ("a", "b"), ("x", "y"), "float32")
+    assert [shape for shape in figure.layout.shapes if shape.x0 == shape.x1] == []
+    assert figure.layout.xaxis.title.text == "logit"
 
 
 def test_every_cell_of_the_cache_map_that_was_compared_can_be_clicked_and_leads_into_itself():

@@ -4,6 +4,7 @@ given.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -89,6 +90,58 @@ def test_a_link_to_what_is_there_gets_no_sentence_and_its_page():
     assert title(app) == "Overview"
     assert warnings(app) == ""
     assert dict(app.query_params) == {"run": RUN, "variant": "decode", "prompt": "1", "position": "286", "colour": "kl"}
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ({}, ("0", "144")),  # the first flip of the run
+        ({"prompt": "1"}, ("1", "30")),  # of the prompt
+        ({"position": "0"}, ("0", "0")),  # what a link names stays as it is
+        ({"prompt": "1", "position": "7"}, ("1", "7")),
+    ],
+)
+def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_position_there(said, place):
+    app = followed("near_ties", run=RUN, **said)
+    assert (app.query_params["prompt"], app.query_params["position"]) == place
+
+
+def test_a_link_to_another_run_within_a_session_leaves_the_position_of_the_last_one():
+    app = followed("near_ties", run=RUN, prompt="1", position="7")
+    app.query_params.clear()
+    app.query_params |= {"run": "batch-1-against-n", "variant": "prefill"}
+    app.run()
+    assert (app.query_params["run"], app.query_params["position"]) == ("batch-1-against-n", "30")
+
+
+def groups(app: AppTest) -> list[dict]:
+    """The groups of the navigation, as they are drawn."""
+    parts = (element.proto for element in app.get("bidi_component"))
+    (links,) = (json.loads(part.json) for part in parts if part.component_name == "ulpscope_page_links")
+    return links["groups"]
+
+
+def test_pages_stand_in_three_groups_with_a_line_each_and_what_a_run_does_not_hold_says_so():
+    shown = groups(followed("near_ties", run=RUN))
+    assert [(group["name"], [page["title"] for page in group["pages"]]) for group in shown] == [
+        ("This pair", ["Overview", "Near ties", "Heatmap", "Flips"]),
+        ("Where it starts", ["KV cache", "Layers", "Kernels", "Remedies"]),
+        ("Store", ["Runs", "Repeats", "Compare", "Ops", "Capture", "Upload"]),
+    ]
+    assert all(group["line"] for group in shown)
+    notes = {page["title"]: page["note"] for group in shown for page in group["pages"]}
+    assert {title: note for title, note in notes.items() if note} == {
+        "Layers": "not captured",
+        "Kernels": "not captured",
+        "Remedies": "not tried",
+    }
+
+
+def test_without_a_run_the_start_page_is_the_gallery_and_no_page_is_said_to_be_empty(monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    app = followed()
+    assert title(app) == "Runs"
+    assert not any(page["note"] for group in groups(app) for page in group["pages"])
 
 
 @pytest.mark.spread(2)

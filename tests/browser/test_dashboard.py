@@ -93,7 +93,7 @@ def test_the_start_page_opens_and_a_click_on_a_run_opens_it(page: Page, dashboar
 
 
 def test_a_click_on_a_token_selects_its_position_on_every_page(page: Page, dashboard: Dashboard):
-    page.goto(f"{dashboard.url}/overview?run=batch-1-against-n")
+    page.goto(f"{dashboard.url}/overview?run=batch-1-against-n&position=0")
     settle(page)
     page.locator(".token[data-position='30']").click()
     expect(page.get_by_role("heading", name="Best tokens at position 30")).to_be_visible()
@@ -179,7 +179,7 @@ def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page
     settle(page)
     assert "fresh-and-cached-upcast" in page.url
     expect(page.get_by_text("logits differ;")).to_be_visible()
-    for name in ("Near ties", "ULP heatmap", "Flips"):
+    for name in ("Near ties", "Heatmap", "Flips"):
         page.get_by_role("link", name=name, exact=True).click()
         expect(page.locator("h1")).to_have_text(name)
         settle(page)

@@ -61,7 +61,7 @@ def runs(dashboard: Dashboard) -> Iterator[dict[str, list[np.ndarray]]]:
 
 
 def opened(page: Page, dashboard: Dashboard, link: str) -> Locator:
-    page.goto(f"{dashboard.url}/heatmap?{link}")
+    page.goto(f"{dashboard.url}/heatmap?{link}&position=0")
     settle(page)
     return drawn(page)
 
@@ -386,7 +386,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboar
             status=409, body="run.duckdb: <b>its</b> heatmap makes no sense; the file is damaged."
         ),
     )
-    page.goto(f"{dashboard.url}/heatmap?run=batch-1-against-n")
+    page.goto(f"{dashboard.url}/heatmap?run=batch-1-against-n&position=0")
     settle(page)
     page.wait_for_selector("canvas[data-state=failed]")
     expect(page.locator(".status")).to_contain_text("<b>its</b> heatmap makes no sense")

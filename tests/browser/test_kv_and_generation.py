@@ -92,7 +92,7 @@ def test_measure_and_kind_change_what_is_drawn(page: Page, dashboard: Dashboard,
     page.goto(f"{dashboard.url}/kv_cache?run=deep")
     settle(page)
     page.get_by_test_id("stButtonGroup").filter(has_text="rms difference").get_by_text("rms difference").click()
-    expect(page.get_by_text("root mean square of the difference in a head")).to_be_visible()
+    expect(page.get_by_text("the rms difference in a head")).to_be_visible()
     page.get_by_test_id("stButtonGroup").filter(has_text="keys").get_by_text("values", exact=True).click()
     expect(page.get_by_text("Layers x positions of the values")).to_be_visible()
     expect(page.locator(".js-plotly-plot")).to_have_count(

@@ -38,6 +38,9 @@ def step(page: Page, title: str) -> Locator:
 
 
 def unfold(page: Page, title: str) -> None:
+    if not page.locator(".st-key-ladder").count():
+        page.locator(".st-key-ladder_fold summary").click()
+        settle(page)
     step(page, title).click()
     settle(page)
 
@@ -57,6 +60,8 @@ def test_every_verdict_opens_the_page(browser: Browser, dashboard: Dashboard, ru
     page.goto(f"{dashboard.url}/overview?run=v-{verdict.split()[0]}&position=40")
     settle(page)
     expect(badge(page)).to_contain_text(verdict)
+    page.locator(".st-key-ladder_fold summary").click()
+    settle(page)
     rungs = [rung for rung in RUNGS if rung != PRECISION or verdict == "lower precision"]
     expect(page.locator(".st-key-ladder [data-testid=stExpander]")).to_have_count(len(rungs))
     assert page.locator("[data-testid=stException]").count() == 0
@@ -138,6 +143,7 @@ def test_nothing_that_cannot_be_seen_reaches_the_clipboard(page: Page, dashboard
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(f"{dashboard.url}/overview?run=v-stranger")
     settle(page)
+    page.locator(".st-key-judge_command summary").click()
     page.locator(".st-key-copy_report summary").click()
     settle(page)
     copied = []

@@ -89,3 +89,8 @@ def test_sizes_use_the_largest_unit_above_one(count: int, said: str) -> None:
 )
 def test_times_are_told_as_people_tell_them(seconds: float, said: str) -> None:
     assert text.duration(seconds) == said
+
+
+@pytest.mark.parametrize(("parts", "said"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")])
+def test_parts_are_joined_as_a_sentence_does(parts: list[str], said: str) -> None:
+    assert text.joined(parts) == said

@@ -4,6 +4,7 @@ reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
+from ...text import plural, shown
 from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
 from ..tables.run import check_text, read_run
@@ -83,6 +85,14 @@ def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[
         else:
             cards.append(replace(card, is_read_only=is_read_only[path.parent]))
     return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken
+
+
+def counted(cards: Sequence[RunCard]) -> str:
+    """How many runs there are, and how many of their pairs have which verdict, the most frequent first."""
+    found = Counter(shown(name) for card in cards for name in card.pair_verdicts)
+    of_each = ", ".join(f"{count:,} {name}" for name, count in found.most_common())
+    pairs = f" with {plural(found.total(), 'pair')}: {of_each}" if found else ""
+    return f"{plural(len(cards), 'run')}{pairs}."
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:

@@ -103,6 +103,11 @@ def insert_kernels(database: Database, listed: KernelList) -> None:
     KERNEL.insert(database, side=listed.side, ordinal=list(range(len(listed.rows))), **columns)
 
 
+def watched_sides(database: Database) -> frozenset[int]:
+    """Indices of the sides whose kernels were watched."""
+    return frozenset(row[0] for row in database.rows("SELECT side FROM kernel_side"))
+
+
 def read_kernels(database: Database) -> dict[int, KernelList]:
     """Read the kernels by side; empty where the capture did not watch them."""
     found: dict[int, list[KernelRow]] = {}

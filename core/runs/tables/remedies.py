@@ -282,8 +282,10 @@ def advice(rows: Sequence[RemedyRow]) -> str:
     if said and abs(apart - 1) > CLOCK:
         said.append(f"The clock is coarse: it finds {apart:.0%} of the throughput where nothing was changed.")
     if not said:
+        if len(others) == 1:
+            return "The one remedy that could be measured does not halve the difference."
         return (
-            "None of the remedies that could be measured halves the difference."
+            f"None of the {len(others)} remedies that could be measured halves the difference."
             if others
             else "None of the remedies could be measured."
         )

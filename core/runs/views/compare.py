@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.metrics import Summary
+from ...text import joined, percent
 from ..reader import RunReader, StoredPair
 
 if TYPE_CHECKING:
@@ -56,6 +57,19 @@ def headline(compared: Sequence[Compared]) -> list[dict[str, object]]:
         ratios = [value / first if is_more and value is not None and first else None for value in values]
         rows.append({"measure": title, "values": values, "ratios": ratios})
     return rows
+
+
+def sentence(compared: Sequence[Compared]) -> str:
+    """What share of the logits differs in each pair, and how many positions flip, in markdown."""
+    shares = joined([percent(one.pair.summary.neq_share) for one in compared])
+    flips = [one.pair.summary.flips for one in compared]
+    said = f"**{shares} of the logits differ**, in the order of the runs, and {joined([f'{n:,}' for n in flips])}"
+    said += " positions flip"
+    if same_tokens(compared) is False:
+        return f"{said}; the tokens are not the same."
+    found = flip_sets(compared)
+    shared = sum(one.is_shared for one in found)
+    return f"{said}, {shared:,} of {len(found):,} in all {len(compared)} runs." if found else f"{said}."
 
 
 def _figure(one: Compared, name: str) -> float | None:

@@ -4,13 +4,15 @@ where they suffice.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.elementary import exp
-from ...numerics.formats import values_of
+from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
+from ...text import plural
 from ..reader import RunReader
 from .elements import rank_of
 
@@ -19,6 +21,50 @@ if TYPE_CHECKING:
 
 STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
+
+SIDES = ("reference", "variant")
+MOST_GRID_LINES = 64  # beyond that they would be a grey field
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Two tokens between which an argmax is decided. tokens: the reference's candidate, the variant's; logits [sides,
+    tokens]; grid: every value of the compute dtype from one step below the lowest of them to one above the highest,
+    empty where these are too many or a logit is not finite; steps: between the lowest and the highest, None where one
+    is not finite.
+    """
+
+    tokens: tuple[int, int]
+    logits: NDArray[np.float64]
+    grid: NDArray[np.float64]
+    steps: int | None
+
+
+def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
+    """The argmaxes of both sides; where they are one token, that and the runner-up nearest to it. None where a side has
+    fewer than two tokens.
+
+    top: the best tokens of both sides, see core.runs.views.elements.top_of_both.
+    """
+    if len(top) < 2:
+        return None
+    best = [int(np.argmin(top[f"{side}_rank"])) for side in SIDES]
+    if best[0] == best[1]:
+        gaps = [top[f"{side}_logit"].iloc[best[0]] - top[f"{side}_logit"] for side in SIDES]
+        nearest = np.minimum(*(gap.to_numpy(float) for gap in gaps))
+        nearest[best[0]] = np.inf
+        best[1] = int(np.argmin(nearest))
+    logits = np.stack([top[f"{side}_logit"].to_numpy(float)[best] for side in SIDES])
+    tokens = (int(top["token_id"].iloc[best[0]]), int(top["token_id"].iloc[best[1]]))
+    if not np.isfinite(logits).all():
+        return Candidates(tokens, logits, np.empty(0), None)
+    places = ordinals(bits_of(logits.astype(fmt.values)), fmt)
+    low, high = int(places.min()), int(places.max())
+    span = np.arange(low - 1, high + 2)
+    edge = fmt.first_nonfinite
+    span = span[(span > -edge) & (span < edge)] if len(span) <= MOST_GRID_LINES else span[:0]
+    return Candidates(tokens, logits, values_at(span, fmt).astype(np.float64), high - low)
+
 
 _FIGURES = [
     "prompt",
@@ -35,7 +81,25 @@ _FIGURES = [
     "kl",
     "nonfinite_mismatch",
 ]
-SIDES = ("reference", "variant")
+
+
+def sentence(table: pd.DataFrame, dtype: str) -> str:
+    """How many positions flip, and how near to a tie they are, in markdown. table: the pair's figures by position."""
+    import pandas as pd
+
+    flips, total = table[table["is_flip"]], len(table)
+    count, near = len(flips), int(flips["near_tie"].sum())
+    if not count:
+        return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
+    first = flips.iloc[0]
+    said = f"**{plural(count, 'flip')} in {plural(total, 'position')}**, "
+    said += f"{'' if count == 1 else 'the first '}at position {first['position']}"
+    said += f" of prompt {first['prompt']}" if table["prompt"].any() else ""
+    if near < count:
+        return f"{said}; {near:,} of {count:,} {'is a near tie' if near == 1 else 'are near ties'}."
+    most = flips[["reference_margin_ulps", "variant_margin_ulps"]].max(axis=None, skipna=True)
+    margin = "" if pd.isna(most) else f", with margins of at most {plural(int(most), 'ULP')} of {dtype}"
+    return f"{said}; {'it is a near tie' if count == 1 else 'all are near ties'}{margin}."
 
 
 def flip_table(

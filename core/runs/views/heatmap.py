@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,12 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics import pyramid
 from ...numerics.formats import values_of
+from ...text import number, out_of, plural
 from ..reader import RunReader
 from .elements import place_of, rank_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Order = Literal["id", "rank"]
 Measure = Literal["ulps", "difference"]
@@ -272,4 +276,27 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
         difference=None if is_mismatch else 0.0 if ulps == 0 else variant - reference,
         reference_rank=rank_of(values[0], token),
         variant_rank=rank_of(values[1], token),
+    )
+
+
+def sentence(run: RunReader, table: pd.DataFrame) -> str:
+    """How many logits differ, at how many positions, and where the largest difference is, in markdown.
+
+    table: the pair's figures by position.
+    """
+    header, differing = run.header, table[table["neq"] > 0]
+    total = header.rows * header.vocab
+    if differing.empty:
+        return f"**Nothing differs**: all {total:,} logits have the same value on both sides."
+    count = int(differing["neq"].sum())
+    said = f"**{out_of(count, total)} logits {'differs' if count == 1 else 'differ'}**"
+    said += f", at {differing.shape[0]:,} of {plural(header.rows, 'position')}"
+    largest = differing["max_abs"].fillna(0.0)
+    if not (largest > 0).any():
+        return f"{said}, by NaN or infinity on one side only."
+    worst = differing.loc[largest.idxmax()]
+    where = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
+    return (
+        f"{said}, most by {number(float(worst['max_abs']))} logits at {where} {worst['position']}; no distance is above"
+        f" {plural(int(differing['max_ulps'].max()), 'ULP')} of {header.compute_dtype}."
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
-from ...text import code
+from ...text import code, joined, plural
 from ..tables.kernels import KernelList, KernelRow, module_kind
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
@@ -115,6 +115,26 @@ def is_reducing(pair: KernelPair) -> bool:
     """True where its result can depend on the order of a sum. By its name."""
     name = pair.name.lower()
     return any(word in name for word in _REDUCING)
+
+
+def sentence(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
+    """How many kernels ran, how many on one side only and how many more often on one, in markdown; pairs: of the whole
+    lists, not by module.
+    """
+    if not pairs:
+        return "**No kernel was seen on either side.**"
+    only = {which: sum(pair.only == which for pair in pairs) for which in ("reference", "variant")}
+    grown = sum(is_multiplied(pair) for pair in pairs)
+    if not (grown or any(only.values())):
+        return f"**Both sides launch the same {plural(len(pairs), 'kernel')}**, each as often a forward."
+    where = [
+        f"{only[which]:,} {'runs' if only[which] == 1 else 'run'} only in {_code(name)}"
+        for which, name in zip(only, names, strict=True)
+        if only[which]
+    ]
+    if grown:
+        where.append(f"{grown:,} {'is' if grown == 1 else 'are'} launched more or less often in {_code(names[1])}")
+    return f"Of {plural(len(pairs), 'kernel')}, **{joined(where)}**."
 
 
 def in_words(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
+from ...text import out_of, plural
 from ..reader import RunReader
 from ..tables.kv_cache import KINDS
 
@@ -99,6 +100,23 @@ def summarize(table: pd.DataFrame) -> CacheSummary | None:
         values=_figures(table[table["kind"] == "value"]),
         layer_0_keys=None if first.empty else _figures(first),
     )
+
+
+def sentence(found: CacheSummary) -> str:
+    """How much of the caches differs and where it begins, in markdown."""
+    together, first = found.together, found.layer_0_keys
+    if not together.neq:
+        return f"Nothing differs: the two caches hold the same numbers in all {plural(together.elements, 'element')}."
+    kinds = " and ".join(f"{kind}s" for kind in together.first_kinds)
+    one = together.neq == 1
+    said = (
+        f"**{out_of(together.neq, together.elements)} elements {'differs' if one else 'differ'}**, first in layer"
+        f" {together.first_layer}'s {kinds}."
+    )
+    if first is not None and first.neq:
+        one = first.neq == 1
+        said += f" **{first.neq:,} of {first.elements:,}** elements of layer 0's keys {'differs' if one else 'differ'}."
+    return said + (" Layer 0's keys are all equal." if first is not None and not first.neq else "")
 
 
 def _figures(table: pd.DataFrame) -> CacheFigures:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
+from ...text import code, out_of
 from ..reader import RunReader
 from .kernels import KernelPlace, where_it_starts
 
@@ -195,6 +196,27 @@ def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
         last=modules[-1],
         has_floor=any(each.floor_rms is not None for each in modules),
     )
+
+
+def sentence(found: LayerSummary, names_prompt: bool) -> str:
+    """Which module differs first and where, and how much differs in the end, in markdown."""
+    first = found.first
+    if first is None:
+        return f"No module differs: all {found.modules:,} put out the same numbers on both sides."
+    prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
+    said = (
+        f"**`{code(first.module)}`** ({_word(first.kind)}) **is the first module that differs, at"
+        f" {prompt}position {first.first_position}**: {out_of(first.neq, first.elements)} of its elements."
+    )
+    if found.last is not first:
+        differ = "differs" if found.last.neq == 1 else "differ"
+        said += f" In the end {out_of(found.last.neq, found.last.elements)} of the {_word(found.last.module)} {differ}."
+    return said
+
+
+def _word(text: str) -> str:
+    """A word as it is; as code where a file of others has anything else."""
+    return text if text.isalpha() else f"`{code(text)}`"
 
 
 def kernels_where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ...numerics.divergence import compare
 from ...numerics.metrics import Summary
 from ...numerics.totals import PairTotal
+from ...text import plural
 from ..reader import RunReader
 
 _CHUNK_BYTES = 64 << 20  # of all classes together
@@ -31,6 +32,18 @@ def classes_of(run: RunReader) -> list[BitClass]:
     for side in run.sides:
         found.setdefault(side.bit_class, []).append((side.index, side.name))
     return [BitClass(members[0][0], tuple(name for _, name in members)) for members in found.values()]
+
+
+def sentence(groups: Sequence[BitClass]) -> str:
+    """How many classes of equal bits there are, and how many sides stand alone, in markdown."""
+    sides = sum(len(group.members) for group in groups)
+    if len(groups) == 1:
+        return f"**All {sides} sides are equal bit for bit.**"
+    alone = sum(len(group.members) == 1 for group in groups)
+    said = f"**{sides} sides in {len(groups)} classes of equal bits**"
+    if alone in (0, len(groups)):
+        return f"{said}{', each side alone in its class' if alone else ''}."
+    return f"{said}, {plural(alone, 'side')} alone in {'its' if alone == 1 else 'their'} class."
 
 
 def bytes_to_compare(run: RunReader) -> int:

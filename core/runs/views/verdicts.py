@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...command_name import COMMAND
+from ...text import plural
 from ..file.evidence import (
+    FAILED,
     FLOAT32,
     MISSING,
     MODULES,
     NEIGHBOURS,
+    NOTED,
     ONE_ORDER,
     OWN_DTYPE,
     PASSED,
@@ -78,6 +81,7 @@ _SUPPLY = {
         ONE_ORDER: "It needs the engine: `judge` takes it as a callable, beside the model.",
     },
 }
+_GRAVEST = (FAILED, MISSING, NOTED, PASSED)
 _NOT_ASKED = "It was not asked when this run was judged."
 
 
@@ -92,12 +96,20 @@ class Rung:
 
 @dataclass(frozen=True)
 class Finding:
-    """A pair's verdict for people. `name`: a verdict or 'not judged'; is_judged: whether a verdict is stored."""
+    """A pair's verdict for people. `name`: a verdict or 'not judged'; because: why, as it was judged; more: what the
+    figures add to that; is_judged: whether a verdict is stored.
+    """
 
     name: str
-    sentence: str
+    because: str
     rungs: tuple[Rung, ...]
     is_judged: bool
+    more: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """All that is said of the verdict."""
+        return " ".join(part for part in (self.because, self.more) if part)
 
 
 def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str:
@@ -128,19 +140,24 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     name = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
     if pair.verdict is None:
         return Finding(name, _not_judged(about, pair.summary.bit_identical), rungs, False)
-    sentence = pair.because or ""
+    more: list[str] = []
     if name == ROUNDING:
-        own = _in_own_dtype(evidence, run.header.compute_dtype)
-        sentence = " ".join(part for part in (sentence, own, _flips(positions, run.header.compute_dtype)) if part)
+        more = [_in_own_dtype(evidence, run.header.compute_dtype), _flips(positions, run.header.compute_dtype)]
     elif name == BUG_SUSPECTED:
-        where = [
+        more = [
             row.says
             for row in evidence
             if (isinstance(row.figures, StructureFigures) and row.figures.first)
             or (isinstance(row.figures, ModulesFigures) and row.figures.first_module)
         ]
-        sentence = " ".join([sentence, *where])
-    return Finding(name, sentence, rungs, True)
+    return Finding(name, pair.because or "", rungs, True, " ".join(filter(None, more)))
+
+
+def ladder_in_words(rungs: Sequence[Rung]) -> str:
+    """`6 of 10 rungs run: 6 passed`: how many were climbed, and with what outcome, a rung's gravest counting."""
+    outcomes = [min((row.outcome for row in rung.rows), key=_GRAVEST.index) for rung in rungs if rung.rows]
+    counted = [f"{outcomes.count(outcome)} {outcome}" for outcome in _GRAVEST if outcome in outcomes]
+    return f"{len(outcomes)} of {plural(len(rungs), 'rung')} run" + (f": {', '.join(counted)}" if counted else "")
 
 
 def tried_of(evidence: Sequence[Evidence]) -> frozenset[str]:

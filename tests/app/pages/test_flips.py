@@ -159,7 +159,7 @@ def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ti
     dump = tmp_path / "near.npz"
     np.savez(dump, reference=logits, variant=moved)
     run_id = ingest(Store(tmp_path / "runs"), [dump])
-    app = opened(run=run_id)
+    app = opened(run=run_id, position="0")
     assert "No flips: both sides have the same argmax at all 2 positions" in said(app)
     app.segmented_control(key="flips_listed").set_value("flips and near ties").run()
     assert not app.exception

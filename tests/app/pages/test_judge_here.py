@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,3 +164,51 @@ def test_a_model_of_a_package_is_loaded_once_it_is_here(own_store, tmp_path, mon
         found = _judging(SimpleNamespace(run=run))
     assert found.loads == "SmolLM2-135M-Instruct, which a package brought to this server"
     assert not found.needs_yes
+
+
+@pytest.mark.parametrize(
+    ("costs", "refusal", "shown"),
+    [
+        (
+            {"forwards": 1024, "seconds": {"least": 12.0, "most": 95.0, "within_a_factor_of": 3}},
+            "",
+            "1,024 forwards and their controls, about 12 s to 95 s here, to within a factor of 3.",
+        ),
+        ({}, "The model's folder is empty.", "several times the work of the capture. The model's folder is empty."),
+    ],
+)
+def test_what_judging_costs_is_a_dry_runs_estimate_asked_for_once_the_page_is_drawn(
+    own_store, monkeypatch, tmp_path, costs, refusal, shown
+):
+    asked: list[list[str]] = []
+
+    def look(self, viewer, arguments):
+        asked.append(list(arguments))
+        return preview.Answer(costs, refusal, time.monotonic())
+
+    monkeypatch.setattr(preview.Previews, "look", look)
+    app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
+    assert asked == []
+    assert "is being looked up" in said(app)
+    app.run()
+    assert not app.exception
+    assert shown in said(app).replace("\\", "")
+    assert {"--judge", "--prompts", "--model"} <= set(asked[0])
+
+
+def test_a_model_of_the_hub_that_nobody_here_asked_for_is_not_even_looked_up(own_store, monkeypatch):
+    """The twin: whose name stands in a file alone is loaded by a click, and by nothing before it."""
+    monkeypatch.setattr(preview.Previews, "look", lambda *given: pytest.fail("it was looked up"))
+    app = opened("overview", run=judged_run(own_store, None, model="a-stranger/model"))
+    app.run()
+    assert "from the hub: several times the work of the capture." in said(app).replace("\\", "")
+    assert [button.key for button in app.button if button.key == "judge"]
+
+
+def test_an_unjudged_run_shows_one_button_and_neither_a_command_nor_empty_rungs(own_store, tmp_path):
+    app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
+    assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
+    labels = [step.label for step in app.expander]
+    assert "Evidence · 0 of 10 rungs run" in labels
+    assert "The same on the command line" in labels
+    assert not [label for label in labels if "not run" in label]

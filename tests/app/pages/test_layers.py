@@ -53,7 +53,7 @@ def test_the_page_opens_with_the_first_module_and_position_that_differ(growing):
     assert app.title[0].value == "Layers"
     assert (
         "**`model.layers.0`** (residual) **is the first module that differs, at position 3**: 1 of 40 (2.5%) of its"
-        " elements. In the end 1 of 40 (2.5%) of the logits differ." in said(app)
+        " elements. In the end 1 of 40 (2.5%) of the logits differs." in said(app)
     )
     assert figures(app) == {
         "First module": "block 0",

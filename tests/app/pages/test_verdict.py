@@ -53,9 +53,9 @@ def own_store(tmp_path, monkeypatch) -> Store:
 
 
 def opened(page: str = "overview", open_: tuple[str, ...] = (), **link: str) -> AppTest:
-    """The page of a viewer who has unfolded the expanders `open_`."""
+    """The page of a viewer who has unfolded the ladder and the expanders `open_`."""
     app = followed(page, **link)
-    for key in open_:
+    for key in ("ladder_fold", *open_):
         app.session_state[key] = True
     app.run()
     assert not app.exception
@@ -76,6 +76,17 @@ def label(app: AppTest) -> str:
 def with_figures(row: Evidence, **figures: object) -> Evidence:
     """The row with some of its figures changed."""
     return dataclasses.replace(row, figures=dataclasses.replace(row.figures, **figures))
+
+
+def test_the_ladder_is_one_line_that_counts_its_rungs_until_it_is_opened(own_store):
+    run_id = judged_run(own_store, "bug suspected")
+    folded = followed("overview", run=run_id).run()
+    assert not folded.exception
+    (line,) = (step.label for step in folded.expander if step.label.startswith("Evidence"))
+    rows = CASES["bug suspected"][2]
+    assert f"{len({row.rung for row in rows})} of 10 rungs run: 1 failed" in line
+    assert not [step for step in folded.expander if "not run" in step.label]
+    assert len(opened(run=run_id).expander) > len(folded.expander) + 8
 
 
 @pytest.mark.spread(3)

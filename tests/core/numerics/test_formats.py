@@ -20,6 +20,7 @@ from core.numerics.formats import (
     narrow,
     ordinals,
     ulp_at,
+    values_at,
     values_of,
     widen,
 )
@@ -59,6 +60,12 @@ def ordinals_in_order(order, fmt: FloatFormat) -> bool:
 @FMT
 def test_ordinals_are_the_ranks_of_the_values(fmt):
     assert ordinals_in_order(ordinals, fmt)
+
+
+@FMT
+def test_the_value_at_an_ordinal_is_the_one_that_has_it(fmt):
+    bits = finite_patterns(fmt)
+    assert np.array_equal(values_at(ordinals(bits, fmt), fmt), values_of(bits, fmt))  # +0 equals -0
 
 
 @FMT

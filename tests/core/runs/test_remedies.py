@@ -34,7 +34,7 @@ def test_of_two_that_make_the_sides_equal_the_cheaper_is_named():
 
 def test_where_nothing_helps_or_nothing_differs_the_advice_says_so():
     stubborn = dataclasses.replace(ROWS[0], name="deterministic algorithms")
-    assert advice((ROWS[0], stubborn)) == "None of the remedies that could be measured halves the difference."
+    assert advice((ROWS[0], stubborn)) == "The one remedy that could be measured does not halve the difference."
     assert "nothing to remedy" in advice((dataclasses.replace(ROWS[0], neq=0), *ROWS[1:]))
 
 

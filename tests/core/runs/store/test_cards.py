@@ -23,7 +23,7 @@ from core.runs.file import database as database_module
 from core.runs.file.database import Database
 from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
-from core.runs.store.cards import arranged, list_runs, prompt_texts, read_runs
+from core.runs.store.cards import arranged, counted, list_runs, prompt_texts, read_runs
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
@@ -421,3 +421,14 @@ def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path
     assert int(mib) < 400
     with pytest.raises(StoreError, match=f"table {table} has"):  # as a file from outside
         understood([path])
+
+
+def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first():
+    (card, *_), _ = list_runs(Store(Path("nowhere"), [ROOT / "sample_runs"]))
+    cards = [
+        replace(card, pair_verdicts=("rounding", "bug suspected")),
+        replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),
+    ]
+    assert counted(cards) == "2 runs with 4 pairs: 2 rounding, 1 bug suspected, 1 a\\x1b[31m later one."
+    assert counted(cards[:1]) == "1 run with 2 pairs: 1 rounding, 1 bug suspected."
+    assert counted([replace(card, pair_verdicts=())]) == "1 run."

@@ -18,6 +18,8 @@ ASKED: dict[str, Callable[[RunReader], object]] = {
     "the first flip": RunReader.first_flip,
     "pairs with caches": lambda run: run.pairs_with_kv,
     "pairs with module outputs": lambda run: run.pairs_with_layers,
+    "sides with kernels": lambda run: run.sides_with_kernels,
+    "pairs with remedies": lambda run: run.pairs_with_remedies,
     "a run as JSON": run_json,
 }
 
@@ -68,6 +70,8 @@ def test_the_one_query_finds_what_looking_at_every_pair_does(path: Path) -> None
         indices = [pair.index for pair in run.pairs]
         assert run.pairs_with_kv == {pair for pair in indices if not run.kv(pair).empty}
         assert run.pairs_with_layers == {pair for pair in indices if not run.layers(pair).empty}
+        assert run.sides_with_kernels == set(run.kernels)
+        assert run.pairs_with_remedies == set(run.remedies)
         flips = [
             (pair, row.prompt, row.position)
             for pair in indices

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from core.numerics.formats import BFLOAT16, values_of
+from core.numerics.formats import BFLOAT16, FLOAT32, values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.views.elements import row_of
-from core.runs.views.flips import SIDES, flip_table
+from core.runs.views.flips import SIDES, candidates, flip_table
 from tests.core.runs.made_runs import header_of, write_run
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -144,3 +144,47 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
             assert pd.isna(row["variant_token_reference_rank"])
             assert np.isnan(row["variant_token_variant_probability"])
         assert len(rows) == int(positions["is_flip"].iloc[2] or positions["near_tie"].iloc[2])
+
+
+def top(*rows: tuple[int, float, float]) -> pd.DataFrame:
+    """Best tokens of both sides: (token, logit on the reference, logit on the variant)."""
+    table = pd.DataFrame(rows, columns=["token_id", "reference_logit", "variant_logit"])
+    for side in SIDES:
+        table[f"{side}_rank"] = table[f"{side}_logit"].rank(ascending=False, method="first").astype(int)
+    return table
+
+
+def test_two_candidates_stand_on_every_value_that_the_dtype_has_between_them():
+    """bfloat16 at 4 to 8 has steps of 2^-5: 1/32; below 4 they are half as long."""
+    found = candidates(top((3, 4.0, 4.0), (7, 4.0, 4.0625), (9, 1.0, 1.0)), BFLOAT16)
+    assert found is not None
+    assert found.tokens == (3, 7)
+    assert found.logits.tolist() == [[4.0, 4.0], [4.0, 4.0625]]  # a tie on the reference
+    assert found.grid.tolist() == [3.984375, 4.0, 4.03125, 4.0625, 4.09375]
+    assert found.steps == 2
+
+
+def test_candidates_on_either_side_of_zero_have_the_values_of_both_signs_between_them():
+    found = candidates(top((0, 1e-40, -1e-40), (1, -1e-40, 1e-40)), FLOAT32)
+    assert found is not None
+    assert found.steps == 2 * 71362  # 1e-40 is subnormal: so many times 2^-149
+    assert not len(found.grid)  # too many for lines
+    least = candidates(top((0, 2.0**-149, 0.0), (1, 0.0, 2.0**-149)), FLOAT32)
+    assert least is not None
+    assert least.grid.tolist() == [-(2.0**-149), 0.0, 2.0**-149, 2.0**-148]
+
+
+def test_where_no_argmax_changes_the_runner_up_that_is_nearest_on_a_side_is_the_other_candidate():
+    found = candidates(top((0, 8.0, 8.0), (1, 7.0, 6.0), (2, 6.0, 7.5)), BFLOAT16)
+    assert found is not None
+    assert found.tokens == (0, 2)
+
+
+@pytest.mark.parametrize("broken", [np.inf, np.nan])
+def test_a_candidate_that_is_not_finite_has_no_grid_and_no_steps(broken):
+    table = top((0, 8.0, 1.0), (1, 7.0, 2.0))
+    table.loc[1, "reference_logit"] = broken
+    found = candidates(table, BFLOAT16)
+    assert found is not None
+    assert (len(found.grid), found.steps) == (0, None)
+    assert candidates(table[:1], BFLOAT16) is None

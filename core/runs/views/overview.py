@@ -1,0 +1,49 @@
+"""Overview of a pair: the position that says most about it, and the pages of which it has nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..reader import RunReader, StoredPair
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def telling_place(table: pd.DataFrame, prompt: int | None = None) -> tuple[int, int]:
+    """(prompt, position) to open a pair at: its first flip, else the near tie of the smallest margin at which a logit
+    moved, else the largest difference, of which NaN or infinity on one side only is the largest; the beginning where
+    nothing differs.
+
+    table: the pair's figures by position, as `run.positions` gives them; prompt: the only one to look in.
+    """
+    rows = table if prompt is None else table[table["prompt"] == prompt]
+    largest = rows["max_abs"].fillna(0.0).to_numpy(float)
+    is_moving_tie = rows["near_tie"].to_numpy(bool) & (largest > 0)
+    if rows["is_flip"].any():
+        chosen = int(rows["is_flip"].to_numpy(bool).argmax())
+    elif is_moving_tie.any():
+        margins = rows[["reference_margin", "variant_margin"]].min(axis=1).to_numpy(float)
+        chosen = int(np.where(is_moving_tie, margins, np.inf).argmin())
+    else:
+        is_mismatch = rows["nonfinite_mismatch"].to_numpy(float) > 0
+        chosen = int(np.where(is_mismatch, np.inf, largest).argmax())
+    row = rows.iloc[chosen]
+    return int(row["prompt"]), int(row["position"])
+
+
+def absent(run: RunReader, pair: StoredPair) -> dict[str, str]:
+    """Word for each page of which a pair has nothing: `none` where nothing is of its kind, else what was not done."""
+    summary, captured = pair.summary, "not captured"
+    said = {
+        "near_ties": "" if summary.near_ties else "none",
+        "heatmap": "empty" if summary.bit_identical else "",
+        "flips": "" if summary.flips or run.generations else "none",
+        "kv_cache": "" if pair.index in run.pairs_with_kv else captured,
+        "layers": "" if pair.index in run.pairs_with_layers else captured,
+        "kernels": "" if run.sides_with_kernels >= {0, pair.index + 1} else captured,
+        "remedies": "" if pair.index in run.pairs_with_remedies else "not tried",
+    }
+    return {page: word for page, word in said.items() if word}

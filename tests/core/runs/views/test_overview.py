@@ -1,0 +1,85 @@
+"""The position that a pair is opened at, on tables whose figures are written down here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.views.overview import absent, telling_place
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+
+ROOT = Path(__file__).resolve().parents[4]
+
+QUIET = {
+    "is_flip": False,
+    "near_tie": False,
+    "max_abs": 0.0,
+    "nonfinite_mismatch": 0,
+    "reference_margin": 4.0,
+    "variant_margin": 4.0,
+}
+FLIP = {"is_flip": True, "near_tie": True, "max_abs": 0.25, "reference_margin": 0.25, "variant_margin": 0.25}
+NEAR = {"near_tie": True, "max_abs": 0.5, "reference_margin": 0.5, "variant_margin": 0.125}
+NEARER = {"near_tie": True, "max_abs": 0.0625, "reference_margin": 0.0625, "variant_margin": 0.0625}
+STILL_TIE = {"near_tie": True, "reference_margin": 0.0, "variant_margin": 0.0}
+FAR = {"max_abs": 9.0}
+FARTHER = {"max_abs": 10.0}
+BROKEN = {"max_abs": np.nan, "nonfinite_mismatch": 1, "reference_margin": np.nan, "variant_margin": np.nan}
+
+
+def table(*prompts: list[dict]) -> pd.DataFrame:
+    """Figures by position of prompts, one dict a position."""
+    return pd.DataFrame(
+        [
+            {"prompt": prompt, "position": position, **QUIET, **row}
+            for prompt, rows in enumerate(prompts)
+            for position, row in enumerate(rows)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "place"),
+    [
+        ([[{}, FARTHER, NEARER, FLIP, FLIP]], (0, 3)),  # the first flip, before all else
+        ([[{}, FARTHER], [NEARER, FLIP]], (1, 1)),  # in whichever prompt it is
+        ([[{}, FARTHER, NEAR, NEARER]], (0, 3)),  # the nearest of the near ties, by the smaller margin of either side
+        ([[STILL_TIE, FAR, NEAR]], (0, 2)),  # a tie at which nothing moves tells nothing
+        ([[STILL_TIE, FAR, FARTHER, FAR]], (0, 2)),
+        ([[{}, FARTHER, BROKEN]], (0, 2)),
+        ([[{}, {}], [{}]], (0, 0)),
+    ],
+)
+def test_a_pair_opens_at_its_first_flip_else_its_nearest_near_tie_else_its_largest_difference(prompts, place):
+    assert telling_place(table(*prompts)) == place
+
+
+def test_within_a_prompt_only_that_prompt_counts():
+    found = table([FLIP, {}], [{}, {}, FAR, FARTHER])
+    assert telling_place(found) == (0, 0)
+    assert telling_place(found, 1) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("where-it-starts", {"flips": "none", "near_ties": "none"}),
+        ("fresh-against-cached", {"layers": "not captured", "kernels": "not captured", "remedies": "not tried"}),
+    ],
+)
+def test_what_a_pair_has_nothing_of_is_named_with_a_word_for_why(run, words):
+    with RunReader(ROOT / "sample_runs" / f"{run}.duckdb") as opened:
+        assert absent(opened, opened.pairs[0]) == words
+
+
+def test_a_pair_of_equal_bits_has_an_empty_map_and_no_flips(tmp_path):
+    store, header = Store(tmp_path), header_of()
+    sides = calm_sides(header)
+    with RunReader(write_run(store, header, [sides[0], sides[0]])) as run:
+        found = absent(run, run.pairs[0])
+    assert (found["heatmap"], found["flips"], found["near_ties"]) == ("empty", "none", "none")
