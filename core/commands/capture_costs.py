@@ -80,8 +80,8 @@ def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], w
     """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
     said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages if not stage.is_bound]
     said += [
-        f"A pair beyond its floor is asked for lower {stage.name} as well: at most {_work_in_words(stage)}, mostly far"
-        " fewer; that depends on what is found, so it is not in the time below."
+        f"A pair beyond its floor is asked for lower {stage.name} as well: at most {_work_in_words(stage)}; how many"
+        " depends on what is found, so they are not in the time below."
         for stage in stages
         if stage.is_bound
     ]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.divergence import mean_squares
+from ...numerics.elementary import log
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.engines import RunnableSide
@@ -90,7 +91,7 @@ class PrecisionSearch:
             if not beyond.any():
                 continue
             others = [_both(one, each) for each in self._offered if not _is_same_part(each, one)]
-            start = self._first if self._is_noisy else int(np.flatnonzero(beyond)[0])
+            start = _rises(self._left_by(one)) if self._is_noisy else int(np.flatnonzero(beyond)[0])
             tried = others if self._is_noisy or not start else []
             found += self._best([*tried, *self._stored_from(start, one)], beyond)
         return sorted(found, key=lambda each: each.left)
@@ -158,6 +159,16 @@ class PrecisionSearch:
         except CaptureError:
             return None
         return None if apart.nonfinite_mismatch else mean_squares([apart])
+
+
+def _rises(left: Squares) -> int:
+    """Position from which on more is left: that at which two levels of its logarithm part best; 0 where none rises."""
+    logs = log(np.maximum(left, np.finfo(np.float64).tiny))
+    count = np.arange(1, len(logs))
+    sums = np.cumsum(logs)
+    rise = (sums[-1] - sums[:-1]) / (len(logs) - count) - sums[:-1] / count
+    score = count * (len(logs) - count) * np.maximum(rise, 0.0) ** 2
+    return int(count[np.argmax(score)]) if score.any() else 0
 
 
 def most_walks(offered: Sequence[Precision], *, is_noisy: bool = False) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from benchmarks.verdicts.mutations import (
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import model_named, try_case
-from core.inference.controls import precisions
+from core.inference.controls import lower_precision, precision_search, precisions
 from core.inference.controls.drawn_roundings import PREFILL
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.controls.lower_precision import Lowered, answering, lowered, ordinals
@@ -375,6 +375,32 @@ def test_places_of_16_bit_values_follow_their_order() -> None:
     assert places[1] == places[2] == 0
     assert places.diff().ge(0).all()
     assert places[5] - places[4] == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_explained"),
+    [
+        (24.9, 1.38, True),
+        (3.36, 0.93, True),
+        (2.1, 1.6, True),
+        (2.2, 1.98, False),
+        (5.0, 1.99, True),
+        (1.1, 1.05, True),
+    ],
+)
+def test_a_precision_that_brings_a_fault_just_below_the_limit_of_16_bits_does_not_explain_it(
+    before: float, after: float, is_explained: bool
+) -> None:
+    assert lower_precision._explains(before, after) == is_explained
+
+
+def test_a_cache_that_is_rounded_after_it_was_read_is_found_under_the_rounding_of_16_bits() -> None:
+    """What is left rises at position 8, by 11 times in squares, as an fp8 cache's does."""
+    random = np.random.default_rng(0)
+    rounding = np.exp(random.normal(0, 0.5, 30))
+    assert precision_search._rises(rounding * np.where(np.arange(30) < 8, 1.0, 11.0)) == 8
+    assert precision_search._rises(np.ones(30)) == precision_search._rises(np.arange(30.0, 0.0, -1.0)) == 0
+    assert precision_search._rises(np.ones(1)) == 0
 
 
 # The verdict
