@@ -175,7 +175,10 @@ def _lowered(
     *,
     is_fixed: bool,
 ) -> Lowered:
-    search = _search(loaded, prompts, far, [*given, *catalogue(loaded)])
+    offered = [*given, *catalogue(loaded)]
+    if is_fixed:
+        offered += [each.weights_in_float64 for each in offered if each.part == LAYERS]
+    search = _search(loaded, prompts, far, offered)
     say("other precisions")
     best = search.singles() if search is not None else []
 
@@ -266,15 +269,10 @@ def _tried(
     is_fixed: bool,
 ) -> _Trial:
     """Try a precision in float32, and where that fails in float64: a value in the middle of two of a coarse format
-    falls to either by rounding alone. Of a side that is fixed, weights can be rounded in float64.
+    falls to either by rounding alone.
     """
     trial = _residual(loaded, prompts, far, precision, seeds)
-    if trial.is_passed or trial.left > _ALL_BUT_A_FEW:
-        return trial
-    if is_fixed:
-        if any(each.part == LAYERS for each in precision.together):
-            wider = _residual(loaded, prompts, far, precision.weights_in_float64, seeds)
-            return wider if wider.is_passed else trial
+    if trial.is_passed or is_fixed or trial.left > _ALL_BUT_A_FEW:
         return trial
     try:
         with foreign_errors_stop("float64", "choose a smaller model"), in_float64(loaded) as widened:

@@ -90,14 +90,11 @@ class Precision:
 
     @property
     def weights_in_float64(self) -> Precision:
-        """The same, but weights of layers are rounded in float64: in the middle of two values, where those of 16 bits
+        """These weights of layers, but rounded in float64: in the middle of two values, where those of 16 bits
         often lie, the arithmetic of the scale decides which of them it is.
         """
-        beside = None if self.beside is None else self.beside.weights_in_float64
-        if self.part != LAYERS:
-            return replace(self, beside=beside)
         rounding = self.rounding
-        return replace(self, beside=beside, rounding=lambda values: rounding(values.double()).to(values.dtype))
+        return replace(self, rounding=lambda values: rounding(values.double()).to(values.dtype))
 
     @property
     def logits_dtype(self) -> torch.dtype | None:
