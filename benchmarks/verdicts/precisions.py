@@ -1,4 +1,5 @@
-"""The same function in a lower precision, which the verdict must name, and faults on top of one, which stay bugs.
+"""The same function in a lower precision or in two at once, which the verdict must name, and faults on top of them,
+which stay bugs.
 
 Formats are rounded to by other means than core.inference.controls.precisions does: ml_dtypes and numpy, the nearest of
 all levels, loops over groups.
@@ -42,6 +43,12 @@ def four_bits(rows: np.ndarray) -> np.ndarray:
         step = np.abs(part).max(axis=1, keepdims=True) / 7
         found[:, start : start + 32] = np.rint(part / step) * step
     return found
+
+
+def eight_bits(rows: np.ndarray) -> np.ndarray:
+    """Each row: the multiple of a 127th of its largest magnitude that is nearest."""
+    step = np.abs(rows).max(axis=1, keepdims=True) / 127
+    return np.rint(rows / step) * step
 
 
 def _nf4(rows: np.ndarray) -> np.ndarray:
@@ -172,6 +179,13 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
         ("weights in fp8", with_weights(_to(ml_dtypes.float8_e4m3fn)), _tokens_in_layers),
         ("logits in bfloat16", logits_in_bfloat16, single_precision),
         ("all of it in bfloat16", _in_bfloat16(prefill), single_precision),
+        ("weights of 8 bits and an fp8 cache", with_weights(eight_bits, stored(fp8)), _tokens_in_layers),
+        (
+            "weights of 4 bits and an fp8 cache (e5m2)",
+            with_weights(four_bits, _token_by_token(_e5m2)),
+            _tokens_in_layers,
+        ),
+        ("all of it in bfloat16 and an fp8 cache", _in_bfloat16(stored(fp8)), single_precision),
     )
 )
 ON_TOP: tuple[Mutation, ...] = (
@@ -179,6 +193,11 @@ ON_TOP: tuple[Mutation, ...] = (
     Mutation(
         "one head's output x 1.01 over weights of 4 bits",
         with_weights(four_bits, scaled_head(1.01)),
+        applies=_tokens_in_layers,
+    ),
+    Mutation(
+        "a stale slot in an fp8 cache over weights of 8 bits",
+        with_weights(eight_bits, stale_slot_in_fp8),
         applies=_tokens_in_layers,
     ),
     Mutation(

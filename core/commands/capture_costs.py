@@ -78,7 +78,13 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
 
 def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> list[str]:
     """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
-    said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages]
+    said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages if not stage.is_bound]
+    said += [
+        f"A pair beyond its floor is asked for lower {stage.name} as well: at most {_work_in_words(stage)}; how many"
+        " depends on what is found, so they are not in the time below."
+        for stage in stages
+        if stage.is_bound
+    ]
     took = _between(*(duration(max(1, end)) for end in seconds))
     return [
         *said,
@@ -95,7 +101,7 @@ def _as_json(stages: Sequence[StageCost], seconds: tuple[float, float], within: 
 
 
 def _work_in_words(stage: StageCost) -> str:
-    least, most = stage.least, stage.most
+    least, most = stage.most if stage.is_bound else stage.least, stage.most
     return (
         f"{_between(f'{least.forwards:,}', f'{most.forwards:,}')} forwards of"
         f" {_between(f'{least.tokens:,}', f'{most.tokens:,}')} tokens"

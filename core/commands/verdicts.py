@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +78,9 @@ def verdict(
         if any((rerun, neighbours, float32, floor, model)):
             check_upload(run)
             with stoppable(), steps() as say:
-                told = model_controls_of(run, model, device, revision, trust_remote_code, say) if model else None
+                told = None
+                if model:
+                    told = model_controls_of(run, model, device, revision, trust_remote_code, float32 or (), say)
                 controls = measure_controls(
                     run,
                     rerun=rerun or (),
@@ -98,7 +101,13 @@ def verdict(
 
 
 def model_controls_of(
-    run: RunReader, model: str, device: str | None, revision: str | None, trust_remote_code: bool, say: Tell
+    run: RunReader,
+    model: str,
+    device: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    float32: Sequence[Path],
+    say: Tell,
 ) -> ModelControls:
     say("loading the model")
     from ..inference.controls.model_controls import model_controls
@@ -110,7 +119,7 @@ def model_controls_of(
     loaded = load_model(
         model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
-    return model_controls(loaded, run, on_progress=say)
+    return model_controls(loaded, run, float32=float32, on_progress=say)
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:

@@ -26,6 +26,7 @@ from ..runs.file.evidence import (
     RERUN,
     SYMMETRY,
     Check,
+    DrawnFigures,
     Evidence,
     FromModelFigures,
     NarrowingFigures,
@@ -42,6 +43,7 @@ from .divergence import Divergence
 from .ladder import (
     BUG_SUSPECTED,
     LARGEST_RATIO_16_BITS,
+    NONDETERMINISTIC,
     SHRINKS_LIKE_ROUNDING,
     SHRINKS_TOO_MUCH,
     UNDECIDED,
@@ -54,6 +56,7 @@ from .ladder import (
     symmetry_evidence,
     three_digits,
 )
+from .sixteen_bits import of_neither_side
 from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls, Ways
 from .validity import not_finite, not_finite_of, sampling, structure
 
@@ -107,6 +110,7 @@ class _DumpLadder(Ladder):
         self.positions = figures.positions(pair)
         self.squares: NDArray[np.float64] = self.positions["rms"].to_numpy(float) ** 2
         self.broken = not_finite_of(figures, pair)
+        self.drawn: list[Evidence] = []  # how much 16 bits would have shown
 
     def climb(self, evidence: Sequence[Evidence]) -> PairVerdict:
         """Every rung that can be supplied, after the evidence of the dump itself."""
@@ -123,6 +127,14 @@ class _DumpLadder(Ladder):
             self._narrowing()
             if controls.model is not None:
                 self._own_dtype(controls.model)
+                ratio = next(
+                    (
+                        row.figures.noise_ratio
+                        for row in self.drawn
+                        if isinstance(row.figures, DrawnFigures) and row.outcome == FAILED
+                    ),
+                    None,
+                )
             deciding = self._float32()
             if deciding is not None:
                 ratio = deciding.noise_ratio
@@ -136,9 +148,11 @@ class _DumpLadder(Ladder):
             first = first or self.broken.place(self.lengths)
         if self.before is not None:
             ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
+        self._of_16_bits_alone()
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         causes = [row.says for row in self.evidence if row.check is Check.TEMPERATURE]
-        because = " ".join([*(causes if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []), verdict.because])
+        limits = [row.says for row in self.drawn] if verdict.name in (UNDECIDED, NONDETERMINISTIC) else []
+        because = " ".join([*(causes if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []), verdict.because, *limits])
         return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
 
     def _rerun(self) -> None:
@@ -343,7 +357,9 @@ class _DumpLadder(Ladder):
         }
         control = f"both sides against {model.name}'s own prefill in {header.compute_dtype}, in rounding floors"
         measured = FromModelFigures(reference_noise_ratio=far[names[0]], variant_noise_ratio=far[names[1]])
-        if min(far.values()) > FOREIGN:
+        lowered, beyond = self._lowered(model, far)
+        are_both = min(far.values()) > FOREIGN
+        if are_both and not (lowered and all(row.outcome == PASSED for row in lowered)):
             says = (
                 f"Neither side is what {model.name} computes for these tokens: they are"
                 f" {three_digits(min(far.values()))} and {three_digits(max(far.values()))} of its rounding floors away."
@@ -354,13 +370,18 @@ class _DumpLadder(Ladder):
             self.add(Check.FROM_MODEL, control, measured, MISSING, says)
             return
         near, other = sorted(names, key=far.__getitem__)
-        if far[other] > FOREIGN:
+        if are_both:
+            says = (
+                f"Neither side is at {model.name} in {header.compute_dtype}: they are {three_digits(far[near])} and"
+                f" {three_digits(far[other])} of its rounding floors away."
+            )
+            self.add(Check.FROM_MODEL, control, measured, NOTED, says)
+        elif far[other] > FOREIGN:
             says = (
                 f"'{near}' is what {model.name} computes, {far[near]:.2f} rounding floors away; '{other}' is not:"
                 f" {three_digits(far[other])} floors away, where rounding stays below {FOREIGN:g}."
             )
             self.add(Check.FROM_MODEL, control, measured, FAILED, says)
-            self.evidence += [model.lowered[other]] if other in model.lowered else []
         elif header.format is not FLOAT32_FORMAT:
             control = (
                 f"'{names[1]}' against '{names[0]}', beside {len(model.own)} reorderings of every linear map of"
@@ -376,10 +397,45 @@ class _DumpLadder(Ladder):
                 own_rounding=model.own_rounding,
                 maps=model.maps,
             )
+        self.drawn = [model.drawn[name] for name in names if name in model.drawn]
+        if len(beyond) > 1 and not all(row.outcome == PASSED for row in lowered):
+            self.drawn = [of_neither_side(row, model.name, header.compute_dtype) for row in self.drawn]
+        self.evidence += [*self.drawn, *lowered]
         if all(name in model.errors for name in names):
             control = f"both sides as uploaded against {model.name} in float64"
             errors = (model.errors[names[0]], model.errors[names[1]])
             self.evidence.append(symmetry_evidence(control, names, errors))
+
+    def _lowered(self, model: ModelControls, far: dict[str, float]) -> tuple[list[Evidence], list[str]]:
+        """(rows on the lower precisions of this pair's sides, names of those that are no rounding of the model).
+
+        Where one of these has no such row, what the other one is explains nothing.
+        """
+        failed = [name for name in self.names if name in model.drawn and model.drawn[name].outcome == FAILED]
+        beyond = [name for name in self.names if far[name] > FOREIGN or name in failed]
+        rows = [model.lowered[name] for name in self.names if name in model.lowered]
+        if set(beyond) <= set(model.lowered):
+            return rows, beyond
+        return [replace(row, outcome=NOTED) if row.outcome == PASSED else row for row in rows], beyond
+
+    def _of_16_bits_alone(self) -> None:
+        """A precision that 16 bits show decides nothing of a pair in float32 that fails: a fault on top of it, which
+        they hide, may show there.
+        """
+        wide = [row for row in self.evidence if row.rung == FLOAT32 and row.outcome == FAILED]
+        found = [row for row in self.evidence if row.check is Check.DRAWN_PRECISION and row.outcome == PASSED]
+        if self.header.format is FLOAT32_FORMAT or not wide or not found:
+            return
+        is_asked = {"model", "float32"} <= self.controls.given
+        way_out = (
+            f" In 16 bits it is a lower precision: {found[0].says} Whether that is all takes the model and the pair in"
+            f" float32 at once: `{COMMAND} verdict {self.run_id} --float32 PAIR_IN_FLOAT32.npz --model MODEL`."
+        )
+        for place, row in enumerate(self.evidence):
+            if row in found:
+                self.evidence[place] = replace(row, outcome=NOTED)
+            elif row in wide and not is_asked:
+                self.evidence[place] = replace(row, outcome=MISSING, says=row.says + way_out)
 
 
 def _carried_over(

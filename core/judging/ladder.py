@@ -695,7 +695,9 @@ def conclude(
     invalid = failed(VALIDITY)
     if invalid is not None:
         return verdict(INVALID_DUMP, invalid.says)
-    lower = next((row for row in found[PRECISION] if row.outcome == PASSED), None)
+    # both sides may be in one, and each has to be nothing else
+    is_lower = bool(found[PRECISION]) and all(row.outcome == PASSED for row in found[PRECISION])
+    lower = " ".join(row.says for row in found[PRECISION]) if is_lower else None
     deciding = (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE) if lower is None else (SAMPLER, NEIGHBOURS)
     bug = next((row for rung in deciding if (row := failed(rung)) is not None), None)
     if bug is not None:
@@ -704,8 +706,8 @@ def conclude(
     rerun = failed(RERUN)
     if lower is not None:
         if rerun is not None:
-            return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is a lower precision: {lower.says}")
-        return verdict(LOWER_PRECISION, lower.says)
+            return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is a lower precision: {lower}")
+        return verdict(LOWER_PRECISION, lower)
     if is_bit_identical and rerun is None:
         return verdict(IDENTICAL, "Both sides are equal bit for bit.")
     if passed(FLOAT32):

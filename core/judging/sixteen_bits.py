@@ -9,7 +9,7 @@ has, and nothing is taken as normal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..numerics.elementary import exp, log
-from ..runs.file.evidence import FAILED, PASSED, Check, DrawnFigures, Evidence
+from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, DrawnFigures, Evidence
 from .ladder import BLOCKS, FALSE_ALARM, place_in_words, three_digits
 
 # Of the rounding drawn anew; benchmarks/verdicts/sixteen.py has the trial. An engine may round more often than the
@@ -351,6 +351,15 @@ def sixteen_evidence(
     )
     says = _passed(test, name, dtype) if test.is_passed else _failed(test, name, dtype, lengths)
     return Evidence(Check.DRAWN, control, figures, PASSED if test.is_passed else FAILED, says, name)
+
+
+def of_neither_side(row: Evidence, model: str, dtype: str) -> Evidence:
+    """`row` of a side where the other one fails as well: it says nothing of either."""
+    why = (
+        f"Neither side is what {model} computes for these tokens in {dtype}: another checkpoint, other weights, or a"
+        " function of its own that both share; its rounding says nothing of them."
+    )
+    return replace(row, outcome=MISSING, says=why)
 
 
 def _passed(test: SixteenTest, name: str, dtype: str) -> str:

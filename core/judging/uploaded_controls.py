@@ -43,8 +43,9 @@ class ModelControls:
     [positions], None for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds,
     positions]; from_model: of each side of the run, by name, against the model's own prefill in the dump's dtype
     [positions]; errors: rms of each side, by name, against a forward in float64, logits, empty where that is not to be
-    had; name: of the model; maps: linear maps that were reordered; lowered: of a side that it does not compute, by
-    name, whether it does in a lower precision.
+    had; name: of the model; maps: linear maps that were reordered; drawn: of each side of a 16-bit dump without its
+    pair in float32, by name, its error beside roundings drawn anew; lowered: of a side that the model does not compute,
+    by name, whether it does in a lower precision.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ModelControls:
     from_model: dict[str, NDArray[np.float64]]
     errors: dict[str, float]
     maps: int
+    drawn: dict[str, Evidence] = field(default_factory=dict)
     lowered: dict[str, Evidence] = field(default_factory=dict)
 
 
@@ -144,6 +146,18 @@ def measure_controls(
     named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": model is not None}
     given = frozenset(name for name, is_there in named.items() if is_there)
     return Controls(rerun_of, beside, pairs, narrowing, found, has_experts, model, given)
+
+
+def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:
+    """Logits of the run's side `name` out of the dumps of the pair in float32 [positions, vocab]; None where it is not
+    among them.
+    """
+    with _opened(paths, figures.header, FLOAT32, "the pair in float32", 2) as dump:
+        names = _names_of(figures.header, dump, only=False)
+        if name not in names:
+            return None
+        place = names.index(name)
+        return np.concatenate([values_of(sides[place], FLOAT32).copy() for _, sides in dump.chunks()])
 
 
 def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:

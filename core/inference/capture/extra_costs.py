@@ -12,6 +12,7 @@ import torch
 
 from ..controls.judge_model import SEEDS, SEEDS_OF_MODULES
 from ..controls.judging_session import JudgingSession
+from ..controls.lower_precision import most_work
 from ..controls.remedies import BATCHES, FLOOR_SEEDS, PRICE_TOKENS, REMEDIES, least_tokens, most_tokens, without_batch
 from ..models.model import LoadedModel
 from ..paths.paths import Path, parse_path
@@ -27,6 +28,7 @@ _SLOWER = {
     "kernels": 2.0,
     "remedies": 1.5,
     "judging": 1.5,
+    "precisions": 1.5,
 }  # than plain forwards: docs/where_it_starts.md
 _BYTES, _WIDTH = 64 << 20, 512
 _PLAIN = parse_path("prefill")
@@ -49,12 +51,14 @@ class Work:
 @dataclass(frozen=True)
 class StageCost:
     """Cost of one stage beside the sides: at least and at most, for a clock decides how often remedies are timed, and
-    what a judge finds, which rungs he climbs.
+    what a judge finds, which rungs he climbs. is_bound: of work that is done only if something is found, and then up to
+    `most`, which is more than it will be.
     """
 
     name: str
     least: Work
     most: Work
+    is_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,13 @@ def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
     variants = list(dict.fromkeys(plan.paths[1:]))
     if REMEDIES_ in beside:
         ends = [_remedies(plan, variants, *end) for end in ((LEAST_TURNS, least_tokens), (MOST_TURNS, most_tokens))]
-        found.append(StageCost("remedies", *ends))
+        found.append(StageCost("remedies", ends[0], ends[1]))
     if JUDGE in beside:
         keeps = JudgingSession(plan.loaded, plan.token_ids).keeps(3)  # the reference, a variant and plain prefill
         most = _sum([_judging(plan, path, is_first=not i, keeps=keeps) for i, path in enumerate(plan.paths[1:])])
         least = _over(plan, plan.paths[0]) * 2 + _sum([_over(plan, path) * 2 for path in plan.paths[1:]])
         found.append(StageCost("judging", least, most))
+        found.append(StageCost("precisions", Work(), _precisions(plan, variants), is_bound=True))
     return found
 
 
@@ -156,6 +161,17 @@ def _judging(plan: CapturePlan, variant: Path, *, is_first: bool, keeps: bool) -
     return found
 
 
+def _precisions(plan: CapturePlan, variants: Sequence[Path]) -> Work:
+    """Search for a lower precision, of each side that can be further from the model than rounding."""
+    lengths = [len(ids) for ids in plan.token_ids]
+    found = Work()
+    for variant in variants:
+        for path in [variant] if plan.paths[0] == _PLAIN else [plan.paths[0], variant]:
+            of_side = _over(plan, path)
+            found += Work(*most_work(plan.loaded, lengths, (of_side.forwards, of_side.tokens), SEEDS, SEEDS_OF_MODULES))
+    return found
+
+
 def speed_here(loaded: LoadedModel, clock: Callable[[], float] = time.perf_counter) -> Speed:
     """Three small measurements, a tenth of a second each; none of them reads a weight of the model."""
     device, dtype = torch.device(loaded.device), loaded.torch_dtype
@@ -187,8 +203,8 @@ def speed_here(loaded: LoadedModel, clock: Callable[[], float] = time.perf_count
 
 
 def seconds_of(loaded: LoadedModel, costs: Costs, stages: Sequence[StageCost], speed: Speed) -> tuple[float, float]:
-    """(least, most) of the whole capture, to within a factor of WITHIN: every forward reads the weights once and calls
-    every module, every token takes two operations a weight.
+    """(least, most) of the whole capture but stages that are bounds, to within a factor of WITHIN: every forward reads
+    the weights once and calls every module, every token takes two operations a weight.
     """
     model = loaded.model
     calls = sum(1 for module in model.modules() if not list(module.children()))
@@ -200,7 +216,8 @@ def seconds_of(loaded: LoadedModel, costs: Costs, stages: Sequence[StageCost], s
         return work.forwards * a_forward + work.tokens * a_token
 
     sides = spent(Work(costs.forwards, costs.tokens))
-    ends = [sides + sum(_SLOWER[stage.name] * spent(work(stage)) for stage in stages) for work in (_least, _most)]
+    counted = [stage for stage in stages if not stage.is_bound]
+    ends = [sides + sum(_SLOWER[stage.name] * spent(work(stage)) for stage in counted) for work in (_least, _most)]
     return ends[0], ends[1]
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
-from ...judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test
+from ...judging.sixteen_bits import Errors, SixteenTest, of_neither_side, sixteen_evidence, sixteen_test
 from ...runs.file.evidence import FAILED, MISSING, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
@@ -229,9 +229,9 @@ def sixteen_rows(
     blocks: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
     plain: RunnableSide = PREFILL,
-) -> tuple[list[Evidence], SixteenTest | None]:
-    """(a row for each side, the test of the first that failed): what can be said of sides of which there is nothing but
-    16 bits.
+) -> tuple[list[Evidence], list[SixteenTest | None]]:
+    """(a row for each side, the test of each that failed, None of another): what can be said of sides of which there
+    is nothing but 16 bits.
 
     plain: what they ought to compute, the model's own forward or that in a lower precision.
     """
@@ -251,15 +251,11 @@ def sixteen_rows(
             f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of"
             " this model's rounding."
         )
-        return [replace(row, outcome=MISSING, says=why) for row in rows], None
-    failed = [test for test, row in zip(tests, rows, strict=False) if row.outcome == FAILED]
-    if len(sides) > 1 and len(failed) == len(sides):
-        why = (
-            f"Neither side is what '{loaded.name}' computes for these tokens in {loaded.dtype}: another checkpoint,"
-            " other weights, or a function of its own that both share; its rounding says nothing of them."
-        )
-        return [replace(row, outcome=MISSING, says=why) for row in rows], None
-    return rows, failed[0] if failed else None
+        return [replace(row, outcome=MISSING, says=why) for row in rows], [None] * len(rows)
+    failed = [test if row.outcome == FAILED else None for test, row in zip(tests, rows, strict=False)]
+    if len(sides) > 1 and all(failed):
+        return [of_neither_side(row, f"'{loaded.name}'", loaded.dtype) for row in rows], [None] * len(rows)
+    return rows, failed
 
 
 def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide) -> list[RunnableSide]:

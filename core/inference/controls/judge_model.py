@@ -54,13 +54,12 @@ from ...runs.file.evidence import (
 from ...runs.file.records import FloorRows
 from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
-from ..models.model import LoadedModel, loaded_from
+from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import Narrow, narrow_evidence
-from .drawn_roundings import sixteen_rows
 from .judging_session import JudgingSession
-from .lower_precision import Lowered, checked_in_16_bits, lowered, lowered_in_16_bits, wholly_lowered
+from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
 from .module_growth import growth_over_modules
 from .precisions import Precision
 from .rounding_floor import check_prompts, in_float32, not_finite_of
@@ -167,7 +166,7 @@ class _ModelLadder(Ladder):
         self.narrow: list[Narrow] = []
         self.of_16_bits: list[Evidence] = []
         self.fits_float32 = True
-        self.lowered: Lowered | None = None
+        self.lowered: list[Lowered] = []
         self.precisions: tuple[Precision, ...] = ()
 
     def climb(self) -> Judgement:
@@ -210,11 +209,9 @@ class _ModelLadder(Ladder):
             self._over_modules(deciding)
         if first is None and self.broken is not None:
             first, ratio = self.broken.place(self.lengths), None
-        if self.lowered is not None and self.lowered.evidence.outcome in (
-            PASSED,
-            FAILED,
-        ):  # the fault's own place, not the precision's
-            first = self.lowered.place
+        if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
+            # the fault's own place, not the precision's
+            first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         if self.of_16_bits and verdict.name in (UNDECIDED, NONDETERMINISTIC):  # how much 16 bits would have shown
             verdict = replace(verdict, because=" ".join([verdict.because, *(row.says for row in self.of_16_bits)]))
@@ -254,8 +251,7 @@ class _ModelLadder(Ladder):
             "What the other rows hold changes this one's logits, though their number and length are the same: data"
             " leaks between rows.",
         )
-        has_experts = _has_experts(self.loaded.model)
-        self.neighbours(side.name, control, figures, says, has_experts=has_experts)
+        self.neighbours(side.name, control, figures, says, has_experts=has_experts(self.loaded.model))
 
     def _other_row(self, digest: str) -> None:
         """Run the same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread),
@@ -406,21 +402,11 @@ class _ModelLadder(Ladder):
                 self.evidence = [replace(row, outcome=NOTED) if row.rung == OWN_DTYPE else row for row in self.evidence]
             self.evidence += self.of_16_bits
             return None
-        try:
-            self.of_16_bits, failed = sixteen_rows(self.loaded, self.prompts, sides, self.blocks, self.say)
-        except CaptureError as error:
-            control = f"rounding in {self.loaded.dtype} drawn anew"
-            says = f"It cannot be measured: {error}"
-            self.of_16_bits, failed = [Evidence(Check.DRAWN, control, Unmeasured(), MISSING, says)], None
-        self.evidence += self.of_16_bits
-        if failed is not None and len(sides) == 1 and not failed.nonfinite:
-            with suppress(CaptureError):
-                self.lowered = lowered_in_16_bits(
-                    self.loaded, self.prompts, sides[0], failed, self.blocks, self.precisions, self.say
-                )
-            if self.lowered is not None:
-                self.evidence.append(self.lowered.evidence)
-        return failed
+        self.of_16_bits, failed, self.lowered = sixteen_bits_alone(
+            self.loaded, self.prompts, sides, self.blocks, self.precisions, self.say
+        )
+        self.evidence += [*self.of_16_bits, *(each.evidence for each in self.lowered)]
+        return next((test for test in failed if test is not None), None)
 
     def _microscope(self, own: Sequence[Divergence]) -> None:
         """The deciding rung: the pair in float32."""
@@ -458,7 +444,7 @@ class _ModelLadder(Ladder):
             )
             doubt = (
                 f"A near tie of the router between two experts can {doubt}"
-                if _has_experts(self.loaded.model)
+                if has_experts(self.loaded.model)
                 else "Rounding seldom goes as far, and a fault can be as small"
             )
             says = f"{single.says} {doubt}; float64, which would tell, cannot be had: {error}"
@@ -466,7 +452,7 @@ class _ModelLadder(Ladder):
             return
         because = (
             "Near ties of the router between two experts make that uncertain in a mixture of experts"
-            if _has_experts(self.loaded.model)
+            if has_experts(self.loaded.model)
             else "Rounding seldom goes as far, and a fault can be as small"
         )
         self.evidence[place] = replace(single, outcome=NOTED, says=f"{single.says} {because}, so float64 decides.")
@@ -483,7 +469,7 @@ class _ModelLadder(Ladder):
 
         pair = divergences_of(widened, self.prompts, self._kept_sides, self._reference_in(widened), see)
         narrow = [name for name, is_it in zip(self.names, is_wide, strict=True) if not is_it]
-        if narrow and not _has_experts(self.loaded.model):
+        if narrow and not has_experts(self.loaded.model):
             raise CaptureError(f"'{narrow[0]}' computes in float32 whatever it is asked.")
         self._against_floor(widened, pair, None, FLOAT32, key=FLOAT64)
 
@@ -494,31 +480,37 @@ class _ModelLadder(Ladder):
             return
         try:
             self.lowered = self._precisions_tried()
-            if self.lowered is not None and OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
-                self.lowered = checked_in_16_bits(
-                    self.loaded, self.prompts, self.lowered, self.seeds[:SEEDS_OF_MODULES], self.say
-                )
+            if OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
+                seeds = self.seeds[:SEEDS_OF_MODULES]
+                self.lowered = [
+                    checked_in_16_bits(self.loaded, self.prompts, each, seeds, self.say) for each in self.lowered
+                ]
         except CaptureError as error:
-            self.lowered = None
+            self.lowered = []
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in precisions that engines offer"
             says = f"Whether a lower precision explains it cannot be tried: {error}"
             self.add(Check.PRECISIONS, control, Unmeasured(), MISSING, says)
             return
-        if self.lowered is not None:
-            self.evidence.append(self.lowered.evidence)
+        self.evidence += [each.evidence for each in self.lowered]
 
-    def _precisions_tried(self) -> Lowered | None:
+    def _precisions_tried(self) -> list[Lowered]:
         dtype, widening = (FLOAT64, in_float64) if FLOAT64 in self.measured else ("float32", in_float32)
         with foreign_errors_stop("lower precisions", "choose a smaller model"), widening(self.loaded) as widened:
             floor, given = self.measured[dtype], self.precisions
             found = lowered(widened, self.prompts, self.sides, floor, self.seeds, self.blocks, self.say, given=given)
-        if dtype == "float32" or (found is not None and found.evidence.outcome == PASSED):
+        if dtype == "float32" or all(each.evidence.outcome == PASSED for each in found):
             return found
         # near ties of a router tear the floor of float32, so that nothing else is asked there
         with foreign_errors_stop("16 bits", "choose a smaller model"), in_float32(self.loaded) as widened:
             whole = wholly_lowered(widened, self.prompts, self.sides, self.measured["float32"], self.blocks, self.say)
-        is_part = found is not None and found.evidence.outcome == FAILED
-        return found if whole is None or (is_part and whole.evidence.outcome != PASSED) else whole
+        by_side = {each.evidence.side: each for each in whole}
+
+        def better(each: Lowered) -> Lowered:
+            other = by_side.pop(each.evidence.side, each)
+            is_decided = each.evidence.outcome in (PASSED, FAILED)
+            return each if is_decided and other.evidence.outcome != PASSED else other
+
+        return [*map(better, found), *by_side.values()]
 
     def _over_modules(self, deciding: FloorTest) -> None:
         """Find the module at which the pair leaves the floor, in the dtype that decided; a compiled side has no modules
@@ -585,14 +577,6 @@ class _ModelLadder(Ladder):
         self.evidence.append(symmetry_evidence(control, self.names, errors))
 
 
-def _has_experts(model: Any) -> bool:
-    config = model.config.get_text_config(decoder=True)
-    return any(
-        getattr(config, key, None)
-        for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
-    )
-
-
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
     """True where the float32 rung of this model may mean nothing, one way or the other.
 
@@ -602,6 +586,6 @@ def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
     every position alike is no matter of ties. Of any other model a pair that passes and is larger than rounding nearly
     ever is may be a fault of a few units in the last place.
     """
-    if _has_experts(loaded.model):
+    if has_experts(loaded.model):
         return not test.nonfinite and not is_larger_everywhere(test)
     return test.is_passed and test.ratio > _DOUBTFUL

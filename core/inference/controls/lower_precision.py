@@ -5,8 +5,8 @@ docs/verdict_calibration.md has the method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
-from ...judging.sixteen_bits import SixteenTest
+from ...judging.sixteen_bits import LARGEST_ERROR, SixteenTest
 from ...runs.file.evidence import (
     FAILED,
     MISSING,
@@ -28,31 +28,29 @@ from ...runs.file.evidence import (
     Evidence,
     ExplainedFigures,
     PrecisionsFigures,
+    Unmeasured,
 )
 from ..models.dtype_conversion import converted
 from ..models.float64 import in_float64
-from ..models.model import LoadedModel
+from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Emit, Run
 from ..paths.engines import RunnableSide, seen_by
 from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
-from .drawn_roundings import PREFILL, sixteen_rows
-from .precisions import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store
+from .drawn_roundings import DRAWS, PREFILL, sixteen_rows
+from .precision_search import MOST_LEFT, Found, PrecisionSearch, most_walks
+from .precisions import CACHE, LAYERS, Precision, catalogue
 from .reordering import reordered
 from .rounding_floor import EXACT_BYTES, as_many_as, divergence, groups_of, in_float32, whole_side
 
-_SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 _ALIKE = 10.0  # floors within which a side is at the model's own
 _LEAST_LEFT = 1e-3  # below which precisions are not told apart by what they leave
-_MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
-# of its distance to float32: between two values of 8 bits, 16 bits often fall to the other one than float32 does
-_MOST_LEFT_16_BITS = 0.9
 _EXPLAINED = 0.1  # of a side's distance, up to which a precision is named though something is left
+_EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits
 _LOOKED_INTO = 3
 _AS_GOOD = 3.0  # times what the best one leaves
 _ALL_BUT_A_FEW = 0.3  # of a side's distance, which values that fall to the other side do not make up
-_SOME = 0.2  # of the positions that differ: a fault on top may be everywhere else
 _MOST_TIES = 0.01  # of the logits
 _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in 16 bits throughout is no nearer
 
@@ -86,7 +84,7 @@ class _Trial:
 
     @property
     def is_passed(self) -> bool:
-        return self.left <= _MOST_LEFT and (self.test.is_passed or 0 < self.ties <= _MOST_TIES)
+        return self.left <= MOST_LEFT and (self.test.is_passed or 0 < self.ties <= _MOST_TIES)
 
 
 def lowered(
@@ -100,49 +98,17 @@ def lowered(
     *,
     given: Sequence[Precision] = (),
     is_fixed: bool = False,
-) -> Lowered | None:
-    """loaded: in float32, or in float64 where that decides; floor: mean squares of its reorderings [seeds, positions];
+) -> list[Lowered]:
+    """Each side that is further from the model than rounding, or the further one of two that are not.
+
+    loaded: in float32, or in float64 where that decides; floor: mean squares of its reorderings [seeds, positions];
     given: precisions of the caller's own, tried before those that engines offer; is_fixed: sides cannot be computed in
     float64.
-
-    None where neither side is the model's own, so that nothing can be said of the other.
     """
-    further = _further(loaded, prompts, sides, floor)
-    if further is None:
-        return None
-    side, distance, scale, ratio, control = further
-    best = _screened(loaded, prompts, side, distance, scale, given, say)
-    trials = []
-    for precision, left in best[:_LOOKED_INTO]:
-        if left > max(_AS_GOOD * best[0][1], _LEAST_LEFT):
-            break
-        say(f"{len(seeds)} reorderings with {precision.name}")
-        trials.append(_tried(loaded, prompts, side, precision, distance, seeds, is_fixed=is_fixed))
-        if trials[-1].is_passed:
-            break
-    trials = [trial for trial in trials if np.isfinite(trial.left)]
-    lengths = [len(ids) for ids in prompts]
-    if trials and (trials[-1].is_passed or best[0][1] <= _EXPLAINED):
-        return _explained(
-            trials[-1] if trials[-1].is_passed else trials[0], side, control, ratio, loaded.dtype, lengths
-        )
-    if loaded.dtype != "float64":  # where every cast to float32 gives float64, which no model of 16 bits has
-        whole = _whole_model(loaded, prompts, side, control, ratio, blocks, say)
-        if whole is not None:
-            return whole
-    figures = PrecisionsFigures(noise_ratio=ratio)
-    if best:
-        figures = replace(figures, precision=best[0][0].name, share_left=best[0][1])
-        says = (
-            f"No precision explains it: {best[0][0].name} comes nearest and leaves {_percent(best[0][1])} of the"
-            " distance where it explains most."
-        )
-    else:
-        says = (
-            "None of the precisions that were tried (caches and weights of 4, 8 and 16 bits, products in TF32, a head"
-            " in 16 bits) explains it."
-        )
-    return Lowered(Evidence(Check.PRECISIONS, control, figures, NOTED, says, side.name))
+    return [
+        _lowered(loaded, prompts, far, seeds, blocks, say, given, is_fixed=is_fixed)
+        for far in _further(loaded, prompts, sides, floor)
+    ]
 
 
 def wholly_lowered(
@@ -152,15 +118,32 @@ def wholly_lowered(
     floor: NDArray[np.float64],
     blocks: Sequence[int] = (),
     say: Callable[[str], None] = lambda _: None,
-) -> Lowered | None:
-    """The question of `lowered` that needs a model in float32, where float64 answers the others: is the side the model
-    computed in 16 bits throughout? None too where its logits are of no such dtype.
+) -> list[Lowered]:
+    """The question of `lowered` that needs a model in float32, where float64 answers the others: is a side the model
+    computed in 16 bits throughout? Not those whose logits are of no such dtype.
     """
-    further = _further(loaded, prompts, sides, floor)
-    if further is None:
-        return None
-    side, _, _, ratio, control = further
-    return _whole_model(loaded, prompts, side, control, ratio, blocks, say)
+    found = [_whole_model(loaded, prompts, far, blocks, say) for far in _further(loaded, prompts, sides, floor)]
+    return [each for each in found if each is not None]
+
+
+@dataclass(frozen=True)
+class _Far:
+    """A side that is not the model's own. distance: mean squares to the model's own forward [positions]; scale: mean
+    square of the floor.
+    """
+
+    side: RunnableSide
+    distance: NDArray[np.float64]
+    scale: float
+
+    @property
+    def ratio(self) -> float:
+        """rms of the distance over that of the floor."""
+        return float(np.sqrt(self.distance.mean() / max(self.scale, np.finfo(np.float64).tiny)))
+
+    @property
+    def control(self) -> str:
+        return f"'{self.side.name}' against the model's own forward in precisions that engines offer"
 
 
 def _further(
@@ -168,18 +151,88 @@ def _further(
     prompts: Sequence[Sequence[int]],
     sides: tuple[RunnableSide, RunnableSide],
     floor: NDArray[np.float64],
-) -> tuple[RunnableSide, NDArray[np.float64], float, float, str] | None:
-    """(the side further from the model's own forward, its mean squares to that [positions], the floor's mean square,
-    root of their ratio, the control in words); None where the other side is not the model's own.
-    """
+) -> list[_Far]:
     scale = float(floor.mean())
-    apart = [mean_squares(_apart(loaded, prompts, PREFILL, side)) for side in sides]
-    near, far = sorted((0, 1), key=lambda which: float(apart[which].mean()))
-    if apart[near].mean() > _ALIKE**2 * scale:
-        return None
-    ratio = float(np.sqrt(apart[far].mean() / max(scale, np.finfo(np.float64).tiny)))
-    control = f"'{sides[far].name}' against the model's own forward in precisions that engines offer"
-    return sides[far], apart[far], scale, ratio, control
+    found = [_Far(side, mean_squares(_apart(loaded, prompts, PREFILL, side)), scale) for side in sides]
+    is_torn = has_experts(loaded.model) and loaded.dtype != "float64"  # by near ties, in sound sides too
+
+    def is_own(far: _Far) -> bool:
+        is_near = float(far.distance.mean()) <= _ALIKE**2 * scale
+        return is_near and (is_torn or floor_test(far.distance, floor).is_passed)
+
+    beyond = [far for far in found if not is_own(far)]
+    return beyond or [max(found, key=lambda far: float(far.distance.mean()))]
+
+
+def _lowered(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    far: _Far,
+    seeds: Sequence[int],
+    blocks: Sequence[int],
+    say: Callable[[str], None],
+    given: Sequence[Precision],
+    *,
+    is_fixed: bool,
+) -> Lowered:
+    offered = [*given, *catalogue(loaded)]
+    if is_fixed:
+        offered += [each.weights_in_float64 for each in offered if each.part == LAYERS]
+    search = _search(loaded, prompts, far, offered)
+    say("other precisions")
+    best = search.singles() if search is not None else []
+
+    def tried(found: Sequence[Found]) -> list[_Trial]:
+        """Those that leave about as little as the best, up to the first that passes."""
+        trials: list[_Trial] = []
+        for each in found[:_LOOKED_INTO]:
+            if each.left > max(_AS_GOOD * found[0].left, _LEAST_LEFT) or (trials and trials[-1].is_passed):
+                break
+            say(f"{len(seeds)} reorderings with {each.precision.name}")
+            trials.append(_tried(loaded, prompts, far, each.precision, seeds, is_fixed=is_fixed))
+        return [trial for trial in trials if np.isfinite(trial.left)]
+
+    lengths = [len(ids) for ids in prompts]
+    trials = tried(best)
+    if trials and trials[-1].is_passed:
+        return _explained(trials[-1], far, loaded.dtype, lengths)
+    is_part = bool(trials) and best[0].left <= _EXPLAINED
+    whole = None
+    if not is_part and loaded.dtype != "float64":  # where every cast to float32 gives float64: no model of 16 bits
+        whole = _whole_model(loaded, prompts, far, blocks, say)
+        if whole is not None and whole.evidence.outcome == PASSED:
+            return whole
+    two: list[Found] = []
+    if search is not None:
+        say("two precisions at once")
+        two = search.pairs()
+        of_two = tried(two)
+        # a fault on top of both has fewer places than what one of them leaves
+        is_finer = bool(of_two) and (not trials or len(of_two[0].test.outliers) < len(trials[0].test.outliers))
+        if of_two and (of_two[-1].is_passed or (is_finer and two[0].left <= _EXPLAINED)):
+            found = of_two[-1] if of_two[-1].is_passed else of_two[0]
+            return _explained(found, far, loaded.dtype, lengths)
+    if is_part:
+        return _explained(trials[0], far, loaded.dtype, lengths)
+    return whole if whole is not None else _unexplained(far, [*best[:1], *two[:1]])
+
+
+def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
+    """nearest: the best one, and the best two."""
+    figures = PrecisionsFigures(noise_ratio=far.ratio)
+    if nearest:
+        best = min(nearest, key=lambda each: each.left)
+        figures = replace(figures, precision=best.precision.name, share_left=best.left)
+        says = (
+            f"No precision explains it, nor do two at once: {best.precision.name} comes nearest and leaves"
+            f" {_percent(best.left)} of the distance where it explains most."
+        )
+    else:
+        says = (
+            "None of the precisions that were tried (caches and weights of 4, 8 and 16 bits, products in TF32, a head"
+            " in 16 bits), nor two of them at once, explains it."
+        )
+    return Lowered(Evidence(Check.PRECISIONS, far.control, figures, NOTED, says, far.side.name))
 
 
 def _apart(
@@ -192,63 +245,25 @@ def _apart(
     return found
 
 
-def _screened(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    side: RunnableSide,
-    distance: NDArray[np.float64],
-    scale: float,
-    given: Sequence[Precision],
-    say: Callable[[str], None],
-) -> list[tuple[Precision, float]]:
-    """(precision, share of the side's distance that it leaves at the positions that it explains best), least first, of
-    the shortest prompt that differs.
-    """
+def _search(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: _Far, offered: Sequence[Precision]
+) -> PrecisionSearch | None:
+    """A search on the shortest prompt that differs by more than rounding; None where none does."""
+    limit = _ALIKE**2 * far.scale
     begins = np.concatenate([[0], np.cumsum([len(ids) for ids in prompts])])
     for number in sorted(range(len(prompts)), key=lambda place: len(prompts[place])):
-        own = distance[begins[number] : begins[number + 1]]
-        beyond = np.flatnonzero(own > _ALIKE**2 * scale)
-        if len(beyond):
-            break
-    else:
-        return []
-    first = int(beyond[0])
-    wanted = whole_side(side.run_on(loaded), prompts[number])
-    say("other precisions")
-
-    def left_by(precision: Precision, stop: int) -> float:
-        """Infinity where the model cannot be computed so: attention that it has no eager form of, a cache of its own
-        kind.
-        """
-        ids, differs = prompts[number][:stop], beyond[beyond < stop]
-        try:
-            with foreign_errors_stop(precision.name, "leave it out"):
-                apart = divergence(wanted[:stop], precision.side.run_on(loaded), ids)
-        except CaptureError:
-            return float("inf")
-        if apart.nonfinite_mismatch:  # beyond the format's range, which the finite logits alone would not show
-            return float("inf")
-        left = mean_squares([apart])
-        return float(np.sqrt(np.quantile(left[differs] / own[differs], _SOME)))
-
-    if first:  # weights, products and what is rounded before it is read show at position 0 already
-        caches = [replace(each, stored=Stored(first, 1)) for each in (*given, *catalogue(loaded)) if each.part == CACHE]
-        at_first = [(each, left_by(each, first + 1)) for each in caches]
-        chosen = [
-            replace(each, stored=way) for each, left in at_first if left < _MOST_LEFT for way in ways_to_store(first)
-        ]
-    else:
-        chosen = [*given, *catalogue(loaded)]
-    found = [(precision, left_by(precision, first + _SCREENED)) for precision in chosen]
-    return sorted((each for each in found if each[1] < _MOST_LEFT), key=lambda each: each[1])
+        differs = far.distance[begins[number] : begins[number + 1]] > limit
+        if differs.any():
+            wanted = whole_side(far.side.run_on(loaded), prompts[number])
+            return PrecisionSearch(loaded, prompts[number], wanted, differs, limit, offered)
+    return None
 
 
 def _tried(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    side: RunnableSide,
+    far: _Far,
     precision: Precision,
-    distance: NDArray[np.float64],
     seeds: Sequence[int],
     *,
     is_fixed: bool,
@@ -256,40 +271,35 @@ def _tried(
     """Try a precision in float32, and where that fails in float64: a value in the middle of two of a coarse format
     falls to either by rounding alone.
     """
-    trial = _residual(loaded, prompts, side, precision, distance, seeds)
+    trial = _residual(loaded, prompts, far, precision, seeds)
     if trial.is_passed or is_fixed or trial.left > _ALL_BUT_A_FEW:
         return trial
     try:
         with foreign_errors_stop("float64", "choose a smaller model"), in_float64(loaded) as widened:
-            wider = _residual(widened, prompts, side, precision, distance, seeds)
+            wider = _residual(widened, prompts, far, precision, seeds)
     except CaptureError:
         return trial
     return wider if wider.is_passed else trial
 
 
 def _residual(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    side: RunnableSide,
-    precision: Precision,
-    distance: NDArray[np.float64],
-    seeds: Sequence[int],
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: _Far, precision: Precision, seeds: Sequence[int]
 ) -> _Trial:
     """The side against the model in this precision, held against that one's own rounding floor."""
     pair: list[Divergence] = []
     floor: list[list[Divergence]] = [[] for _ in seeds]
-    own, ties = precision.side, _Ties(precision.dtype)
+    own, ties = precision.side, _Ties(precision.logits_dtype)
     for group in groups_of(loaded, prompts):
         plain = [whole_side(own.run_on(loaded), ids) for ids in group]
         pair += [
-            divergence(each, seen_by(side.run_on(loaded), ties.counting(each)), ids)
+            divergence(each, seen_by(far.side.run_on(loaded), ties.counting(each)), ids)
             for each, ids in zip(plain, group, strict=True)
         ]
         _add_reorderings(floor, loaded, own, group, plain, seeds)
     squares = mean_squares(pair)
     test = floor_test(squares, np.stack([mean_squares(of_seed) for of_seed in floor]))
     is_finite = not any(one.nonfinite_mismatch for one in (*pair, *(one for of_seed in floor for one in of_seed)))
-    left = float(np.sqrt(squares.mean() / distance.mean())) if is_finite else float("inf")
+    left = float(np.sqrt(squares.mean() / far.distance.mean())) if is_finite else float("inf")
     return _Trial(precision, left, test, loaded.dtype, ties.share)
 
 
@@ -334,11 +344,9 @@ class _Ties:
         return count
 
 
-def _explained(
-    trial: _Trial, side: RunnableSide, control: str, ratio: float, dtype: str, lengths: Sequence[int]
-) -> Lowered:
-    """ratio: of the side, in `dtype`, to the model in that dtype."""
-    test = trial.test
+def _explained(trial: _Trial, far: _Far, dtype: str, lengths: Sequence[int]) -> Lowered:
+    """dtype: that the side's distance to the model was measured in."""
+    test, side, control, ratio = trial.test, far.side, far.control, far.ratio
     figures = ExplainedFigures(
         noise_ratio=ratio,
         precision=trial.precision.name,
@@ -371,28 +379,26 @@ def _explained(
 
 
 def _whole_model(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    side: RunnableSide,
-    control: str,
-    ratio: float,
-    blocks: Sequence[int],
-    say: Callable[[str], None],
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: _Far, blocks: Sequence[int], say: Callable[[str], None]
 ) -> Lowered | None:
     """A side that answers on the grid of a 16-bit dtype: beside the model computed in that dtype throughout, its
     rounding drawn anew.
 
     What it answered when it was asked for float32 is held there, not what it would make of a model in 16 bits.
     """
+    side, ratio, control = far.side, far.ratio, far.control
     chosen = as_many_as(prompts, EXACT_BYTES // (4 * loaded.vocab_size))
-    answers = {tuple(ids): whole_side(side.run_on(loaded), ids).float() for ids in chosen}
-    grid = grid_of(list(answers.values()))
+    answers = [whole_side(side.run_on(loaded), ids).float() for ids in chosen]
+    grid = grid_of(answers)
     if grid is None:
         return None
-    dtype = grid[0]
+    dtype, recorded = grid[0], answering(side.name, chosen, answers)
+    with_more = None
     try:
         with converted(loaded, dtype) as narrowed:
-            rows, failed = sixteen_rows(narrowed, chosen, [answering(side.name, answers)], blocks, say)
+            (row,), (failed,) = sixteen_rows(narrowed, chosen, [recorded], blocks, say)
+            if failed is not None and not failed.nonfinite:
+                with_more = lowered_in_16_bits(narrowed, chosen, recorded, failed, blocks, (), say)
     except CaptureError as error:
         says = (
             f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held:"
@@ -400,15 +406,19 @@ def _whole_model(
         )
         nearest = PrecisionsFigures(noise_ratio=ratio, precision=dtype)
         return Lowered(Evidence(Check.PRECISIONS, control, nearest, NOTED, says, side.name))
-    row = rows[0]
     figures = _beside_draws(row, ratio, f"all of it in {dtype}")
-    far, own = figures.ratio_over_draws, float(np.median(figures.model_ways_ratios))
+    error_over_draws, own = figures.ratio_over_draws, float(np.median(figures.model_ways_ratios))
 
     def found(outcome: str, says: str, place: tuple[int, int] | None = None) -> Lowered:
         return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, outcome, says, side.name), place)
 
     what = f"'{side.name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
-    if row.outcome != FAILED and far < _LEAST_OF_WHOLE * own:
+    if with_more is not None and with_more.evidence.outcome == PASSED:
+        of_both = with_more.evidence.figures
+        assert isinstance(of_both, DrawnPrecisionFigures)
+        figures = replace(of_both, noise_ratio=ratio, precision=f"all of it in {dtype}, and its {of_both.precision}")
+        return found(PASSED, f"{what} {with_more.evidence.says}")
+    if row.outcome != FAILED and error_over_draws < _LEAST_OF_WHOLE * own:
         says = (
             f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype}"
             " throughout is."
@@ -416,16 +426,21 @@ def _whole_model(
         return found(NOTED, says)
     if row.outcome == PASSED:
         return found(PASSED, f"{what} {row.says}")
-    if row.outcome == MISSING and far <= own / _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:
-        says = (
-            f"{what} Its error is {far / own:.2f} times that of the model's own ways in {dtype}, whose roundings are no"
-            f" measure position by position (near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the"
-            " rounding over all positions are not seen."
-        )
-        return found(PASSED, says)
+    is_measure = row.outcome != MISSING
+    if not is_measure and error_over_draws <= own / _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:
+        return found(PASSED, f"{what} {_no_measure(error_over_draws / own, dtype)}")
     says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
     place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
     return found(FAILED if row.outcome == FAILED else NOTED, says, place)
+
+
+def _no_measure(times: float, dtype: str) -> str:
+    """times: error over that of the model's own ways in the dtype."""
+    return (
+        f"Its error is {times:.2f} times that of the model's own ways in {dtype}, whose roundings are no measure"
+        f" position by position (near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the rounding over"
+        " all positions are not seen."
+    )
 
 
 def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecisionFigures:
@@ -479,6 +494,32 @@ def checked_in_16_bits(
     return Lowered(replace(row, figures=figures, outcome=FAILED, says=says))
 
 
+def sixteen_bits_alone(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: Sequence[RunnableSide],
+    blocks: Sequence[int],
+    given: Sequence[Precision] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[list[Evidence], list[SixteenTest | None], list[Lowered]]:
+    """(a row for each side, the test of each that failed, whether those are in a lower precision): what can be said of
+    sides that have nothing but 16 bits, be they engines or dumps.
+    """
+    try:
+        rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say)
+    except CaptureError as error:
+        control = f"rounding in {loaded.dtype} drawn anew"
+        says = f"It cannot be measured: {error}"
+        missing = [Evidence(Check.DRAWN, control, Unmeasured(), MISSING, says, side.name) for side in sides]
+        return missing, [None] * len(sides), []
+    found = []
+    for side, test in zip(sides, failed, strict=True):
+        if test is not None and not test.nonfinite:
+            with suppress(CaptureError):
+                found.append(lowered_in_16_bits(loaded, prompts, side, test, blocks, given, say))
+    return rows, failed, found
+
+
 def lowered_in_16_bits(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
@@ -487,58 +528,109 @@ def lowered_in_16_bits(
     blocks: Sequence[int],
     given: Sequence[Precision] = (),
     say: Callable[[str], None] = lambda _: None,
-) -> Lowered | None:
-    """`lowered` for an engine that has nothing but 16 bits, and is further from the model's float32 forward than
-    rounding: is it rounding beside a forward with an 8-bit cache, or with weights of 4 bits? loaded: in its 16 bits;
-    failed: that error's test.
+) -> Lowered:
+    """`lowered` for a side that has nothing but 16 bits, and is further from the model's float32 forward than
+    rounding: is it rounding beside a forward with an 8-bit cache, with weights of 4 bits, or with both? loaded: in its
+    16 bits; failed: that error's test.
     """
-    ids = min(prompts, key=len)
-    starts = structure_of(failed.outliers, [len(each) for each in prompts]).first
-    tried = [each for each in (*given, *catalogue(loaded)) if each.part in (CACHE, LAYERS)]
-    if starts is not None and starts[1]:
-        ways = ways_to_store(starts[1])
-        tried += [replace(each, stored=way) for each in tried if each.part == CACHE for way in ways]
+    ids, differs = _shortest_that_differs(prompts, failed)
     wanted = whole_side(side.run_on(loaded), ids)
-    say("other precisions")
-    with in_float32(loaded) as widened:
-
-        def left_by(one: RunnableSide) -> float:
-            try:
-                with foreign_errors_stop(one.name, "leave it out"):
-                    apart = divergence(wanted, one.run_on(widened), ids)
-            except CaptureError:
-                return float("inf")
-            return float("inf") if apart.nonfinite_mismatch else float(mean_squares([apart]).mean())
-
-        distance = left_by(PREFILL)
-        left, best = min(((left_by(each.side), number) for number, each in enumerate(tried)), default=(distance, 0))
-    if left > _MOST_LEFT_16_BITS**2 * distance:
-        return None
-    precision = tried[best]
-    say(f"roundings drawn anew with {precision.name}")
-    rows, still = sixteen_rows(loaded, prompts, [side], blocks, say, precision.side)
+    offered = [each for each in (*given, *catalogue(loaded)) if each.part in (CACHE, LAYERS)]
     control = (
         f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
     )
-    figures = _beside_draws(rows[0], failed.ratio, precision.name)
-    if still is None and rows[0].outcome == PASSED:
-        what = f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name}"
-        says = (
-            f"{what}, {three_digits(failed.ratio)} times the rounding from float32. Beside that precision:"
-            f" {rows[0].says}"
+    nearest: tuple[Found, Evidence] | None = None
+    say("other precisions")
+    with in_float32(loaded) as widened:
+        search = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True)
+    for find in (search.singles, search.pairs):
+        with in_float32(loaded):  # in between, roundings are drawn in 16 bits
+            found = find()
+        if not found or (nearest is not None and found[0].left >= nearest[0].left):
+            continue
+        precision = found[0].precision
+        say(f"roundings drawn anew with {precision.name}")
+        (row,), (still,) = sixteen_rows(loaded, prompts, [side], blocks, say, precision.side)
+        figures = _beside_draws(row, failed.ratio, precision.name)
+        if still is None and row.outcome == PASSED and _explains(failed.ratio, figures.ratio_over_draws):
+            says = (
+                f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
+                f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
+            )
+            return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
+        nearest = found[0], row
+    if nearest is None:
+        says = "No precision of caches or weights explains it, nor do two at once."
+        return Lowered(
+            Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, side.name)
         )
-        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
-    says = f"{precision.name} comes nearest and does not explain it. {rows[0].says}"
+    best, row = nearest
+    figures = _beside_draws(row, failed.ratio, best.precision.name)
+    why = row.says
+    if row.outcome == PASSED:
+        why = f"Beside it the error is still {figures.ratio_over_draws:.2f} times that of rounding drawn anew."
+    says = f"{best.precision.name} comes nearest and does not explain it. {why}"
     says = says[0].upper() + says[1:]
     return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, NOTED, says, side.name))
 
 
-def answering(name: str, answers: Mapping[tuple[int, ...], torch.Tensor]) -> RunnableSide:
-    """A side that gives what was recorded, by the prompt's token ids."""
+def _explains(before: float, after: float) -> bool:
+    """Does a precision take away at least half of the squared error that is no rounding? Errors over rounding drawn
+    anew, beside the model's own forward and beside the precision's. One that hardly does may bring a small fault below
+    the limit by chance.
+    """
+    return before <= LARGEST_ERROR or after**2 - 1 <= _EXCESS_LEFT * (before**2 - 1)
+
+
+def _shortest_that_differs(
+    prompts: Sequence[Sequence[int]], failed: SixteenTest
+) -> tuple[Sequence[int], NDArray[np.bool_]]:
+    """(the shortest prompt at which positions stand out, which of them do); of none, the shortest, at all positions."""
+    outliers = np.zeros(sum(map(len, prompts)), bool)
+    outliers[failed.outliers] = True
+    of_prompt = np.split(outliers, np.cumsum([len(ids) for ids in prompts])[:-1])
+    in_order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    number = next((each for each in in_order if of_prompt[each].any()), in_order[0])
+    found = of_prompt[number]
+    return prompts[number], found if found.any() else ~found
+
+
+def most_work(
+    loaded: LoadedModel, lengths: Sequence[int], side: tuple[int, int], seeds: int, seeds_in_16_bits: int
+) -> tuple[int, int]:
+    """(forwards, tokens) that asking one side for lower precisions takes at most; which of it is needed depends on what
+    is found. lengths: of the prompts; side: forwards and tokens of the side over all of them.
+    """
+    total, longest = sum(lengths), max(lengths)
+    offered = catalogue(loaded)
+    of_16_bits = [each for each in offered if each.part in (CACHE, LAYERS)]
+
+    def walks(count: int) -> tuple[int, int]:
+        """The model in a precision over all prompts; at most a forward for each token."""
+        return count * total, count * total
+
+    plain = len(lengths), total
+    parts = [side, plain]  # its distance from the model
+    for offer, is_noisy in ((offered, False), (of_16_bits, True)):
+        forwards, of_prompt = most_walks(offer, is_noisy=is_noisy)
+        parts += [side, (forwards, of_prompt * longest)]
+    for _ in range(2 * _LOOKED_INTO):  # one precision, and two at once
+        parts += [walks(2 * (1 + seeds)), side, side]  # in float64 too
+    parts.append(side)  # its answers on a grid of 16 bits, and beside each plain forward there: draws, directions, ways
+    parts += [walks(1 + 2 * DRAWS + 3)] * 3
+    parts += [side, walks(2 + seeds_in_16_bits)]  # once more in the model's own 16 bits
+    return sum(forwards for forwards, _ in parts), sum(tokens for _, tokens in parts)
+
+
+def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[torch.Tensor]) -> RunnableSide:
+    """A side that gives what was recorded of each of these prompts. A prompt is known as the object that it is, for
+    the same tokens may have been answered twice, each time otherwise.
+    """
+    recorded = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
 
     @contextmanager
     def opened(_: LoadedModel, __: ModuleTrace | None) -> Iterator[Run]:
-        yield lambda ids, emit: emit(0, answers[tuple(ids)])
+        yield lambda ids, emit: emit(0, recorded[id(ids)][1])
 
     return RunnableSide(name, opened)
 

@@ -4,8 +4,10 @@ uploaded side lies from the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,44 +16,48 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder import BLOCKS
-from ...judging.uploaded_controls import FOREIGN, ModelControls
+from ...judging.ladder import BLOCKS, floor_test
+from ...judging.uploaded_controls import FOREIGN, ModelControls, side_in_float32
 from ...numerics.formats import values_of
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
 from ..models.float64 import in_float64
-from ..models.model import LoadedModel
+from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.batch import Run
+from ..paths.engines import RunnableSide
+from ..paths.hooks import ModuleTrace
 from ..paths.paths import open_path, parse_path
 from .drawn_roundings import PREFILL
-from .lower_precision import answering, lowered
+from .judge_model import SEEDS, SEEDS_OF_MODULES
+from .lower_precision import Lowered, answering, checked_in_16_bits, lowered, sixteen_bits_alone
 from .rounding_floor import (
     EXACT_BYTES,
     as_many_as,
     check_prompts,
     divergence,
+    in_float32,
     known,
     own_rounding_of,
     rounding_floor,
     whole_side,
 )
 
-SEEDS = 4
-
 
 def model_controls(
     loaded: LoadedModel,
     figures: Figures,
     *,
+    float32: Sequence[Path] = (),
     seeds: Sequence[int] = range(SEEDS),
     on_progress: Callable[[str], None] | None = None,
 ) -> ModelControls:
     """Runs the model, loaded in the dump's dtype, on the dump's tokens. UsageError where the dump is of no tokens or
-    another vocabulary.
+    another vocabulary. float32: dumps of the pair in float32, where they are given as well.
     """
     say = on_progress or (lambda _: None)
     header = figures.header
-    prompts = [prompt.token_ids for prompt in header.prompts]
+    prompts = [tuple(int(token) for token in prompt.token_ids) for prompt in header.prompts]
     if not all(prompts):
         raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
     if loaded.vocab_size != header.vocab:
@@ -79,48 +85,101 @@ def model_controls(
         say("the uploaded sides against a forward in float64")
         errors = _errors(loaded, figures, prompts)
         squares = np.stack([mean_squares(of_seed) for of_seed in wide.divergences])
-        lowered_of = _lowered(loaded, figures, prompts, from_model, squares, list(seeds), say)
+        of_own = np.stack([mean_squares(of_seed) for of_seed in own.divergences])
+        floor = of_own.mean(axis=0) if own_rounding is None else np.maximum(of_own.mean(axis=0), own_rounding)
+        precisions = _Precisions(loaded, figures, prompts, from_model, floor, squares, list(seeds), say)
+        drawn, lowered_of = precisions.found(float32)
     return ModelControls(
         name=f"'{loaded.name}'",
-        own=np.stack([mean_squares(of_seed) for of_seed in own.divergences]),
+        own=of_own,
         own_rounding=own_rounding,
         float32=squares,
         from_model=from_model,
         errors=errors,
         maps=own.maps,
+        drawn=drawn,
         lowered=lowered_of,
     )
 
 
-def _lowered(
-    loaded: LoadedModel,
-    figures: Figures,
-    prompts: Sequence[tuple[int, ...]],
-    from_model: dict[str, NDArray[np.float64]],
-    floor: NDArray[np.float64],
-    seeds: Sequence[int],
-    say: Callable[[str], None],
-) -> dict[str, Evidence]:
-    """A row of evidence for each side of a float32 dump that the model does not compute, by its name: does it in a
-    lower precision? What was uploaded is not computed again, so a prompt may come once only.
+@dataclass
+class _Precisions:
+    """Precisions that the sides of a dump may have been lowered to, asked of each side that is no rounding of the
+    model, as `judge` asks it of sides that it can run. What was uploaded is not computed again.
+
+    from_model: as in ModelControls; own: mean squares of the floor in the dump's dtype [positions]; floor: of that in
+    float32 [seeds, positions].
     """
-    if loaded.dtype != "float32" or len(set(prompts)) < len(prompts):
-        return {}
-    found = {}
-    for index, name in enumerate(from_model):
-        if from_model[name].mean() <= FOREIGN**2 * max(float(floor.mean()), np.finfo(float).tiny):
-            continue
-        row, answers = 0, {}
-        for ids in prompts:
-            answers[ids] = _uploaded(figures, index, row, len(ids), loaded.device)
-            row += len(ids)
-        with suppress(CaptureError), foreign_errors_stop("lower precisions", "choose a smaller model"):
-            of_side = lowered(
-                loaded, prompts, (PREFILL, answering(name, answers)), floor, seeds, BLOCKS, say, is_fixed=True
+
+    loaded: LoadedModel
+    figures: Figures
+    prompts: Sequence[tuple[int, ...]]
+    from_model: dict[str, NDArray[np.float64]]
+    own: NDArray[np.float64]
+    floor: NDArray[np.float64]
+    seeds: list[int]
+    say: Callable[[str], None]
+
+    def found(self, float32: Sequence[Path]) -> tuple[dict[str, Evidence], dict[str, Evidence]]:
+        """(rows of 16 bits alone, rows of lower precisions), each by the side's name."""
+        sides = {name: self._uploaded(index) for index, name in enumerate(self.from_model)}
+        if self.loaded.dtype != "float32" and not float32:
+            rows, _, lower = sixteen_bits_alone(self.loaded, self.prompts, list(sides.values()), BLOCKS, say=self.say)
+            return dict(zip(sides, rows, strict=True)), {str(each.evidence.side): each.evidence for each in lower}
+        found = {}
+        for name, side in sides.items():
+            with suppress(CaptureError), foreign_errors_stop("lower precisions", "choose a smaller model"):
+                of_side = self._of_float32(side) if self.loaded.dtype == "float32" else self._of_both(side, float32)
+                if of_side is not None:
+                    found[name] = of_side.evidence
+        return {}, found
+
+    def _of_float32(self, side: RunnableSide) -> Lowered | None:
+        return self._widened(self.loaded, side) if self._is_beyond(self.from_model[side.name]) else None
+
+    def _of_both(self, side: RunnableSide, float32: Sequence[Path]) -> Lowered | None:
+        """A side of 16 bits that was uploaded in float32 as well, where less of a fault is hidden."""
+        loaded, seeds = self.loaded, self.seeds[:SEEDS_OF_MODULES]
+        wide = side_in_float32(self.figures, float32, side.name)
+        if wide is None:
+            return None
+        parts = np.split(wide, np.cumsum([len(ids) for ids in self.prompts])[:-1])
+        answers = [torch.from_numpy(part).to(loaded.device) for part in parts]
+        with in_float32(loaded) as widened:
+            recorded = answering(side.name, self.prompts, answers)
+            apart = [
+                divergence(answer, PREFILL.run_on(widened), ids)
+                for answer, ids in zip(answers, self.prompts, strict=True)
+            ]
+            lower = self._widened(widened, recorded) if self._is_beyond(mean_squares(apart)) else None
+        if self.from_model[side.name].mean() <= FOREIGN**2 * self.own.mean():
+            return lower
+        if lower is not None:
+            return checked_in_16_bits(loaded, self.prompts, replace(lower, side=side), seeds, self.say)
+        _, _, found = sixteen_bits_alone(loaded, self.prompts, [side], BLOCKS, say=self.say)
+        return found[0] if found else None
+
+    def _widened(self, widened: LoadedModel, side: RunnableSide) -> Lowered:
+        found = lowered(widened, self.prompts, (PREFILL, side), self.floor, self.seeds, BLOCKS, self.say, is_fixed=True)
+        return next(each for each in found if each.evidence.side == side.name)
+
+    def _is_beyond(self, squares: NDArray[np.float64]) -> bool:
+        """True of a distance to the model in float32 [positions] that is no rounding."""
+        if squares.mean() > FOREIGN**2 * self.floor.mean():
+            return True
+        return not (has_experts(self.loaded.model) or floor_test(squares, self.floor).is_passed)
+
+    def _uploaded(self, index: int) -> RunnableSide:
+        """An uploaded side, by the prompts of this record."""
+        begins = {id(ids): sum(map(len, self.prompts[:number])) for number, ids in enumerate(self.prompts)}
+
+        @contextmanager
+        def opened(_: LoadedModel, __: ModuleTrace | None) -> Iterator[Run]:
+            yield lambda ids, emit: emit(
+                0, _uploaded(self.figures, index, begins[id(ids)], len(ids), self.loaded.device)
             )
-            if of_side is not None:
-                found[name] = of_side.evidence
-    return found
+
+        return RunnableSide(self.figures.header.sides[index].name, opened)
 
 
 def _from_model(

@@ -10,8 +10,9 @@ as large.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ CACHE, WEIGHTS, LAYERS, PRODUCTS, HEAD, LOGITS = PARTS = (
     "logits",
 )
 _OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
+_PLAIN = "prefill"
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 
@@ -56,7 +58,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Precision:
-    """One part of the model kept or computed in one format.
+    """One part of the model kept or computed in one format, and with `beside` another part in another one too.
 
     part: of PARTS; format: in words ('int8, a scale for each token and head'); rounding: of keys and values [rows,
     heads, slots, dim], of weights [out, in], of the operands of products, of logits [positions, vocab]; stored: of a
@@ -69,13 +71,35 @@ class Precision:
     rounding: Rounding
     stored: Stored | None = None
     dtype: torch.dtype | None = None
-    path: str = "prefill"
+    path: str = _PLAIN
+    beside: Precision | None = None
+
+    @property
+    def together(self) -> tuple[Precision, ...]:
+        """This one and what is beside it, each alone, in the order of PARTS, in which they are lowered."""
+        rest = () if self.beside is None else self.beside.together
+        return tuple(sorted((replace(self, beside=None), *rest), key=lambda each: PARTS.index(each.part)))
 
     @property
     def name(self) -> str:
-        return f"{self.part} in {self.format}" + (
-            ", rounded after it was first read" if self.stored is not None else ""
+        """`KV cache in int8, a scale for each token and head, and its head in bfloat16`."""
+        return ", and its ".join(
+            f"{each.part} in {each.format}" + (", rounded after it was first read" if each.stored is not None else "")
+            for each in self.together
         )
+
+    @property
+    def weights_in_float64(self) -> Precision:
+        """These weights of layers, but rounded in float64: in the middle of two values, where those of 16 bits
+        often lie, the arithmetic of the scale decides which of them it is.
+        """
+        rounding = self.rounding
+        return replace(self, rounding=lambda values: rounding(values.double()).to(values.dtype))
+
+    @property
+    def logits_dtype(self) -> torch.dtype | None:
+        """Dtype that the logits come in, where one of the parts is a head or logits."""
+        return next((each.dtype for each in self.together if each.dtype is not None), None)
 
     @property
     def side(self) -> RunnableSide:
@@ -84,14 +108,20 @@ class Precision:
 
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
-        if self.part == CACHE:
-            yield lambda ids, emit: self._with_cache(loaded, ids, emit)
-            return
-        with self._lowered(loaded), side_of(self.path).open(loaded, trace) as run:
-            if self.part == LOGITS:
-                yield lambda ids, emit: run(ids, lambda start, logits: emit(start, self.rounding(logits)))
-            else:
-                yield run
+        parts = self.together
+        cache = next((each for each in parts if each.part == CACHE), None)
+        path = next((each.path for each in parts if each.path != _PLAIN), _PLAIN)
+        with ExitStack() as stack:
+            for each in parts:
+                stack.enter_context(each._lowered(loaded))
+            run: Run | None = None
+            if cache is None or path != _PLAIN:
+                run = stack.enter_context(side_of(path).open(loaded, trace))
+            if cache is not None:
+                run = partial(cache._with_cache, loaded)
+            assert run is not None
+            last = parts[-1]
+            yield _rounded(run, last.rounding) if last.part == LOGITS else run
 
     @contextmanager
     def _lowered(self, loaded: LoadedModel) -> Iterator[None]:
@@ -123,6 +153,11 @@ class Precision:
             if start == 0 and stored.is_read_back:
                 _round_as_written(cache, rounding)
             start = stop
+
+
+def _rounded(run: Run, rounding: Rounding) -> Run:
+    """A run whose logits are rounded."""
+    return lambda ids, emit: run(ids, lambda start, logits: emit(start, rounding(logits)))
 
 
 def _in_float32(rounding: Rounding) -> Rounding:

@@ -515,3 +515,12 @@ def _logit_width(model: PreTrainedModel) -> int:
     if head is not None and getattr(head, "weight", None) is not None:
         return int(head.weight.shape[0])
     return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def has_experts(model: Any) -> bool:
+    """True of a mixture of experts, whose router is no continuous function."""
+    config = model.config.get_text_config(decoder=True)
+    return any(
+        getattr(config, key, None)
+        for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
+    )

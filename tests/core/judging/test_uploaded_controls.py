@@ -12,9 +12,21 @@ import pytest
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
-from core.judging.uploaded_controls import measure_controls
+from core.judging.uploaded_controls import ModelControls, measure_controls
 from core.runs.dumps.export import export_npz
-from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE
+from core.runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    NOTED,
+    PASSED,
+    RERUN,
+    STRUCTURE,
+    Check,
+    Evidence,
+    Unmeasured,
+)
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
@@ -477,3 +489,87 @@ def test_a_damaged_run_gets_a_sentence_and_no_verdict(damage, tmp_path):
     with pytest.raises(StoreError), RunReader(path) as run:
         judge_stored(store, run, measure_controls(run))
     assert store.paths() == [path]
+
+
+def of_model(far: dict[str, float], lower: dict[str, str]) -> ModelControls:
+    """A model whose floors are those of other orders of the sums. far: of each side, in its floors; lower: outcome of
+    the row of a side on lower precisions.
+    """
+
+    def row(check: Check, name: str, outcome: str) -> Evidence:
+        return Evidence(check, "", Unmeasured(), outcome, f"{name}: {check.value} {outcome}.", name)
+
+    own, wide = (
+        np.stack([((of(X, HEAD, order) - of(X, HEAD, 1)).astype(np.float64) ** 2).mean(axis=1) for order in (21, 22)])
+        for of in (in_bfloat16, in_float32)
+    )
+    drawn = {name: row(Check.DRAWN, name, FAILED if name in lower else PASSED) for name in far}
+    lowered = {name: row(Check.DRAWN_PRECISION, name, outcome) for name, outcome in lower.items() if outcome}
+    squares = {name: own.mean(axis=0) * times**2 for name, times in far.items()}
+    return ModelControls("the model", own, None, wide, squares, {}, 9, drawn, lowered)
+
+
+@pytest.fixture(scope="module")
+def within(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
+    """A dump of two sides that only round."""
+    folder = tmp_path_factory.mktemp("within")
+    dump = saved(folder / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=in_bfloat16(X, HEAD, 2))
+    store = Store(folder / "store")
+    return store, ingest(store, [dump])
+
+
+@pytest.mark.parametrize(
+    ("far", "lower", "verdict"),
+    [
+        ((0, 30), {"variant": PASSED}, "lower precision"),
+        ((0, 3), {"variant": PASSED}, "lower precision"),
+        ((0, 30), {"variant": NOTED}, "bug suspected"),
+        ((0, 3), {"variant": NOTED}, "bug suspected"),
+        ((0, 3), {"variant": ""}, "bug suspected"),
+        ((30, 0), {"reference": PASSED}, "lower precision"),
+        ((30, 40), {"reference": PASSED, "variant": PASSED}, "lower precision"),
+        ((30, 40), {"reference": PASSED, "variant": NOTED}, "undecided"),
+        ((3, 40), {"reference": NOTED, "variant": PASSED}, "bug suspected"),
+        ((3, 40), {"reference": "", "variant": PASSED}, "bug suspected"),  # nothing could be asked of that side
+        ((0, 0), {}, "undecided"),
+    ],
+)
+def test_a_dump_is_in_a_lower_precision_where_every_side_that_is_no_rounding_of_the_model_is_explained(
+    far: tuple[float, float], lower: dict[str, str], verdict: str, within: tuple[Store, str]
+) -> None:
+    told = of_model(dict(zip(("reference", "variant"), far, strict=True)), lower)
+    store, run_id = within
+    with RunReader(store.path_of(run_id)) as dumped:
+        new = judge_stored(store, dumped, measure_controls(dumped, model=told))
+    run = RunReader(store.path_of(new))
+    assert run.pairs[0].verdict == verdict, run.pairs[0].because
+    if verdict == "lower precision":
+        assert all(f"{name}: one precision in 16 bits passed." in run.pairs[0].because for name in lower)
+    elif verdict == "undecided" and not lower:  # how much 16 bits would have shown
+        assert run.pairs[0].because.endswith("variant: error against float32 passed.")
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_a_precision_that_16_bits_show_decides_nothing_of_a_pair_in_float32_that_fails(is_together, tmp_path):
+    """Brought one after the other it is undecided, and says what to bring; brought together the fault is called one."""
+    store = Store(tmp_path / "store")
+    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
+    wide, floor = saved(tmp_path / "wide.npz", **pair), saved(tmp_path / "floor.npz", **FLOOR)
+    dump = saved(
+        tmp_path / "dump.npz",
+        reference=in_bfloat16(X, HEAD, 1),
+        variant=in_bfloat16(FAULT, HEAD, 2),
+        token_ids=np.arange(ROWS),
+    )
+    told = of_model({"reference": 0, "variant": 30}, {"variant": PASSED})
+    run_id = ingest(store, [dump])
+    for given in (
+        [{"model": told, "float32": [wide]}]
+        if is_together
+        else [{"model": told}, {"float32": [wide], "floor": [floor]}]
+    ):
+        with RunReader(store.path_of(run_id)) as run:
+            run_id = judge_stored(store, run, measure_controls(run, **given))
+    run = RunReader(store.path_of(run_id))
+    assert run.pairs[0].verdict == ("bug suspected" if is_together else "undecided")
+    assert ("--float32 PAIR_IN_FLOAT32.npz --model MODEL`" in run.pairs[0].because) != is_together

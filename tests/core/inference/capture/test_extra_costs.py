@@ -17,6 +17,7 @@ from core.inference.capture.costs import costs_of
 from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.precisions import catalogue
 from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
@@ -94,12 +95,37 @@ def test_kernels_are_watched_in_as_many_forwards_as_were_foreseen(path: str):
 def test_judging_makes_no_more_forwards_than_were_foreseen(dtype: str, reference: str, variant: str):
     loaded = tiny_model("llama", dtype)
     plan = planned(loaded, reference, variant, prompts=2, tokens=8)
-    (stage,) = stages_of(plan, ["judge"])
+    stage, _ = stages_of(plan, ["judge"])
     with counting(loaded) as seen:
         judge_pair(loaded, plan.token_ids, reference, variant)
     assert stage.least.forwards <= len(seen) <= stage.most.forwards
     assert stage.least.tokens <= sum(seen) <= stage.most.tokens
     assert len(seen) > stage.most.forwards / 2  # the twin: a bound that is far off would say nothing
+
+
+@pytest.mark.thorough
+def test_a_pair_beyond_its_floor_is_searched_in_no_more_forwards_than_were_foreseen():
+    loaded = tiny_model("llama")
+    plan = planned(loaded, "prefill", "prefill+dtype:bfloat16", prompts=2, tokens=8)
+    stage, search = stages_of(plan, ["judge"])
+    with counting(loaded) as seen:
+        verdict = judge_pair(loaded, plan.token_ids, "prefill", "prefill+dtype:bfloat16").verdict
+    assert verdict.name == "lower precision"
+    assert (
+        stage.most.forwards < len(seen) <= stage.most.forwards + search.most.forwards
+    )  # the search is not for nothing
+    assert stage.most.tokens < sum(seen) <= stage.most.tokens + search.most.tokens
+
+
+def test_the_search_for_precisions_is_a_bound_for_each_side_that_may_be_in_one():
+    loaded = tiny_model("llama")
+    (_, plain), (_, both) = (
+        stages_of(planned(loaded, reference, "chunked:3", tokens=8), ["judge"]) for reference in ("prefill", "decode")
+    )
+    assert plain.is_bound
+    assert plain.least == Work()
+    assert plain.most.forwards < both.most.forwards <= 3 * plain.most.forwards
+    assert 8 * len(catalogue(loaded)) < plain.most.tokens
 
 
 def test_more_variants_of_one_reference_are_foreseen_as_the_session_judges_them():
@@ -108,7 +134,7 @@ def test_more_variants_of_one_reference_are_foreseen_as_the_session_judges_them(
     ids = [list(prompt)[:8] for prompt in tiny_prompts(loaded)[:2]]
     plan = plan_capture(loaded, ids, "prefill", variants)
     alone = [stages_of(plan_capture(loaded, ids, "prefill", [each]), ["judge"])[0].most for each in variants]
-    (stage,) = stages_of(plan, ["judge"])
+    stage, _ = stages_of(plan, ["judge"])
     session = JudgingSession(loaded, plan.token_ids)
     with counting(loaded) as seen:
         for each in variants:
@@ -135,7 +161,8 @@ def test_the_time_is_that_of_the_weights_the_calls_and_the_products():
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     a_forward, a_token = weights * 4 / 1e9 + calls * 1e-3, 2 * weights / 1e9
     stage = StageCost("remedies", Work(10, 20), Work(100, 200))
-    found = seconds_of(loaded, costs, [stage], Speed(1e9, 1e9, 1e-3))
+    bound = StageCost("precisions", Work(), Work(10**9, 10**9), is_bound=True)  # is said, and not in the time
+    found = seconds_of(loaded, costs, [stage, bound], Speed(1e9, 1e9, 1e-3))
     sides = 11 * a_forward + 20 * a_token
     assert found == pytest.approx(
         (sides + 1.5 * (10 * a_forward + 20 * a_token), sides + 15 * (10 * a_forward + 20 * a_token))
@@ -164,6 +191,7 @@ def test_a_dry_run_counts_what_runs_beside_the_sides_and_reads_no_weights(cli):
     assert "Beside the sides, kernels: " in done.stdout
     assert "Beside the sides, remedies: " in done.stdout
     assert "Beside the sides, judging: " in done.stdout
+    assert "is asked for lower precisions as well: at most " in " ".join(done.stdout.split())
     assert "to within a factor of 3" in done.stdout
     told = json.loads(cli("capture", *asked, "--remedies", "--json").stdout)
     (stage,) = told["beside"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import PREFIX, prefill
+from benchmarks.verdicts.engines import PREFIX, Engine, prefill
 from benchmarks.verdicts.mutations import (
     MUTATIONS,
     Mutation,
@@ -20,15 +21,18 @@ from benchmarks.verdicts.mutations import (
     scaled_head,
     stored,
 )
-from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, four_bits, stale_slot_in_fp8, with_weights
+from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import model_named, try_case
-from core.inference.controls import precisions
+from core.inference.controls import lower_precision, precision_search, precisions
+from core.inference.controls.drawn_roundings import PREFILL
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import ordinals
-from core.inference.controls.precisions import CACHE, LAYERS, Precision
-from core.inference.controls.rounding_floor import whole_side
+from core.inference.controls.lower_precision import Lowered, answering, lowered, ordinals
+from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision
+from core.inference.controls.rounding_floor import rounding_floor, whole_side
 from core.inference.models.model import LoadedModel
+from core.inference.paths.engines import side_of
+from core.judging.divergence import mean_squares
 from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
 
@@ -43,6 +47,14 @@ NAMED = {  # what the sentence has to name
     "weights in NF4": "NF4",
     "logits in bfloat16": "logits in bfloat16",
     "all of it in bfloat16": "computes in bfloat16",
+}
+NAMED_BOTH = {
+    "weights of 8 bits and an fp8 cache": (
+        "KV cache in float8_e4m3fn",
+        "linear layers in int8, a scale for each output",
+    ),
+    "weights of 4 bits and an fp8 cache (e5m2)": ("KV cache in float8_e5m2", "linear layers in int4, groups of 32"),
+    "all of it in bfloat16 and an fp8 cache": ("computes in bfloat16", "KV cache in float8_e4m3fn"),
 }
 
 
@@ -94,6 +106,64 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
         0,
         16,
     )  # the stale slot is read from there on; the cache is rounded from 8 on
+
+
+def _asked(small: LoadedModel, engine: Engine, tokens: int) -> Lowered:
+    """What is found of an engine on one prompt, beside two reorderings."""
+    ids = [tiny_prompts(small)[0][:tokens]]
+    with torch.inference_mode():
+        floor = np.stack([mean_squares(each) for each in rounding_floor(small, ids, [0, 1]).divergences])
+        (found,) = lowered(small, ids, (PREFILL, side_of(engine)), floor, [0, 1])
+    return found
+
+
+def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_one(small: LoadedModel) -> None:
+    """Weights of 8 bits and an fp8 cache that is rounded from position 8 on; with a stale slot that is read from 16 on,
+    and with a head's output that is scaled.
+    """
+    found = _asked(small, with_weights(eight_bits, stored(fp8)), 14)
+    assert found.evidence.outcome == PASSED
+    assert found.evidence.figures.precision == (
+        "KV cache in float8_e4m3fn, rounded after it was first read, and its weights of linear layers in int8, a scale"
+        " for each output"
+    )
+    assert f"with its {found.evidence.figures.precision}, " in found.evidence.says
+    wrong = _asked(small, with_weights(eight_bits, stale_slot_in_fp8), 20)
+    assert (wrong.evidence.outcome, wrong.place) == (FAILED, (0, 16))
+    assert "KV cache in float8_e4m3fn" in wrong.evidence.says
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", NAMED_BOTH)
+def test_two_precisions_at_once_are_both_named_by_the_judge(small: LoadedModel, name: str) -> None:
+    engine = CASES[name].engine
+    assert engine is not None
+    verdict = judge_pair(small, _one_prompt(small), "prefill", engine).verdict
+    assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
+    assert all(each in verdict.because for each in NAMED_BOTH[name])
+
+
+@pytest.mark.thorough
+def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(small: LoadedModel) -> None:
+    cached, quantised = stored(fp8), with_weights(four_bits)
+    verdict = judge_pair(small, _one_prompt(small), cached, quantised).verdict
+    assert verdict.name == LOWER_PRECISION, verdict.table()
+    assert "KV cache in float8_e4m3fn" in verdict.because
+    assert "linear layers in int4, groups of 32" in verdict.because
+    assert judge_pair(small, _one_prompt(small), scaled_head(1.01), quantised).verdict.name == BUG_SUSPECTED  # the twin
+
+
+@pytest.mark.thorough
+def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(small: LoadedModel) -> None:
+    """One position of the reference is off by 3 in 100,000: its rms over all positions is within ten floors."""
+
+    def faulty(model, ids):  # type: ignore[no-untyped-def]
+        logits = prefill(model, ids)
+        logits[20] *= 1.00003
+        return logits
+
+    verdict = judge_pair(small, _one_prompt(small), faulty, with_weights(four_bits)).verdict
+    assert verdict.name == BUG_SUSPECTED, verdict.table()
 
 
 def test_a_fault_as_large_and_as_even_as_a_precision_is_not_excused(small: LoadedModel) -> None:
@@ -221,6 +291,38 @@ def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel
     assert len(set(digests.values())) == len(digests)
 
 
+def test_two_precisions_at_once_are_those_of_an_engine_that_has_both(small: LoadedModel) -> None:
+    """Of a cache and weights; of all weights and those of layers, rounded in that order; of weights and logits."""
+    ids = list(range(3, 15))
+    by_name = {each.name: each for each in precisions.catalogue(small)}
+    cache, layers = (
+        by_name["KV cache in float8_e4m3fn"],
+        by_name["weights of linear layers in int8, a scale for each output"],
+    )
+    weights, logits = by_name["weights in bfloat16"], by_name["logits in bfloat16"]
+    both = replace(layers, beside=replace(cache, stored=precisions.Stored(8, 8)))
+    before = {name: parameter.clone() for name, parameter in small.model.named_parameters()}
+    with torch.inference_mode():
+        expected = with_weights(eight_bits, stored(fp8))(small.model, torch.tensor(ids))
+        assert torch.allclose(whole_side(both.side.run_on(small), ids), expected, atol=1e-4)
+        one_way, other_way = replace(weights, beside=layers), replace(layers, beside=weights)
+        assert one_way.name == other_way.name
+        found = whole_side(one_way.side.run_on(small), ids)
+        assert torch.equal(found, whole_side(other_way.side.run_on(small), ids))
+        rounded = whole_side(replace(logits, beside=layers).side.run_on(small), ids)
+        assert torch.equal(rounded, whole_side(layers.side.run_on(small), ids).bfloat16().float())
+    assert replace(logits, beside=layers).logits_dtype == torch.bfloat16
+    assert [each.part for each in replace(logits, beside=cache).together] == [CACHE, LOGITS]
+    assert all(torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters())
+
+
+def test_the_same_tokens_may_have_been_answered_twice_each_time_otherwise(small: LoadedModel) -> None:
+    prompts = [tuple(range(3, 6)), tuple(range(3, 6))]
+    answers = [torch.zeros(3, 8), torch.ones(3, 8)]
+    side = answering("recorded", prompts, answers)
+    assert [whole_side(side.run_on(small), ids).unique().tolist() for ids in prompts] == [[0.0], [1.0]]
+
+
 # Formats
 
 
@@ -275,6 +377,32 @@ def test_places_of_16_bit_values_follow_their_order() -> None:
     assert places[5] - places[4] == 1
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_explained"),
+    [
+        (24.9, 1.38, True),
+        (3.36, 0.93, True),
+        (2.1, 1.6, True),
+        (2.2, 1.98, False),
+        (5.0, 1.99, True),
+        (1.1, 1.05, True),
+    ],
+)
+def test_a_precision_that_brings_a_fault_just_below_the_limit_of_16_bits_does_not_explain_it(
+    before: float, after: float, is_explained: bool
+) -> None:
+    assert lower_precision._explains(before, after) == is_explained
+
+
+def test_a_cache_that_is_rounded_after_it_was_read_is_found_under_the_rounding_of_16_bits() -> None:
+    """What is left rises at position 8, by 11 times in squares, as an fp8 cache's does."""
+    random = np.random.default_rng(0)
+    rounding = np.exp(random.normal(0, 0.5, 30))
+    assert precision_search._rises(rounding * np.where(np.arange(30) < 8, 1.0, 11.0)) == 8
+    assert precision_search._rises(np.ones(30)) == precision_search._rises(np.arange(30.0, 0.0, -1.0)) == 0
+    assert precision_search._rises(np.ones(1)) == 0
+
+
 # The verdict
 
 
@@ -290,6 +418,10 @@ def test_what_the_rows_come_to() -> None:
     assert conclude([beyond, _evidence(PRECISION, NOTED)], is_bit_identical=False).name == BUG_SUSPECTED
     on_top = conclude([beyond, _evidence(PRECISION, FAILED)], is_bit_identical=False)
     assert (on_top.name, on_top.because) == (BUG_SUSPECTED, "float32 failed. precision failed.")
+    assert conclude([beyond, lower, lower], is_bit_identical=False).because == "precision passed. precision passed."
+    for outcome in (NOTED, FAILED):  # of the other side
+        both = [beyond, lower, _evidence(PRECISION, outcome)]
+        assert conclude(both, is_bit_identical=False).name == BUG_SUSPECTED
     assert conclude([beyond, lower, _evidence("neighbours", FAILED)], is_bit_identical=False).name == BUG_SUSPECTED
     assert conclude([beyond, lower, _evidence("sampler", FAILED)], is_bit_identical=False).name == BUG_SUSPECTED
     assert conclude([beyond, lower, _evidence("rerun", FAILED)], is_bit_identical=False).name == NONDETERMINISTIC

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import prefill
-from benchmarks.verdicts.mutations import fp8, stored
+from benchmarks.verdicts.engines import PREFIX, Engine, prefill
+from benchmarks.verdicts.mutations import another_prompt, fp8, overwriting, stored
+from benchmarks.verdicts.precisions import four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_controls
@@ -66,7 +67,7 @@ def of_another(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, li
 
 def _judged(store: Store, dump: Path, loaded: LoadedModel, **given: list[Path]) -> RunReader:
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
-        told = model_controls(loaded, run)
+        told = model_controls(loaded, run, float32=given.get("float32", ()))
         new = judge_stored(store, run, measure_controls(run, model=told, **given))
     return RunReader(store.path_of(new))
 
@@ -150,6 +151,56 @@ def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_b
         )
         assert run.pairs[0].verdict == verdict
         assert any(says in row.says for row in run.evidence(0))
+
+
+def _of_engine(loaded: LoadedModel, engine: Engine, folder: Path, *, tokens: int) -> tuple[Path, Path]:
+    """(a dump of the plain forward and an engine in the model's own dtype, the same in float32)"""
+    prompts = [ids[:tokens] for ids in tiny_prompts(loaded)]
+    prompts.append(tuple(prompts[0]))  # the same tokens once more
+    about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+
+    def sides() -> dict[str, np.ndarray]:
+        with torch.inference_mode():
+            return {
+                name: np.concatenate([each(loaded.model, torch.tensor(ids)).float().numpy() for ids in prompts])
+                for name, each in (("reference", prefill), ("variant", engine))
+            }
+
+    own = saved(folder / "own.npz", **about, **sides())
+    with in_float32(loaded):
+        return own, saved(folder / "pair.npz", **about, **sides())
+
+
+STALE = overwriting(another_prompt, PREFIX, -3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("sound", "wrong", "says"),
+    [
+        (stored(fp8), stale_slot_in_fp8, ["KV cache in float8_e4m3fn"]),
+        (with_weights(four_bits), with_weights(four_bits, STALE), ["linear layers in int4, groups of 32"]),
+        (
+            with_weights(four_bits, stored(fp8)),
+            with_weights(four_bits, stale_slot_in_fp8),
+            ["KV cache in float8_e4m3fn", "linear layers in int4, groups of 32"],
+        ),
+    ],
+    ids=["cache", "weights", "both"],
+)
+def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_float32(
+    sound: Engine, wrong: Engine, says: list[str], tmp_path: Path, narrow: LoadedModel
+) -> None:
+    """The twin: a stale slot as well. With the pair in float32 the precision is shown there."""
+    for engine, verdict in ((sound, "lower precision"), (wrong, "bug suspected")):
+        (folder := tmp_path / verdict).mkdir()
+        own, pair = _of_engine(narrow, engine, folder, tokens=26)
+        for number, given in enumerate(({}, {"float32": [pair]})):
+            run = _judged(Store(folder / f"{number}"), own, narrow, **given)
+            assert run.pairs[0].verdict == verdict, run.pairs[0].because
+            if engine is sound:
+                assert all(each in run.pairs[0].because for each in says)
+                assert ("in bfloat16" in run.pairs[0].because) == (not given)
 
 
 @pytest.mark.thorough

@@ -1,0 +1,198 @@
+"""Search for the precisions that a side may have been lowered to, one or two at once, by what each leaves of the side's
+distance from the model over a few positions of one prompt.
+
+Two precisions are found one after the other: what the first of them leaves is what the second one makes.
+docs/verdict_calibration.md has the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import CaptureError
+from ...judging.divergence import mean_squares
+from ...numerics.elementary import log
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop
+from ..paths.engines import RunnableSide
+from .drawn_roundings import PREFILL
+from .precisions import CACHE, HEAD, LOGITS, Precision, Stored, ways_to_store
+from .rounding_floor import divergence
+
+SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
+MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
+# of its distance to float32: between two values of 8 bits, 16 bits often fall to the other one than float32 does
+MOST_LEFT_16_BITS = 0.9
+FIRSTS = 3  # precisions beside which a second one is looked for
+_SOME = 0.2  # of the positions that differ: a fault on top may be everywhere else
+_INFINITE = float("inf")
+Squares = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A precision, and the share of the side's distance that it leaves at the positions that it explains best."""
+
+    precision: Precision
+    left: float
+
+
+class PrecisionSearch:
+    """One side beside the model, on one prompt, the shortest that differs.
+
+    loaded: in the dtype that precisions are computed in; limit: mean square beyond which a position differs by more
+    than rounding; offered: precisions that are tried; is_noisy: the side has 16 bits, whose rounding hides at which
+    position a cache begins to be rounded, so that all are tried, by what they leave over all positions.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        ids: Sequence[int],
+        wanted: torch.Tensor,
+        differs: NDArray[np.bool_],
+        limit: float,
+        offered: Sequence[Precision],
+        *,
+        is_noisy: bool = False,
+    ) -> None:
+        """ids: of the prompt; wanted: the side's logits [positions, vocab]; differs: from the model by more than
+        rounding [positions], somewhere.
+        """
+        self._loaded, self._limit, self._offered, self._is_noisy = loaded, limit, offered, is_noisy
+        self._first = int(np.flatnonzero(differs)[0])
+        self._ids = ids[: self._first + SCREENED]
+        self._differs = differs[: len(self._ids)]
+        self._wanted = wanted[: len(self._ids)]
+        self._most_left = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
+        self._left: dict[Precision, Squares | None] = {}
+        plain = self._squares(PREFILL, len(self._ids))
+        assert plain is not None
+        self._distance = plain
+
+    def singles(self) -> list[Found]:
+        """Precisions that explain something, by what they leave, least first."""
+        if self._first == 0 or self._is_noisy:
+            tried = list(self._offered)
+        else:  # weights, products and what is rounded before it is read show at position 0 already
+            tried = []
+        return self._best([*tried, *self._stored_from(self._first, None)], self._differs)
+
+    def pairs(self) -> list[Found]:
+        """The same of two precisions at once, of different parts; the second one by what the first one leaves."""
+        found: list[Found] = []
+        for one in self._firsts():
+            beyond = self._left_by(one) > self._limit
+            if not beyond.any():
+                continue
+            others = [_both(one, each) for each in self._offered if not _is_same_part(each, one)]
+            start = _rises(self._left_by(one)) if self._is_noisy else int(np.flatnonzero(beyond)[0])
+            tried = others if self._is_noisy or not start else []
+            found += self._best([*tried, *self._stored_from(start, one)], beyond)
+        return sorted(found, key=lambda each: each.left)
+
+    def _firsts(self) -> list[Precision]:
+        """Precisions that may be one of two: those that leave least at the first position, which a cache that is
+        rounded after it was read has not reached, at some positions, and over all.
+        """
+        tried = {each: left for each, left in self._left.items() if left is not None and each.beside is None}
+        ways: list[Callable[[Squares], float]] = [self._share_of_all]
+        if not self._is_noisy:
+            ways += [lambda left: self._share(left, self._differs), lambda left: float(left[self._first])]
+        best = [sorted(tried, key=lambda each: way(tried[each])) for way in ways]
+        in_turn = [each[rank] for rank in range(min(FIRSTS, len(tried))) for each in best]
+        return list(dict.fromkeys(in_turn))[:FIRSTS]
+
+    def _stored_from(self, start: int, beside: Precision | None) -> list[Precision]:
+        """Caches of every format that are rounded after the forward that wrote them, the first one of `start` tokens,
+        in every way that tokens may come after it.
+        """
+        if not start:
+            return []
+        caches = [each for each in self._offered if each.part == CACHE]
+        if beside is not None and beside.part == CACHE:
+            return []
+        chosen = [_both(replace(each, stored=way), beside) for each in caches for way in ways_to_store(start)]
+        if self._is_noisy:
+            return chosen
+        before = self._distance if beside is None else self._left_by(beside)
+        formats = set()
+        for each in caches:
+            left = self._squares(_both(replace(each, stored=Stored(start, 1)), beside).side, start + 1)
+            if left is not None and left[start] < self._most_left**2 * before[start]:
+                formats.add(each.format)
+        return [each for each in chosen if each.together[0].format in formats]
+
+    def _best(self, tried: Sequence[Precision], where: NDArray[np.bool_]) -> list[Found]:
+        """Those that explain something of the positions `where`, least left first."""
+        found = []
+        for each in tried:
+            left = self._left_by(each)
+            found.append(Found(each, self._share_of_all(left) if self._is_noisy else self._share(left, where)))
+        return sorted((each for each in found if each.left < self._most_left), key=lambda each: each.left)
+
+    def _share(self, left: Squares, where: NDArray[np.bool_]) -> float:
+        return float(np.sqrt(np.quantile(left[where] / self._distance[where], _SOME)))
+
+    def _share_of_all(self, left: Squares) -> float:
+        return float(np.sqrt(left.mean() / self._distance.mean()))
+
+    def _left_by(self, precision: Precision) -> Squares:
+        """Mean squares that a precision leaves; infinity where the model cannot be computed so."""
+        if precision not in self._left:
+            self._left[precision] = self._squares(precision.side, len(self._ids))
+        found = self._left[precision]
+        return np.full(len(self._ids), _INFINITE) if found is None else found
+
+    def _squares(self, one: RunnableSide, stop: int) -> Squares | None:
+        """None where the model cannot be computed so: attention that it has no eager form of, a cache of its own
+        kind, values beyond the format's range, which the finite logits alone would not show.
+        """
+        try:
+            with foreign_errors_stop(one.name, "leave it out"):
+                apart = divergence(self._wanted[:stop], one.run_on(self._loaded), self._ids[:stop])
+        except CaptureError:
+            return None
+        return None if apart.nonfinite_mismatch else mean_squares([apart])
+
+
+def _rises(left: Squares) -> int:
+    """Position from which on more is left: that at which two levels of its logarithm part best; 0 where none rises."""
+    logs = log(np.maximum(left, np.finfo(np.float64).tiny))
+    count = np.arange(1, len(logs))
+    sums = np.cumsum(logs)
+    rise = (sums[-1] - sums[:-1]) / (len(logs) - count) - sums[:-1] / count
+    score = count * (len(logs) - count) * np.maximum(rise, 0.0) ** 2
+    return int(count[np.argmax(score)]) if score.any() else 0
+
+
+def most_walks(offered: Sequence[Precision], *, is_noisy: bool = False) -> tuple[int, int]:
+    """(forwards, walks of the prompt's first positions) of a search at most, the model's own among them. It depends on
+    where the side begins to differ, and on what the precisions leave there.
+    """
+    caches = sum(each.part == CACHE for each in offered)
+    begun, alone = 2 * caches, 1 + len(offered)  # up to the first position that differs; all in one forward
+    stored = caches * sum(_most_forwards(way) for way in ways_to_store(2)) + begun
+    of_stored = caches * len(ways_to_store(2)) + caches
+    if is_noisy:
+        return (1 + FIRSTS) * (len(offered) + stored) + 1, (1 + FIRSTS) * (len(offered) + of_stored) + 1
+    return alone + FIRSTS * max(stored, len(offered)), alone + FIRSTS * max(of_stored, len(offered))
+
+
+def _most_forwards(way: Stored) -> int:
+    """Forwards of a walk that ends SCREENED positions after its first one, of as few tokens as can be."""
+    return 1 + (SCREENED if way.chunk <= way.first else 1)
+
+
+def _both(one: Precision, other: Precision | None) -> Precision:
+    return one if other is None else replace(one, beside=other)
+
+
+def _is_same_part(one: Precision, other: Precision) -> bool:
+    """True where the second would hide the first, or be the same: a head's logits come in the head's dtype."""
+    return one.part == other.part or {one.part, other.part} == {HEAD, LOGITS}
