@@ -81,8 +81,8 @@ with right:
         picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
     )
     st.caption(
-        f"{wording.opening(parts.BY[by])}{' of each run’s own dtype' if by == 'max_ulps' else ''}, at each position of"
-        f" prompt {view.prompt} of each run, log scale. Orange crosses are flips, on the line of their run; where a"
+        f"{wording.opening(parts.BY[by])}{' of each run’s own dtype' if by.endswith('ulps') else ''}, at each position"
+        f" of prompt {view.prompt} of each run, log scale. Orange crosses are flips, on the line of their run; where a"
         " line has a gap, nothing differs. The dotted line is the selected position."
     )
 

@@ -10,14 +10,14 @@ from app.heatmap import canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from core.runs.views.elements import worst_elements
 from core.runs.views.heatmap import WHOLE_RUN, element
-from core.text import exact, plural
+from core.text import exact, number, plural
 
 view = widgets.head(
     "ULP heatmap",
     selection.current_view(),
-    "Rows are positions, columns token ids or ranks. Each cell is the maximum of the logits it covers, in ULPs of"
-    " {dtype} or as a difference in logits, so a single differing logit stays visible at every zoom; where nothing"
-    " differs the map is empty.",
+    "Rows are positions, columns token ids or ranks. Each cell is the maximum of the logits it covers, in row ULPs,"
+    " ULPs of {dtype} or logits, so a single differing logit stays visible at every zoom; where nothing differs the map"
+    " is empty.",
 )
 run, pair = view.run, view.pair
 header = run.header
@@ -33,10 +33,13 @@ st.caption(
     " or infinity on one side only. Triangles mark the selection. By rank, column k holds each position's token with"
     " the reference's k-th largest logit."
     + ("" if len(header.prompts) == 1 else " Dashed lines: a new prompt begins.")
-    + " Logits near 0 are many ULPs apart at a small difference: look at the largest difference too."
+    + " A row ULP is the spacing of the dtype at the row's largest logit; logits near 0 are many ULPs apart at a small"
+    " difference."
 )
 if header.rows * header.vocab > WHOLE_RUN:
-    st.caption("Ranks and differences are not offered for a run of this size: they would take reading all of it first.")
+    st.caption(
+        "Of a run of this size only what its file holds is offered: the rest would take reading all of it first."
+    )
 
 if selected is not None:
     st.subheader(
@@ -48,6 +51,7 @@ if selected is not None:
             "logit": [exact(selected.reference), exact(selected.variant)],
             "rank (1 = argmax)": [selected.reference_rank, selected.variant_rank],
             "difference": ["", exact(selected.difference)],
+            "row ULPs": ["", "" if selected.row_ulps is None else number(selected.row_ulps)],
             "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
         },
         hide_index=True,
@@ -68,12 +72,13 @@ else:
             pair.reference: [exact(value) for value in worst["reference_logit"]],
             pair.variant: [exact(value) for value in worst["variant_logit"]],
             "difference": [exact(value) for value in worst["difference"]],
+            "row ULPs": worst["row_ulps"],
             "ULPs": worst["ulps"],
         },
         hide_index=True,
         key="worst",
         height=widgets.table_height(len(worst), 12),
-        column_config={"ULPs": widgets.GROUPED},
+        column_config={"ULPs": widgets.GROUPED, "row ULPs": st.column_config.NumberColumn(format="%.4g")},
         placeholder="–",
     )
     st.caption(

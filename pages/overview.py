@@ -34,7 +34,7 @@ if summary.nonfinite_mismatch:
         )
     )
 
-figures = st.columns(6)
+figures = st.columns(7)
 figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
@@ -51,6 +51,11 @@ figures[4].metric(
     help=f"ULPs of {view.dtype}; the largest is {summary.max_ulps:,}, usually at a logit near 0",
 )
 figures[5].metric(
+    "Max row ULPs",
+    "undefined" if summary.max_row_ulps is None else number(summary.max_row_ulps, 3),
+    help=f"{meanings()['row ULP']}; the rms over all logits is {number(summary.rms_row_ulps, 3)}",
+)
+figures[6].metric(
     "Mean KL",
     number(summary.mean_kl, 3),
     help=(

@@ -44,7 +44,8 @@ class ModelControls:
     positions]; from_model: of each side of the run, by name, against the model's own prefill in the dump's dtype
     [positions]; errors: rms of each side, by name, against a forward in float64, logits, empty where that is not to be
     had; name: of the model; maps: linear maps that were reordered; lowered: of a side that it does not compute, by
-    name, whether it does in a lower precision.
+    name, whether it does in a lower precision; floor_row_ulps: 99.9th percentile of the reorderings in the dump's
+    dtype.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ModelControls:
     errors: dict[str, float]
     maps: int
     lowered: dict[str, Evidence] = field(default_factory=dict)
+    floor_row_ulps: float | None = None
 
 
 @dataclass(frozen=True)

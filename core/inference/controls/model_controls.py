@@ -89,6 +89,7 @@ def model_controls(
         errors=errors,
         maps=own.maps,
         lowered=lowered_of,
+        floor_row_ulps=own.row_ulps,
     )
 
 
