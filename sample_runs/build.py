@@ -297,7 +297,8 @@ def build_readme() -> None:
                 "|---|---|---|",
                 *(f"| `{side.name}` | `{side.sha256}` | {side.bit_class} |" for side in run.sides),
                 "",
-                "| variant | differing logits | max abs | max ULPs | max row ULPs | flips | near ties | verdict | noise ratio |",
+                "| variant | differing logits | max abs | max ULPs | max row ULPs | flips | near ties | verdict | noise"
+                " ratio |",
                 "|---|---|---|---|---|---|---|---|---|",
             ]
             for pair in run.pairs:
