@@ -125,11 +125,11 @@ def _scan_row(a, b, magnitude_mask, first_nonfinite):
 @njit(forceinline=True)
 def largest_finite(a, magnitude_mask, first_nonfinite):
     """Bits of the largest finite magnitude of a row of bits; -1 where nothing is finite."""
-    largest = np.uint32(0)  # 1 more than that: so the loop knows no sign and becomes vector instructions
+    largest = np.uint32(0)  # 1 more than that; a product in place of a choice, or it takes five times as long
     for i in range(a.shape[0]):
         magnitude = np.uint32(np.uint32(a[i]) & magnitude_mask)
-        above = np.uint32(magnitude + np.uint32(1)) if magnitude < first_nonfinite else np.uint32(0)
-        largest = above if above > largest else largest
+        is_finite = np.uint32(magnitude < first_nonfinite)
+        largest = max(largest, np.uint32((magnitude + np.uint32(1)) * is_finite))
     return np.int64(largest) - 1
 
 

@@ -129,8 +129,10 @@ def _figures(table: pd.DataFrame) -> CacheFigures:
     )
 
 
-def _known(value: float) -> float | None:
-    return None if value != value else float(value)
+def _known(value: Any) -> float | None:
+    import pandas as pd
+
+    return None if pd.isna(value) else float(value)
 
 
 def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:

@@ -132,6 +132,9 @@ def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp
         largest = found.together.max_row_ulps
         assert largest == by_head(run.kv(0), "value", "max_row_ulps").cells[1, 1] > 0
         assert found.keys.max_row_ulps == 0
+        older = summarize(run.kv(0).assign(max_row_ulps=np.nan, rms_row_ulps=np.nan))  # as files of version 1 are read
+        assert older is not None
+        assert (older.together.max_row_ulps, older.keys.rms_row_ulps) == (None, None)
         grids = by_position(run, 0, 1)
         assert not grids["key"].max_ulps.any()
         assert np.argwhere(grids["value"].max_ulps).tolist() == [[1, 3]]
