@@ -154,6 +154,7 @@ ASKED: list[tuple[dict[str, str], list[str]]] = [
     ({"sort": "verdict"}, ["three", "one", "two"]),
     ({"sort": "flips"}, ["three", "two", "one"]),
     ({"sort": "max ULPs"}, ["two", "three", "one"]),
+    ({"sort": "max row ULPs"}, ["two", "three", "one"]),  # unknown of the last two
     ({"sort": "positions"}, ["two", "one", "three"]),
 ]
 
