@@ -74,7 +74,8 @@ with right:
         picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
     )
     st.caption(
-        f"{wording.opening(parts.BY[by].split(',')[0])} by position of prompt {view.prompt}; orange crosses are flips."
+        f"{wording.opening(parts.BY[by].split(',')[0])}{' of each run’s own dtype' if by.endswith('ulps') else ''} by"
+        f" position of prompt {view.prompt}; orange crosses are flips."
     )
 
 

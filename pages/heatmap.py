@@ -10,7 +10,7 @@ from app.heatmap import canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from core.runs.views.elements import worst_elements
 from core.runs.views.heatmap import WHOLE_RUN, element, sentence
-from core.text import exact, plural
+from core.text import exact, number, plural
 
 view = widgets.head("Heatmap", selection.current_view())
 run, pair = view.run, view.pair
@@ -23,7 +23,7 @@ canvas.draw(view, selected)
 st.caption(
     "Wheel and drag move the window; a click selects the logit of a cell that is furthest apart."
     + (
-        " Ranks and differences are not offered for a run of this size: they would take reading all of it first."
+        " Of a run of this size only what its file holds is offered: the rest would take reading all of it first."
         if header.rows * header.vocab > WHOLE_RUN
         else ""
     )
@@ -39,6 +39,7 @@ if selected is not None:
             "logit": [exact(selected.reference), exact(selected.variant)],
             "rank (1 = argmax)": [selected.reference_rank, selected.variant_rank],
             "difference": ["", exact(selected.difference)],
+            "row ULPs": ["", "" if selected.row_ulps is None else number(selected.row_ulps)],
             "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
         },
         hide_index=True,
@@ -59,12 +60,13 @@ else:
             pair.reference: [exact(value) for value in worst["reference_logit"]],
             pair.variant: [exact(value) for value in worst["variant_logit"]],
             "difference": [exact(value) for value in worst["difference"]],
+            "row ULPs": worst["row_ulps"],
             "ULPs": worst["ulps"],
         },
         hide_index=True,
         key="worst",
         height=widgets.table_height(len(worst), 12),
-        column_config={"ULPs": widgets.GROUPED},
+        column_config={"ULPs": widgets.GROUPED, "row ULPs": st.column_config.NumberColumn(format="%.4g")},
         placeholder="–",
     )
     st.caption(

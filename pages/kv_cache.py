@@ -46,10 +46,11 @@ if found.together.nonfinite_mismatch:
     )
 parts.figures(found, view.dtype)
 
+offered = parts.measures(MEASURES, everything)
+if st.session_state.get("kv_measure") not in offered:
+    st.session_state["kv_measure"] = offered[0]
 measure = (
-    st.segmented_control(
-        "Measure", list(MEASURES), format_func=wording.MEASURES.__getitem__, required=True, key="kv_measure"
-    )
+    st.segmented_control("Measure", offered, format_func=wording.MEASURES.__getitem__, required=True, key="kv_measure")
     or "neq_share"
 )
 
@@ -84,7 +85,11 @@ if differing:
         kind = (
             which.segmented_control("Of", list(KINDS), format_func="{}s".format, required=True, key="kv_kind") or kind
         )
-    measures = {name: wording.MEASURES[name] for name in ("neq_share", "max_ulps")}
+    measures = {
+        name: wording.MEASURES[name] for name in parts.measures(("neq_share", "max_row_ulps", "max_ulps"), everything)
+    }
+    if st.session_state.get("kv_colour") not in measures:
+        st.session_state["kv_colour"] = "neq_share"
     shown = (
         what.segmented_control(
             "Colour", list(measures), format_func=measures.__getitem__, required=True, key="kv_colour"
@@ -107,7 +112,13 @@ if differing:
     wide = int(grid.edges[1] - grid.edges[0])
     st.caption(
         f"Layers x positions of the {kind}s; colour is "
-        + (f"max ULPs of {view.dtype}." if shown == "max_ulps" else "the share that differs.")
+        + (
+            f"max ULPs of {view.dtype}."
+            if shown == "max_ulps"
+            else f"max row ULPs of {view.dtype}."
+            if shown == "max_row_ulps"
+            else "the share that differs."
+        )
         + (f" A cell shows the largest of {wide} positions." if wide > 1 else "")
     )
 

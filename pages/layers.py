@@ -75,7 +75,8 @@ plots.draw(
 )
 st.caption(f"rms of the difference by module, {scope}, own units; dotted: the rounding floor.")
 
-options = [name for name in MEASURES if found.has_floor or name != "ratio"]
+is_known = {"ratio": found.has_floor, "max_row_ulps": any(each.max_row_ulps is not None for each in modules)}
+options = [name for name in MEASURES if is_known.get(name, True)]
 if st.session_state.get("layers_measure") not in options:
     st.session_state["layers_measure"] = options[0]
 title, which = st.columns([3, 2], vertical_alignment="bottom")

@@ -65,13 +65,18 @@ if len(view.run.sides) > 2:
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
 panel.report(view)
 
-more = st.columns(4)
+more = st.columns(5)
 more[0].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
 more[1].metric(
     "Mean ULPs", number(summary.mean_ulps, 3), help=f"ULPs of {view.dtype}, over elements finite on both sides"
 )
 more[2].metric("Max ULPs", f"{summary.max_ulps:,}", help=f"ULPs of {view.dtype}; usually at a logit near 0")
 more[3].metric(
+    "Max row ULPs",
+    "undefined" if summary.max_row_ulps is None else number(summary.max_row_ulps, 3),
+    help=f"{meanings()['row ULP']}; the rms over all logits is {number(summary.rms_row_ulps, 3)}",
+)
+more[4].metric(
     "Mean KL",
     number(summary.mean_kl, 3),
     help=(

@@ -297,16 +297,17 @@ def build_readme() -> None:
                 "|---|---|---|",
                 *(f"| `{side.name}` | `{side.sha256}` | {side.bit_class} |" for side in run.sides),
                 "",
-                "| variant | differing logits | max abs | max ULPs | flips | near ties | verdict | noise ratio |",
-                "|---|---|---|---|---|---|---|---|",
+                "| variant | differing logits | max abs | max ULPs | max row ULPs | flips | near ties | verdict | noise"
+                " ratio |",
+                "|---|---|---|---|---|---|---|---|---|",
             ]
             for pair in run.pairs:
                 s = pair.summary
                 differing = f"{s.neq:,} ({s.neq_share:.1%})"
                 ratio = "" if pair.noise_ratio is None else f"{pair.noise_ratio:.3g}"
                 lines.append(
-                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.flips} | {s.near_ties} |"
-                    f" {pair.verdict} | {ratio} |"
+                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.max_row_ulps:.4g} |"
+                    f" {s.flips} | {s.near_ties} | {pair.verdict} | {ratio} |"
                 )
             if about.note:
                 lines += ["", about.note]

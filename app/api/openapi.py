@@ -58,6 +58,7 @@ _SCHEMAS: dict[str, Schema] = {
             "bit_identical_pairs": _WHOLE,
             "flips": _WHOLE,
             "max_ulps": _WHOLE,
+            "max_row_ulps": _or_null(_NUMBER),
             "max_neq_share": _or_null(_NUMBER),
             "nonfinite_mismatch": _WHOLE,
             "verdicts": _TEXT,

@@ -19,11 +19,12 @@ from core.text import exact, printable
 MOST = 5  # runs beside the first: six colours can be told apart
 BY = {
     "max_abs": "largest difference, logits",
+    "max_row_ulps": "max row ULPs",
     "max_ulps": "max ULPs",
     "rms": "rms difference, logits",
     "kl": "KL, nats",
 }
-SHORT = {"max_abs": "difference", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
+SHORT = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
 _SEPARATOR, _PAIR = ",", "~"  # of the address: run~2,run~0
 
 

@@ -69,6 +69,7 @@ def ordered(cards: list[RunCard], sort: str) -> list[RunCard]:
         ),
         "flips": lambda card: (-card.flips,),
         "max ULPs": lambda card: (-card.max_ulps,),
+        "max row ULPs": lambda card: (-1.0 if card.max_row_ulps is None else -card.max_row_ulps,),
         "positions": lambda card: (-card.positions,),
     }
     if sort == "oldest":

@@ -41,6 +41,7 @@ COLUMNS = {
     "max ULPs": st.column_config.NumberColumn(
         format="localized", help="largest distance, in ULPs of the run's dtype", width=112
     ),
+    "max row ULPs": st.column_config.NumberColumn(format="%.4g", help="largest difference, in row ULPs"),
     "dtype": st.column_config.TextColumn(width=80),
     "tags": st.column_config.ListColumn(width=_TAGS),
     "positions": st.column_config.NumberColumn(format="localized"),
@@ -151,6 +152,7 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
             "dtype": [card.compute_dtype for card in shown],
             "tags": [list(each.tags) for each in attached],
             "device": [card.device or None for card in shown],
+            "max row ULPs": [card.max_row_ulps for card in shown],
             "positions": [card.positions for card in shown],
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [wording.model_name(card.model) or None for card in shown],

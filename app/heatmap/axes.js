@@ -91,7 +91,7 @@ class Axes extends Drawing {
       const t = (i + 0.5) / width;
       const value = range.isLog ? range.low * (range.high / range.low) ** t : range.high * t;
       float[0] = value;
-      draw.fillStyle = css(this.lut[keyOf(this.isDifference ? bits[0] : Math.max(1, Math.round(value)), this.isDifference)]);
+      draw.fillStyle = css(this.lut[keyOf(this.isFloat ? bits[0] : Math.max(1, Math.round(value)), this.isFloat)]);
       draw.fillRect(left + i, top, 1.2, 9);
     }
     draw.fillStyle = text;
@@ -113,7 +113,7 @@ class Axes extends Drawing {
     draw.fillText(end, isOne ? left + width / 2 : left + width, top + 13);
     draw.textAlign = "left";
     draw.textBaseline = "middle";
-    const unit = this.isDifference ? "logits" : `ULPs of ${data.dtype}`;
+    const { unit } = this;
     const isUnitBeside = plot.width > width + 110;
     if (isUnitBeside) draw.fillText(unit, left + width + 12, top + 5);
     else draw.fillText(unit, left, top + 35);
@@ -132,6 +132,15 @@ class Axes extends Drawing {
       draw.fillText(says, place + 15, line + 5);
       place += 30 + draw.measureText(says).width;
     }
+    if (this.floor === null) return;
+    const at = left + this.share(this.floor) * width;
+    draw.beginPath();
+    for (const [x, y] of [[at, top + 1], [at - 5, top - 7], [at + 5, top - 7]]) draw.lineTo(x, y);
+    draw.closePath();
+    draw.fill();
+    const beyond = this.floor > range.high ? ", beyond this scale" : "";
+    const says = `▼ rounding floor: 99.9 % of its logits are within ${Number(this.floor.toPrecision(3))}${beyond}`;
+    draw.fillText(says, Math.max(4, Math.min(left, shape.width - draw.measureText(says).width)), isBeside ? top + 37 : line + 5 + LINE);
   }
 
   // Values worth a label, from low to high without it.

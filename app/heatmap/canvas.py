@@ -33,9 +33,11 @@ from core.runs.views.heatmap import (
     Measure,
     Order,
     finest_columns,
+    floor_row_ulps,
     is_offered,
     largest_level,
 )
+from core.text import number
 
 _CSS = """
 #heatmap { font-family: var(--st-font, sans-serif); color: var(--st-text-color); }
@@ -88,6 +90,7 @@ def draw(view: selection.View, selected: Element | None) -> None:
     for prompt in header.prompts[:-1]:
         starts.append(starts[-1] + prompt.positions)
     window = heatmap_window.current(view)
+    floor = floor_row_ulps(run, pair.index)
     data = {
         "address": routes.address(run, pair.index),
         "stamp": routes.stamp(run),
@@ -95,8 +98,12 @@ def draw(view: selection.View, selected: Element | None) -> None:
         "columns": header.vocab,
         "dtype": header.compute_dtype,
         "names": [pair.reference, pair.variant],
-        "max_ulps": pair.summary.max_ulps,
-        "max_abs": pair.summary.max_abs,
+        "largest": {
+            "row_ulps": pair.summary.max_row_ulps or 0.0,
+            "ulps": pair.summary.max_ulps,
+            "difference": pair.summary.max_abs,
+        },
+        "floor_row_ulps": floor,
         "prompt_starts": starts,
         "tile_rows": TILE_ROWS,
         "tile_columns": TILE_COLUMNS,
@@ -105,7 +112,7 @@ def draw(view: selection.View, selected: Element | None) -> None:
         "most_read": MOST_READ,
         "finest": {order: {measure: finest_columns(run, order, measure) for measure in MEASURES} for order in ORDERS},
         "is_rank_offered": is_offered(run, "rank", "ulps"),
-        "is_difference_offered": is_offered(run, "id", "difference"),
+        "offered": [measure for measure in MEASURES if is_offered(run, "id", measure)],
         "order": window.order,
         "measure": window.measure,
         "window": {
@@ -130,6 +137,7 @@ def draw(view: selection.View, selected: Element | None) -> None:
         "label": (
             f"Heatmap of {pair.variant} against {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
             " whole run, Enter selects the logit at the middle."
+            + ("" if floor is None else f" 99.9% of the rounding floor's logits are within {number(floor)} row ULPs.")
         ),
     }
 
@@ -142,8 +150,9 @@ def draw(view: selection.View, selected: Element | None) -> None:
 
 
 def position_row(view: selection.View) -> pd.DataFrame:
-    """Every logit of the selected position, both sides, exactly: one row a token id. `ulps` and `difference` are null
-    where a NaN or infinity is not met by the same; `difference` is the variant's less the reference's. [vocab rows]
+    """Every logit of the selected position, both sides, exactly: one row a token id. `difference`, `row_ulps` and
+    `ulps` are null where a NaN or infinity is not met by the same; `difference` is the variant's less the reference's.
+    [vocab rows]
     """
     run, fmt = view.run, view.run.header.format
     bits = [run.at(side, view.prompt, view.position) for side in (0, view.pair.index + 1)]
@@ -152,6 +161,7 @@ def position_row(view: selection.View) -> pd.DataFrame:
         ulps = pyramid.element_ulps(bits[0][None], bits[1][None], fmt)[0].astype(np.int64)
         difference = np.where(ulps == 0, 0.0, variant - reference)
     is_mismatch = ulps == (1 << fmt.bits) - 1
+    spacing = run.spacing(view.pair.index, (view.row, view.row + 1))
     vocabulary = run.vocabulary
     return pd.DataFrame(
         {
@@ -160,6 +170,7 @@ def position_row(view: selection.View) -> pd.DataFrame:
             "reference_logit": reference,
             "variant_logit": variant,
             "difference": pd.Series(np.where(is_mismatch, np.nan, difference)),
+            "row_ulps": pd.Series(np.where(is_mismatch, np.nan, np.abs(difference) / spacing)),
             "ulps": pd.array(np.where(is_mismatch, 0, ulps), "Int64"),
         }
     ).assign(ulps=lambda table: table["ulps"].mask(is_mismatch))
@@ -176,7 +187,7 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
             view, heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure))
         )
         for key, name, known in (
-            ("heatmap_colours", "scale", ("log", "linear")),
+            ("heatmap_colours", "scale", ("auto", "log", "linear")),
             ("heatmap_scale", "range", ("pair", "view")),
         ):
             if window.get(name) in known:

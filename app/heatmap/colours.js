@@ -29,15 +29,15 @@ const grouped = (value) => Math.round(value).toLocaleString("en-US");
 const span = (first, last) => (first === last ? grouped(first) : `${grouped(first)}–${grouped(last)}`);
 
 // A cell's value as the index of its colour: exact below 32768, eleven bits of it beyond; of float32 bits the upper 17.
-function keyOf(value, isDifference) {
-  if (isDifference) return value >>> 15;
+function keyOf(value, isFloat) {
+  if (isFloat) return value >>> 15;
   if (value < 32768) return value;
   const power = 31 - Math.clz32(value);
   return 32768 + (power - 15) * 2048 + ((value >>> (power - 11)) & 2047);
 }
 
-function valueOf(key, isDifference) {
-  if (isDifference) return floatOf(key << 15);
+function valueOf(key, isFloat) {
+  if (isFloat) return floatOf(key << 15);
   if (key < 32768) return key;
   const power = 15 + Math.floor((key - 32768) / 2048);
   return (2048 + ((key - 32768) % 2048)) * 2 ** (power - 11);

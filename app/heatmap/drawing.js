@@ -11,20 +11,20 @@ class Drawing extends Tiles {
 
   // Colours by key, and what the scale goes from and to: of a view, from the least value in it that is not 0.
   colours(least, largest) {
-    const { data, isDifference } = this;
-    const whole = isDifference ? data.max_abs : data.max_ulps;
+    const { data, isFloat } = this;
+    const whole = data.largest[this.measure];
     const isOfPair = this.range === "pair";
-    const high = Math.max(isOfPair ? whole : largest, isDifference ? 1e-30 : 1);
-    const low = Math.max(isOfPair ? 0 : least, isDifference ? high / DEPTH : 1);
-    const isLog = this.scale === "log";
-    const name = `${isDifference} ${low} ${high} ${isLog} ${data.palette.flat().join()}`;
+    const high = Math.max(isOfPair ? whole : largest, isFloat ? 1e-30 : 1);
+    const low = Math.max(isOfPair ? 0 : least, isFloat ? high / DEPTH : 1);
+    const { isLog } = this;
+    const name = `${isFloat} ${low} ${high} ${isLog} ${data.palette.flat().join()}`;
     this.ends = { low: isLog ? low : 0, high, isLog };
     if (this.lutName === name) return this.lut;
     const stops = data.palette.map(([at, colour]) => [at, [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16))]);
     const lut = new Uint32Array(KEYS);
     this.tops = new Uint8Array(KEYS);
     for (let key = 0; key < KEYS; key++) {
-      const t = this.share(valueOf(key, isDifference));
+      const t = this.share(valueOf(key, isFloat));
       this.tops[key] = t > TOP;
       let i = 1;
       while (i < stops.length - 1 && stops[i][0] < t) i++;
@@ -45,13 +45,13 @@ class Drawing extends Tiles {
   }
 
   colourOf(value) {
-    return value === MISMATCH ? this.data.mismatch_colour : css(this.lut[keyOf(value, this.isDifference)]);
+    return value === MISMATCH ? this.data.mismatch_colour : css(this.lut[keyOf(value, this.isFloat)]);
   }
 
   paint() {
     this.plan();
     this.pool();
-    const { data, shape, grid, known, isDifference, view } = this;
+    const { data, shape, grid, known, isFloat, view } = this;
     const { W, H, ratio, plot } = shape;
     const rowMax = new Uint32Array(H);
     const columnMax = new Uint32Array(W);
@@ -69,7 +69,7 @@ class Drawing extends Tiles {
       }
     }
     if (!largest) least = 0;
-    const lut = this.colours(...(isDifference ? [least, largest].map(floatOf) : [least, largest]));
+    const lut = this.colours(...(isFloat ? [least, largest].map(floatOf) : [least, largest]));
     const style = getComputedStyle(this.root);
     const colour = (name, other) => style.getPropertyValue(name).trim() || other;
     const text = colour("--st-text-color", "#444444");
@@ -88,7 +88,7 @@ class Drawing extends Tiles {
     const pixels = new Uint32Array(this.image.data.buffer);
     for (let i = 0; i < grid.length; i++) {
       const value = grid[i];
-      pixels[i] = value === 0 ? (known[i] ? 0 : unknown) : value === MISMATCH ? red : lut[keyOf(value, isDifference)];
+      pixels[i] = value === 0 ? (known[i] ? 0 : unknown) : value === MISMATCH ? red : lut[keyOf(value, isFloat)];
     }
     draw.putImageData(this.image, left, top);
     // What differs alone is drawn large enough to be seen; NaN and infinity always are, on top.
@@ -108,10 +108,11 @@ class Drawing extends Tiles {
     this.paintAxes(draw, text, border, colour("--st-font", "sans-serif"));
     this.paintLegend(draw, text, border);
     this.wholeButton.disabled = this.isWhole;
-    for (const [name, chosen] of [["order", this.order], ["measure", this.measure], ["scale", this.scale], ["range", this.range]]) {
+    const pressed = [["order", this.order], ["measure", this.measure], ["scale", this.isLog ? "log" : "linear"], ["range", this.range]];
+    for (const [name, chosen] of pressed) {
       for (const [value, button] of Object.entries(this.choices[name])) {
         button.setAttribute("aria-pressed", String(value === chosen));
-        button.disabled = (name === "order" && value === "rank" && !data.is_rank_offered) || (name === "measure" && value === "difference" && !data.is_difference_offered);
+        button.disabled = (name === "order" && value === "rank" && !data.is_rank_offered) || (name === "measure" && !data.offered.includes(value));
       }
     }
     const window = this.window();
@@ -134,9 +135,9 @@ class Drawing extends Tiles {
     let count = 0;
     let high = 0;
     let higher = 0; // on a scale of this view alone
-    const [from, to] = this.isDifference ? [least, largest].map(floatOf) : [least, largest];
+    const [from, to] = this.isFloat ? [least, largest].map(floatOf) : [least, largest];
     let edge = from * (to / from) ** TOP;
-    if (this.isDifference) {
+    if (this.isFloat) {
       float[0] = edge;
       [edge] = bits; // bits of floats above 0 are in their order
     }
@@ -144,14 +145,14 @@ class Drawing extends Tiles {
       const value = grid[i];
       if (value === 0 || value === MISMATCH) continue;
       count++;
-      high += this.tops[keyOf(value, this.isDifference)];
+      high += this.tops[keyOf(value, this.isFloat)];
       higher += value > edge;
     }
     const isFlat = !this.missing.length && count >= FEW && high > 0.9 * count && !(this.ends.high <= this.ends.low);
-    const isDifferenceBetter = isFlat && !this.isDifference && this.data.is_difference_offered;
-    const isViewBetter = isFlat && this.range === "pair" && this.scale === "log" && to > from && higher < 0.75 * count;
+    const isDifferenceBetter = isFlat && !this.isFloat && this.data.offered.includes("difference");
+    const isViewBetter = isFlat && this.range === "pair" && this.isLog && to > from && higher < 0.75 * count;
     this.hint.hidden = !isDifferenceBetter && !isViewBetter;
-    const why = this.isDifference ? "." : ": somewhere in each is a logit near 0, many ULPs apart at a small difference.";
+    const why = this.isFloat ? "." : ": somewhere in each is a logit near 0, many ULPs apart at a small difference.";
     this.hintText.textContent = `Nearly every cell is at the top of this scale${why}`;
     this.hintDifference.hidden = !isDifferenceBetter;
     this.hintView.hidden = !isViewBetter;
@@ -177,7 +178,7 @@ class Drawing extends Tiles {
     draw.setTransform(ratio, 0, 0, ratio, 0, 0);
     draw.fillStyle = style.getPropertyValue("--st-text-color").trim() || "#444444";
     draw.textBaseline = "top";
-    const shows = `${this.isDifference ? "largest difference, logits" : `max ULPs of ${data.dtype}`}; ${this.says}`;
+    const shows = `largest of each cell, ${this.unit}; ${this.says}`;
     [data.title, shows].forEach((text, line) => {
       draw.font = line ? this.font : `bold ${this.font}`;
       draw.fillText(text, 8, 10 + 18 * line, width - 16);
@@ -199,7 +200,7 @@ class Drawing extends Tiles {
     const top = Math.round(plot.top * ratio);
     const tall = Math.round((MARGIN.top - 8) * ratio) - gap;
     const wide = Math.round((MARGIN.right - 8) * ratio) - gap;
-    const share = (value) => (value === MISMATCH ? 1 : this.share(this.isDifference ? floatOf(value) : value));
+    const share = (value) => (value === MISMATCH ? 1 : this.share(this.isFloat ? floatOf(value) : value));
     for (let x = 0; x < W; x++) {
       if (!columnMax[x]) continue;
       const height = Math.max(3 * ratio, share(columnMax[x]) * tall);

@@ -25,7 +25,7 @@ class Heatmap extends Pointing {
     const bar = made("div", "bar", this.root);
     this.choices = {
       order: this.choice(bar, "Columns", [["id", "token id"], ["rank", "rank"]], (value) => this.choose({ order: value })),
-      measure: this.choice(bar, "Cells", [["ulps", "max ULPs"], ["difference", "largest difference"]], (value) =>
+      measure: this.choice(bar, "Cells", [["row_ulps", "row ULPs"], ["ulps", "max ULPs"], ["difference", "largest difference"]], (value) =>
         this.choose({ measure: value })),
       scale: this.choice(bar, "Colour", [["log", "log"], ["linear", "linear"]], (value) => this.prefer({ scale: value })),
       range: this.choice(bar, "Scale", [["pair", "whole pair"], ["view", "this view"]], (value) => this.prefer({ range: value })),
@@ -137,7 +137,10 @@ class Heatmap extends Pointing {
 
   // What is shown ------------------------------------------------------------------------------------------------------------
 
-  get isDifference() { return this.measure === "difference"; }
+  get isFloat() { return this.measure !== "ulps"; } // cells are the bits of float32 numbers
+  get isLog() { return this.scale === "log" || (this.scale === "auto" && this.measure !== "row_ulps"); }
+  get floor() { return this.measure === "row_ulps" ? this.data.floor_row_ulps : null; }
+  get unit() { return { row_ulps: `row ULPs of ${this.data.dtype}`, ulps: `ULPs of ${this.data.dtype}`, difference: "logits" }[this.measure]; }
   get isWhole() {
     const { view, data } = this;
     return view.y0 <= 0 && view.x0 <= 0 && view.y1 >= data.rows && view.x1 >= data.columns;

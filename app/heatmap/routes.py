@@ -28,7 +28,7 @@ from core.numerics.formats import format_named
 from core.runs.reader import RunReader
 from core.runs.views.elements import place_of
 from core.runs.views.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
-from core.text import exact, plural, shown, visible
+from core.text import exact, number, plural, shown, visible
 
 # A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns. A block of single ranks takes 17
 # to 34 MB.
@@ -183,7 +183,7 @@ def told(run: RunReader, found: Element) -> dict[str, str | int]:
     where = f"position {position:,}" if len(run.header.prompts) == 1 else f"prompt {prompt}, position {position:,}"
     is_mismatch = found.ulps is None
     text = run.vocabulary.get(found.token)
-    apart = f"{plural(found.ulps or 0, 'ULP')} of {run.header.compute_dtype}"
+    apart = f"{number(found.row_ulps or 0.0)} row ULPs, {plural(found.ulps or 0, 'ULP')} of {run.header.compute_dtype}"
     return {
         "row": found.row,
         "token": found.token,

@@ -5,7 +5,7 @@ class Tiles {
     const width = Math.max(this.canvas.clientWidth, 160);
     const height = this.canvas.clientHeight || 560;
     const room = Math.max(40, width - MARGIN.left - MARGIN.right);
-    const bottom = MARGIN.bottom + (room > BESIDE ? 0 : LINE);
+    const bottom = MARGIN.bottom + (room > BESIDE ? 0 : LINE * (this.floor === null ? 1 : 2));
     const plot = { left: MARGIN.left, top: MARGIN.top, width: room, height: height - MARGIN.top - bottom };
     return { ratio, width, height, plot, W: Math.max(1, Math.round(plot.width * ratio)), H: Math.max(1, Math.round(plot.height * ratio)) };
   }

@@ -51,7 +51,7 @@ def cache_positions(grid: PositionGrid, measure: str, dtype: str, selected: int)
     """Layers x positions of keys or of values; faint grey where nothing differs, empty where the caches hold
     nothing.
     """
-    cells = grid.neq_share if measure == "neq_share" else grid.max_ulps
+    cells = getattr(grid, measure)
     (shade,), bar = _shades([cells], measure, dtype, len(grid.layers))
     positions = (grid.edges[:-1] + grid.edges[1:] - 1) / 2
     layers, places = _names(grid.layers), np.arange(len(grid.layers))
@@ -111,7 +111,7 @@ def over_layers(table: pd.DataFrame, measure: str, dtype: str) -> go.Figure:
     no point.
     """
     figure = go.Figure()
-    is_log = measure != "neq_share"
+    is_log = measure not in LINEAR
     for kind, colour in KINDS.items():
         rows = table[table["kind"] == kind]
         values = rows[measure].to_numpy(float)
@@ -126,40 +126,43 @@ def over_layers(table: pd.DataFrame, measure: str, dtype: str) -> go.Figure:
             hovertemplate=f"layer %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>",
         )
     figure.update_xaxes(title="layer", dtick=1 if table["layer"].nunique() <= 24 else None)
-    title = f"{MEASURES[measure]}{f' of {dtype}' if measure == 'max_ulps' else ''}"
-    axis = log_axis(table[measure].to_numpy(float)) if is_log else {"tickformat": ".2~p", "rangemode": "tozero"}
+    title = f"{MEASURES[measure]}{f' of {dtype}' if measure.endswith('ulps') else ''}"
+    axis = {"rangemode": "tozero"} | ({"tickformat": ".2~p"} if measure == "neq_share" else {})
+    axis = log_axis(table[measure].to_numpy(float)) if is_log else axis
     figure.update_yaxes(title=title, **axis)
     return layout(figure, 280)
 
 
+LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
 _HOVER = {
     "neq_share": "%{customdata:.4~p} of its elements differ",
+    "max_row_ulps": "at most %{customdata:.4g} row ULPs",
     "max_ulps": "at most %{customdata:,} ULPs",
     "rms": "rms %{customdata:.4g}",
 }
 
 
 def _shades(arrays: list[np.ndarray], measure: str, dtype: str, layers: int) -> tuple[list[np.ndarray], dict]:
-    """(values to colour by, NaN where nothing differs; the colour axis). One scale for all arrays: shares linear, the
-    others logarithmic.
+    """(values to colour by, NaN where nothing differs; the colour axis). One scale for all arrays: LINEAR measures from
+    0, the others logarithmic.
     """
     positive = np.concatenate([array[array > 0].ravel() for array in arrays])
     if not len(positive):
         positive = np.ones(1)
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = [
-            np.where(array > 0, array if measure == "neq_share" else np.log2(array), np.nan).astype(np.float32)
+            np.where(array > 0, array if measure in LINEAR else np.log2(array), np.nan).astype(np.float32)
             for array in arrays
         ]
     low, high = (float(np.log2(end)) for end in (positive.min(), positive.max()))
     bar: dict = {"thickness": 14, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
     most = 4 if layers < 10 else 8  # labels that fit the height
-    if measure == "neq_share":
-        return shown, {
-            "cmin": 0,
-            "cmax": float(positive.max()),
-            "colorbar": {**bar, "tickformat": ".2~p", "nticks": most},
-        }
+    if measure in LINEAR:
+        if measure == "neq_share":
+            bar["tickformat"] = ".2~p"
+        else:
+            bar["title"] = {"text": f"{MEASURES[measure]} of<br>{dtype}", "side": "right"}
+        return shown, {"cmin": 0, "cmax": float(positive.max()), "colorbar": {**bar, "nticks": most}}
     if measure == "max_ulps":
         low, high = 0.0, max(high, 1.0)
         steps = [float(1 << p) for p in range(0, int(high) + 1, -(-(int(high) + 1) // most))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 import pandas as pd
@@ -15,11 +16,12 @@ COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in (
     "share": st.column_config.NumberColumn(format="percent"),
     "largest difference": st.column_config.NumberColumn(format="%.6g"),
     "rms difference": st.column_config.NumberColumn(format="%.6g"),
-    "mean ULPs": st.column_config.NumberColumn(format="%.4g"),
+    **{name: st.column_config.NumberColumn(format="%.4g") for name in ("mean ULPs", "max row ULPs", "rms row ULPs")},
 }
 
 MEANINGS = {
     "neq_share": "the share of a head's elements that differ",
+    "max_row_ulps": "the largest difference in a head, row ULPs of {dtype}",
     "max_ulps": "the largest distance in a head, ULPs of {dtype}, log scale",
     "rms": "the rms difference in a head, in the unit of the cache, log scale",
 }
@@ -55,7 +57,7 @@ def shape(table: pd.DataFrame) -> str:
 
 def figures(found: CacheSummary, dtype: str) -> None:
     """Draw the headline figures."""
-    columns = st.columns(6)
+    columns = st.columns(7)
     for column, name, part in ((columns[0], "Keys", found.keys), (columns[1], "Values", found.values)):
         share = percent(part.neq_share) if part.elements else "none kept"
         column.metric(f"{name} that differ", share, help=f"{part.neq:,} of {part.elements:,} elements")
@@ -66,13 +68,22 @@ def figures(found: CacheSummary, dtype: str) -> None:
             f"ULPs of {dtype}; {_each('max_ulps', found)}. Large ones belong to elements near 0, where steps are tiny."
         ),
     )
+    in_row_ulps = found.together.max_row_ulps
     columns[3].metric(
-        "Rms difference", number(found.together.rms, 3), help=f"in the unit of the cache; {_each('rms', found)}"
+        "Max row ULPs",
+        "unknown" if in_row_ulps is None else number(in_row_ulps, 3),
+        help=(
+            f"largest difference in spacings of {dtype} at the largest element of its key or value;"
+            f" {_each('max_row_ulps', found)}"
+        ),
     )
     columns[4].metric(
-        "First layer", f"{found.together.first_layer}", help=_where("the lowest layer with a differing element", found)
+        "Rms difference", number(found.together.rms, 3), help=f"in the unit of the cache; {_each('rms', found)}"
     )
     columns[5].metric(
+        "First layer", f"{found.together.first_layer}", help=_where("the lowest layer with a differing element", found)
+    )
+    columns[6].metric(
         "First position",
         f"{found.together.first_position}",
         help="the lowest position with a differing element, in any layer",
@@ -83,6 +94,11 @@ def _each(name: str, found: CacheSummary) -> str:
     """Words on a figure of keys and of values: `keys 17, values 30`."""
     parts = [("keys", getattr(found.keys, name)), ("values", getattr(found.values, name))]
     return ", ".join(f"{kind} {f'{value:,}' if isinstance(value, int) else number(value)}" for kind, value in parts)
+
+
+def measures(names: Iterable[str], table: pd.DataFrame) -> list[str]:
+    """Measures that a page can show: row ULPs are not in files that are older than them."""
+    return [name for name in names if name != "max_row_ulps" or table["max_row_ulps"].notna().any()]
 
 
 def _where(what: str, found: CacheSummary) -> str:
@@ -101,6 +117,8 @@ def rows(layers: pd.DataFrame) -> dict[str, pd.Series]:
         "rms difference": layers["rms"],
         "max ULPs": layers["max_ulps"],
         "mean ULPs": layers["mean_ulps"],
+        "max row ULPs": layers["max_row_ulps"],
+        "rms row ULPs": layers["rms_row_ulps"],
         "first position": layers["first_position"],
     }
     if layers["nonfinite_mismatch"].any():

@@ -197,9 +197,15 @@ def _borders(grid: LayerGrid) -> np.ndarray:
 _HOVER = {
     "ratio": "%{customdata[2]:.3g} times the floor (-1: the floor is 0)",
     "neq_share": "%{customdata[2]:.4~p} of its elements differ",
+    "max_row_ulps": "at most %{customdata[2]:.4g} row ULPs",
     "max_ulps": "at most %{customdata[2]:,} ULPs",
 }
-_TITLES = {"ratio": "times the floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
+_TITLES = {
+    "ratio": "times the floor",
+    "neq_share": "share that differs",
+    "max_row_ulps": "max row ULPs",
+    "max_ulps": "max ULPs",
+}
 
 
 def _shade(cells: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
@@ -209,9 +215,10 @@ def _shade(cells: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     known = cells[np.isfinite(cells) & (cells > 0)]
     known = known if len(known) else np.ones(1)
     bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": _TITLES[measure], "side": "right"}}
-    if measure == "neq_share":
+    if measure in ("neq_share", "max_row_ulps"):
         shade = np.where(cells > 0, cells, np.nan).astype(np.float32)
-        return shade, {"cmin": 0, "cmax": float(known.max()), "colorbar": {**bar, "tickformat": ".2~p"}}
+        percent = {"tickformat": ".2~p"} if measure == "neq_share" else {}
+        return shade, {"cmin": 0, "cmax": float(known.max()), "colorbar": bar | percent}
     low, high = np.log2(float(known.min())), np.log2(float(known.max()))
     low, high = (0.0, max(high, 1.0)) if measure == "max_ulps" else (min(max(low, -6.0), -1.0), max(high, 1.0))
     with np.errstate(divide="ignore", invalid="ignore"):

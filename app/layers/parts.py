@@ -12,17 +12,23 @@ from core.runs.views.layers import NARROW, RESIDUAL, LayerSummary, ModuleFigures
 from core.runs.views.request import asks_for
 from core.text import number, out_of, percent, plural, visible
 
-MEASURES = {"ratio": "rms over floor", "neq_share": "share that differs", "max_ulps": "max ULPs"}
+MEASURES = {
+    "ratio": "rms over floor",
+    "neq_share": "share that differs",
+    "max_row_ulps": "max row ULPs",
+    "max_ulps": "max ULPs",
+}
 MEANINGS = {
     "ratio": "rms over the rounding floor in the whole prompt, log scale",
     "neq_share": "the share of the output's elements that differ",
+    "max_row_ulps": "max row ULPs of the output's own dtype",
     "max_ulps": "max ULPs of the output's own dtype, log scale",
 }
 COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in ("elements", "differ", "max ULPs")} | {
     "share": st.column_config.NumberColumn(format="percent"),
     **{
         name: st.column_config.NumberColumn(format="%.4g")
-        for name in ("rms", "floor", "rms / floor", "largest", "mean ULPs")
+        for name in ("rms", "floor", "rms / floor", "largest", "mean ULPs", "max row ULPs", "rms row ULPs")
     },
 }
 
@@ -129,6 +135,8 @@ def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
         "rms / floor": [None if ratio is None or ratio == float("inf") else ratio for ratio in ratios],
         "max ULPs": [each.max_ulps for each in modules],
         "mean ULPs": [each.mean_ulps for each in modules],
+        "max row ULPs": [each.max_row_ulps for each in modules],
+        "rms row ULPs": [each.rms_row_ulps for each in modules],
         "largest": [each.max_abs for each in modules],
         "dtype": [each.dtype for each in modules],
         "elements": [each.elements for each in modules],
@@ -149,5 +157,6 @@ def module_figures(each: ModuleFigures) -> str:
         f" {widgets.escaped(each.kind)}{'' if each.block is None else f' of block {each.block}'}:"
         f" {out_of(each.neq, each.elements)} of its elements differ, rms {number(each.rms, 3)}, {floor};"
         f" largest difference {number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of"
-        f" {widgets.escaped(each.dtype)}, {number(each.mean_ulps, 3)} in the mean."
+        f" {widgets.escaped(each.dtype)}, {number(each.mean_ulps, 3)} in the mean"
+        + ("." if each.max_row_ulps is None else f"; at most {number(each.max_row_ulps, 3)} row ULPs.")
     )

@@ -101,6 +101,7 @@ def heat(table: pd.DataFrame, colour: str, dtype: str) -> Heat:
         "max_abs": "largest difference, logits",
         "max_ulps": f"max ULPs of {dtype}, log scale",
         "mean_ulps": f"mean ULPs of {dtype}",
+        "max_row_ulps": f"max row ULPs of {dtype}",
         "neq": "differing logits",
         "kl": "KL, nats, log scale",
     }[column]
@@ -151,6 +152,7 @@ def columns(
         "neq": _whole(table["neq"]),
         "max_abs": _rounded(table["max_abs"]),
         "mean_ulps": _rounded(table["mean_ulps"]),
+        "max_row_ulps": _rounded(table["max_row_ulps"]),
         "kl": _rounded(table["kl"]),
     }
 

@@ -79,7 +79,7 @@ def _is_dark(shade: NDArray[np.float64], i: int, j: int) -> bool:
 
 
 def _figure(value: float, measure: str) -> str:
-    return "" if np.isnan(value) else number(value if measure == "max_abs" else int(value))
+    return "" if np.isnan(value) else number(value if measure in ("max_abs", "max_row_ulps") else int(value))
 
 
 def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:

@@ -17,13 +17,26 @@ from core.runs.reader import RunReader
 from core.runs.views.repeats import BitClass, Sweep, bytes_to_compare, comparisons, matrix, sentence
 from core.text import plural, size, visible
 
-MEASURES = {"neq": "differing logits", "max_abs": "largest difference", "max_ulps": "max ULPs", "flips": "flips"}
-UNITS = {"neq": "", "max_abs": ", in logits of {dtype},", "max_ulps": ", in ULPs of {dtype},", "flips": ""}
+MEASURES = {
+    "neq": "differing logits",
+    "max_abs": "largest difference",
+    "max_row_ulps": "max row ULPs",
+    "max_ulps": "max ULPs",
+    "flips": "flips",
+}
+UNITS = {
+    "neq": "",
+    "max_abs": ", in logits of {dtype},",
+    "max_row_ulps": ", in row ULPs of {dtype},",
+    "max_ulps": ", in ULPs of {dtype},",
+    "flips": "",
+}
 COLUMNS = {
     "share": st.column_config.NumberColumn("share", format="percent"),
     "differing logits": st.column_config.NumberColumn(format="localized"),
     "max ULPs": st.column_config.NumberColumn(format="localized"),
     "largest difference": st.column_config.NumberColumn(format="%.9g"),
+    "max row ULPs": st.column_config.NumberColumn(format="%.4g"),
     "flips": st.column_config.NumberColumn(format="localized"),
 }
 WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a second
@@ -56,6 +69,7 @@ def members(run: RunReader, groups: list[BitClass]) -> pd.DataFrame:
                 "share": None if summary is None else summary.neq / elements,
                 "largest difference": None if summary is None else summary.max_abs,
                 "max ULPs": None if summary is None else summary.max_ulps,
+                "max row ULPs": None if summary is None else summary.max_row_ulps,
                 "flips": None if summary is None else summary.flips,
             }
         )
@@ -157,6 +171,8 @@ def pair_table(pairs: dict[tuple[int, int], Summary], groups: list[BitClass], ru
             "max_abs": summary.max_abs,
             "max_ulps": summary.max_ulps,
             "mean_ulps": summary.mean_ulps,
+            "max_row_ulps": summary.max_row_ulps,
+            "rms_row_ulps": summary.rms_row_ulps,
             "nonfinite_mismatch": summary.nonfinite_mismatch,
             "flips": summary.flips,
             "near_ties": summary.near_ties,

@@ -8,7 +8,7 @@ import streamlit as st
 
 from app.shell import link, page_settings
 from app.shell.selection import View
-from core.runs.views.heatmap import Measure, Order, is_offered
+from core.runs.views.heatmap import MEASURES, ORDERS, Measure, Order, is_offered
 from core.text import shown
 
 
@@ -19,7 +19,7 @@ class HeatmapWindow:
     rows: tuple[int, int]
     columns: tuple[int, int]
     order: Order = "id"
-    measure: Measure = "ulps"
+    measure: Measure = MEASURES[0]
 
 
 def extent(view: View) -> dict[str, tuple[int, int]]:
@@ -35,7 +35,7 @@ def current(view: View) -> HeatmapWindow:
         kept.get("heatmap_rows", full["rows"]),
         kept.get("heatmap_tokens", full["tokens"]),
         kept.get("heatmap_order", "id"),
-        kept.get("heatmap_cells", "ulps"),
+        kept.get("heatmap_cells", MEASURES[0]),
     )
 
 
@@ -63,7 +63,7 @@ def address(view: View) -> dict[str, str]:
     said = {axis: f"{span[0]}:{span[1]}" for axis, span in spans.items() if span != full[axis]}
     if window.order != "id":
         said["order"] = window.order
-    if window.measure != "ulps":
+    if window.measure != MEASURES[0]:
         said["cells"] = window.measure
     token = selected_token(view)
     return said if token is None else said | {"token": str(token)}
@@ -79,14 +79,15 @@ def settle(view: View) -> None:
         if said is not None or is_new_run:
             st.session_state[f"heatmap_{axis}"] = said or full
             is_linked = True
-    for name, default, other in (("order", "id", "rank"), ("cells", "ulps", "difference")):
+    for name, known in (("order", ORDERS), ("cells", MEASURES)):
         text = link.linked(name)
         if text is not None or is_new_run:
-            st.session_state[f"heatmap_{name}"] = other if text == other else default
+            st.session_state[f"heatmap_{name}"] = text if text in known else known[0]
             is_linked = True
     window = current(view)
     if not is_offered(view.run, window.order, window.measure):
-        keep(view, HeatmapWindow(window.rows, window.columns))
+        measure = MEASURES[0] if is_offered(view.run, "id", MEASURES[0]) else "ulps"
+        keep(view, HeatmapWindow(window.rows, window.columns, measure=measure))
     if is_linked:
         st.session_state["heatmap_serial"] = ""  # the browser follows; see app/heatmap/canvas.py
     token = link.linked("token")

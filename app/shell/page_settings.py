@@ -21,6 +21,7 @@ COLOURS = {  # of the strip of tokens, and the figure each shows
     "largest difference": "max_abs",
     "max ULPs": "max_ulps",
     "mean ULPs": "mean_ulps",
+    "max row ULPs": "max_row_ulps",
     "differing logits": "neq",
     "KL": "kl",
     "near ties": "margin",
@@ -33,6 +34,7 @@ SORTS = {  # of the gallery, and what each is called
     "verdict": "gravest verdict",
     "flips": "most flips",
     "max ULPs": "largest max ULPs",
+    "max row ULPs": "largest max row ULPs",
     "positions": "most positions",
 }
 # Thresholds of a margin in logits: a sequence of 1, 2, 5 from well below a step of bfloat16 at logits of 8 (0.0625) on.
@@ -110,13 +112,18 @@ SETTINGS = (
         for page in ("overview", "near_ties", "flips")
     ),
     PageSetting("heatmap", "by", "worst_by", "difference", {"difference": "difference", "ulps": "ULPs"}),
-    PageSetting("heatmap", "colours", "heatmap_colours", "log", _words(["log", "linear"])),
+    # auto: linear in row ULPs, which are of one size, log in the others, which spread over decades
+    PageSetting("heatmap", "colours", "heatmap_colours", "auto", _words(["auto", "log", "linear"])),
     PageSetting("heatmap", "scale", "heatmap_scale", "pair", _words(["pair", "view"])),
-    PageSetting("repeats", "figure", "class_measure", "neq", _words(["neq", "max_abs", "max_ulps", "flips"])),
+    PageSetting(
+        "repeats", "figure", "class_measure", "neq", _words(["neq", "max_abs", "max_row_ulps", "max_ulps", "flips"])
+    ),
     PageSetting("compare", "with", "compare_with", "", longest=1000),
-    PageSetting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_ulps", "rms", "kl"])),
+    PageSetting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"])),
     PageSetting("layers", "of", "layers_scope", "this prompt", _words(["this prompt", "all prompts"])),
-    PageSetting("layers", "measure", "layers_measure", "ratio", _words(["ratio", "neq_share", "max_ulps"])),
+    PageSetting(
+        "layers", "measure", "layers_measure", "ratio", _words(["ratio", "neq_share", "max_row_ulps", "max_ulps"])
+    ),
     PageSetting("layers", "module", "layers_module", "", longest=200),
     PageSetting("kernels", "list", "kernels_shown", "all", {"all": "all", "differ": "differ", "products": "products"}),
     PageSetting("kernels", "library", "kernels_library", "any", _words(["any", *LIBRARIES])),
@@ -124,7 +131,7 @@ SETTINGS = (
     PageSetting("kv_cache", "of", "kv_scope", "this prompt", _words(["this prompt", "all prompts"])),
     PageSetting("kv_cache", "measure", "kv_measure", "neq_share", _words(wording.MEASURES)),
     PageSetting("kv_cache", "kind", "kv_kind", "key", _words(KINDS)),
-    PageSetting("kv_cache", "colour", "kv_colour", "neq_share", _words(["neq_share", "max_ulps"])),
+    PageSetting("kv_cache", "colour", "kv_colour", "neq_share", _words(["neq_share", "max_row_ulps", "max_ulps"])),
     PageSetting("ops", "machines", "ops_runs", "", longest=1000),
     PageSetting("ops", "op", "ops_op", ""),
     PageSetting("ops", "dtype", "ops_dtype", "any", _words(["any", *LOGIT_FORMATS])),

@@ -17,7 +17,12 @@ from core.runs.file.records import (
 from core.runs.store.cards import RunCard
 from core.text import exact, number, percent, visible
 
-MEASURES = {"neq_share": "share that differs", "max_ulps": "max ULPs", "rms": "rms difference"}
+MEASURES = {
+    "neq_share": "share that differs",
+    "max_row_ulps": "max row ULPs",
+    "max_ulps": "max ULPs",
+    "rms": "rms difference",
+}
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
     BUG_SUSPECTED: "red",

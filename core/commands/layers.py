@@ -71,6 +71,7 @@ def _print_pair(run: RunReader, pair: StoredPair, prompt: int | None, blocks: bo
         "rms / floor",
         "max ULPs",
         "mean ULPs",
+        "max row ULPs",
         "of",
         "first position",
     ):
@@ -93,6 +94,7 @@ def _row(each: ModuleFigures, names_prompt: bool) -> list[str]:
         _known(each.ratio),
         f"{each.max_ulps:,}",
         number(each.mean_ulps, 3),
+        "" if each.max_row_ulps is None else number(each.max_row_ulps, 3),
         each.dtype,
         f"{each.first_prompt}:{first}" if names_prompt and first else first,
     ]

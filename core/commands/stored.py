@@ -25,7 +25,7 @@ from ..runs.store.store import Store, open_store
 from ..runs.store.trash import entry_of
 from ..runs.views.continuations import continuations
 from ..runs.views.kv_cache import summarize
-from ..text import percent, size
+from ..text import number, percent, size
 from .comparing import flip_table, pair_table
 from .terminal.console import JsonOption, StoreOption, err, out, print_json, printable
 
@@ -174,6 +174,7 @@ def _print_caches(run: RunReader) -> None:
         "values that differ",
         "of them keys of layer 0",
         "max ULPs",
+        "max row ULPs",
         "first layer",
     ):
         table.add_column(column, justify="left" if column == "variant" else "right", overflow="fold")
@@ -186,7 +187,9 @@ def _print_caches(run: RunReader) -> None:
             for part in (found.keys, found.values, found.layer_0_keys)
         ]
         first = "" if found.together.first_layer is None else str(found.together.first_layer)
-        table.add_row(escape(pair.variant), *counts, f"{found.together.max_ulps:,}", first)
+        in_row_ulps = found.together.max_row_ulps
+        known = "" if in_row_ulps is None else number(in_row_ulps, 3)
+        table.add_row(escape(pair.variant), *counts, f"{found.together.max_ulps:,}", known, first)
     if table.row_count:
         out.print(table)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+ROW_ULP_SHIFT = 12  # of a float32's bits, those that are left to tell numbers apart: sign, exponent and 11 of mantissa
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,8 @@ class Divergence:
     squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches:
     elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
     first_mismatch: token of the first of them and its value on both sides, None where there is none; neq: elements
-    whose values differ, is_bit_identical: every bit equal, both None where nobody asked.
+    whose values differ, is_bit_identical: every bit equal, both None where nobody asked; row_ulps: bits of
+    row ULPs, shifted by ROW_ULP_SHIFT, and how many elements are that far apart, [2, n]; None where nobody asked.
     """
 
     squares: NDArray[np.float64]
@@ -25,6 +29,7 @@ class Divergence:
     first_mismatch: tuple[int, float, float] | None = None
     neq: int | None = None
     is_bit_identical: bool | None = None
+    row_ulps: NDArray[np.int64] | None = None
 
     @property
     def nonfinite_mismatch(self) -> int:
@@ -51,6 +56,23 @@ class Divergence:
     def rms_of_positions(self) -> float:
         """rms over all positions, each as much as any other, in logits."""
         return float(np.sqrt(self.mean_squares.mean()))
+
+
+def row_ulp_percentile(found: Sequence[Divergence], share: float) -> float | None:
+    """The least row ULPs within which that share of all finite elements lies; None where nobody counted them.
+
+    Counted are the upper bits of float32 numbers, so it is that to 1 part in 2048, and exact where few bits are set.
+    """
+    counted = [one.row_ulps for one in found if one.row_ulps is not None]
+    if len(counted) < len(found) or not counted:
+        return None
+    bins, counts = np.concatenate(counted, axis=1)
+    order = np.argsort(bins, kind="stable")
+    within = np.cumsum(counts[order])
+    if not within[-1]:
+        return None
+    place = bins[order][np.searchsorted(within, math.ceil(share * int(within[-1])))]
+    return float(np.array(place << ROW_ULP_SHIFT, np.uint32).view(np.float32))
 
 
 def means(squares: NDArray[np.float64], elements: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -252,6 +252,7 @@ class _DumpLadder(Ladder):
         control = f"'{name}' against '{self.names[0]}' in float32"
         rows: list[Evidence] = []
         found, maps, whose, beside = None, 0, "the uploaded rounding floor", ""
+        percentile = None  # of a floor in the dtype of the dump
         if controls.floor is not None:
             found, doubt = _usable(header, controls.floor, controls, before)
             beside = _in_words(controls.floor)
@@ -260,6 +261,7 @@ class _DumpLadder(Ladder):
                 rows.append(Evidence(Check.UPLOADED_FLOOR, f"{control}, beside {beside}", Unmeasured(), NOTED, says))
         if found is None and controls.model is not None:
             found, maps = controls.model.float32, controls.model.maps
+            percentile = controls.model.floor_row_ulps if is_wide else None
             whose = "this model's own rounding floor"
             beside = f"{len(found)} reorderings of every linear map of {controls.model.name}"
         elif found is None and (earlier := _earlier_model_floor(before)) is not None:
@@ -269,7 +271,15 @@ class _DumpLadder(Ladder):
             self.evidence += rows
             control = f"{control}, beside {beside}"
             return self.against_floor(
-                FLOAT32, "float32", control, pair, found, not_finite=nonfinite, maps=maps, whose=whose
+                FLOAT32,
+                "float32",
+                control,
+                pair,
+                found,
+                not_finite=nonfinite,
+                maps=maps,
+                whose=whose,
+                floor_row_ulps=percentile,
             )
         if nonfinite is not None:
             self.evidence += rows
@@ -396,6 +406,7 @@ class _DumpLadder(Ladder):
                 not_finite=self.broken,
                 own_rounding=model.own_rounding,
                 maps=model.maps,
+                floor_row_ulps=model.floor_row_ulps,
             )
         self.drawn = [model.drawn[name] for name in names if name in model.drawn]
         if len(beyond) > 1 and not all(row.outcome == PASSED for row in lowered):

@@ -301,9 +301,10 @@ def floor_evidence(
     lengths: Sequence[int],
     maps: int = 0,
     whose: str = "this model's own rounding floor",
+    floor_row_ulps: float | None = None,
 ) -> Evidence:
     """The row of a pair [positions] that was held against a floor [positions], both mean squares; maps: linear maps
-    reordered, 0 if none; whose: the floor in words.
+    reordered, 0 if none; whose: the floor in words; floor_row_ulps: its 99.9th percentile, None where not measured.
     """
     figures = PairFigures(
         compute_dtype=dtype,
@@ -319,6 +320,7 @@ def floor_evidence(
         log_spread=test.spread,
         nonfinite_mismatch=test.nonfinite,
         linear_maps=maps or None,
+        floor_row_ulps=floor_row_ulps,
         first_nonfinite=(*test.not_finite.place(lengths), test.not_finite.token) if test.not_finite else None,
     )
     outcome = PASSED if test.is_passed else FAILED
@@ -781,6 +783,7 @@ class Ladder:
         own_rounding: NDArray[np.float64] | None = None,
         maps: int = 0,
         whose: str = "this model's own rounding floor",
+        floor_row_ulps: float | None = None,
     ) -> FloorTest:
         """Hold a pair [positions] against its floor [seeds, positions], both mean squares; see `floor_test` and
         `floor_evidence`.
@@ -789,7 +792,8 @@ class Ladder:
         test = floor_test(pair, floor, not_finite=not_finite, is_16_bits=is_16_bits, own_rounding=own_rounding)
         mean = floor.mean(axis=0) if own_rounding is None else np.maximum(floor.mean(axis=0), own_rounding)
         self.floors.append(FloorRows(dtype, np.sqrt(pair), np.sqrt(mean)))
-        self.evidence.append(floor_evidence(test, rung, dtype, control, pair, mean, self.lengths, maps, whose))
+        about = maps, whose, floor_row_ulps
+        self.evidence.append(floor_evidence(test, rung, dtype, control, pair, mean, self.lengths, *about))
         return test
 
     def not_finite(self, broken: NotFinite, rung: str, dtype: str, control: str) -> None:

@@ -45,7 +45,8 @@ class ModelControls:
     [positions]; errors: rms of each side, by name, against a forward in float64, logits, empty where that is not to be
     had; name: of the model; maps: linear maps that were reordered; drawn: of each side of a 16-bit dump without its
     pair in float32, by name, its error beside roundings drawn anew; lowered: of a side that the model does not compute,
-    by name, whether it does in a lower precision.
+    by name, whether it does in a lower precision; floor_row_ulps: 99.9th percentile of the reorderings in the dump's
+    dtype.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModelControls:
     maps: int
     drawn: dict[str, Evidence] = field(default_factory=dict)
     lowered: dict[str, Evidence] = field(default_factory=dict)
+    floor_row_ulps: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .kernel import load_block
+from .kernel import largest_finite, load_block, spacing_at
 from .reproducible import SQUARES_AT_ONCE, sum_of_squares
 from .sizes import BLOCK
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def difference_rows(a, b, fmt, counts, figures, ulps):
+def difference_rows(a, b, fmt, magnitude_mask, first_nonfinite, counts, figures, ulps):
     a_values, b_values = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     a_bits, b_bits = a_values.view(np.uint32), b_values.view(np.uint32)
     apart = np.empty(BLOCK, np.float64)
     apart_bits = apart.view(np.int64)
     width = a.shape[1]
     for row in range(a.shape[0]):
+        figures[row, 3] = spacing_at(largest_finite(a[row], magnitude_mask, first_nonfinite), fmt)
         for start in range(0, width, BLOCK):
             n = min(BLOCK, width - start)
             load_block(

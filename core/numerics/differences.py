@@ -21,7 +21,8 @@ class Differences:
 
     neq: elements whose values differ; max_ulps, sum_ulps: distances in ULPs of the format, max_abs and sum_squares in
     the tensors' own unit, all over the `finite` elements that are finite on both sides; nonfinite_mismatch: a NaN or
-    infinity not met by the same; reference_squares: sum of squares of the reference over the same elements.
+    infinity not met by the same; reference_squares: sum of squares of the reference over the same elements; spacing: of
+    the format at the reference row's largest finite magnitude, NaN where it has none.
     """
 
     neq: NDArray[np.int64]
@@ -32,6 +33,35 @@ class Differences:
     max_abs: NDArray[np.float64]
     sum_squares: NDArray[np.float64]
     reference_squares: NDArray[np.float64]
+    spacing: NDArray[np.float64]
+
+    @property
+    def max_row_ulps(self) -> NDArray[np.float64]:
+        """Largest difference in row ULPs; NaN where undefined."""
+        return self.max_abs / self.spacing
+
+    @property
+    def row_squares(self) -> NDArray[np.float64]:
+        """Sum of squared differences in row ULPs; NaN where undefined."""
+        return self.sum_squares / self.spacing**2
+
+
+def rms_row_ulps(
+    row_squares: NDArray[np.float64], finite: NDArray[np.int64], axis: int | None = None
+) -> NDArray[np.float64]:
+    """Root mean square in row ULPs of many rows together, along an axis or of all; NaN where no row has any.
+
+    Where a row has no spacing, none of its elements is finite on both sides.
+    """
+    is_known = ~np.isnan(row_squares)
+    squares = np.where(is_known, row_squares, 0.0).sum(axis) / np.maximum(finite.sum(axis), 1)
+    return np.where(is_known.any(axis), np.sqrt(squares), np.nan)
+
+
+def max_row_ulps(by_row: NDArray[np.float64], axis: int | None = None) -> NDArray[np.float64]:
+    """The largest of many rows, along an axis or of all; NaN where no row has any."""
+    largest = np.where(np.isnan(by_row), -1.0, by_row).max(axis, initial=-1.0)
+    return np.where(largest < 0, np.nan, largest)
 
 
 def differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> Differences:
@@ -41,9 +71,11 @@ def differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], 
             f"two [rows, width] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
         )
     counts = np.zeros((len(a), _COUNTS), np.int64)
-    figures = np.zeros((len(a), 3), np.float64)
+    figures = np.zeros((len(a), 4), np.float64)
+    mask = np.uint32((1 << (fmt.bits - 1)) - 1)
     ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
     from .difference_loops import difference_rows  # numba takes a third of a second to load, and viewers never compare
 
-    difference_rows(np.ascontiguousarray(a), np.ascontiguousarray(b), fmt.code, counts, figures, ulps)
+    sides = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    difference_rows(*sides, fmt.code, mask, np.uint32(fmt.first_nonfinite), counts, figures, ulps)
     return Differences(*counts.T, *figures.T)

@@ -51,8 +51,10 @@ class SideRows:
 class RowFigures:
     """The figures of a pair for some rows; every array is [rows] unless it says otherwise.
 
-    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN where undefined). `tiles` [rows,
-    ceil(vocab / 32)] holds the largest distance of each 32 tokens; all ones: a NaN or infinity mismatch. Over all rows,
+    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN where undefined). `spacing`: of
+    the compute dtype at the reference's largest finite magnitude, in logits (NaN where it has none). `tiles` [rows,
+    ceil(vocab / 32)] holds the largest distance of each 32 tokens, `row_tiles` the largest difference over `spacing`,
+    float32 as its bits; all ones in either: a NaN or infinity mismatch. Over all rows,
     `near` [65536] counts the elements at each distance below 65536; `far_distances` and `far_elements` [n], ascending,
     the others. Unless `is_histogram_exact`, more than EXACT_DISTANCES of those were seen, and each stands for all up to
     the next power of two.
@@ -69,10 +71,12 @@ class RowFigures:
     sum_ulps: NDArray[np.int64]
     finite: NDArray[np.int64]
     nonfinite_mismatch: NDArray[np.int64]
+    spacing: NDArray[np.float64]
     kl: NDArray[np.float64]
     reference: SideRows
     variant: SideRows
     tiles: NDArray[np.unsignedinteger]
+    row_tiles: NDArray[np.uint32]
     near: NDArray[np.int64]
     far_distances: NDArray[np.int64]
     far_elements: NDArray[np.int64]
@@ -107,6 +111,21 @@ class RowFigures:
     def mean_ulps(self) -> NDArray[np.float64]:
         """Mean distance over the same elements; 0 where there is none."""
         return self.sum_ulps / np.maximum(self.finite, 1)
+
+    @property
+    def max_row_ulps(self) -> NDArray[np.float64]:
+        """Largest difference in row ULPs: over `spacing`, a power of two, so exact. NaN where undefined."""
+        return self.max_abs / self.spacing
+
+    @property
+    def rms_row_ulps(self) -> NDArray[np.float64]:
+        """rms in row ULPs; NaN where undefined."""
+        return self.rms / self.spacing
+
+    @property
+    def row_squares(self) -> NDArray[np.float64]:
+        """Sum of squared differences in row ULPs; NaN where undefined."""
+        return self.sum_squares / self.spacing**2
 
     @property
     def elements(self) -> NDArray[np.int64]:
@@ -232,11 +251,12 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
     rows, vocab = a.shape
     k = min(TOP_K, vocab)
     counts = np.zeros((rows, 6), np.int64)
-    figures = np.zeros((rows, 5), np.float64)
+    figures = np.zeros((rows, 6), np.float64)
     is_bit_identical = np.zeros(rows, np.bool_)
     a_logits, b_logits = np.empty((rows, k), np.float32), np.empty((rows, k), np.float32)
     a_ids, b_ids = np.empty((rows, k), np.int32), np.empty((rows, k), np.int32)
     tiles = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
+    row_tiles = np.zeros(tiles.shape, np.uint32)
     mask = np.uint32((1 << (fmt.bits - 1)) - 1)
     first_nonfinite = np.uint32(fmt.first_nonfinite)
 
@@ -262,6 +282,7 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
                 a_ids[s],
                 b_ids[s],
                 tiles[s],
+                row_tiles[s],
                 histogram,
                 overflow,
                 ulps,
@@ -293,10 +314,12 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
         sum_ulps=counts[:, 3],
         finite=counts[:, 4],
         nonfinite_mismatch=counts[:, 5],
+        spacing=figures[:, 5],
         kl=figures[:, 2],
         reference=SideRows(figures[:, 3], a_ids, a_logits),
         variant=SideRows(figures[:, 4], b_ids, b_logits),
         tiles=tiles,
+        row_tiles=row_tiles,
         near=near,
         far_distances=far.distances,
         far_elements=far.elements,

@@ -38,6 +38,11 @@ class FloatFormat:
         """Bytes an element."""
         return self.bits // 8
 
+    @property
+    def least_exponent(self) -> int:
+        """Exponent of two of the smallest normal value: 1 less the bias."""
+        return 2 - (1 << (self.bits - self.mantissa_bits - 2))
+
 
 def _format(name: str, code: int, bits: int, mantissa_bits: int, values: type, first_nonfinite: int) -> FloatFormat:
     return FloatFormat(
@@ -135,11 +140,12 @@ def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uin
         return bits.view(fmt.values).astype(np.float32).view(np.uint32)
 
 
-def ulp_at(value: float, fmt: FloatFormat) -> float:
-    """The spacing of `fmt` at `value`: distance to the next larger magnitude, in the value's own unit."""
-    magnitude = np.float32(abs(value)).astype(fmt.values)
-    bits = magnitude.view(fmt.carrier)
-    above = (bits + fmt.carrier.type(1)).view(fmt.values) if bits + 1 < fmt.first_nonfinite else magnitude
-    below = (bits - fmt.carrier.type(1)).view(fmt.values) if bits > 0 else magnitude
-    step = float(above) - float(magnitude)
-    return step if step > 0 else float(magnitude) - float(below)
+def spacings(values: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
+    """The spacing of `fmt` at values of it: distance to the next larger magnitude, in their own unit. Same shape.
+
+    At 0 that is the smallest subnormal, at the largest finite value the spacing below it; NaN at NaN.
+    """
+    magnitude = np.abs(np.asarray(values, np.float64))
+    exponent = np.frexp(magnitude)[1] - 1  # of the power of two that is not above it
+    exponent = np.where(magnitude == 0, fmt.least_exponent, np.maximum(exponent, fmt.least_exponent))
+    return np.where(np.isnan(magnitude), np.nan, np.ldexp(1.0, exponent - fmt.mantissa_bits))

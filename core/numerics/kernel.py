@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from .formats import FLOAT8_E4M3FN, FLOAT8_E5M2, values_of
+from .formats import FLOAT8_E4M3FN, FLOAT8_E5M2, FORMATS, values_of
 from .reproducible import bits_of_float, bits_of_float32, exp, float32_of_bits, float_of_bits, fma, fold, log
 from .sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
 
@@ -28,7 +28,11 @@ _BFLOAT16 = 2
 _E4M3FN = 3
 _E4M3FN_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E4M3FN)
 _E5M2_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E5M2)
+_BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
+_MANTISSA_BITS = np.array([fmt.mantissa_bits for fmt in _BY_CODE])
+_LEAST_EXPONENTS = np.array([fmt.least_exponent for fmt in _BY_CODE])
 
+_LARGEST_CELL = np.float64(np.float32(3.4028235e38))
 _LARGE = 1024.0  # maxima beyond it cost the fused KL more than 1e-13
 
 
@@ -102,9 +106,10 @@ def _load32(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
 
 @njit(forceinline=True)
 def _scan_row(a, b, magnitude_mask, first_nonfinite):
-    """(any NaN or infinity on either side, any bit pattern that differs)."""
+    """(any NaN or infinity on either side, any bit pattern that differs, largest magnitude of a, as bits)."""
     nonfinite = 0
     differing = 0
+    largest = np.uint32(0)
     for i in range(a.shape[0]):
         x = np.uint32(a[i])
         y = np.uint32(b[i])
@@ -112,7 +117,56 @@ def _scan_row(a, b, magnitude_mask, first_nonfinite):
             (y & magnitude_mask) >= first_nonfinite
         )
         differing |= np.int32(x != y)
-    return nonfinite != 0, differing != 0
+        magnitude = np.uint32(x & magnitude_mask)
+        largest = magnitude if magnitude > largest else largest
+    return nonfinite != 0, differing != 0, largest
+
+
+@njit(forceinline=True)
+def largest_finite(a, magnitude_mask, first_nonfinite):
+    """Bits of the largest finite magnitude of a row of bits; -1 where nothing is finite."""
+    largest = np.uint32(0)  # 1 more than that; a product in place of a choice, or it takes five times as long
+    for i in range(a.shape[0]):
+        magnitude = np.uint32(np.uint32(a[i]) & magnitude_mask)
+        is_finite = np.uint32(magnitude < first_nonfinite)
+        largest = max(largest, np.uint32((magnitude + np.uint32(1)) * is_finite))
+    return np.int64(largest) - 1
+
+
+@njit(forceinline=True)
+def spacing_at(magnitude, fmt):
+    """Spacing of the format at a magnitude, given as its bits: a power of two. NaN for -1."""
+    if magnitude < 0:
+        return np.nan
+    mantissa_bits = _MANTISSA_BITS[fmt]
+    binade = max(np.int64(magnitude) >> mantissa_bits, np.int64(1)) - 1  # subnormals are spaced as the first normals
+    return float_of_bits((binade + _LEAST_EXPONENTS[fmt] - mantissa_bits + 1023) << 52)
+
+
+@njit(forceinline=True, error_model="numpy")
+def row_cell(difference, spacing):
+    """A difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
+    cell = bits_of_float32(np.float32(min(difference / spacing, _LARGEST_CELL)))
+    return cell if cell > 0 or difference == 0.0 else np.uint32(1)
+
+
+@njit(forceinline=True)
+def _differences(a, b, out):
+    """|a - b| of a whole block in float32."""
+    for i in range(BLOCK):
+        out[i] = abs(a[i] - b[i])
+
+
+@njit(forceinline=True)
+def _row_cells(a, b, maxima, spacing, groups, out):
+    """Cells of a block's groups in row ULPs out of their largest differences, as bits of float32."""
+    for g in range(groups):
+        difference = np.float64(float32_of_bits(maxima[g]))
+        if difference == np.inf:  # beyond float32, though the logits are not
+            difference = 0.0
+            for i in range(g * GROUP, (g + 1) * GROUP):
+                difference = max(difference, abs(np.float64(a[i]) - np.float64(b[i])))
+        out[g] = row_cell(difference, spacing)
 
 
 @njit(forceinline=True)
@@ -168,7 +222,7 @@ def _block_sums_overload(ulps, n):
 
 
 @njit(forceinline=True)
-def _group_maxima_ulps(ulps, out):
+def _group_maxima(ulps, out):
     """Maxima of groups of 32 of a whole block into out[:64]; neighbours pair by pair, for the same reason."""
     half = BLOCK // 2
     for i in range(half):
@@ -302,6 +356,7 @@ def compare_rows(
     a_top_ids,
     b_top_ids,
     tiles,
+    row_tiles,
     histogram,
     overflow,
     ulps,
@@ -310,11 +365,13 @@ def compare_rows(
     `overflow`.
 
     counts [rows, 6] int64: neq, max_ulps, token of max_ulps, sum_ulps, elements finite on both sides,
-    nonfinite_mismatch. figures [rows, 5] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined),
-    logsumexp of a, of b. tiles [rows, ceil(vocab / 32)]: largest distance of each group of tokens, all ones where NaN
-    or infinity mismatch. histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis; the
-    others go to `overflow`. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose distances
-    all fit.
+    nonfinite_mismatch. figures [rows, 6] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined),
+    logsumexp of a, of b, spacing of the format at a's largest finite magnitude (NaN: there is none). tiles [rows,
+    ceil(vocab / 32)]: largest distance of each group of tokens, all ones where NaN or infinity mismatch. row_tiles of
+    the same shape, uint32, arriving as zeros: the group's largest difference over that spacing, as the bits of a
+    float32, all ones likewise. histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis;
+    the others go to `overflow`. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose
+    distances all fit.
     """
     rows, vocab = a.shape
     a_values = np.empty(BLOCK, np.float32)
@@ -326,10 +383,18 @@ def compare_rows(
     b_maxima = np.empty(BLOCK // 2, np.float32)
     candidates = np.empty(LANES, np.int32)
     lanes = np.empty(4 * SUM_LANES, np.float64)
+    apart = np.empty(BLOCK, np.float32)
+    apart_bits = apart.view(np.uint32)
+    apart_maxima = np.empty(BLOCK // 2, np.uint32)
     overflowing = 0
 
     for row in range(rows):
-        nonfinite, differing = _scan_row(a[row], b[row], magnitude_mask, first_nonfinite)
+        nonfinite, differing, magnitude = _scan_row(a[row], b[row], magnitude_mask, first_nonfinite)
+        if nonfinite:
+            spacing = spacing_at(largest_finite(a[row], magnitude_mask, first_nonfinite), fmt)
+        else:
+            spacing = spacing_at(np.int64(magnitude), fmt)
+        figures[row, 5] = spacing
         is_bit_identical[row] = not differing
         a_top_ids[row, :] = -1
         b_top_ids[row, :] = -1
@@ -347,6 +412,8 @@ def compare_rows(
                 a_top_ids[row],
                 b_top_ids[row],
                 tiles[row],
+                row_tiles[row],
+                spacing,
                 histogram,
                 overflow,
                 overflowing,
@@ -384,7 +451,7 @@ def compare_rows(
                 b_values[i] = np.float32(-3.4028235e38)
                 ulps[i] = 0
 
-            _group_maxima_ulps(ulps, ulp_maxima)
+            _group_maxima(ulps, ulp_maxima)
             first_group = start // GROUP
             block_ulps = np.uint32(0)
             for g in range(groups):
@@ -392,6 +459,10 @@ def compare_rows(
                 tiles[row, first_group + g] = m
                 block_ulps = m if m > block_ulps else block_ulps
             block_total, block_neq = _block_sums(ulps, n)
+            if block_neq:
+                _differences(a_values, b_values, apart)
+                _group_maxima(apart_bits, apart_maxima)
+                _row_cells(a_values, b_values, apart_maxima, spacing, groups, row_tiles[row, first_group:])
             neq += block_neq
             total += block_total
             if block_ulps > highest:
@@ -485,6 +556,8 @@ def _compare_any_row(
     a_top_ids,
     b_top_ids,
     tiles,
+    row_tiles,
+    spacing,
     histogram,
     overflow,
     overflowing,
@@ -514,6 +587,7 @@ def _compare_any_row(
     a_sum = 0.0
     b_sum = 0.0
     tiles[:] = 0
+    row_tiles[:] = 0
     all_ones = ~tiles.dtype.type(0)
     for start in range(0, vocab, BLOCK):
         n = min(BLOCK, vocab - start)
@@ -555,9 +629,13 @@ def _compare_any_row(
                     overflowing += 1
                 largest = max(largest, abs(x - y))
                 squares += (x - y) * (x - y)
+                cell = row_cell(abs(x - y), spacing)
+                if cell > row_tiles[token // GROUP]:
+                    row_tiles[token // GROUP] = cell
             elif not is_same:
                 mismatched += 1
                 tiles[token // GROUP] = all_ones
+                row_tiles[token // GROUP] = np.uint32(0xFFFFFFFF)
             if math.isfinite(x) and y == -np.inf:
                 lost_mass = True
             if not x_nan:

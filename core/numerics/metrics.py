@@ -14,7 +14,7 @@ class Metric:
     """A figure of a pair at each position: `RowFigures` has it under this name.
 
     dtype: numpy's name of it; is_nullable: undefined at some positions, which `RowFigures` says by NaN, or by a token
-    id of -1; is_reported: stands in the JSON of reports.
+    id of -1; is_reported: stands in the JSON of reports; since: version of the run file that has it first.
     """
 
     name: str
@@ -23,6 +23,7 @@ class Metric:
     help: str
     is_nullable: bool = False
     is_reported: bool = True
+    since: int = 1
 
 
 _SAME = "over the same elements"
@@ -36,6 +37,18 @@ METRICS = (
     Metric("max_ulps", "ULPs", "int64", f"largest distance {_SAME}"),
     Metric("max_ulps_token", "token id", "int32", "lowest token id with that distance", is_reported=False),
     Metric("mean_ulps", "ULPs", "float64", f"mean distance {_SAME}", is_reported=False),
+    Metric(
+        "max_row_ulps",
+        "row ULPs",
+        "float64",
+        "max_abs over the spacing of the compute dtype at the reference row's largest finite magnitude; null where the"
+        " reference has no finite element",
+        is_nullable=True,
+        since=2,
+    ),
+    Metric(
+        "rms_row_ulps", "row ULPs", "float64", "rms over that spacing; null where that is", is_nullable=True, since=2
+    ),
     Metric(
         "nonfinite_mismatch",
         "elements",
@@ -103,8 +116,8 @@ class Adding:
     over: str = ""
 
 
-def _total(unit: str, adding: Adding, help: str) -> Any:
-    return field(metadata={"unit": unit, "adding": adding, "help": help})
+def _total(unit: str, adding: Adding, help: str, since: int = 1) -> Any:
+    return field(metadata={"unit": unit, "adding": adding, "help": help, "since": since})
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,18 @@ class Summary:
     )
     max_ulps: int = _total("ULPs", Adding(How.LARGEST, "max_ulps"), "largest distance of all positions")
     mean_ulps: float = _total("ULPs", Adding(How.MEAN, "sum_ulps", "finite"), "mean distance over the finite elements")
+    max_row_ulps: float | None = _total(
+        "row ULPs",
+        Adding(How.LARGEST, "max_row_ulps"),
+        "largest max_row_ulps of all positions; null where it is nowhere defined",
+        since=2,
+    )
+    rms_row_ulps: float | None = _total(
+        "row ULPs",
+        Adding(How.ROOT_MEAN, "row_squares", "finite"),
+        "root mean square of the difference in row ULPs over the finite elements; null where there are none",
+        since=2,
+    )
     nonfinite_mismatch: int = _total(
         "elements",
         Adding(How.SUM, "nonfinite_mismatch"),
@@ -157,7 +182,7 @@ class Summary:
     )
     margin_positions: int = _total("positions", Adding(How.DEFINED, "smaller_margin"), "what min_margin is over")
     finite: int = _total(
-        "elements", Adding(How.SUM, "finite"), "finite on both sides: what max_abs, rms and ULPs are over"
+        "elements", Adding(How.SUM, "finite"), "finite on both sides: what max_abs, rms, ULPs and row ULPs are over"
     )
 
 

@@ -5,9 +5,9 @@ Level 0 has cells of 1 position x 32 tokens (the kernel's `tiles`); each further
 of the one before. Cells are unsigned integers of the compute dtype's width; all ones means a NaN or infinity mismatch
 inside.
 
-What the stored levels do not hold is computed from the logits: finer cells, cells of absolute differences, and cells
-over ranks in place of token ids. Differences are float32, kept as their bits: those of non-negative floats are in the
-order of the values.
+A second pyramid of the same shape holds the largest differences in row ULPs, and what neither holds is computed from
+the logits: finer cells, cells of absolute differences, and cells over ranks in place of token ids. Row ULPs and
+differences are float32, kept as their bits: those of non-negative floats are in the order of the values.
 """
 
 from __future__ import annotations
@@ -66,6 +66,18 @@ def element_differences(
     return out
 
 
+def element_row_ulps(
+    a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat, spacing: NDArray[np.float64]
+) -> NDArray[np.uint32]:
+    """Absolute differences of single elements over the spacing of their row [rows], float32 as its bits, never 0 where
+    they differ; all ones: NaN or infinity mismatch. [rows, tokens]
+    """
+    out = np.empty(a.shape, np.uint32)
+    wide = [np.ascontiguousarray(widen(bits, fmt)) for bits in (a, b)]
+    _loops().row_ulps(wide[0].view(np.float32), wide[1].view(np.float32), np.ascontiguousarray(spacing), out)
+    return out
+
+
 def maxima(cells: NDArray[np.unsignedinteger], positions: int, tokens: int) -> NDArray[np.unsignedinteger]:
     """Maxima as by `pool`, compiled: four to nine times as fast, and other threads go on meanwhile."""
     if positions == 1 and tokens == 1:
@@ -106,6 +118,7 @@ def _loops() -> ModuleType:
 def prepare(fmt: FloatFormat) -> None:
     """Compile the loops for a format, or load them compiled: 0.2 s that nobody should wait for."""
     bits = np.zeros((1, 2), fmt.carrier)
-    for cells in (element_ulps(bits, bits, fmt), element_differences(bits, bits, fmt)):
+    in_row_ulps = element_row_ulps(bits, bits, fmt, np.ones(1))
+    for cells in (element_ulps(bits, bits, fmt), element_differences(bits, bits, fmt), in_row_ulps):
         maxima(cells, 1, 2)
     taken(bits, descending(bits, fmt))

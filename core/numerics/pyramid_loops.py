@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from .kernel import row_cell
+
 
 @njit(nogil=True, cache=True)
 def ulps(a, b, width, first_nonfinite, out):
@@ -43,6 +45,17 @@ def differences(a, b, out, out_bits):
             if np.isfinite(x) and np.isfinite(y):
                 continue
             out_bits[row, j] = 0 if x == y or (np.isnan(x) and np.isnan(y)) else 0xFFFFFFFF
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def row_ulps(a, b, spacing, out):
+    for row in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            x, y = np.float64(a[row, j]), np.float64(b[row, j])
+            if np.isfinite(x) and np.isfinite(y):
+                out[row, j] = row_cell(abs(x - y), spacing[row])
+            else:
+                out[row, j] = 0 if x == y or (np.isnan(x) and np.isnan(y)) else 0xFFFFFFFF
 
 
 @njit(nogil=True, cache=True)

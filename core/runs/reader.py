@@ -115,7 +115,13 @@ class RunReader(Figures):
         found = pairs.read_pairs(self._database)
         with self.decoding("list of pairs"):
             return [
-                StoredPair(index, names[reference], names[variant], summary, *verdict)
+                StoredPair(
+                    index,
+                    names[reference],
+                    names[variant],
+                    summary if self.has_row_ulp_cells else self.with_row_ulps(index, summary),
+                    *verdict,
+                )
                 for index, reference, variant, *verdict, summary in found
             ]
 
@@ -181,7 +187,9 @@ class RunReader(Figures):
         return positions.read_first_flip(self._database)
 
     def kv_positions(self, pair: int, prompt: int) -> pd.DataFrame:
-        """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
+        """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps,
+        max_row_ulps.
+        """
         return kv_cache.read_kv_positions(self._database, pair, prompt)
 
     def layers(self, pair: int) -> pd.DataFrame:
@@ -192,7 +200,7 @@ class RunReader(Figures):
 
     def layer_positions(self, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
         """Module outputs of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps,
-        floor_rms.
+        max_row_ulps, floor_rms.
         """
         return layers.read_layer_positions(self._database, pair, prompt, ordinal)
 

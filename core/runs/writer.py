@@ -28,7 +28,7 @@ from .store.quotas import room_for
 from .store.store import Store
 from .tables.amounts import check_amounts
 from .tables.generations import insert_generation
-from .tables.heatmap import insert_levels, tile_rows
+from .tables.heatmap import PYRAMIDS, insert_levels, tile_rows
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KvPart, KvSpool, insert_kv
 from .tables.layers import LayerRows
@@ -286,7 +286,8 @@ class RunWriter:
         pair = side - 1
         self._keep_figures("position", position_rows(pair, places, figures))
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        self._keep_figures("ulp_tile", tile_rows(pair, 0, rows, figures.tiles))
+        for pyramid, cells in zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True):
+            self._keep_figures(pyramid.name, tile_rows(pyramid, pair, 0, rows, cells))
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._write_side_figures(index, places, figures_of_side)
@@ -360,7 +361,8 @@ class RunWriter:
             self.header = replace(header, provenance=about)
             database.execute("UPDATE run SET note = ?", [about.note])
         for pair, total in enumerate(self._totals):
-            insert_levels(database, self.header, pair)
+            for pyramid in PYRAMIDS:
+                insert_levels(database, pyramid, self.header, pair)
             insert_pair(database, pair, total, self._verdicts.get(pair, (None, None, None)))
         insert_sides(database, self.header, self.digests(), [digest.values() for digest in self._hashes])
         database.execute("COMMIT")

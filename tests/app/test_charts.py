@@ -42,7 +42,7 @@ def position_map(layers: int = 3, positions: int = 1000, width: int = 3) -> Posi
     share = np.zeros((layers, len(edges) - 1))
     share[1, 500 // width] = 0.25
     share[2, : 300 // width] = np.nan
-    return PositionGrid("key", np.array([3, 7, 11]), edges, share, share * 8, share > 1)
+    return PositionGrid("key", np.array([3, 7, 11]), edges, share, share * 8, share * 2, share > 1)
 
 
 def trace(figure, name):
@@ -91,7 +91,7 @@ def test_every_cell_of_the_cache_map_that_was_compared_can_be_clicked_and_leads_
     }
 
 
-@pytest.mark.parametrize("measure", ["neq_share", "max_ulps"])
+@pytest.mark.parametrize("measure", ["neq_share", "max_row_ulps", "max_ulps"])
 def test_the_only_differing_cell_of_a_cache_map_has_a_line_however_thin_the_cell_is(measure):
     figure = kv_cache_charts.cache_positions(position_map(), measure, "bfloat16", 0)
     ((x, row),) = marked(figure)

@@ -362,6 +362,7 @@ def table(**columns: object) -> pd.DataFrame:
         "max_abs": [0.0, 0.25, 1.0],
         "max_ulps": [0, 10, 1000],
         "mean_ulps": [0.0, 0.5, 2.0],
+        "max_row_ulps": [0.0, 1.0, 4.0],
         "neq": [0, 5, 10],
         "kl": [0.0, 1e-6, 1e-2],
         "reference_margin": [4.0, 0.5, 0.1],
@@ -377,6 +378,7 @@ def table(**columns: object) -> pd.DataFrame:
     [
         ("largest difference", [0, 25, 100], ("0", "1")),
         ("mean ULPs", [0, 25, 100], ("0", "2")),
+        ("max row ULPs", [0, 25, 100], ("0", "4")),
         ("differing logits", [0, 50, 100], ("0", "10")),
         ("max ULPs", [0, 13, 100], ("10", "1,000")),  # 0.7 of 0.7 + ln 100
         ("KL", [0, 7, 100], ("1e-06", "0.01")),  # 0.7 of 0.7 + ln 10000
@@ -396,6 +398,7 @@ def test_nothing_differs_nothing_is_coloured(colour):
         max_abs=[0.0] * 3,
         max_ulps=[0] * 3,
         mean_ulps=[0.0] * 3,
+        max_row_ulps=[0.0] * 3,
         neq=[0] * 3,
         kl=[0.0] * 3,
         is_flip=[False] * 3,

@@ -149,12 +149,12 @@ def test_the_scale_ends_at_the_largest_distance_there_is_and_says_what_red_is_on
     page: Page, dashboard: Dashboard, runs
 ):
     page.set_viewport_size({"width": 390, "height": 844})
-    legend = opened(page, dashboard, "run=one-differs").evaluate(LEGEND)
+    legend = opened(page, dashboard, "run=one-differs&cells=ulps").evaluate(LEGEND)
     assert legend.get(ONE, 0) > 100  # one ULP, the only distance
     assert LARGEST not in legend
     assert legend.get(MISMATCH, 0) > 50
     picture(page, "heatmap-legend-narrow")
-    further = opened(page, dashboard, "run=fresh-against-cached").evaluate(LEGEND)
+    further = opened(page, dashboard, "run=fresh-against-cached&cells=ulps").evaluate(LEGEND)
     assert further.get(ONE, 0) > 0
     assert any(count > 5 for colour, count in further.items() if near(colour, LARGEST))
 
@@ -164,7 +164,7 @@ def test_a_map_of_one_colour_says_why_and_leads_to_one_that_shows_more(page: Pag
     opened(page, dashboard, "run=one-differs")
     why = page.get_by_text("Nearly every cell is at the top of this scale")
     expect(why).not_to_be_visible()
-    opened(page, dashboard, "run=signs-differ")
+    opened(page, dashboard, "run=signs-differ&cells=ulps")
     expect(why).to_be_visible()
     expect(
         page.get_by_role("button", name="Scale to this view")
@@ -335,7 +335,7 @@ def test_rank_and_difference_are_drawn_and_linked(page: Page, dashboard: Dashboa
 def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: Dashboard):
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/tiles/" in request.url else None)
-    canvas = opened(page, dashboard, "run=batch-1-against-n")
+    canvas = opened(page, dashboard, "run=batch-1-against-n&cells=ulps")
     first = len(asked)
     assert first > 0
     before = canvas.evaluate(COLOURED)
@@ -425,19 +425,23 @@ def test_two_fingers_zoom(browser: Browser, dashboard: Dashboard):
 def test_colours_and_scale_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, dashboard: Dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n&position=89&rows=80:97&tokens=0:1024")
     before = canvas.evaluate(COLOURED)
-    for name, said in (("linear", "colours=linear"), ("this view", "scale=view")):
+    for name in ("row ULPs", "linear", "whole pair"):  # what the map opens in
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+    for name, said in (("log", "colours=log"), ("this view", "scale=view")):
         page.get_by_role("button", name=name, exact=True).click()
         page.wait_for_url(re.compile(said))
         settle(page)
     page.goto(page.url)
     settle(page)
     drawn(page)
-    for name in ("linear", "this view"):
+    for name in ("log", "this view"):
         expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
     assert page.locator("canvas[data-state]").evaluate(COLOURED) != before
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save the map as PNG").click()
-    assert saved.value.suggested_filename == "batch-1-against-n-pair0-heatmap-ulps-by-id-rows80-96-columns0-1023.png"
+    assert (
+        saved.value.suggested_filename == "batch-1-against-n-pair0-heatmap-row_ulps-by-id-rows80-96-columns0-1023.png"
+    )
     png = saved.value.path().read_bytes()
     width, height = struct.unpack(">II", png[16:24])  # of the IHDR chunk
     box = page.locator("canvas[data-state]").bounding_box()

@@ -370,6 +370,7 @@ class _ModelLadder(Ladder):
             not_finite=broken,
             own_rounding=own_rounding,
             maps=floor.maps,
+            floor_row_ulps=floor.row_ulps,
         )
         return None
 

@@ -99,6 +99,7 @@ def model_controls(
         maps=own.maps,
         drawn=drawn,
         lowered=lowered_of,
+        floor_row_ulps=own.row_ulps,
     )
 
 

@@ -32,8 +32,9 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
-from ...judging.divergence import Divergence, mean_squares, pooled_rms
+from ...judging.divergence import ROW_ULP_SHIFT, Divergence, mean_squares, pooled_rms, row_ulp_percentile
 from ...judging.ladder import NotFinite
+from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ...text import size
 from ..models import memory
 from ..models.bits import row_sums
@@ -49,6 +50,7 @@ _PLAIN_BYTES = (
     256 << 20
 )  # of plain logits at once: prompts that share a reordering share the cost of permuting the weights
 EXACT_BYTES = 256 << 20  # of float64 logits at once
+_PERCENTILE = 0.999  # what the heatmap marks: of a vocabulary of 50,000, 50 logits of a row are beyond it
 _REMEDY = "shorten the prompts, choose a smaller model or another device"
 
 
@@ -66,6 +68,13 @@ class Floor:
     def rms(self) -> float:
         """rms over all seeds, prompts and positions, in logits."""
         return pooled_rms([one for of_seed in self.divergences for one in of_seed])
+
+    @property
+    def row_ulps(self) -> float | None:
+        """99.9th percentile of the distances in row ULPs, over all seeds, prompts and positions; None where the model
+        is not in its own dtype.
+        """
+        return row_ulp_percentile([one for of_seed in self.divergences for one in of_seed], _PERCENTILE)
 
     @property
     def rms_by_seed(self) -> tuple[float, ...]:
@@ -93,6 +102,7 @@ def rounding_floor(
         raise CaptureError(f"rounding floor: seeds are {list(seeds)}; expected at least one, and none twice.")
     found: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
+    fmt = LOGIT_FORMATS.get(loaded.dtype) if dtype in (None, loaded.dtype) else None
     with _computing(loaded, dtype, f"rounding floor of '{steps}'") as model, open_path(steps, model) as run:
         run_plain = run if plain is None else plain(model)
         for group in groups_of(model, prompts):
@@ -102,7 +112,7 @@ def rounding_floor(
                 keep = _spare_bytes(model) if forwards > 1 else 0
                 with reordered(model.model, seed, keep_bytes=keep) as reordering:
                     pairs = zip(as_it_is, group, strict=True)
-                    found[number] += [divergence(side, run, prompt) for side, prompt in pairs]
+                    found[number] += [divergence(side, run, prompt, fmt) for side, prompt in pairs]
                 maps = max(maps, len(reordering))
         if not maps:
             raise CaptureError(
@@ -187,11 +197,12 @@ def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
     return torch.cat(kept)
 
 
-def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int]) -> Divergence:
+def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int], row_ulps_of: FloatFormat | None = None) -> Divergence:
     """Divergence of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of
-    float32 values to 2^-53.
+    float32 values to 2^-53. row_ulps_of: the dtype in whose row ULPs elements are counted too.
     """
     squares, elements, mismatches = [], [], []
+    counts: list[NDArray[np.int64]] = []
     first: tuple[int, float, float] | None = None
 
     def add(position: int, logits: torch.Tensor) -> None:
@@ -199,7 +210,10 @@ def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int]) -> Divergence:
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
         is_finite = reference.isfinite() & variant.isfinite()
         is_same = (reference == variant) | (reference.isnan() & variant.isnan())
-        squares.append(row_sums(torch.where(is_finite, reference - variant, 0.0).square()))
+        apart = torch.where(is_finite, reference - variant, 0.0)
+        if row_ulps_of is not None:
+            counts.append(_row_ulp_counts(reference, apart, is_finite, row_ulps_of))
+        squares.append(row_sums(apart.square()))
         elements.append(is_finite.sum(1).cpu())
         is_mismatch = ~is_finite & ~is_same
         mismatches.append(is_mismatch.sum(1).cpu())
@@ -208,7 +222,21 @@ def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int]) -> Divergence:
             first = token, float(reference[row, token]), float(variant[row, token])
 
     run(ids, add)
-    return Divergence(np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy(), first)
+    found = np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy()
+    return Divergence(*found, first, row_ulps=np.concatenate(counts, axis=1) if counts else None)
+
+
+def _row_ulp_counts(
+    reference: torch.Tensor, apart: torch.Tensor, is_finite: torch.Tensor, fmt: FloatFormat
+) -> NDArray[np.int64]:
+    """How many of the finite elements [rows, vocab] are how many row ULPs apart, as `Divergence.row_ulps`."""
+    largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
+    steps = torch.from_numpy(spacings(np.maximum(largest, 0.0), fmt)).to(apart.device)
+    bins = (apart.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
+    bins = bins.flatten() if is_finite.all() else bins[is_finite]
+    counts = torch.bincount(bins).cpu().numpy()
+    seen = np.flatnonzero(counts)
+    return np.stack([seen, counts[seen]])
 
 
 def known(logits: torch.Tensor) -> Run:

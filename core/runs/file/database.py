@@ -25,6 +25,9 @@ from ...text import shown
 if TYPE_CHECKING:
     import duckdb
 
+FILE_VERSION = 2  # of the form of run file that is written; 1 had no row ULPs
+READ_VERSIONS = (1, FILE_VERSION)
+
 _SMALL_RUN = 32 << 20  # bytes of logits
 # What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
 DECODING = (
@@ -64,6 +67,7 @@ class Database:
         self, path: Path, connection: duckdb.DuckDBPyConnection, ask: Callable[[], duckdb.DuckDBPyConnection]
     ) -> None:
         self.path = path
+        self.version = FILE_VERSION  # as its provenance says, once that was read
         self._connection = connection
         self._ask = ask
 

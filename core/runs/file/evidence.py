@@ -224,6 +224,7 @@ class PairFigures(RatioFigures):
     log_spread: float = figure("spread of log ratios (standard deviation)")
     nonfinite_mismatch: int = figure(_MISMATCH)
     linear_maps: int | None = figure("linear maps reordered", default=None)
+    floor_row_ulps: float | None = figure("99.9th percentile of the floor, row ULPs", default=None)
     first_nonfinite: tuple[int, int, int] | None = figure(_FIRST_MISMATCH, default=None)
 
 

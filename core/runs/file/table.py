@@ -5,11 +5,12 @@ text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...errors import UsageError
 from .database import Database
@@ -38,37 +39,42 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. type: DuckDB's name of it; more: what DDL says beyond that."""
+    """Column of a table. type: DuckDB's name of it; more: what DDL says beyond that; since: first version of the run
+    file that has it.
+    """
 
     name: str
     type: str
     help: str
     more: str = "NOT NULL"
+    since: int = 1
 
 
-def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
+def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool, since: int = 1) -> Column:
     """Column of a figure. dtype: numpy's or Python's name of its type."""
-    return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL")
+    return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL", since)
 
 
 class Table:
     """Table of the run file, declared as in SQL, a column a line: `name TYPE -- help`, `name TYPE NULL -- help`; a line
-    that begins with `--` goes on with the help before it, and the first lines are the table's own.
+    that begins with `--` goes on with the help before it, and the first lines are the table's own. `SINCE 2` before the
+    help: older files do not have the column.
     """
 
-    def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
-        """columns: more of them, after those of the text."""
-        self.name, self.help = name, ""
+    def __init__(self, name: str, declared: str, columns: Sequence[Column] = (), *, since: int = 1) -> None:
+        """columns: more of them, after those of the text; since: version of the run file that has the table first."""
+        self.name, self.help, self.since = name, "", since
         found: list[Column] = []
         for line in declared.strip().splitlines():
             head, _, text = (part.strip() for part in line.partition("--"))
             if head:
+                head, _, version = head.partition(" SINCE ")
                 column, kind, *more = head.split()
                 null = "" if "NULL" in more else "NOT NULL "
-                found.append(Column(column, kind, text, (null + " ".join(more)).strip()))
+                found.append(Column(column, kind, text, (null + " ".join(more)).strip(), int(version or since)))
             elif found:
                 last = found.pop()
-                found.append(Column(last.name, last.type, f"{last.help} {text}", last.more))
+                found.append(replace(last, help=f"{last.help} {text}"))
             else:
                 self.help = f"{self.help} {text}".strip()
         self.columns = (*found, *columns)
@@ -112,9 +118,18 @@ class Table:
         """Indices of the pairs that have rows in it, in one query."""
         return frozenset(row[0] for row in database.rows(f"SELECT DISTINCT pair FROM {self.name}"))
 
+    def columns_in(self, database: Database) -> list[Column]:
+        """The columns that a file of its version has; none where it has no such table."""
+        return [column for column in self.columns if max(self.since, column.since) <= database.version]
+
+    def selected(self, database: Database, columns: Sequence[str]) -> str:
+        """SELECT list of some columns; null in place of one that a file of its version does not have."""
+        there = {column.name for column in self.columns_in(database)}
+        return ", ".join(name if name in there else f"NULL::{self.types[name]} AS {name}" for name in columns)
+
     def read(self, database: Database, where: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
         """Read some columns of the rows for which `where` holds, in the order that it asks for."""
-        found = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {where}", values)
+        found = database.table(f"SELECT {self.selected(database, columns)} FROM {self.name} WHERE {where}", values)
         with database.decoding(f"table {self.name}"):
             return found.to_pandas(types_mapper=nullable)
 
@@ -122,6 +137,11 @@ class Table:
 def columns_of(records: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:
     """Columns of the records: a list of every record's values for each of these names."""
     return {name: [getattr(record, name) for record in records] for name in names}
+
+
+def undefined(values: NDArray[np.float64]) -> pa.Array:
+    """A column of figures that are null where they are NaN: 'undefined' is not a number."""
+    return pa.array(values, mask=np.isnan(values))
 
 
 def nullable(kind: pa.DataType) -> Any:

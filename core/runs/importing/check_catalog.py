@@ -78,5 +78,7 @@ def check_catalog(database: Database) -> None:
             )
         there.setdefault(table, set()).add(column)
     for table, columns in there.items():
-        if missing := sorted(TABLES[table].types.keys() - columns):
+        newer = {column.name for column in TABLES[table].columns if column.since > 1}
+        wanted = TABLES[table].types.keys() if newer & columns else TABLES[table].types.keys() - newer
+        if missing := sorted(wanted - columns):
             raise StoreError(f"{file}: table {table} has no column '{missing[0]}'; the file is damaged.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from ...errors import StoreError
 from ...numerics.divergence import DENSE_DISTANCES
 from ...numerics.totals import PairTotal
-from ..figures import Figures
+from ..figures import STORED_CELLS, Figures
 from ..reader import RunReader, StoredPair
 from ..writer import RunWriter
 
@@ -106,9 +107,10 @@ def _coarse(histogram: Mapping[int, int]) -> dict[int, int]:
 
 def _check_tiles(run: RunReader, figures: Figures, pair: int) -> None:
     """The finest level of the heatmap; the others are its maxima, and are made anew."""
-    for start in range(0, run.header.rows, _TILE_ROWS):
+    starts = range(0, run.header.rows, _TILE_ROWS)
+    for start, measure in product(starts, STORED_CELLS if run.has_row_ulp_cells else STORED_CELLS[:1]):
         stop = min(start + _TILE_ROWS, run.header.rows)
-        theirs, ours = (each.ulp_cells(pair, 0, (start, stop)) for each in (run, figures))
+        theirs, ours = (each.stored_cells(measure, pair, 0, (start, stop)) for each in (run, figures))
         if not np.array_equal(theirs, ours):
             row, cell = np.argwhere(theirs != ours)[0]
             prompt, position = run.header.places()[start + row]

@@ -13,6 +13,7 @@ from ..tables.schema import TABLES
 
 _COUNTED = "neq BETWEEN 0 AND elements AND finite BETWEEN 0 AND elements AND nonfinite_mismatch BETWEEN 0 AND elements"
 _SIZED = "max_abs >= 0 AND rms >= 0 AND max_ulps >= 0 AND mean_ulps >= 0"
+_IN_ROW_ULPS = {name: f"({name} IS NULL OR {name} >= 0)" for name in ("max_row_ulps", "rms_row_ulps")}
 _PLACE = "pair BETWEEN 0 AND {pairs} AND prompt BETWEEN 0 AND {prompts}"
 _LENGTH = "(SELECT positions FROM run_file.main.prompt p WHERE p.prompt = t.prompt)"
 # Table -> (the columns of which each row has its own, what must be true of every row). {pairs}, {sides}, {prompts}: the
@@ -91,7 +92,8 @@ COPIED = (
     "layer",
     "layer_position",
 )  # tables that no record of ours stands for, and that are copied row by row
-_UNBOUNDED = {"logits", "side_position", "top_token", "position", "ulp_tile", "ulp_histogram"}  # computed anew
+# Computed anew.
+_UNBOUNDED = {"logits", "side_position", "top_token", "position", "ulp_tile", "row_ulp_tile", "ulp_histogram"}
 
 
 def check_rows(database: Database, header: RunHeader) -> None:
@@ -103,12 +105,14 @@ def check_rows(database: Database, header: RunHeader) -> None:
         key, rule = _RULES.get(table, ("", ""))
         _check_finite(database, table)
         if rule:
+            in_row_ulps = {column.name for column in TABLES[table].columns_in(database)} & _IN_ROW_ULPS.keys()
+            rule = " AND ".join([rule, *(_IN_ROW_ULPS[column] for column in sorted(in_row_ulps))])
             _check_rule(database, table, key, rule.format(**highest))
     _check_whole_tokens(database)
 
 
 def _check_finite(database: Database, table: str) -> None:
-    for column in (name for name, kind in TABLES[table].types.items() if kind == "DOUBLE"):
+    for column in (each.name for each in TABLES[table].columns_in(database) if each.type == "DOUBLE"):
         if database.rows(f"SELECT 1 FROM run_file.main.{table} WHERE NOT isfinite({column}) LIMIT 1"):
             raise StoreError(
                 f"{shown(database.path.name)}: {table}.{column} holds a number that is not finite; nothing was"

@@ -64,6 +64,7 @@ def _pair(run: RunReader, pair: StoredPair) -> list[str]:
         "largest distance": (
             f"{summary.max_ulps:,} ULPs of {header.compute_dtype} (mean {summary.mean_ulps:.4g}){logits}"
         ),
+        "in row ULPs": f"largest {number(summary.max_row_ulps)}, rms {number(summary.rms_row_ulps, 3)}{logits}",
         "flips": f"{summary.flips:,} of {plural(header.rows, 'position')}",
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
         "KL, nats": f"mean {number(summary.mean_kl, 3)}, largest {number(summary.max_kl, 3)}{positions_of_kl}",

@@ -20,7 +20,8 @@ _LONGEST_STATED = 2000  # characters
 
 def card_json(card: RunCard) -> dict[str, Any]:
     """Card of one run of a list, as JSON."""
-    return {**asdict(card), "max_neq_share": _finite(card.max_neq_share), "created": card.created.isoformat() + "Z"}
+    sizes = {name: _finite(getattr(card, name)) for name in ("max_neq_share", "max_row_ulps")}
+    return {**asdict(card), **sizes, "created": card.created.isoformat() + "Z"}
 
 
 def _finite(value: float | None) -> float | None:

@@ -15,6 +15,7 @@ from ...numerics.formats import format_named
 from ...text import plural, shown
 from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
+from ..tables.pairs import PAIR
 from ..tables.run import check_text, read_run
 from ..views.verdicts import shown_verdict
 from .store import Store
@@ -26,8 +27,8 @@ _LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run at a glance. flips, max_ulps (of the compute dtype), max_neq_share and nonfinite_mismatch are those of its
-    worst pair.
+    """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps (None in a file older than these),
+    max_neq_share and nonfinite_mismatch are those of its worst pair.
 
     verdicts: those that are stored; pair_verdicts: what is shown for each pair, judged or not
     (core.runs.views.verdicts).
@@ -47,6 +48,7 @@ class RunCard:
     bit_identical_pairs: int
     flips: int
     max_ulps: int
+    max_row_ulps: float | None
     max_neq_share: float
     nonfinite_mismatch: int
     verdicts: str
@@ -125,7 +127,7 @@ def _read_card(database: Database) -> RunCard:
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
         f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"
-        " nonfinite_mismatch, pair FROM run_file.pair",
+        f" nonfinite_mismatch, pair, {PAIR.selected(database, ['max_row_ulps'])} FROM run_file.pair",
         most=MAX_SIDES + 1,
     )
     name = f"left(name, {longest('side', 'name') + 1})"
@@ -149,6 +151,7 @@ def _read_card(database: Database) -> RunCard:
             bit_identical_pairs=sum(pair[0] for pair in pairs),
             flips=max((pair[1] for pair in pairs), default=0),
             max_ulps=max((pair[2] for pair in pairs), default=0),
+            max_row_ulps=max((pair[7] for pair in pairs if pair[7] is not None), default=None),
             max_neq_share=max((pair[3] for pair in pairs), default=0.0),
             nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
             verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),

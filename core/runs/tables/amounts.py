@@ -27,9 +27,13 @@ def check_amounts(database: Database) -> dict[str, int]:
     """
     asked = " UNION ALL ".join(
         [f"SELECT '{POSITIONS}', coalesce(sum(positions), 0)::BIGINT FROM run_file.main.prompt"]
-        + [f"SELECT '{name}', count(*) FROM run_file.main.{name}" for name in TABLES]
+        + [
+            f"SELECT '{name}', count(*) FROM run_file.main.{name}"
+            for name, table in TABLES.items()
+            if table.since <= database.version
+        ]
     )
-    counts = {str(name): int(rows) for name, rows in database.rows(asked)}
+    counts = dict.fromkeys(TABLES, 0) | {str(name): int(rows) for name, rows in database.rows(asked)}
     for table, most in MOST_ROWS.items():
         if counts[table] > most:
             raise StoreError(f"{database.file}: table {table} has {counts[table]:,} rows; expected at most {most:,}.")
@@ -82,6 +86,7 @@ def check_counts(database: Database, counts: Mapping[str, int], vocab: int, item
         "vocabulary": vocab + rows,  # a dump's are those of its tokens, which may be beyond its logits
         "top_token": TOP_K * sides * rows,
         "ulp_tile": 2 * pairs * rows,
+        "row_ulp_tile": 2 * pairs * rows,
         "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
         "generation": sides * prompts,
         "kernel_side": sides,

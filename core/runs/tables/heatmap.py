@@ -1,4 +1,6 @@
-"""The heatmap's pyramid: the largest ULP distance of a pair in ever larger cells."""
+"""The heatmap's two pyramids: the largest ULP distance of a pair, and its largest difference in row ULPs, in ever
+larger cells.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +26,47 @@ ULP_TILE = Table(
     -- compute dtype's width; all ones: NaN or infinity mismatch
     """,
 )
+ROW_ULP_TILE = Table(
+    "row_ulp_tile",
+    """
+    -- heatmap pyramid: largest difference in row ULPs, in cells as in ulp_tile
+    pair INTEGER -- index of the pair
+    level INTEGER -- level of detail, 0 is the finest
+    first_row INTEGER -- first row of the cells; rows count positions of all prompts, one after another
+    cells BLOB USING COMPRESSION uncompressed -- one cell for each group of tokens, little-endian bits of a float32; all
+    -- ones: NaN or infinity mismatch
+    """,
+    since=2,
+)
+PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 
 
-def tile_rows(pair: int, level: int, rows: NDArray[np.int32], cells: NDArray[np.unsignedinteger]) -> pa.Table:
-    """Cells [rows, columns] of a level, each row's first row of logits in `rows`."""
+def _cell_dtype(table: Table, header: RunHeader) -> np.dtype:
+    return np.dtype("<u4") if table is ROW_ULP_TILE else header.format.carrier
+
+
+def tile_rows(
+    table: Table, pair: int, level: int, rows: NDArray[np.int32], cells: NDArray[np.unsignedinteger]
+) -> pa.Table:
+    """Cells [rows, columns] of a level of one of PYRAMIDS, each row's first row of logits in `rows`."""
     bits, _ = binary_rows(cells, cells.shape[1] * cells.itemsize)
-    return ULP_TILE.arrow(pair=pair, level=level, first_row=rows, cells=bits)
+    return table.arrow(pair=pair, level=level, first_row=rows, cells=bits)
 
 
-def insert_levels(database: Database, header: RunHeader, pair: int) -> None:
+def insert_levels(database: Database, table: Table, header: RunHeader, pair: int) -> None:
     """The coarser levels, 4 x 4 cells to one, from level 0 as it lies in the file; 4096 rows at a time."""
     for level in range(1, pyramid.levels_for(header.rows, header.vocab)):
         span = pyramid.cell_shape(level)[0]
         at_once = max(4096, span)
         for start in range(0, header.rows, at_once):
-            finer = read_cells(database, header, pair, level - 1, (start, min(start + at_once, header.rows)))
+            finer = read_cells(database, table, header, pair, level - 1, (start, min(start + at_once, header.rows)))
             coarser = pyramid.pool(finer, pyramid.FACTOR, pyramid.FACTOR)
             rows = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
-            database.insert(ULP_TILE.name, tile_rows(pair, level, rows, coarser))
+            database.insert(table.name, tile_rows(table, pair, level, rows, coarser))
 
 
 def read_cells(
-    database: Database, header: RunHeader, pair: int, level: int, rows: tuple[int, int]
+    database: Database, table: Table, header: RunHeader, pair: int, level: int, rows: tuple[int, int]
 ) -> NDArray[np.unsignedinteger]:
     """Cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see numerics.pyramid."""
     pairs, levels = len(header.sides) - 1, pyramid.levels_for(header.rows, header.vocab)
@@ -54,10 +75,10 @@ def read_cells(
         raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} asked for; {there}.")
     span, tokens = pyramid.cell_shape(level)
     found = database.table(
-        """SELECT cells FROM ulp_tile WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?
-           ORDER BY first_row""",
+        f"""SELECT cells FROM {table.name} WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?
+            ORDER BY first_row""",
         [pair, level, rows[0] // span * span, rows[1]],
     )
     shape = (-(-rows[1] // span) - rows[0] // span, -(-header.vocab // tokens))
     with database.decoding("heatmap"):
-        return joined(found.column("cells"), header.format.carrier).reshape(shape)
+        return joined(found.column("cells"), _cell_dtype(table, header)).reshape(shape)

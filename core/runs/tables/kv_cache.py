@@ -15,10 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...numerics.differences import Differences, differences
+from ...numerics.differences import Differences, differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FloatFormat
 from ..file.database import Database
-from ..file.table import Table
+from ..file.table import Table, undefined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +39,9 @@ KV = Table(
     rms DOUBLE -- root mean square of the difference, unit of the cache
     max_ulps BIGINT -- largest distance, ULPs of the compute dtype
     mean_ulps DOUBLE -- mean distance, ULPs of the compute dtype
+    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference over the spacing of the compute dtype at the largest finite
+    -- magnitude of the reference's row (one key or value of a head); null where no row has one
+    rms_row_ulps DOUBLE NULL SINCE 2 -- root mean square of the difference in those; null likewise
     nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
     first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if none does
     """,
@@ -56,6 +59,7 @@ KV_POSITION = Table(
     neq BIGINT -- elements whose values differ
     rms DOUBLE -- root mean square of the difference, unit of the cache
     max_ulps BIGINT -- largest distance, ULPs of the compute dtype
+    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference in row ULPs, as in kv
     """,
 )
 KINDS = ("key", "value")
@@ -144,6 +148,10 @@ def _by_head(found: Differences, heads: int, count: int, width: int, first: int)
         "rms": np.sqrt(found.sum_squares.reshape(heads, count).sum(1) / finite),
         "max_ulps": found.max_ulps.reshape(heads, count).max(1, initial=0),
         "mean_ulps": found.sum_ulps.reshape(heads, count).sum(1) / finite,
+        "max_row_ulps": undefined(max_row_ulps(found.max_row_ulps.reshape(heads, count), 1)),
+        "rms_row_ulps": undefined(
+            rms_row_ulps(found.row_squares.reshape(heads, count), found.finite.reshape(heads, count), 1)
+        ),
         "nonfinite_mismatch": found.nonfinite_mismatch.reshape(heads, count).sum(1),
         "first_position": pa.array((first + begins).astype(np.int32), mask=neq.sum(1) == 0),
     }
@@ -157,6 +165,7 @@ def _by_position(found: Differences, heads: int, count: int, first: int) -> dict
         "neq": found.neq.reshape(heads, count).sum(0),
         "rms": np.sqrt(found.sum_squares.reshape(heads, count).sum(0) / finite),
         "max_ulps": found.max_ulps.reshape(heads, count).max(0, initial=0),
+        "max_row_ulps": undefined(max_row_ulps(found.max_row_ulps.reshape(heads, count), 0)),
     }
 
 
@@ -166,6 +175,8 @@ def read_kv(database: Database, pair: int) -> pd.DataFrame:
 
 
 def read_kv_positions(database: Database, pair: int, prompt: int) -> pd.DataFrame:
-    """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps."""
+    """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps,
+    max_row_ulps.
+    """
     where = "pair = ? AND prompt = ? ORDER BY layer, kind, position"
     return KV_POSITION.read(database, where, [pair, prompt], KV_POSITION.names[2:])

@@ -2,7 +2,7 @@
 `layer_position`.
 
 Only figures are kept: all outputs of a long prompt are larger than the model. Memory holds those of one prompt of one
-side (56 bytes a module and position) and the sums of the rounding floor (16 bytes).
+side (72 bytes a module and position) and the sums of the rounding floor (16 bytes).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import StoreError
-from ...numerics.differences import differences
+from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FLOAT32, FloatFormat, widen
 from ..file.database import Database
-from ..file.table import Table
+from ..file.table import Table, undefined
 from .layer_spool import Key, LayerModule, LayerPart, LayerSpool
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ LAYER = Table(
     rms DOUBLE -- root mean square of the difference, unit of the output
     max_ulps BIGINT -- largest distance, ULPs of dtype
     mean_ulps DOUBLE -- mean distance, ULPs of dtype
+    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference over the spacing of dtype at the largest finite
+    -- magnitude of the reference's row (the output at one position); null where no row has one
+    rms_row_ulps DOUBLE NULL SINCE 2 -- root mean square of the difference in those; null likewise
     nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
     first_position INTEGER NULL -- lowest position looked at where an element differs, null if none does
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit of the output;
@@ -67,12 +70,13 @@ LAYER_POSITION = Table(
     neq BIGINT -- elements whose values differ
     rms DOUBLE -- root mean square of the difference, unit of the output
     max_ulps BIGINT -- largest distance, ULPs of layer.dtype
+    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference in row ULPs, as in layer
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null where none was run
     """,
 )
 _INSERT_ROWS = 1 << 16  # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
 _COUNTS = ("neq", "max_ulps", "sum_ulps", "finite", "nonfinite_mismatch")
-_FIGURES = ("max_abs", "sum_squares")
+_FIGURES = ("max_abs", "sum_squares", "max_row_ulps", "row_squares")
 
 Insert = Callable[[str, pa.Table], None]
 Put = Callable[..., None]
@@ -264,10 +268,16 @@ def _module_row(positions: NDArray[np.int32], kept: _Compared, floor: _Floor | N
         "rms": float(np.sqrt(kept.of("sum_squares").sum() / finite)),
         "max_ulps": int(kept.of("max_ulps").max()),
         "mean_ulps": float(kept.of("sum_ulps").sum() / finite),
+        "max_row_ulps": _known(max_row_ulps(kept.of("max_row_ulps"))),
+        "rms_row_ulps": _known(rms_row_ulps(kept.of("row_squares"), kept.of("finite"))),
         "nonfinite_mismatch": int(kept.of("nonfinite_mismatch").sum()),
         "first_position": int(positions[differing[0]]) if len(differing) else None,
         "floor_rms": None if floor is None else float(np.sqrt(floor[0].sum() / max(1, int(floor[1].sum())))),
     }
+
+
+def _known(value: NDArray[np.float64]) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def _position_rows(
@@ -282,6 +292,7 @@ def _position_rows(
         neq=kept.of("neq"),
         rms=np.sqrt(kept.of("sum_squares") / np.maximum(kept.of("finite"), 1)),
         max_ulps=kept.of("max_ulps"),
+        max_row_ulps=undefined(kept.of("max_row_ulps")),
         floor_rms=None if floor is None else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
     )
 
@@ -291,7 +302,10 @@ def read_layers(database: Database, pair: int) -> pd.DataFrame:
     found = LAYER.read(database, "pair = ? ORDER BY prompt, ordinal", [pair], LAYER.names[1:])
     # null, which pandas makes NaN, where none was run
     floor = np.nan_to_num(found["floor_rms"].to_numpy(float), posinf=np.inf)
-    sizes = np.stack([*(found[name].to_numpy(float) for name in ("max_abs", "rms", "mean_ulps")), floor])
+    in_row_ulps = (
+        np.nan_to_num(found[name].to_numpy(float), posinf=np.inf) for name in ("max_row_ulps", "rms_row_ulps")
+    )
+    sizes = np.stack([*(found[name].to_numpy(float) for name in ("max_abs", "rms", "mean_ulps")), floor, *in_row_ulps])
     counts = found[["elements", "positions", "neq", "finite", "max_ulps", "nonfinite_mismatch"]].to_numpy(np.int64)
     is_counted = (counts >= 0).all() and (counts[:, :2] >= 1).all() and (counts[:, [2, 3, 5]] <= counts[:, :1]).all()
     if not (is_counted and np.isfinite(sizes).all() and (sizes >= 0).all()):
@@ -303,7 +317,7 @@ def read_layers(database: Database, pair: int) -> pd.DataFrame:
 
 def read_layer_positions(database: Database, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
     """Module outputs by position, of one module or all, for one prompt: ordinal, position, neq, rms, max_ulps,
-    floor_rms.
+    max_row_ulps, floor_rms.
     """
     of_module, values = ("", [pair, prompt]) if ordinal is None else (" AND ordinal = ?", [pair, prompt, ordinal])
     where = f"pair = ? AND prompt = ?{of_module} ORDER BY ordinal, position"

@@ -25,7 +25,10 @@ POSITION = Table(
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt; its logits score the next token
     """,
-    [column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable) for metric in METRICS],
+    [
+        column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable, metric.since)
+        for metric in METRICS
+    ],
 )
 
 SIDE_POSITION = Table(

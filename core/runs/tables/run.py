@@ -9,10 +9,9 @@ from typing import Any
 
 from ...errors import StoreError
 from ..file.bounds import longest
-from ..file.database import Database
+from ..file.database import FILE_VERSION, READ_VERSIONS, Database
 from ..file.table import Table
 
-FILE_VERSION = 1
 RUN = Table(
     "run",
     """
@@ -50,7 +49,9 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
 
 
 def read_run(database: Database, *columns: str) -> dict[str, Any]:
-    """Read these columns of the one row. StoreError where the file is not of this form."""
+    """Read these columns of the one row; the database knows its version from then on. StoreError where the file is not
+    of a form that is read.
+    """
     read = [_bounded(column) if RUN.types[column] == "VARCHAR" else column for column in columns]
     try:
         found = database.rows(f"SELECT {', '.join(['file_version', *read])} FROM run_file.run", most=2)
@@ -60,10 +61,12 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
     if len(found) != 1:
         several = database.rows("SELECT count(*) FROM run_file.run")[0][0]
         raise StoreError(f"{database.file}: {several} rows of provenance, a run file has one.")
-    if found[0][0] != FILE_VERSION:
+    if found[0][0] not in READ_VERSIONS:
+        known = " and ".join(map(str, READ_VERSIONS))
         raise StoreError(
-            f"{database.file}: a run file of version {found[0][0]!r:.40}, this ULPscope reads version {FILE_VERSION}."
+            f"{database.file}: a run file of version {found[0][0]!r:.40}, this ULPscope reads versions {known}."
         )
+    database.version = int(found[0][0])
     about = dict(zip(columns, found[0][1:], strict=True))
     for column, value in about.items():
         check_text(database, RUN.name, column, len(value.encode()) if isinstance(value, str) else 0)

@@ -36,6 +36,7 @@ TABLES = {
         positions.POSITION,
         pairs.ULP_HISTOGRAM,
         heatmap.ULP_TILE,
+        heatmap.ROW_ULP_TILE,
         verdicts.EVIDENCE,
         verdicts.FLOOR_POSITION,
         kv_cache.KV,
@@ -67,7 +68,7 @@ def check_tables(database: Database) -> None:
     there = {row[0] for row in database.rows(asked)}
     if run.RUN.name in there:
         run.read_run(database, "vocab")
-    if missing := sorted(TABLES.keys() - there):
+    if missing := sorted(name for name in TABLES.keys() - there if TABLES[name].since <= database.version):
         raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
 
 

@@ -38,6 +38,8 @@ MEASURES: tuple[tuple[str, str, bool], ...] = (
     ("largest difference, logits", "max_abs", True),
     ("mean ULPs", "mean_ulps", True),
     ("max ULPs", "max_ulps", True),
+    ("rms row ULPs", "rms_row_ulps", True),
+    ("max row ULPs", "max_row_ulps", True),
     ("mean KL, nats", "mean_kl", True),
     ("flips", "flips", True),
     ("near ties", "near_ties", True),

@@ -77,9 +77,9 @@ def worst_elements(
     run: RunReader, pair: int, prompt: int, position: int, count: int = 12, *, by_ulps: bool = False
 ) -> pd.DataFrame:
     """The elements of a position that are furthest apart, by absolute difference or by ULPs: token_id, text, both
-    logits, difference, ulps.
+    logits, difference, row_ulps, ulps.
 
-    A NaN or infinity that is not met by the same comes first, with null for difference and ulps.
+    A NaN or infinity that is not met by the same comes first, with null for the last three.
     """
     import pandas as pd
 
@@ -91,6 +91,8 @@ def worst_elements(
     with np.errstate(invalid="ignore"):
         difference = np.where(ulps == 0, 0.0, variant - reference)
     size = np.where(is_mismatch, np.inf, ulps.astype(np.float64) if by_ulps else np.abs(difference))
+    row = row_of(run, prompt, position)
+    spacing = run.spacing(pair, (row, row + 1))
     order = np.argsort(-size, kind="stable")[: min(count, int((ulps > 0).sum()))]
     return pd.DataFrame(
         {
@@ -99,6 +101,7 @@ def worst_elements(
             "reference_logit": reference[order],
             "variant_logit": variant[order],
             "difference": np.where(is_mismatch[order], np.nan, difference[order]),
+            "row_ulps": np.where(is_mismatch[order], np.nan, np.abs(difference[order]) / spacing),
             "ulps": pd.array(np.where(is_mismatch[order], 0, ulps[order]).astype(np.int64), "Int64"),
         }
     ).assign(ulps=lambda table: table["ulps"].mask(is_mismatch[order]))

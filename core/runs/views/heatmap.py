@@ -3,12 +3,13 @@ of detail.
 
 A cell of levels (r, c) covers 2^r rows x 2^c columns; a tile is 64 x 1024 cells, fewer at the ends. Columns are token
 ids, or ranks: column k of a row is then the token whose logit is the reference's k-th largest of that row. A cell holds
-the largest ULP distance or the largest absolute difference (float32 logits as bits); all ones means a NaN or infinity
-mismatch inside, in either measure.
+the largest difference in row ULPs, the largest ULP distance or the largest absolute difference (the first and the last
+float32 as bits); all ones means a NaN or infinity mismatch inside, in any measure.
 
-ULPs by token id come from the stored pyramid wherever its cells fit into the asked ones, everything else from the
-logits. What tiles beside each other share, whole rows of stored cells or blocks of 64 rows by rank or of differences,
-the caller may keep (`Keep`); nothing is kept here.
+Row ULPs and ULPs by token id come from the stored pyramids wherever their cells fit into the asked ones, everything
+else from the logits; files older than row ULPs hold the pyramid in ULPs alone. What tiles beside each other share,
+whole rows of stored cells or blocks of 64 rows by rank or of differences, the caller may keep (`Keep`); nothing is kept
+here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...errors import UsageError
 from ...numerics import pyramid
 from ...numerics.formats import values_of
 from ...text import number, out_of, plural
+from ..file.evidence import PairFigures
 from ..reader import RunReader
 from .elements import place_of, rank_of
 
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Order = Literal["id", "rank"]
-Measure = Literal["ulps", "difference"]
+Measure = Literal["row_ulps", "ulps", "difference"]
 ORDERS: tuple[Order, ...] = ("id", "rank")
-MEASURES: tuple[Measure, ...] = ("ulps", "difference")
+MEASURES: tuple[Measure, ...] = ("row_ulps", "ulps", "difference")  # the first is what the page opens in
 Cells = NDArray[np.unsignedinteger]
 Keep = Callable[
     [tuple, Callable[[], Cells]], Cells
@@ -49,7 +51,7 @@ RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank where sin
 MOST_READ = 48 << 20
 WHOLE_RUN = (
     1 << 30
-)  # a pair of more logits than this is shown in ULPs by token id only: the rest would read all of it first
+)  # a pair of more logits than this is shown as its file holds it, by token id: the rest would read all of it first
 _LEVELS = 32  # more than any axis has
 READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
 
@@ -66,14 +68,15 @@ class Tile:
 
 @dataclass(frozen=True)
 class Element:
-    """One logit of both sides. Ranks: 1 is the argmax; `ulps` and `difference` are None where a NaN or infinity is not
-    met by the same.
+    """One logit of both sides. Ranks: 1 is the argmax; `row_ulps`, `ulps` and `difference` are None where a NaN or
+    infinity is not met by the same.
     """
 
     row: int
     token: int
     reference: float
     variant: float
+    row_ulps: float | None
     ulps: int | None
     difference: float | None
     reference_rank: int
@@ -89,7 +92,20 @@ def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
     """Return whether the whole run can be looked at this way; what cannot is too large to be computed while somebody
     waits.
     """
-    return (order, measure) == ("id", "ulps") or run.header.rows * run.header.vocab <= WHOLE_RUN
+    return _is_stored(run, order, measure) or run.header.rows * run.header.vocab <= WHOLE_RUN
+
+
+def _is_stored(run: RunReader, order: Order, measure: Measure) -> bool:
+    """Return whether the file holds a pyramid of that."""
+    return order == "id" and (measure == "ulps" or (measure == "row_ulps" and run.has_row_ulp_cells))
+
+
+def floor_row_ulps(run: RunReader, pair: int) -> float | None:
+    """99.9th percentile of the pair's rounding floor in the run's own dtype, in row ULPs; None where none was
+    measured, or by a version that did not yet count in them.
+    """
+    figures = [row.figures for row in run.evidence(pair) if isinstance(row.figures, PairFigures)]
+    return next((each.floor_row_ulps for each in figures if each.compute_dtype == run.header.compute_dtype), None)
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
@@ -107,7 +123,7 @@ def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, c
     if column_level < GROUP_LEVEL:
         columns = min(header.vocab, TILE_COLUMNS << column_level)
         return rows * columns <= WORK and (order == "id" or rows * header.vocab <= RANKED_WORK)
-    if (order, measure) != ("id", "ulps"):
+    if not _is_stored(run, order, measure):
         return True  # whole rows, and no more of them than `is_offered` allows
     height, width = pyramid.cell_shape(_stored_level(run, row_level, column_level))
     return (rows // height) * (header.vocab // width) <= WORK
@@ -119,7 +135,7 @@ def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
 
 
 def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure, keep: Keep) -> Cells:
-    """The cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs, uint32 for differences."""
+    """The cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs, uint32 for the others."""
     rows, columns = _extent(run, pair, tile, order, measure)
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     if tile.column_level < GROUP_LEVEL:
@@ -127,11 +143,11 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
             return _pooled_window(run, pair, rows, columns, measure, tall, wide)
         parts = [part[:, columns[0] : columns[1]] for part in _blocks(run, pair, rows, measure, keep)]
         return pyramid.maxima(np.concatenate(parts), tall, wide)
-    if (order, measure) == ("id", "ulps"):
+    if _is_stored(run, order, measure):
         level = _stored_level(run, tile.row_level, tile.column_level)
         height, width = pyramid.cell_shape(level)
         stored = keep(
-            ("stored", level, rows), lambda: run.ulp_cells(pair, level, rows)
+            ("stored", measure, level, rows), lambda: run.stored_cells(measure, pair, level, rows)
         )  # whole rows: tiles beside each other share
         return pyramid.maxima(stored[:, columns[0] // width : -(-columns[1] // width)], tall // height, wide // width)
     first, last = (edge >> GROUP_LEVEL for edge in (columns[0], columns[1] + (1 << GROUP_LEVEL) - 1))
@@ -147,7 +163,8 @@ def _extent(
     if not 0 <= pair < len(header.sides) - 1:
         raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
     if not is_offered(run, order, measure):
-        raise UsageError(f"a pair of {header.rows * header.vocab} logits is shown in ULPs by token id only.")
+        known = "row ULPs and ULPs" if run.has_row_ulp_cells else "ULPs"
+        raise UsageError(f"a pair of {header.rows * header.vocab} logits is shown in {known} by token id only.")
     spans = []
     for what, level, place, cells, size in (
         ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),
@@ -165,7 +182,11 @@ def _extent(
     return spans[0], spans[1]
 
 
-def _values(measure: Measure, reference: Cells, variant: Cells, run: RunReader) -> Cells:
+def _values(
+    measure: Measure, reference: Cells, variant: Cells, run: RunReader, pair: int, rows: tuple[int, int]
+) -> Cells:
+    if measure == "row_ulps":
+        return pyramid.element_row_ulps(reference, variant, run.header.format, run.spacing(pair, rows))
     elements = pyramid.element_ulps if measure == "ulps" else pyramid.element_differences
     return elements(reference, variant, run.header.format)
 
@@ -177,7 +198,7 @@ def _pooled_window(
     parts = []
     for some in _pieces(rows, columns[1] - columns[0], tall):
         sides = [run.read_window(side, some, columns) for side in (0, pair + 1)]
-        parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run), tall, wide))
+        parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run, pair, some), tall, wide))
     return np.concatenate(parts)
 
 
@@ -188,7 +209,7 @@ def _pooled_ranks(run: RunReader, pair: int, rows: tuple[int, int], measure: Mea
         reference, variant = (run.read_rows(side, *some) for side in (0, pair + 1))
         order = pyramid.descending(reference, run.header.format)
         sides = [pyramid.taken(side, order) for side in (reference, variant)]
-        parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run), 1, wide))
+        parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run, pair, some), 1, wide))
     return np.concatenate(parts)
 
 
@@ -247,12 +268,12 @@ def largest_in(
         )
     if order == "id":
         sides = [run.read_window(side, rows, columns) for side in (0, pair + 1)]
-        values = _values(measure, sides[0], sides[1], run)
+        values = _values(measure, sides[0], sides[1], run, pair, rows)
         row, column = np.unravel_index(int(values.argmax()), values.shape)
         return element(run, pair, rows[0] + int(row), columns[0] + int(column))
     reference, variant = (run.read_rows(side, *rows) for side in (0, pair + 1))
     ids = pyramid.descending(reference, header.format)[:, columns[0] : columns[1]]
-    values = _values(measure, pyramid.taken(reference, ids), pyramid.taken(variant, ids), run)
+    values = _values(measure, pyramid.taken(reference, ids), pyramid.taken(variant, ids), run, pair, rows)
     row, column = np.unravel_index(int(values.argmax()), values.shape)
     return element(run, pair, rows[0] + int(row), int(ids[row, column]))
 
@@ -267,11 +288,13 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
     ulps = int(pyramid.element_ulps(bits[0][None, token : token + 1], bits[1][None, token : token + 1], fmt)[0, 0])
     is_mismatch = ulps == (1 << fmt.bits) - 1
     reference, variant = (float(side[token]) for side in values)
+    spacing = float(run.spacing(pair, (row, row + 1))[0])
     return Element(
         row=row,
         token=token,
         reference=reference,
         variant=variant,
+        row_ulps=None if is_mismatch else 0.0 if ulps == 0 else abs(variant - reference) / spacing,
         ulps=None if is_mismatch else ulps,
         difference=None if is_mismatch else 0.0 if ulps == 0 else variant - reference,
         reference_rank=rank_of(values[0], token),
@@ -297,6 +320,6 @@ def sentence(run: RunReader, table: pd.DataFrame) -> str:
     worst = differing.loc[largest.idxmax()]
     where = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
     return (
-        f"{said}, most by {number(float(worst['max_abs']))} logits at {where} {worst['position']}; no distance is above"
-        f" {plural(int(differing['max_ulps'].max()), 'ULP')} of {header.compute_dtype}."
+        f"{said}, most by {number(float(worst['max_abs']))} logits at {where} {worst['position']}; no difference is"
+        f" above {number(float(differing['max_row_ulps'].max()), 3)} row ULPs of {header.compute_dtype}."
     )

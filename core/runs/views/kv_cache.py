@@ -7,7 +7,7 @@ prompt, say. Layers and heads are those that keep a cache: a model may have othe
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,15 @@ from ..tables.kv_cache import KINDS
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURES = ("neq_share", "max_ulps", "rms")
+MEASURES = ("neq_share", "max_row_ulps", "max_ulps", "rms")
 
 
 @dataclass(frozen=True)
 class CacheFigures:
     """Some elements of two caches compared.
 
-    Elements differ and `max_ulps` counts as in the metric contract; `max_abs` and `rms` are in the unit of the cache.
+    Elements differ and `max_ulps` counts as in the metric contract; `max_abs` and `rms` are in the unit of the cache;
+    row ULPs are None in a file that is older than them, and where no key or value has a finite element.
     `first_layer` is the lowest layer in which an element differs, `first_kinds` whether keys or values do there,
     `first_position` the lowest position of any layer; None and () where nothing differs.
     """
@@ -39,6 +40,8 @@ class CacheFigures:
     rms: float
     max_ulps: int
     mean_ulps: float
+    max_row_ulps: float | None
+    rms_row_ulps: float | None
     nonfinite_mismatch: int
     first_layer: int | None
     first_kinds: tuple[str, ...]
@@ -77,8 +80,8 @@ class PositionGrid:
     open), pooled by maximum: nothing that differs is lost. [layers, cells] each, NaN where no position is held by both
     caches.
 
-    neq_share: differing elements over the elements of one position; max_ulps; is_mismatch: a NaN or infinity alone
-    differs there.
+    neq_share: differing elements over the elements of one position; max_ulps; max_row_ulps, NaN too where a file is
+    older than it; is_mismatch: a NaN or infinity alone differs there.
     """
 
     kind: str
@@ -86,6 +89,7 @@ class PositionGrid:
     edges: NDArray[np.int64]
     neq_share: NDArray[np.float64]
     max_ulps: NDArray[np.float64]
+    max_row_ulps: NDArray[np.float64]
     is_mismatch: NDArray[np.bool_]
 
 
@@ -124,7 +128,7 @@ def _figures(table: pd.DataFrame) -> CacheFigures:
     first_layer = None if differing.empty else int(differing["layer"].min())
     kinds = set(differing.loc[differing["layer"] == first_layer, "kind"])
     if table.empty:
-        return CacheFigures(0, 0, 0.0, 0.0, 0.0, 0, 0.0, 0, None, (), None)
+        return CacheFigures(0, 0, 0.0, 0.0, 0.0, 0, 0.0, None, None, 0, None, (), None)
     row = merged(table.assign(all=0), ["all"]).iloc[0]
     return CacheFigures(
         elements=int(row["elements"]),
@@ -134,11 +138,19 @@ def _figures(table: pd.DataFrame) -> CacheFigures:
         rms=float(row["rms"]),
         max_ulps=int(row["max_ulps"]),
         mean_ulps=float(row["mean_ulps"]),
+        max_row_ulps=_known(row["max_row_ulps"]),
+        rms_row_ulps=_known(row["rms_row_ulps"]),
         nonfinite_mismatch=int(row["nonfinite_mismatch"]),
         first_layer=first_layer,
         first_kinds=tuple(kind for kind in KINDS if kind in kinds),
         first_position=None if first_layer is None else int(differing["first_position"].min()),
     )
+
+
+def _known(value: Any) -> float | None:
+    import pandas as pd
+
+    return None if pd.isna(value) else float(value)
 
 
 def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -147,9 +159,11 @@ def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """
     weights = table["finite"].to_numpy(float)
     weighed = table.assign(
-        rms=table["rms"].to_numpy() ** 2 * weights, mean_ulps=table["mean_ulps"].to_numpy() * weights
+        rms=table["rms"].to_numpy() ** 2 * weights,
+        mean_ulps=table["mean_ulps"].to_numpy() * weights,
+        rms_row_ulps=table["rms_row_ulps"].to_numpy(float) ** 2 * weights,
     )
-    how = {
+    how: dict[str, Any] = {
         "elements": "sum",
         "neq": "sum",
         "finite": "sum",
@@ -157,6 +171,8 @@ def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         "rms": "sum",
         "max_ulps": "max",
         "mean_ulps": "sum",
+        "max_row_ulps": "max",
+        "rms_row_ulps": _sum_of_known,
         "nonfinite_mismatch": "sum",
         "first_position": "min",
     }
@@ -164,9 +180,15 @@ def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     finite = np.maximum(rows["finite"].to_numpy(float), 1)
     rows["rms"] = np.sqrt(rows["rms"].to_numpy() / finite)
     rows["mean_ulps"] = rows["mean_ulps"].to_numpy() / finite
+    rows["rms_row_ulps"] = np.sqrt(rows["rms_row_ulps"].to_numpy(float) / finite)
     total = np.maximum(rows["elements"].to_numpy(float), 1)
     rows.insert(len(by) + 2, "neq_share", rows["neq"].to_numpy(float) / total)
     return rows
+
+
+def _sum_of_known(values: pd.Series) -> float:
+    """NaN where none is known."""
+    return float(values.sum(min_count=1))
 
 
 def by_layer(table: pd.DataFrame) -> pd.DataFrame:
@@ -203,6 +225,7 @@ def by_position(run: RunReader, pair: int, prompt: int, *, max_columns: int = 40
             continue
         layer, place = rows["layer"].to_numpy(np.int64), rows["position"].to_numpy(np.int64)
         neq, ulps = rows["neq"].to_numpy(np.int64), rows["max_ulps"].to_numpy(np.int64)
+        in_row_ulps = rows["max_row_ulps"].to_numpy(float)
         if place.min() < 0 or place.max() >= positions:
             held_by = f"a cache of positions {place.min()} to {place.max()} is not one of a prompt of {positions}"
             raise StoreError(f"{run.path.name}: {held_by}; the file is damaged.")
@@ -218,13 +241,14 @@ def by_position(run: RunReader, pair: int, prompt: int, *, max_columns: int = 40
             edges,
             _pooled(share, at, shape),
             _pooled(ulps, at, shape),
+            _pooled(np.where(np.isnan(in_row_ulps), -1.0, in_row_ulps), at, shape),
             _pooled((neq > 0) & (ulps == 0), at, shape) > 0,
         )
     return grids
 
 
 def _pooled(values: NDArray, at: tuple[NDArray, NDArray], shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Maximum of the values, none of them negative, that fall into each cell; NaN where none does."""
+    """Maximum of the values that fall into each cell; NaN where none does that is not negative."""
     cells = np.full(shape, -1.0)
     np.maximum.at(cells, at, values.astype(float))
     cells[cells < 0] = np.nan

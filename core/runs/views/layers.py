@@ -21,7 +21,7 @@ from .kernels import KernelPlace, where_it_starts
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURES = ("ratio", "neq_share", "max_ulps")
+MEASURES = ("ratio", "neq_share", "max_row_ulps", "max_ulps")
 RESIDUAL, HEAD = "residual", "head"
 
 
@@ -42,7 +42,8 @@ class ModuleFigures:
 
     Elements differ and ULPs (of `dtype`) count as in the metric contract; max_abs, rms and floor_rms are in the unit of
     the output. first_prompt, first_position: the lowest place at which an element differs, None where none does. ratio:
-    rms over floor_rms, None without a floor, infinite where the floor is 0 and rms is not.
+    rms over floor_rms, None without a floor, infinite where the floor is 0 and rms is not; row ULPs are None in a file
+    that is older than them, and where no output has a finite element.
     """
 
     ordinal: int
@@ -60,6 +61,8 @@ class ModuleFigures:
     ratio: float | None
     max_ulps: int
     mean_ulps: float
+    max_row_ulps: float | None
+    rms_row_ulps: float | None
     nonfinite_mismatch: int
     first_prompt: int | None
     first_position: int | None
@@ -108,6 +111,7 @@ def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
         squares=table["rms"].to_numpy(float) ** 2 * finite,
         floor_squares=np.nan_to_num(floor) ** 2 * finite,
         ulps=table["mean_ulps"].to_numpy(float) * finite,
+        row_squares=np.nan_to_num(table["rms_row_ulps"].to_numpy(float)) ** 2 * finite,
         is_floorless=np.isnan(floor),
     )
     how = {
@@ -126,6 +130,8 @@ def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
         "is_floorless": "any",
         "max_ulps": "max",
         "ulps": "sum",
+        "max_row_ulps": "max",
+        "row_squares": "sum",
         "nonfinite_mismatch": "sum",
     }
     rows = weighed.groupby("ordinal", sort=True).agg(how).reset_index()
@@ -143,6 +149,7 @@ def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
 def _figures(row: dict, first_prompt: Any, first_position: Any) -> ModuleFigures:
     total = max(1.0, float(row["finite"]))
     rms, elements, neq = float(np.sqrt(row["squares"] / total)), int(row["elements"]), int(row["neq"])
+    is_unknown = row["max_row_ulps"] != row["max_row_ulps"]
     floor_rms = None if row["is_floorless"] else float(np.sqrt(row["floor_squares"] / total))
     return ModuleFigures(
         ordinal=int(row["ordinal"]),
@@ -160,6 +167,8 @@ def _figures(row: dict, first_prompt: Any, first_position: Any) -> ModuleFigures
         ratio=_ratio(rms, floor_rms),
         max_ulps=int(row["max_ulps"]),
         mean_ulps=float(row["ulps"]) / total,
+        max_row_ulps=None if is_unknown else float(row["max_row_ulps"]),
+        rms_row_ulps=None if is_unknown else float(np.sqrt(row["row_squares"] / total)),
         nonfinite_mismatch=int(row["nonfinite_mismatch"]),
         first_prompt=_whole(first_prompt),
         first_position=_whole(first_position),
@@ -256,7 +265,9 @@ def grid(run: RunReader, pair: int, prompt: int, measure: str, *, max_columns: i
     edges = np.minimum(np.arange(-(-len(positions) // width) + 1) * width, len(positions))
     neq, ulps = rows["neq"].to_numpy(np.int64), rows["max_ulps"].to_numpy(np.int64)
     values = ulps.astype(float)
-    if measure == "neq_share":
+    if measure == "max_row_ulps":
+        values = rows["max_row_ulps"].to_numpy(float)
+    elif measure == "neq_share":
         values = neq / np.array([each.elements / max(1, each.positions) for each in modules])[i]
     elif measure == "ratio":  # of the whole module: at one position the floor of a 16-bit format is often 0 by chance
         floor = np.array([np.nan if each.floor_rms is None else each.floor_rms for each in modules])[i]

@@ -103,12 +103,12 @@ def _chunks(run: RunReader, classes: int) -> Iterator[tuple[int, int]]:
 
 
 def matrix(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:
-    """One figure of every two classes, the same both ways, 0 on the diagonal; `measure`: of a Summary. [count,
-    count]
+    """One figure of every two classes, the same both ways, 0 on the diagonal, NaN where undefined; `measure`: of a
+    Summary. [count, count]
     """
     values = np.zeros((count, count))
     for (i, j), summary in pairs.items():
-        values[i, j] = values[j, i] = getattr(summary, measure)
+        values[i, j] = values[j, i] = np.nan if (value := getattr(summary, measure)) is None else value
     return values
 
 

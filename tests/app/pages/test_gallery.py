@@ -93,6 +93,7 @@ CARD = RunCard(
     bit_identical_pairs=0,
     flips=0,
     max_ulps=7,
+    max_row_ulps=None,
     max_neq_share=0.5,
     nonfinite_mismatch=0,
     verdicts="rounding",
@@ -117,6 +118,7 @@ CARDS = [  # newest first, as they come
         name="B",
         compute_dtype="float32",
         max_ulps=900,
+        max_row_ulps=1.5,
         pair_verdicts=("of a later version",),
         device="",
     ),
@@ -152,6 +154,7 @@ ASKED: list[tuple[dict[str, str], list[str]]] = [
     ({"sort": "verdict"}, ["three", "one", "two"]),
     ({"sort": "flips"}, ["three", "two", "one"]),
     ({"sort": "max ULPs"}, ["two", "three", "one"]),
+    ({"sort": "max row ULPs"}, ["two", "three", "one"]),  # unknown of the last two
     ({"sort": "positions"}, ["two", "one", "three"]),
 ]
 
@@ -484,7 +487,7 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     own_store.discard("mine")
     (entry,) = own_store.discarded()
     app = opened()
-    assert "Recently deleted: 1 run, 10.7 MB" in said(app)
+    assert "Recently deleted: 1 run, 11.0 MB" in said(app)
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
     assert trash(app) == ["Batch 1 against N, bfloat16"]

@@ -49,6 +49,7 @@ def test_the_address_of_a_whole_run_says_nothing_of_the_heatmap():
         {"rows": "80:97", "tokens": "100:200"},
         {"order": "rank", "tokens": "0:64"},
         {"cells": "difference"},
+        {"cells": "ulps"},
         {"token": "301"},
         {"rows": "0:1", "tokens": "4095:4096", "order": "rank", "cells": "difference", "token": "0"},
     ],

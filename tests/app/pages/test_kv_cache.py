@@ -55,19 +55,21 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
         "Keys that differ": "17.3%",
         "Values that differ": "0.0%",
         "Max ULPs": "1",
+        "Max row ULPs": figures(app)["Max row ULPs"],
         "Rms difference": figures(app)["Rms difference"],
         "First layer": "0",
         "First position": "7",
     }
 
 
-@pytest.mark.parametrize("measure", few(["neq_share", "max_ulps", "rms"], "rms"))
+@pytest.mark.parametrize("measure", few(["neq_share", "max_row_ulps", "max_ulps", "rms"], "rms", "max_row_ulps"))
 def test_every_measure_draws_and_its_caption_says_the_unit(continued, measure):
     app = opened("kv_cache", run=continued, variant="decode")
     app.segmented_control(key="kv_measure").set_value(measure).run()
     assert not app.exception
     unit = {
         "neq_share": "share of a head's elements",
+        "max_row_ulps": "(row ULPs), linear",
         "max_ulps": "ULPs of bfloat16, log",
         "rms": "in the unit of the cache, log",
     }

@@ -102,6 +102,7 @@ def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(grow
     [
         ("ratio", "rounding floor in the whole prompt"),
         ("neq_share", "share of the output's"),
+        ("max_row_ulps", "row ULPs of the output's own dtype"),
         ("max_ulps", "ULPs of the output's own dtype"),
     ],
 )

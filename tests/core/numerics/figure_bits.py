@@ -25,6 +25,7 @@ from core.numerics.totals import PairTotal
 from core.runs.dumps.dump import open_dump
 from tests.core.numerics.rows import ALL_FORMATS, rows_of_all_kinds
 
+_BY_ROW = ("spacing", "max_row_ulps", "rms_row_ulps", "row_squares")
 _SUMMED = ("max_abs", "rms", "mean_ulps", "mean_kl", "max_kl", "min_margin", "neq_share", "same_top1", "near_ties")
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 
@@ -58,17 +59,15 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def add_rows(digest: Digest, found: object) -> None:
-    """Every array of a record of arrays, those of its sides too."""
+def add_rows(digest: Digest, in_row_ulps: Digest, found: object) -> None:
+    """Every array of a record of arrays."""
     for field in fields(found):  # type: ignore[arg-type]
-        value = getattr(found, field.name)
-        if isinstance(value, np.ndarray):
-            digest.add(value)
-        elif isinstance(value, divergence.SideRows):
-            add_rows(digest, value)
+        (in_row_ulps if field.name == "spacing" else digest).add(getattr(found, field.name))
+    for name in ("max_row_ulps", "row_squares"):
+        in_row_ulps.add(getattr(found, name))
 
 
-def add_pair(digest: Digest, a: np.ndarray, b: np.ndarray, fmt: FloatFormat, rows: int) -> None:
+def add_pair(digest: Digest, in_row_ulps: Digest, a: np.ndarray, b: np.ndarray, fmt: FloatFormat, rows: int) -> None:
     """By row, and the totals: the rows' figures are put together again, so that only the totals know of the chunks."""
     total = PairTotal()
     parts = [
@@ -84,26 +83,29 @@ def add_pair(digest: Digest, a: np.ndarray, b: np.ndarray, fmt: FloatFormat, row
     summary = total.summary()
     digest.add([getattr(summary, name) for name in _SUMMED])
     digest.add(total.histogram)
+    for name in (*_BY_ROW, "row_tiles"):
+        in_row_ulps.add(np.concatenate([getattr(part, name) for part in parts]))
+    in_row_ulps.add([summary.max_row_ulps, summary.rms_row_ulps])
 
 
 def figures(rows: int, formats: Sequence[FloatFormat]) -> dict[str, str]:
-    """One digest a case of the oracle, and one a format of rows of all kinds."""
+    """Two digests a case of the oracle, of row ULPs one of their own, and two a format of rows of all kinds."""
     found = {}
     for path in CASES:
-        digest = Digest()
+        digest, in_row_ulps = Digest(), Digest()
         with open_dump([path]) as dump:
             if format_named(dump.compute_dtype).bits not in {fmt.bits for fmt in formats}:
                 continue
             sides = [np.concatenate(parts) for parts in zip(*(sides for _, sides in dump.chunks()), strict=True)]
             for variant in sides[1:]:
-                add_pair(digest, sides[0], variant, format_named(dump.compute_dtype), rows)
-        found[path.stem] = digest.text()
+                add_pair(digest, in_row_ulps, sides[0], variant, format_named(dump.compute_dtype), rows)
+        found[path.stem], found[f"{path.stem} in row ULPs"] = digest.text(), in_row_ulps.text()
     for fmt in formats:
-        digest = Digest()
+        digest, in_row_ulps = Digest(), Digest()
         a, b = rows_of_all_kinds(5, 24, 2500, fmt)
-        add_pair(digest, a, b, fmt, rows)
-        add_rows(digest, differences(a, b, fmt))
-        found[fmt.name] = digest.text()
+        add_pair(digest, in_row_ulps, a, b, fmt, rows)
+        add_rows(digest, in_row_ulps, differences(a, b, fmt))
+        found[fmt.name], found[f"{fmt.name} in row ULPs"] = digest.text(), in_row_ulps.text()
     return found
 
 

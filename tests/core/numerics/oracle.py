@@ -58,12 +58,25 @@ def ordinal(finite: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.int64]:
     return (np.sign(finite) * steps).astype(np.int64)
 
 
+def spacing(magnitude: float, fmt: FloatFormat) -> float:
+    """How far the next larger value of the format is from a finite one of it; the next smaller one from the largest."""
+    if fmt.bits <= 16:
+        distinct = _distinct(fmt)
+        place = min(int(np.searchsorted(distinct, magnitude)), len(distinct) - 2)
+        return float(distinct[place + 1] - distinct[place])
+    return float(np.spacing(np.float32(min(magnitude, 2.0**127))))
+
+
+_CELLS = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
+
+
 @dataclass
 class Expected:
     """Figures of some rows, named as in RowFigures."""
 
     exact: dict[str, NDArray]
     close: dict[str, NDArray]  # to 1e-9 relative
+    row_cells: NDArray[np.float64]  # to a step of float32; NaN: a mismatch
     kl: NDArray[np.float64]  # to 1e-6 relative or 1e-12 absolute
     histogram: dict[int, int]
 
@@ -101,7 +114,7 @@ def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, 
 def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
     """Every figure of rows `a` against `b`, bits [rows, vocab]."""
     rows: list[dict] = []
-    kls, histogram = [], Counter[int]()
+    kls, histogram, row_cells = [], Counter[int](), []
     for x, y, x_bits, y_bits in zip(values(a, fmt), values(b, fmt), a, b, strict=True):
         is_same = (x == y) | (np.isnan(x) & np.isnan(y))
         finite = np.isfinite(x) & np.isfinite(y)
@@ -110,6 +123,11 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
         distance[finite] = np.abs(ordinal(x[finite], fmt) - ordinal(y[finite], fmt))
         gaps = np.abs(x[finite] - y[finite])
         cells = np.where(mismatch, (1 << fmt.bits) - 1, distance)
+        step = spacing(np.abs(x[np.isfinite(x)]).max(), fmt) if np.isfinite(x).any() else math.nan
+        in_steps = np.where(mismatch, np.inf, 0.0)
+        in_steps[finite] = np.where(gaps > 0, np.clip(gaps / step, *_CELLS), 0.0)
+        of_groups = np.array([in_steps[i : i + 32].max() for i in range(0, len(cells), 32)])
+        row_cells.append(np.where(np.isinf(of_groups), np.nan, of_groups))
         x_ids, x_top = _top(x)
         y_ids, y_top = _top(y)
         x_margin, y_margin = _margin(x_top, x_ids, fmt), _margin(y_top, y_ids, fmt)
@@ -124,6 +142,8 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
                 "max_ulps_token": int(np.flatnonzero(distance == distance.max())[0]),
                 "sum_ulps": distance.sum(),
                 "finite": np.count_nonzero(finite),
+                "spacing": step,
+                "max_row_ulps": gaps.max(initial=0.0) / step,
                 "nonfinite_mismatch": np.count_nonzero(mismatch),
                 "tiles": [cells[i : i + 32].max() for i in range(0, len(cells), 32)],
                 "reference.top_ids": x_ids,
@@ -140,6 +160,8 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
                 "is_tie": smaller == 0,
                 "near_tie": smaller <= 2 * max_abs,
                 "sum_squares": math.fsum(gaps * gaps),
+                "rms_row_ulps": math.sqrt(math.fsum((gaps / step) ** 2) / max(1, len(gaps))) + step * 0,
+                "row_squares": math.fsum((gaps / step) ** 2) + step * 0,
                 "reference.logsumexp": torch.logsumexp(torch.from_numpy(x), 0).item(),
                 "variant.logsumexp": torch.logsumexp(torch.from_numpy(y), 0).item(),
             }
@@ -148,8 +170,9 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
         histogram.update(distance[finite].tolist())
     names = rows[0].keys()
     columns = {name: np.array([row[name] for row in rows]) for name in names}
-    close = {name: columns.pop(name) for name in ("sum_squares", "reference.logsumexp", "variant.logsumexp")}
-    return Expected(columns, close, np.array(kls), dict(histogram))
+    summed = ("sum_squares", "rms_row_ulps", "row_squares", "reference.logsumexp", "variant.logsumexp")
+    close = {name: columns.pop(name) for name in summed}
+    return Expected(columns, close, np.array(row_cells), np.array(kls), dict(histogram))
 
 
 def _within(got: NDArray, want: NDArray, relative: float, absolute: float) -> bool:
@@ -177,6 +200,8 @@ def differences(got: RowFigures, want: Expected) -> list[str]:
         if not same:
             wrong.append(name)
     wrong += [name for name, column in want.close.items() if not _within(figure(name), column, 1e-9, 1e-300)]
+    if not _within(got.row_tiles.view(np.float32).astype(np.float64), want.row_cells, 2.0**-23, 2.0**-149):
+        wrong.append("row_tiles")
     if not _within(got.kl, want.kl, 1e-6, 1e-12):
         wrong.append("kl")
     if got.histogram != want.histogram:

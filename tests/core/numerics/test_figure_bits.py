@@ -30,6 +30,17 @@ RECORDED = {
     "bfloat16": "72f5a08ed5f40838ed97bcd737f9eb4d468451f038e652dffdbeb2c9f0aca194",
     "float8_e4m3fn": "8ea50663ba5bf7225ff2bf952a3a4a98f2a6f8a5668765f16b22f57ccc158701",
     "float8_e5m2": "a83042ccd832bc617aceb474284426b963d1feb9a4bc02bc043f77e5b79ea9cb",
+    "bf16_upcast_to_fp32 in row ULPs": "55e6794a5cf9faadd63cdc04fbc1bd6d038fdd504242f43f97eba78c8f8879c0",
+    "flips_fp16 in row ULPs": "75b720c74ca2d5a407d1ecab0b230392708a82bc73dba54dd714fd1f9729e828",
+    "identical_bf16_bits in row ULPs": "91d798ec78a52d589ba61202dcaa4e37c8f5975c80ae4a010dcbe1d71ad17d74",
+    "nonfinite_fp32 in row ULPs": "e8f40ad61b8086d0d80cc2160d5dc44989bd52eb6a8b95c3588a1096959e4565",
+    "one_ulp_bf16_void in row ULPs": "083dceafacaa61920b21591fbcc3674afb9e563e1047c300165a7b28c15598ca",
+    "six_repeats_bf16 in row ULPs": "cfa17136adf7c4776b56dcede1cae80289ff504f2f0e54f181f9d832c04c2baf",
+    "float32 in row ULPs": "8ff06465b98688b15405a68e5296214e13aa99265db29ac468e69938e31ea054",
+    "float16 in row ULPs": "4ee7f1ae83fcdbe40215f6be92017284a4937a8a893da42c4fb81e1d7d7ebe6b",
+    "bfloat16 in row ULPs": "a45d7200fdc83e7264a5ad88b2a13334ce7746289cc3c1ac008f340efafa73e2",
+    "float8_e4m3fn in row ULPs": "c9b18725da4edc4a15e476a748c7a676b328565dced1c3949e9ed06ce82195b4",
+    "float8_e5m2 in row ULPs": "8ebce384d6dc34f2ece4b154f09bde52cb5f6e2fe0e46f91299680955aeecdd5",
 }
 
 # What numba may compile for, and a feature without which the code would not run here.

@@ -19,7 +19,7 @@ from core.numerics.formats import (
     is_finite,
     narrow,
     ordinals,
-    ulp_at,
+    spacings,
     values_at,
     values_of,
     widen,
@@ -117,23 +117,24 @@ def test_spacing_is_the_gap_to_the_next_larger_magnitude(fmt):
     magnitudes = oracle._distinct(fmt)
     magnitudes = magnitudes[magnitudes >= 0]
     gaps = np.diff(magnitudes, append=magnitudes[-1] + (magnitudes[-1] - magnitudes[-2]))
-    assert [ulp_at(v, fmt) for v in magnitudes] == gaps.tolist()
-    assert [ulp_at(-v, fmt) for v in magnitudes] == gaps.tolist()
+    assert spacings(magnitudes, fmt).tolist() == gaps.tolist()
+    assert spacings(-magnitudes, fmt).tolist() == gaps.tolist()
 
 
 def test_spacing_agrees_with_numpy_and_torch():
     half = np.arange(0x7BFF, dtype=np.uint16).view(np.float16)  # numpy's spacing of the largest is infinite
-    assert [ulp_at(float(v), FLOAT16) for v in half] == np.spacing(half).astype(np.float64).tolist()
+    assert spacings(half, FLOAT16).tolist() == np.spacing(half).astype(np.float64).tolist()
     single = np.random.default_rng(2).integers(0, 0x7F7FFFFF, 4000, dtype=np.uint32).view(np.float32)
-    assert [ulp_at(float(v), FLOAT32) for v in single] == np.spacing(single).astype(np.float64).tolist()
+    assert spacings(single, FLOAT32).tolist() == np.spacing(single).astype(np.float64).tolist()
     brain = torch.arange(0x7F7F, dtype=torch.int16).view(torch.bfloat16)
     gaps = torch.nextafter(brain, torch.full_like(brain, torch.inf)).double() - brain.double()
-    assert [ulp_at(v, BFLOAT16) for v in brain.double().tolist()] == gaps.tolist()
+    assert spacings(brain.double().numpy(), BFLOAT16).tolist() == gaps.tolist()
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2], ids=lambda f: f.name)
 def test_spacing_at_one_is_the_machine_epsilon_of_ml_dtypes(fmt):
-    assert ulp_at(1.0, fmt) == float(ml_dtypes.finfo(fmt.values).eps)
+    assert spacings(np.array(1.0), fmt) == float(ml_dtypes.finfo(fmt.values).eps)
+    assert np.isnan(spacings(np.array([np.nan]), fmt)).all()
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT16, FLOAT32], ids=lambda f: f.name)

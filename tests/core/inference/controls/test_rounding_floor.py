@@ -27,10 +27,12 @@ from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import divergences_of, side_of
 from core.inference.paths.grammar import Base
-from core.judging.divergence import Divergence, pooled_rms
+from core.judging.divergence import Divergence, pooled_rms, row_ulp_percentile
 from core.judging.ladder import LARGEST_RATIO_16_BITS
+from core.numerics.formats import FORMATS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens
+from tests.core.numerics.oracle import spacing
 from tests.covering import covering, few
 
 SAMPLES = FilePath(__file__).parents[4] / "sample_runs"
@@ -96,6 +98,29 @@ def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> 
             squares, elements = squares + rms**2 * plain.numel(), elements + plain.numel()
     assert found.rms == pytest.approx(math.sqrt(squares / elements), rel=1e-12)
     assert found.rms_by_seed == pytest.approx([pooled_rms(of_seed) for of_seed in found.divergences])
+    assert found.row_ulps is not None
+    assert dtype == "bfloat16" or found.row_ulps > 0  # so small a model moves next to nothing in 16 bits
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_99_9th_percentile_of_a_floor_is_that_of_its_sorted_elements(dtype: str) -> None:
+    """To 1 part in 2048; the twin: in spacings of the other side it is another."""
+    fmt, random = FORMATS[dtype], np.random.default_rng(3)
+    kind = getattr(torch, dtype)
+    plain, other = (torch.from_numpy(random.standard_normal((7, 3000)) * size).to(kind) for size in (3, 30))
+    plain[2, 5], other[3, 6], other[4, 7] = torch.nan, torch.inf, -torch.inf
+    found, turned = (floor.divergence(a, floor.known(b), (), fmt) for a, b in ((plain, other), (other, plain)))
+    a, b = plain.double().numpy(), other.double().numpy()
+    steps = [spacing(np.abs(row[np.isfinite(row)]).max(), fmt) for row in a]
+    apart = np.sort((np.abs(a - b) / np.array(steps)[:, None])[np.isfinite(a) & np.isfinite(b)])
+    expected = apart[math.ceil(0.999 * len(apart)) - 1]
+    percentile = row_ulp_percentile([found], 0.999)
+    assert percentile is not None
+    assert expected * (1 - 1 / 2048) <= percentile <= expected
+    assert row_ulp_percentile([turned], 0.999) < expected / 2
+    halves = [floor.divergence(plain[part], floor.known(other[part]), (), fmt) for part in (slice(3), slice(3, 7))]
+    assert row_ulp_percentile(halves, 0.999) == percentile
+    assert row_ulp_percentile([floor.divergence(plain, floor.known(other), ())], 0.999) is None
 
 
 def pair_divergence(

@@ -33,6 +33,7 @@ COMPUTED = (
     "top_token",
     "ulp_histogram",
     "ulp_tile",
+    "row_ulp_tile",
     "logits",
     "side",
     "prompt",
@@ -183,7 +184,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "a column too few": (["ALTER TABLE pair DROP COLUMN noise_ratio"], "no column 'noise_ratio'"),
     "a table too few": (["DROP TABLE position"], "without the table 'position'"),
-    "a newer form": (["UPDATE run SET file_version = 2"], "of version 2"),
+    "a newer form": (["UPDATE run SET file_version = 3"], "of version 3"),
     "a form before the first release": (
         ["ALTER TABLE run RENAME file_version TO schema_version", "DROP TABLE kv"],
         "written by a development version of ULPscope before 0.2",
@@ -214,6 +215,19 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["UPDATE ulp_tile SET cells = ('\\xFF\\xFF'::BLOB || cells[3:]) WHERE level = 0 AND first_row = 2"],
         "heatmap cell 0 at prompt 0, position 2",
     ),
+    "a heatmap in row ULPs that lies": (
+        ["UPDATE row_ulp_tile SET cells = ('\\xFF\\xFF'::BLOB || cells[3:]) WHERE level = 0 AND first_row = 2"],
+        "heatmap cell 0 at prompt 0, position 2",
+    ),
+    "row ULPs that lie": (
+        ["UPDATE position SET max_row_ulps = 2 * max_row_ulps + 1 WHERE prompt = 1 AND position = 3"],
+        "its max_row_ulps at prompt 1, position 3 of pair 0 is",
+    ),
+    "row ULPs below nothing": (
+        ["INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 9, 10, 1, 1, 1, 1, -1, 1, 0, 0, NULL)"],
+        "table layer has a row that no run has",
+    ),
+    "a column of row ULPs too few": (["ALTER TABLE pair DROP COLUMN rms_row_ulps"], "no column 'rms_row_ulps'"),
     "a histogram that lies": (["UPDATE ulp_histogram SET elements = elements + 1 WHERE distance = 1"], "1 ULPs apart"),
     "a top token that lies": (
         ["UPDATE top_token SET token_id = 299 WHERE rank = 0 AND side = 1 AND prompt = 0 AND position = 0"],
@@ -232,13 +246,13 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a verdict of its own": (["UPDATE pair SET verdict = 'all is well'"], "the verdict 'all is well'"),
     "an identical pair that is not": (["UPDATE pair SET verdict = 'identical'"], "and its sides are not"),
     "a module that was never measured": (
-        ["INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 11, 10, 1, 1, 1, 1, 0, 0, NULL)"],
+        ["INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 11, 10, 1, 1, 1, 1, 1, 1, 0, 0, NULL)"],
         "table layer has a row that no run has",
     ),
     "a number that is none": (
         [
-            "INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 1, 10, 1, 'nan'::DOUBLE, 1, 1, 0, 0,"
-            " NULL)"
+            "INSERT INTO layer VALUES (0, 0, 0, 'm', 'norm', 0, 'bfloat16', 3, 10, 1, 10, 1, 'nan'::DOUBLE, 1, 1, 1, 1,"
+            " 0, 0, NULL)"
         ],
         "layer.rms holds a number that is not finite",
     ),
@@ -386,8 +400,8 @@ def test_rows_beyond_what_a_run_has_are_refused_before_they_are_read(
 ) -> None:
     damaged(
         foreign_file,
-        "INSERT INTO kv VALUES (0, 0, 0, 'key', 0, 8, 0, 8, 0, 0, 0, 0, 0, NULL), (0, 0, 1, 'key', 0, 8, 0, 8, 0, 0, 0,"
-        " 0, 0, NULL)",
+        "INSERT INTO kv VALUES (0, 0, 0, 'key', 0, 8, 0, 8, 0, 0, 0, 0, 0, 0, 0, NULL), (0, 0, 1, 'key', 0, 8, 0, 8,"
+        " 0, 0, 0, 0, 0, 0, 0, NULL)",
     )
     taken(store, foreign_file)
     monkeypatch.setitem(bounds.MOST_ROWS, table, 1)

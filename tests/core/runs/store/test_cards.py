@@ -82,10 +82,10 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
     "an empty run": (lambda path: _shell(path, SCHEMA), "0 rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
-    "a newer form": (_changed("UPDATE run SET file_version = 2"), "of version 2, this ULPscope reads version 1"),
+    "a newer form": (_changed("UPDATE run SET file_version = 3"), "of version 3, this ULPscope reads versions 1 and 2"),
     "a text for a version": (
         _changed("ALTER TABLE run ALTER file_version TYPE VARCHAR USING 'x'"),
-        "of version 'x', this ULPscope reads version 1",
+        "of version 'x', this ULPscope reads versions 1 and 2",
     ),
     "a form before the first release": (
         _changed("ALTER TABLE run RENAME file_version TO schema_version"),
@@ -340,6 +340,7 @@ def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
         )
     assert (card.prompts, card.positions, card.vocab, card.pairs, card.bit_identical_pairs) == (2, 8, 300, 3, 1)
     assert (card.flips, card.max_ulps) == (max(s.flips for s in summaries), max(s.max_ulps for s in summaries))
+    assert card.max_row_ulps == max(s.max_row_ulps for s in summaries)
     assert (card.max_neq_share, card.verdicts) == (max(s.neq_share for s in summaries), "")
     assert card.bytes == sample.stat().st_size
     assert {run_id: card.is_read_only for run_id, card in cards.items()} == {sample.stem: True, own.stem: False}

@@ -15,6 +15,7 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
 from core.runs.writer import RunWriter
+from tests.core.numerics.oracle import spacing
 from tests.core.runs.made_runs import calm_sides, header_of
 
 
@@ -51,6 +52,11 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
         gap = values_of(reference, BFLOAT16).astype(float) - values_of(variant, BFLOAT16).astype(float)
         assert table["max_abs"][1] == np.abs(gap).max()
         assert table["rms"][1] == pytest.approx(np.sqrt((gap[1] ** 2).mean()), rel=1e-12)
+        tops = np.abs(values_of(reference, BFLOAT16)).max(axis=2).astype(float)  # of a head's key at a position
+        in_rows = np.abs(gap) / np.vectorize(spacing)(tops, BFLOAT16)[:, :, None]
+        assert table["max_row_ulps"].tolist() == in_rows.max(axis=(1, 2)).tolist()
+        assert table["rms_row_ulps"][1] == pytest.approx(np.sqrt((in_rows[1] ** 2).mean()), rel=1e-12)
+        assert run.kv_positions(0, 1)["max_row_ulps"].tolist() == in_rows.max(axis=(0, 2)).tolist()
         by_position = run.kv_positions(0, 1)
         assert by_position["neq"].tolist() == [0, 0, 0, 4, 4]
         assert run.kv_positions(0, 0).empty

@@ -12,11 +12,14 @@ import pytest
 
 from core.errors import UsageError
 from core.numerics.formats import FloatFormat, is_finite, ordinals, values_of
+from core.runs.file.evidence import Check, Evidence
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.views import heatmap
 from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, Tile, tile_cells
-from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+from tests.core.numerics.oracle import spacing
+from tests.core.runs.judged_runs import judged_run, ratio_row, reader
+from tests.core.runs.made_runs import as_version_1, bits_of_sides, calm_sides, header_of, write_run
 from tests.covering import few
 
 LENGTHS, VOCAB = (
@@ -51,6 +54,13 @@ def slow_elements(sides: list[np.ndarray], fmt: FloatFormat, order: str, measure
         if measure == "ulps":
             found = np.abs(ordinals(sides[0], fmt) - ordinals(sides[1], fmt)).astype(np.uint64)
             mark = (1 << fmt.bits) - 1
+        elif measure == "row_ulps":
+            largest = [np.abs(row[np.isfinite(row)]).max(initial=0.0) for row in a]
+            steps = np.array([spacing(float(value), fmt) for value in largest])
+            cells = np.abs(a.astype(np.float64) - b) / steps[:, None]
+            cells = np.where(cells > 0, np.clip(cells, np.finfo(np.float32).smallest_subnormal, None), 0.0)
+            found = cells.astype(np.float32).view(np.uint32).astype(np.uint64)
+            mark = 0xFFFFFFFF
         else:
             found = np.abs(a - b).view(np.uint32).astype(np.uint64)
             mark = 0xFFFFFFFF
@@ -92,6 +102,7 @@ def tiles_of(run: RunReader) -> Iterator[Tile]:
         itertools.product(("bfloat16", "float32"), MEASURES, ORDERS),
         ("bfloat16", "difference", "rank"),
         ("float32", "ulps", "id"),
+        ("bfloat16", "row_ulps", "id"),
     ),
     indirect=["opened"],
 )
@@ -210,10 +221,36 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
 def test_a_run_too_large_to_read_whole_is_shown_in_ulps_by_token_id_only(one_differs, monkeypatch):
     monkeypatch.setattr(heatmap, "WHOLE_RUN", one_differs.header.rows * VOCAB - 1)
     assert tile_cells(one_differs, 0, Tile(0, 5, 0, 0), "id", "ulps", nothing_kept).size
-    for order, measure in (("rank", "ulps"), ("id", "difference")):
+    assert tile_cells(one_differs, 0, Tile(0, 5, 0, 0), "id", "row_ulps", nothing_kept).size
+    for order, measure in (("rank", "ulps"), ("rank", "row_ulps"), ("id", "difference")):
         assert not heatmap.is_offered(one_differs, order, measure)
-        with pytest.raises(UsageError, match="ULPs by token id only"):
+        with pytest.raises(UsageError, match="shown in row ULPs and ULPs by token id only"):
             tile_cells(one_differs, 0, Tile(0, 5, 0, 0), order, measure, nothing_kept)
+
+
+def test_a_run_of_version_1_too_large_to_read_whole_is_shown_in_ulps_alone(one_differs, tmp_path, monkeypatch):
+    with RunReader(as_version_1(one_differs.path, tmp_path / "then.duckdb")) as run:
+        assert heatmap.is_offered(run, "id", "row_ulps")
+        monkeypatch.setattr(heatmap, "WHOLE_RUN", run.header.rows * VOCAB - 1)
+        assert heatmap.is_offered(run, "id", "ulps")
+        with pytest.raises(UsageError, match="shown in ULPs by token id only"):
+            tile_cells(run, 0, Tile(0, 5, 0, 0), "id", "row_ulps", nothing_kept)
+
+
+def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(tmp_path):
+    store = Store(tmp_path)
+
+    def marked(*rows: Evidence) -> float | None:
+        with reader(store, judged_run(store, "rounding", evidence=list(rows))) as run:
+            return heatmap.floor_row_ulps(run, 0)
+
+    own, wide = (
+        ratio_row(check, dtype, 1.0, "passed", "Rounding.", floor_row_ulps=value)
+        for check, dtype, value in ((Check.OWN_PAIR, "bfloat16", 2.5), (Check.WIDE_PAIR, "float32", 40.0))
+    )
+    assert marked() is None
+    assert marked(wide) is None
+    assert marked(wide, own) == 2.5
 
 
 def test_a_rectangle_too_large_to_search_is_refused(one_differs, monkeypatch):

@@ -129,9 +129,17 @@ def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp
         assert found.together.first_position == 3
         assert by_head(run.kv(0), "value", "max_ulps").cells.tolist() == [[0, 0], [0, 5], [0, 0]]
         assert not by_head(run.kv(0), "key", "max_ulps").cells.any()
+        largest = found.together.max_row_ulps
+        assert largest == by_head(run.kv(0), "value", "max_row_ulps").cells[1, 1] > 0
+        assert found.keys.max_row_ulps == 0
+        older = summarize(run.kv(0).assign(max_row_ulps=np.nan, rms_row_ulps=np.nan))  # as files of version 1 are read
+        assert older is not None
+        assert (older.together.max_row_ulps, older.keys.rms_row_ulps) == (None, None)
         grids = by_position(run, 0, 1)
         assert not grids["key"].max_ulps.any()
         assert np.argwhere(grids["value"].max_ulps).tolist() == [[1, 3]]
+        assert np.argwhere(grids["value"].max_row_ulps).tolist() == [[1, 3]]
+        assert grids["value"].max_row_ulps.max() == largest
         assert grids["value"].neq_share[1, 3] == 1 / 32  # two heads of 16 a position
 
 
@@ -245,6 +253,6 @@ def test_an_unknown_measure_is_refused(tmp_path):
     bits = cache(4)
     with (
         read(tmp_path, both(KvPart(1, 0, "key", 0, bits), bits.copy())) as run,
-        pytest.raises(UsageError, match="neq_share, max_ulps, rms"),
+        pytest.raises(UsageError, match="neq_share, max_row_ulps, max_ulps, rms"),
     ):
         by_head(run.kv(0), "key", "kl")

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from core.errors import StoreError, UsageError
+from core.numerics.formats import FORMATS
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.layer_spool import LayerModule, LayerPart
 from core.runs.views.layers import MEASURES, grid, layers_json, modules_of, summarize
 from core.runs.writer import RunWriter
+from tests.core.numerics.oracle import spacing
 from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run, outputs
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -61,6 +63,11 @@ def test_figures_equal_those_of_numpy_in_float64(dtype, tmp_path):
     assert (row["max_ulps"], row["max_abs"]) == (steps.max(), np.abs(difference).max())
     assert row["rms"] == pytest.approx(np.sqrt((difference**2).mean()), rel=1e-12)
     assert row["mean_ulps"] == pytest.approx(steps.mean(), rel=1e-12)
+    tops = [spacing(float(top), FORMATS[dtype]) for top in np.abs(a.astype(np.float64)).max(axis=1)]
+    in_rows = np.abs(difference) / np.array(tops)[:, None]
+    assert row["max_row_ulps"] == in_rows.max()
+    assert row["rms_row_ulps"] == pytest.approx(np.sqrt((in_rows**2).mean()), rel=1e-12)
+    assert along["max_row_ulps"].tolist() == in_rows.max(axis=1).tolist()
     assert row["first_position"] == np.flatnonzero(steps.any(1))[0]
     assert row["dtype"] == dtype
     assert along["neq"].tolist() == (steps > 0).sum(1).tolist()
@@ -193,7 +200,8 @@ def test_the_grid_pools_by_maximum_so_that_nothing_is_lost(tmp_path):
     store, long = Store(tmp_path), 100
     run_id = layer_run(store, {(3, 0, 41): 5}, chosen=(tuple(range(0, long, 1)),), lengths=(long,))
     with RunReader(store.path_of(run_id)) as run:
-        found = grid(run, 0, 0, "max_ulps", max_columns=7)
+        found, in_row_ulps = (grid(run, 0, 0, name, max_columns=7) for name in ("max_ulps", "max_row_ulps"))
+        assert np.array_equal(in_row_ulps.cells > 0, found.cells > 0)
         assert found.cells.shape == (6, 7)
         i, j = np.nonzero(found.cells)
         assert (i.tolist(), found.cells[i, j].tolist()) == ([3], [5.0])
@@ -264,6 +272,8 @@ def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
         "max_abs = 'inf'",
         "floor_rms = 'inf'",
         "mean_ulps = -1",
+        "max_row_ulps = -1",
+        "rms_row_ulps = 'inf'",
         "elements = 0",
         "neq = elements + 1",
         "positions = 0",

@@ -1,0 +1,117 @@
+"""Row ULPs: bit patterns by hand in every format, and faults that the oracle must catch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from core.numerics.differences import differences
+from core.numerics.divergence import RowFigures, compare
+from core.numerics.formats import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, FLOAT32, FloatFormat
+from core.numerics.totals import PairTotal
+from tests.core.numerics import oracle
+from tests.core.numerics.rows import KINDS, rows_of_all_kinds
+
+NONE = float("nan")
+# Format; a row of the reference and of the variant, as bits; the spacing; the largest difference in it.
+ROWS = [
+    ("a power of two at the top", BFLOAT16, [0x4080, 0], [0x4080, 0x3D00], 2.0**-5, 1.0),
+    ("a negative one at the top", BFLOAT16, [0xC080, 0], [0xC080, 0x3D00], 2.0**-5, 1.0),
+    ("a step below a power of two", BFLOAT16, [0x407F, 0], [0x407F, 0x3D00], 2.0**-6, 2.0),
+    ("the other side's top is not asked", BFLOAT16, [0x3F80, 0], [0x4780, 0], 2.0**-7, (65536 - 1) * 2.0**7),
+    ("subnormals", BFLOAT16, [0x0001, 0], [0x0003, 0], 2.0**-133, 2.0),
+    ("zeros of both signs", BFLOAT16, [0x0000, 0x8000], [0x0001, 0], 2.0**-133, 1.0),
+    ("the smallest normal", BFLOAT16, [0x0080, 0], [0x0082, 0], 2.0**-133, 2.0),
+    ("the largest finite", BFLOAT16, [0x7F7F, 0], [0x7F7E, 0], 2.0**120, 1.0),
+    ("an infinity on both sides", BFLOAT16, [0x7F80, 0x3F80], [0x7F80, 0x3F81], 2.0**-7, 1.0),
+    ("an infinity of the variant", BFLOAT16, [0x4080, 0x3F80], [0x7F80, 0x3F80], 2.0**-5, 0.0),
+    ("NaN in the reference", BFLOAT16, [0x7FC0, 0x3F80], [0x4080, 0x3F82], 2.0**-7, 2.0),
+    ("nothing finite in the variant", BFLOAT16, [0x4080, 0], [0x7FC0, 0xFF80], 2.0**-5, 0.0),
+    ("nothing finite in the reference", BFLOAT16, [0x7FC0, 0xFF80], [0x4080, 0], NONE, NONE),
+    ("float16", FLOAT16, [0x4400, 0], [0x4400, 0x1C00], 2.0**-8, 1.0),
+    ("float16, subnormal", FLOAT16, [0x03FF, 0], [0x03FE, 0], 2.0**-24, 1.0),
+    ("float16, the largest finite", FLOAT16, [0xFBFF, 0], [0xFBFE, 0], 32.0, 1.0),
+    ("float32", FLOAT32, [0x40800000, 0], [0x40800000, 0x35000000], 2.0**-21, 1.0),
+    ("float32, from end to end", FLOAT32, [0x7F7FFFFF, 0], [0xFF7FFFFF, 0], 2.0**104, 2.0 * (2**24 - 1)),
+    ("float32, zeros", FLOAT32, [0x80000000, 0], [0x80000000, 0x00000001], 2.0**-149, 1.0),
+    ("float32, next to nothing", FLOAT32, [0x7F7FFFFF, 0], [0x7F7FFFFF, 1], 2.0**104, 2.0**-253),
+    ("float8_e4m3fn, the largest", FLOAT8_E4M3FN, [0x7E, 0], [0x7D, 0], 32.0, 1.0),
+    ("float8_e4m3fn, zeros", FLOAT8_E4M3FN, [0x80, 0], [0x80, 0x01], 2.0**-9, 1.0),
+    ("float8_e4m3fn, NaN", FLOAT8_E4M3FN, [0x7F, 0x38], [0x38, 0x39], 2.0**-3, 1.0),
+    ("float8_e5m2, the largest", FLOAT8_E5M2, [0x7B, 0], [0x7A, 0], 8192.0, 1.0),
+    ("float8_e5m2, infinities", FLOAT8_E5M2, [0x7C, 0x3C], [0x7C, 0x3E], 0.25, 2.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "a", "b", "spacing", "largest"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_a_row_is_counted_in_the_spacing_at_its_largest_magnitude(
+    fmt: FloatFormat, a: list[int], b: list[int], spacing: float, largest: float
+) -> None:
+    sides = [np.array([bits], fmt.carrier) for bits in (a, b)]
+    found = compare(sides[0], sides[1], fmt)
+    assert np.array_equal([found.spacing[0], found.max_row_ulps[0]], [spacing, largest], equal_nan=True)
+    pairs = np.isfinite([oracle.values(side[0], fmt) for side in sides]).all(axis=0)
+    squares = found.rms_row_ulps[0] ** 2 * max(1, pairs.sum())
+    assert squares == pytest.approx(largest**2, rel=1e-15, nan_ok=True)  # one element differs, in every row above
+    assert differences(sides[0], sides[1], fmt).max_row_ulps[0] == pytest.approx(largest, rel=0, nan_ok=True)
+    total = PairTotal()
+    total.add(found)
+    summary = total.summary()
+    assert summary.max_row_ulps == (None if np.isnan(largest) else largest)
+    expected = None if not pairs.any() else np.sqrt(largest**2 / pairs.sum())
+    assert summary.rms_row_ulps == (expected if expected is None else pytest.approx(expected, rel=1e-15))
+
+
+def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0() -> None:
+    a = np.zeros((1, 64), np.uint32)
+    a[0, 0] = 0x7F7FFFFF
+    b = a.copy()
+    b[0, 40] = 1
+    assert compare(a, b, FLOAT32).row_tiles.tolist() == [[0, 1]]
+
+
+def test_a_difference_beyond_float32_has_its_cell() -> None:
+    """6.8e38 in spacings of 2e31; the float32 difference alone is infinite."""
+    a, b = (np.array([[bits, 0]], np.uint32) for bits in (0x7F7FFFFF, 0xFF7FFFFF))
+    cell = compare(a, b, FLOAT32).row_tiles.view(np.float32)
+    assert cell.tolist() == [[2.0 * (2**24 - 1)]]
+
+
+def _spacing_of_the_variant(a: np.ndarray, b: np.ndarray, figures: RowFigures) -> RowFigures:
+    return dataclasses.replace(figures, spacing=compare(b, a, FLOAT16).spacing)
+
+
+def _spacing_below(a: np.ndarray, b: np.ndarray, figures: RowFigures) -> RowFigures:
+    return dataclasses.replace(figures, spacing=figures.spacing / 2)
+
+
+def _nan_as_the_largest(a: np.ndarray, b: np.ndarray, figures: RowFigures) -> RowFigures:
+    return dataclasses.replace(
+        figures, spacing=np.where(np.isnan(oracle.values(a, FLOAT16)).any(1), np.nan, figures.spacing)
+    )
+
+
+def _cells_of_logits(a: np.ndarray, b: np.ndarray, figures: RowFigures) -> RowFigures:
+    cells = figures.row_tiles.view(np.float32) * np.float32(2.0)
+    return dataclasses.replace(figures, row_tiles=cells.view(np.uint32))
+
+
+FAULTS: dict[Callable[..., RowFigures], str] = {
+    _spacing_of_the_variant: "max_row_ulps",
+    _spacing_below: "rms_row_ulps",
+    _nan_as_the_largest: "spacing",
+    _cells_of_logits: "row_tiles",
+}
+
+
+@pytest.mark.parametrize(("fault", "spoilt"), FAULTS.items(), ids=lambda x: getattr(x, "__name__", None))
+def test_a_planted_fault_is_seen(fault: Callable[..., RowFigures], spoilt: str) -> None:
+    a, b = rows_of_all_kinds(seed=11, rows=3 * len(KINDS), vocab=100, fmt=FLOAT16)
+    figures, want = compare(a, b, FLOAT16), oracle.expected(a, b, FLOAT16)
+    assert oracle.differences(figures, want) == []
+    assert spoilt in oracle.differences(fault(a, b, figures), want)
