@@ -21,7 +21,7 @@ COLUMNS = {name: st.column_config.NumberColumn(format="localized") for name in (
 
 MEANINGS = {
     "neq_share": "the share of a head's elements that differ",
-    "max_row_ulps": "the largest difference in a head, row ULPs of {dtype}",
+    "max_row_ulps": "the largest difference in a head, row ULPs of {dtype}, linear",
     "max_ulps": "the largest distance in a head, ULPs of {dtype}, log scale",
     "rms": "the rms difference in a head, in the unit of the cache, log scale",
 }

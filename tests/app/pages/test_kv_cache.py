@@ -69,7 +69,7 @@ def test_every_measure_draws_and_its_caption_says_the_unit(continued, measure):
     assert not app.exception
     unit = {
         "neq_share": "share of a head's elements",
-        "max_row_ulps": "(row ULPs), linear",
+        "max_row_ulps": "row ULPs of bfloat16, linear",
         "max_ulps": "ULPs of bfloat16, log",
         "rms": "in the unit of the cache, log",
     }
