@@ -141,10 +141,15 @@ def logits_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _in_bfloat16(inner: Engine) -> Engine:
-    """An engine that loaded its own weights in bfloat16, whatever it is given."""
+    """An engine that loaded its own weights in bfloat16, whatever it is given. Rotary frequencies are no weights:
+    rounded too, as `model.to(torch.bfloat16)` does, they are another function (`bug suspected`, model.rotary_emb).
+    """
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        return inner(copy.deepcopy(model).to(torch.bfloat16), ids)
+        own = copy.deepcopy(model)
+        for parameter in own.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+        return inner(own, ids)
 
     return engine
 

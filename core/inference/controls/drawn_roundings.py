@@ -30,6 +30,7 @@ from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
 from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
+from ..paths.paths import parse_path
 from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of, in_float32, whole_side
 
@@ -267,8 +268,9 @@ def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Runna
             yield run
 
     ways = [plain]
-    if plain is PREFILL and sum(map(len, prompts)) <= _DECODED:
-        ways.append(side_of("decode"))
+    if plain is PREFILL:  # eager attention rounds its weights too, which others do not
+        names = ["prefill+attn:eager", *(["decode"] if sum(map(len, prompts)) <= _DECODED else [])]
+        ways += [side_of(name) for name in names if parse_path(name).refusal(loaded) is None]
     if reordering_refusal(loaded.model) is None:
         ways.append(RunnableSide(f"{plain.name}, every sum in another order", reordering))
     return ways

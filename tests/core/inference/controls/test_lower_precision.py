@@ -27,7 +27,7 @@ from benchmarks.verdicts.trial import model_named, try_case
 from core.inference.controls import lower_precision, precision_search, precisions
 from core.inference.controls.drawn_roundings import PREFILL
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import Lowered, answering, lowered, ordinals
+from core.inference.controls.lower_precision import Lowered, _is_coarser, answering, lowered, ordinals
 from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision
 from core.inference.controls.rounding_floor import rounding_floor, whole_side
 from core.inference.models.model import LoadedModel
@@ -447,3 +447,14 @@ def test_experts_and_norms_are_left_as_they_are_where_only_linear_layers_are_rou
         name for name, _ in small.model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name
     } == kept
     assert Precision(LAYERS, "x", lambda values: values).name == "weights of linear layers in x"
+
+
+@pytest.mark.parametrize(("dtype", "caches"), [("bfloat16", set()), ("float16", {"bfloat16"})])
+def test_what_rounds_nothing_in_16_bits_is_no_precision_there(dtype, caches):
+    """Rotary frequencies rounded with the weights stood out by 2.19 where 2.1 is allowed, and a cache `in bfloat16` of
+    a model in bfloat16 excused them.
+    """
+    loaded = tiny_model("llama", "bfloat16")
+    kept = {each.format for each in precisions.catalogue(loaded) if _is_coarser(each, getattr(torch, dtype))}
+    assert kept & {"bfloat16", "float16"} == caches
+    assert {"float8_e4m3fn", "NF4", "GGUF's Q8_0"} <= kept  # the twin: what does round
