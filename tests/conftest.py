@@ -36,8 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def tables_are_described_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Of the tenth of a second that a new run file takes nearly all goes to the comments on its columns: they are made
-    once, by the function itself, and copied with the tables into the run files of this process.
+    """The tables of run files are made once, by the function itself, and copied into the run files of this process:
+    nearly all of the tenth of a second that a new run file takes goes to the comments on its columns.
     """
     described = tmp_path_factory.mktemp("tables") / "described.duckdb"
     make = writer.create_tables

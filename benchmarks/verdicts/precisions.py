@@ -1,5 +1,5 @@
-"""The same function in a lower precision or in two at once, which the verdict must name, and faults on top of them,
-which stay bugs.
+"""Engines that compute a model's function in a lower precision or in two at once, which the verdict must name, and
+faults on top of them, which stay bugs.
 
 Formats are rounded to by other means than core.inference.controls.precisions does: ml_dtypes and numpy, the nearest of
 all levels, loops over groups.

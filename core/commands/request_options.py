@@ -18,7 +18,7 @@ def request_option(name: str) -> Any:
 
 
 def request_argument(name: str) -> Any:
-    """The same field as an argument."""
+    """The argument of one field, for commands that take it by its place."""
     return typer.Argument(help=field_of(name).metadata["help"])
 
 

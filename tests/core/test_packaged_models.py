@@ -20,7 +20,6 @@ from core import packaged_models
 from core.errors import CaptureError, ConfigurationError, ExtraError
 from core.packaged_models import PACKAGED, cache_folder, drop_begun, folder_of, get, is_here, packaged_folder, remove
 from core.runs.reader import RunReader
-from tests.core.conftest import cli  # noqa: F401  (a fixture)
 from tests.core.inference.models import small_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +92,7 @@ def left() -> list[str]:
 
 
 @pytest.mark.model
-def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, cache, cli, monkeypatch):  # noqa: F811
+def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, cache, cli, monkeypatch):
     asked = ["capture", "--model", "smollm2", "--prompt", "the 12", "--variant", "decode"]
     done = cli(*asked)
     assert (done.returncode, done.stderr) == (
@@ -133,7 +132,7 @@ def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, 
         (["model", "list", "smollm2"], "after 'list' no name is expected."),
     ],
 )
-def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):  # noqa: F811
+def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):
     done = cli(*words)
     assert (done.returncode, done.stderr) == (2, f"error: {sentence}\n")
 
@@ -151,7 +150,7 @@ def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):  
     ],
     ids=lambda words: words[0],
 )
-def test_wherever_a_model_is_asked_for_it_is_said_which_command_gets_it(cli, words):  # noqa: F811
+def test_wherever_a_model_is_asked_for_it_is_said_which_command_gets_it(cli, words):
     done = cli(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert (

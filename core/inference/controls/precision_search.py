@@ -84,7 +84,10 @@ class PrecisionSearch:
         return self._best([*tried, *self._stored_from(self._first, None)], self._differs)
 
     def pairs(self) -> list[Found]:
-        """The same of two precisions at once, of different parts; the second one by what the first one leaves."""
+        """Two precisions at once, of different parts, that explain something, by what they leave, least first.
+
+        The second one is sought in what the first one leaves.
+        """
         found: list[Found] = []
         for one in self._firsts():
             beyond = self._left_by(one) > self._limit

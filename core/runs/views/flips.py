@@ -84,7 +84,7 @@ _FIGURES = [
 
 
 def sentence(table: pd.DataFrame, dtype: str) -> str:
-    """How many positions flip, and how near to a tie they are, in markdown. table: the pair's figures by position."""
+    """A sentence on how many positions flip and how near to a tie they are, in markdown; table: figures by position."""
     import pandas as pd
 
     flips, total = table[table["is_flip"]], len(table)

@@ -303,7 +303,7 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
 
 
 def sentence(run: RunReader, table: pd.DataFrame) -> str:
-    """How many logits differ, at how many positions, and where the largest difference is, in markdown.
+    """A sentence on how many logits differ, at how many positions, and where most, in markdown.
 
     table: the pair's figures by position.
     """

@@ -118,7 +118,7 @@ def is_reducing(pair: KernelPair) -> bool:
 
 
 def sentence(pairs: Sequence[KernelPair], names: tuple[str, str]) -> str:
-    """How many kernels ran, how many on one side only and how many more often on one, in markdown; pairs: of the whole
+    """A sentence on how many kernels ran, on one side only or more often on one, in markdown; pairs: of the whole
     lists, not by module.
     """
     if not pairs:

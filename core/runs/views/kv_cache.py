@@ -107,7 +107,7 @@ def summarize(table: pd.DataFrame) -> CacheSummary | None:
 
 
 def sentence(found: CacheSummary) -> str:
-    """How much of the caches differs and where it begins, in markdown."""
+    """A sentence on how much of the caches differs and where it begins, in markdown."""
     together, first = found.together, found.layer_0_keys
     if not together.neq:
         return f"Nothing differs: the two caches hold the same numbers in all {plural(together.elements, 'element')}."

@@ -208,7 +208,7 @@ def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
 
 
 def sentence(found: LayerSummary, names_prompt: bool) -> str:
-    """Which module differs first and where, and how much differs in the end, in markdown."""
+    """A sentence on the module that differs first, where, and on how much differs in the end, in markdown."""
     first = found.first
     if first is None:
         return f"No module differs: all {found.modules:,} put out the same numbers on both sides."

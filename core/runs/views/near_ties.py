@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sentence(table: pd.DataFrame, dtype: str) -> str:
-    """How many positions are near ties, how many of them flip, and how near the nearest is, in markdown.
+    """A sentence on how many positions are near ties, how many of them flip, and the nearest one, in markdown.
 
     table: rows of the pair's figures by position.
     """

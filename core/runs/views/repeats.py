@@ -35,7 +35,7 @@ def classes_of(run: RunReader) -> list[BitClass]:
 
 
 def sentence(groups: Sequence[BitClass]) -> str:
-    """How many classes of equal bits there are, and how many sides stand alone, in markdown."""
+    """A sentence on how many classes of equal bits there are, and how many sides stand alone, in markdown."""
     sides = sum(len(group.members) for group in groups)
     if len(groups) == 1:
         return f"**All {sides} sides are equal bit for bit.**"

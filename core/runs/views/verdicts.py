@@ -108,7 +108,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """All that is said of the verdict."""
+        """The sentences on the verdict, in order."""
         return " ".join(part for part in (self.because, self.more) if part)
 
 

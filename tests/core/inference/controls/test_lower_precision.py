@@ -114,7 +114,7 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
 
 
 def _asked(small: LoadedModel, engine: Engine, tokens: int) -> Lowered:
-    """What is found of an engine on one prompt, beside two reorderings."""
+    """The precisions found of an engine on one prompt, beside two reorderings."""
     ids = [tiny_prompts(small)[0][:tokens]]
     with torch.inference_mode():
         floor = np.stack([mean_squares(each) for each in rounding_floor(small, ids, [0, 1]).divergences])
@@ -297,7 +297,7 @@ def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel
 
 
 def test_two_precisions_at_once_are_those_of_an_engine_that_has_both(small: LoadedModel) -> None:
-    """Of a cache and weights; of all weights and those of layers, rounded in that order; of weights and logits."""
+    """Three pairs: a cache and weights; all weights and those of layers, rounded in that order; weights and logits."""
     ids = list(range(3, 15))
     by_name = {each.name: each for each in precisions.catalogue(small)}
     cache, layers = (
@@ -400,7 +400,7 @@ def test_a_precision_that_brings_a_fault_just_below_the_limit_of_16_bits_does_no
 
 
 def test_a_cache_that_is_rounded_after_it_was_read_is_found_under_the_rounding_of_16_bits() -> None:
-    """What is left rises at position 8, by 11 times in squares, as an fp8 cache's does."""
+    """The squares that are left rise at position 8 by 11 times, as an fp8 cache's do."""
     random = np.random.default_rng(0)
     rounding = np.exp(random.normal(0, 0.5, 30))
     assert precision_search._rises(rounding * np.where(np.arange(30) < 8, 1.0, 11.0)) == 8
