@@ -1,9 +1,9 @@
 """Rebuild everything in this folder from nothing: `python sample_runs/build.py [model] [runs] [dumps] [readme]`
 (default: all).
 
-model: trains the offline model (train.py; about 35 minutes on two cores); runs, or runs=ID: captures the sample runs
-with it, or one; dumps: writes the npz files to try the upload with; readme: the provenance and digests in README.md.
-Nothing here is simulated.
+model: trains the small model (train.py; about an hour on two cores); runs, or runs=ID: captures the sample runs with
+SmolLM2-135M-Instruct, which `python -m core model smollm2` gets, or one of them; dumps: writes the npz files to try the
+upload with, of the small model; readme: the provenance and digests in README.md. Nothing here is simulated.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,127 +25,96 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.verdicts.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
-from core.commands.capture_extras import judge_pairs, try_remedies, watch_kernels  # noqa: E402
-from core.inference.capture.capture import plan_capture, run_capture  # noqa: E402
+from core.capture_request import CaptureRequest  # noqa: E402
+from core.commands.capture_extras import judge_pairs, session_of, try_remedies, watch_kernels  # noqa: E402
+from core.commands.capturing import load, plan_of  # noqa: E402
+from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
+from core.inference.models.chat import plan_inputs  # noqa: E402
 from core.inference.models.model import load_model  # noqa: E402
 from core.inference.paths.engines import Engine  # noqa: E402
 from core.inference.paths.paths import BASES, Base, Emit, PromptBatch  # noqa: E402
-from core.prompt_files import GivenPrompt, read_prompts, read_whole  # noqa: E402
 from core.runs.dumps.dump import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
 from core.runs.store.store import Store  # noqa: E402
 from core.runs.writer import RunWriter  # noqa: E402
 
-MODEL = "sample_runs/model"
+SMALL = "sample_runs/model"
 BUG = "another_requests_block"
-STEPS = 4500  # 2.8 passes over the corpus
+STEPS = 4500  # 1.2 passes over the corpus
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One run: its id and name, dtype, prompts (names of text files, or one file of prompts), reference and variants.
-
-    tokens: let every side continue the prompts by so many; bug: a variant of a walk with a planted fault, which no
-    command names; is_closer: with the modules' outputs, the kernels and the remedies.
+    """One run: its id, and how it is asked for; bug: a variant of a walk with a planted fault, which no command
+    names.
     """
 
     run_id: str
-    name: str
-    dtype: str
-    prompts: tuple[str, ...]
-    reference: str
-    variants: tuple[str, ...]
-    tokens: int = 0
+    request: CaptureRequest
     bug: tuple[str, Engine] | None = None
-    is_closer: bool = False
 
-    @property
-    def command(self) -> str:
-        """What repeats it."""
-        if self.bug is not None:
-            return "python sample_runs/build.py runs"
-        given = [
-            ("--prompts" if p.endswith(".jsonl") else "--prompt-file", f"sample_runs/prompts/{p}") for p in self.prompts
-        ]
-        files = [part for pair in given for part in pair]
-        paths = ["--reference", self.reference, *(part for v in self.variants for part in ("--variant", v))]
-        does = ["generate", "--judge"] if self.tokens else ["judge"]
-        if self.is_closer:
-            does = ["capture", "--judge", "--layers", "--kernels", "--remedies"]
-        tokens = ["--tokens", str(self.tokens)] if self.tokens else []
-        return shlex.join(
-            ["python", "-m", "core", *does, "--model", MODEL, *files, *paths, *tokens, "--dtype", self.dtype]
-        )
+
+def wanted(run_id: str, name: str, prompts: tuple[str, ...], variants: tuple[str, ...], **asked: Any) -> Wanted:
+    """A run of SmolLM2 over files of `prompts/smollm2/`, judged."""
+    bug = asked.pop("bug", None)
+    files = tuple(f"sample_runs/prompts/smollm2/{name}" for name in prompts)
+    asked = {"judge": True, "device": "cpu"} | asked
+    request = CaptureRequest(
+        model="smollm2",
+        prompt_files=tuple(path for path in files if not path.endswith(".jsonl")),
+        prompt_lists=tuple(path for path in files if path.endswith(".jsonl")),
+        variants=variants,
+        name=name,
+        **asked,
+    )
+    return Wanted(run_id, request, bug)
 
 
 RUNS = [
-    Wanted(
+    wanted(
         "fresh-against-cached",
-        "Fresh against cached, bfloat16",
-        "bfloat16",
-        ("scheduler.txt", "parser.txt"),
-        "prefill",
+        "Fresh against cached: prose, German, code; bfloat16",
+        ("bridge.txt", "harbour.txt", "merge.txt"),
         ("decode",),
     ),
-    Wanted(
+    wanted(
         "batch-1-against-n",
-        "Batch 1 against N, bfloat16",
-        "bfloat16",
-        ("parser.txt",),
-        "decode",
-        ("decode+batch:2", "decode+batch:8", "prefill"),
+        "Decode alone against batches, float32",
+        ("tea.txt",),
+        ("decode+batch:2", "decode+batch:8"),
+        reference="decode",
+        dtype="float32",
     ),
-    Wanted(
-        "float32-three-paths",
-        "Fresh, cached and batched, float32",
-        "float32",
-        ("short.txt",),
-        "prefill",
-        ("decode", "decode+batch:4"),
-        is_closer=True,
-    ),
-    Wanted(
+    wanted(
         "continuations-that-part",
-        "Greedy continuations that part, bfloat16",
-        "bfloat16",
-        ("parting.jsonl",),
-        "prefill",
+        "Greedy continuations that part: a chat and a sentence, bfloat16",
+        ("answers.jsonl",),
         ("decode",),
-        tokens=40,
+        tokens=16,
     ),
-    Wanted(
+    wanted(
         "injected-bug",
         "Injected bug: another request's block for one token",
-        "bfloat16",
-        ("short.txt",),
-        "prefill",
+        ("clock.txt",),
         (BUG,),
+        layers=True,
         bug=(BUG, neighbours_block_at_one_position),
     ),
-    Wanted(
+    wanted(
         "where-it-starts",
         "Where it starts: layers, kernels, remedies, bfloat16",
-        "bfloat16",
-        ("short.txt",),
-        "decode",
-        ("decode+batch:2", "prefill"),
-        is_closer=True,
+        ("committee.txt",),
+        ("decode",),
+        layers=True,
+        kernels=True,
+        remedies=True,
     ),
 ]
 
 
 def prompt(name: str) -> str:
     return (HERE / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
-
-
-def prompts_of(wanted: Wanted) -> list[str]:
-    given = [found for name in wanted.prompts for found in _read(HERE / "prompts" / name)]
-    return [found.text or "" for found in given]
-
-
-def _read(path: Path) -> list[GivenPrompt]:
-    return read_prompts(path) if path.suffix == ".jsonl" else [read_whole(path)]
 
 
 def build_model() -> None:
@@ -155,34 +124,50 @@ def build_model() -> None:
 
 
 def build_runs(only: str = "") -> None:
-    if only and only not in {wanted.run_id for wanted in RUNS}:
-        sys.exit(f"no run '{only}'; runs are {', '.join(wanted.run_id for wanted in RUNS)}.")
+    if only and only not in {each.run_id for each in RUNS}:
+        sys.exit(f"no run '{only}'; runs are {', '.join(each.run_id for each in RUNS)}.")
     store = Store(HERE)
-    for wanted in (wanted for wanted in RUNS if only in ("", wanted.run_id)):
-        (HERE / f"{wanted.run_id}.duckdb").unlink(missing_ok=True)
-        loaded = load_model(MODEL, dtype=wanted.dtype, device="cpu")
-        about = {"name": wanted.name, "command": wanted.command}
-        with planted(wanted.bug):
-            if wanted.tokens:
-                plan = plan_generation(
-                    loaded, prompts_of(wanted), wanted.reference, wanted.variants, tokens=wanted.tokens, **about
-                )
-            else:
-                plan = plan_capture(
-                    loaded, prompts_of(wanted), wanted.reference, wanted.variants, layers=wanted.is_closer, **about
-                )
-            with RunWriter(store, plan.header, run_id=wanted.run_id) as writer:
+    torch.set_num_threads(1)  # the bits of a run do not hang on how many cores a machine has
+    for each in (each for each in RUNS if only in ("", each.run_id)):
+        (HERE / f"{each.run_id}.duckdb").unlink(missing_ok=True)
+        with planted(each.bug):
+            plan = planned(each)
+            with RunWriter(store, plan.header, run_id=each.run_id) as writer:
                 failures = run_capture(plan, writer)
-                for run in (watch_kernels, try_remedies, judge_pairs) if wanted.is_closer else (judge_pairs,):
-                    failures += run(plan, writer, lambda *_: None)
+                session = session_of(plan)
+                if each.request.kernels:
+                    failures += watch_kernels(plan, writer, say)
+                if each.request.remedies:
+                    failures += try_remedies(plan, writer, say, session)
+                failures += judge_pairs(plan, writer, say, session)
                 if failures:
                     raise SystemExit(failures[0])
                 note = (
                     "A planted fault, not a finding: the variant is wrong on purpose, to show what a suspected bug"
                     " looks like."
                 )
-                writer.finish(note=note if wanted.bug else "")
-        print(f"{wanted.run_id}: captured and judged", flush=True)
+                writer.finish(note=note if each.bug else "")
+        print(f"{each.run_id}: captured and judged", flush=True)
+
+
+def planned(each: Wanted) -> CapturePlan:
+    request = each.request
+    if not request.tokens and each.bug is None:
+        return plan_of(request)
+    loaded = load(request)
+    about = {"name": request.name} | (
+        {"request": request} if each.bug is None else {"command": "python sample_runs/build.py runs"}
+    )
+    inputs = plan_inputs(loaded, request)
+    if request.tokens:
+        return plan_generation(
+            loaded, inputs, request.reference, list(request.variants), tokens=request.tokens, **about
+        )
+    return plan_capture(loaded, inputs, request.reference, list(request.variants), layers=request.layers, **about)
+
+
+def say(stage: str, done: int, total: int) -> None:
+    print(f"  {stage}", f"{done}/{total}" if total else "", flush=True)
 
 
 @contextmanager
@@ -220,7 +205,7 @@ def captured_bits(
     text: str, reference: str, variant: str
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[str, ...]]:
     """bfloat16 bits of two paths [positions, vocab], token ids and texts."""
-    plan = plan_capture(load_model(MODEL, dtype="bfloat16", device="cpu"), [text], reference, [variant], kv=False)
+    plan = plan_capture(load_model(SMALL, dtype="bfloat16", device="cpu"), [text], reference, [variant], kv=False)
     rows = _Rows(2)
     run_capture(plan, rows)
     tokens = plan.header.prompts[0]
@@ -262,21 +247,23 @@ def sha256(path: Path) -> str:
 def build_readme() -> None:
     """README.md: where each file comes from, what is in it, and its SHA-256."""
     training = json.loads((HERE / "model" / "training.json").read_text())
+    entropies = training["head_entropies_nats"]
     weights = HERE / "model" / "model.safetensors"
     lines = [
         "# Sample runs",
         "",
         (
-            "Everything here was computed by real forward passes of the small model in `model/`, and is rebuilt by"
-            " `python sample_runs/build.py`."
+            "Everything here was computed by real forward passes, and is rebuilt by `python sample_runs/build.py`: the"
+            " run files by SmolLM2-135M-Instruct (Apache-2.0; `python -m core model smollm2` gets it), the dumps by the"
+            " small model in `model/`."
         ),
         "The dashboard shows the run files read-only; the files in `dumps/` are there to try the upload with.",
         "",
         "## Run files",
         "",
     ]
-    for wanted in RUNS:
-        name, dtype, path = wanted.name, wanted.dtype, HERE / f"{wanted.run_id}.duckdb"
+    for each in RUNS:
+        name, dtype, path = each.request.name, each.request.dtype, HERE / f"{each.run_id}.duckdb"
         with RunReader(path) as run:
             about, header = run.header.provenance, run.header
             versions = about.versions
@@ -291,7 +278,7 @@ def build_readme() -> None:
                     f" transformers {versions['transformers']}."
                 ),
                 "",
-                f"    {about.command}",
+                f"    {each.request.typed() if each.bug is None else about.command}",
                 "",
                 "| side | SHA-256 of its bits | class |",
                 "|---|---|---|",
@@ -345,11 +332,12 @@ def build_readme() -> None:
             f" minutes on two shared cores, seed {training['seed']}."
         ),
         (
-            f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in bfloat16. Weights:"
-            f" {weights.stat().st_size / 1e6:.1f} MB,"
+            f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in bfloat16; mean entropy of"
+            f" a head's attention over 200 tokens of them: median {entropies['median']} nats, smallest"
+            f" {entropies['smallest']}. Weights: {weights.stat().st_size / 1e6:.1f} MB,"
         ),
         f"SHA-256 `{sha256(weights)}`. Corpus SHA-256 `{training['corpus_sha256']}`.",
-        "The corpus is under the PSF licence. Its greedy continuation of `def __init__(self,`:",
+        "The corpus is under the PSF's and BSD licences. Its greedy continuation of `def __init__(self,`:",
         "",
         "```python",
         training["greedy_continuation"],

@@ -4,13 +4,18 @@ others. Products of cases, and cases chosen by name, are in covering.py.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from core.runs import ops_run, writer
 from core.runs.file.database import Database
+
+# Pages, commands and servers under test see these as the sample runs (tests/runs/README.md).
+os.environ.setdefault("ULPSCOPE_SAMPLES", str(Path(__file__).parent / "runs"))
 
 
 def spread(cases: int, kept: int) -> set[int]:

@@ -247,7 +247,7 @@ def test_documented_python_runs_as_it_stands(page, tmp_path, monkeypatch):
         "torch": torch,
         "model": loaded.model,
         "prompts": tiny_prompts(loaded),
-        "path": ROOT / "sample_runs" / "fresh-against-cached.duckdb",
+        "path": ROOT / "tests" / "runs" / "fresh-against-cached.duckdb",
         "fresh_logits": logits,
         "cached_logits": logits,
         "ids": np.arange(3),

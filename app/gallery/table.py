@@ -38,10 +38,10 @@ COLUMNS = {
     ),
     "differ": st.column_config.TextColumn(help="largest share of a pair's logits that differ", width=108),
     "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=62),
-    "max ULPs": st.column_config.NumberColumn(
-        format="localized", help="largest distance, in ULPs of the run's dtype", width=112
+    "max row ULPs": st.column_config.NumberColumn(
+        format="%.4g", help="largest difference, in spacings of the run's dtype at its row's largest logit", width=112
     ),
-    "max row ULPs": st.column_config.NumberColumn(format="%.4g", help="largest difference, in row ULPs"),
+    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype"),
     "dtype": st.column_config.TextColumn(width=80),
     "tags": st.column_config.ListColumn(width=_TAGS),
     "positions": st.column_config.NumberColumn(format="localized"),
@@ -148,11 +148,11 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
             "verdict": [wording.verdicts(card) for card in shown],
             "differ": [wording.outcome(card) if card.sides else "operations" for card in shown],
             "flips": pd.array([card.flips if card.sides else None for card in shown], "Int64"),
-            "max ULPs": pd.array([card.max_ulps if card.sides else None for card in shown], "Int64"),
+            "max row ULPs": [card.max_row_ulps for card in shown],
             "dtype": [card.compute_dtype for card in shown],
             "tags": [list(each.tags) for each in attached],
             "device": [card.device or None for card in shown],
-            "max row ULPs": [card.max_row_ulps for card in shown],
+            "max ULPs": pd.array([card.max_ulps if card.sides else None for card in shown], "Int64"),
             "positions": [card.positions for card in shown],
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [wording.model_name(card.model) or None for card in shown],

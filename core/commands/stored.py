@@ -46,9 +46,11 @@ def list_(
         print_json([card_json(card) for card in cards])
     else:
         table = Table()
-        for column in ("run", "name", "model", "dtype", "device", "positions", "pairs", "flips", "max ULPs", "verdict"):
-            figures = column in ("positions", "pairs", "flips", "max ULPs")
-            table.add_column(column, justify="right" if figures else "left", no_wrap=column == "run", overflow="fold")
+        figures = ("positions", "pairs", "flips", "max row ULPs")
+        for column in ("run", "name", "model", "dtype", "device", *figures, "verdict"):
+            table.add_column(
+                column, justify="right" if column in figures else "left", no_wrap=column == "run", overflow="fold"
+            )
         for card in cards:
             table.add_row(
                 card.run_id,
@@ -59,7 +61,7 @@ def list_(
                 f"{card.positions:,}",
                 str(card.pairs),
                 str(card.flips),
-                f"{card.max_ulps:,}",
+                "" if card.max_row_ulps is None else number(card.max_row_ulps),
                 ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
             )
         out.print(

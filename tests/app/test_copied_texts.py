@@ -60,7 +60,7 @@ def parted(store: Store) -> str:
     """A run whose sides went on with texts of their own."""
     path = copied(store.directory / "parted.duckdb")
     path.chmod(0o644)
-    path.write_bytes((ROOT / "sample_runs" / "continuations-that-part.duckdb").read_bytes())
+    path.write_bytes((ROOT / "tests" / "runs" / "continuations-that-part.duckdb").read_bytes())
     of_a_stranger(path)
     return "parted"
 

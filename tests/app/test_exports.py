@@ -108,7 +108,7 @@ def test_parquet_has_texts_as_they_are_and_whole_numbers_with_nulls():
 
 
 def test_the_figures_of_a_real_run_are_the_same_in_both_forms():
-    with RunReader(ROOT / "sample_runs" / "fresh-against-cached.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
         figures = run.positions(0)
     parquet = pq.read_table(io.BytesIO(exports.parquet(figures))).to_pandas()
     heading, *rows = read(exports.csv(figures))
@@ -137,7 +137,7 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
 
 
 def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_page_s():
-    with RunReader(ROOT / "sample_runs" / "injected-bug.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / "injected-bug.duckdb") as run:
         found = flip_table(run, 0, run.positions(0))
         logits = values_of(run.at(1, int(found["prompt"][0]), int(found["position"][0])), run.header.format).astype(
             float

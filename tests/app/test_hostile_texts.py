@@ -126,7 +126,7 @@ def hostile(built: Callable[..., Path], store: Store, monkeypatch: pytest.Monkey
 def hostile_run(store: Store, sample: str) -> None:
     path = copied(store.directory / "mine.duckdb")
     path.chmod(0o644)
-    path.write_bytes((ROOT / "sample_runs" / f"{sample}.duckdb").read_bytes())
+    path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
     with_texts(path, HOSTILE)
     labels.write(
         store.directory,

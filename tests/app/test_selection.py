@@ -229,7 +229,7 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
 def test_open_run_opens_a_run_that_is_there(own_store):
     """The twin of the test above."""
     own_store.mkdir()
-    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store / "mine.duckdb")
+    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store / "mine.duckdb")
     app = followed("capture", run=RUN)
     app.session_state["open_next"] = "mine"
     app.session_state["opened"] = True
@@ -316,7 +316,7 @@ def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> selection.Vie
 
 
 def test_steps_lead_to_the_positions_that_sql_finds():
-    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         found = stepper.steps(view_of(run, prompt=1))
         rows = run._database.rows(
             "SELECT position, is_flip, near_tie, max_abs FROM position WHERE prompt = 1 ORDER BY position"
@@ -344,7 +344,7 @@ def test_steps_lead_to_the_positions_that_sql_finds():
 )
 def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
     """[position, stamp, number] as the component sends it; anything else is left alone."""
-    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         view = view_of(run, prompt=1, position=7)
         session: dict = {
             "view": view,
@@ -418,7 +418,7 @@ def test_undefined_figures_are_not_coloured(colour):
 
 
 def test_the_strip_sends_a_list_a_figure_and_no_object_a_token():
-    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         view = view_of(run)
         sent = token_strip.columns(
             view.prompt_table, run.header.prompts[0], run.vocabulary, run.header.vocab, view.dtype, "KL"

@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app import main
+from core.runs.reader import RunReader
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle, start
 
 PAGES = {"" if name == "runs" else name: title for name, title in main.PAGES}
@@ -154,7 +155,7 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
     before = counted.inner_text()
     copy = dashboard.store / "arrives.duckdb"
     dashboard.store.mkdir(exist_ok=True)
-    copy.write_bytes((ROOT / "sample_runs" / "batch-1-against-n.duckdb").read_bytes())
+    copy.write_bytes((ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes())
     expect(counted).not_to_have_text(before)
     page.goto(f"{dashboard.url}/overview?run=arrives")
     settle(page)
@@ -293,13 +294,13 @@ def test_an_empty_store_says_what_to_do(browser: Browser, tmp_path: Path):
 def test_the_run_file_downloads_bit_for_bit_and_the_npz_holds_every_side(dashboard: Dashboard, tmp_path: Path):
     with urllib.request.urlopen(f"{dashboard.url}/files/batch-1-against-n.duckdb") as answer:
         body = answer.read()
-    assert body == (ROOT / "sample_runs" / "batch-1-against-n.duckdb").read_bytes()
+    assert body == (ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes()
     with urllib.request.urlopen(f"{dashboard.url}/files/batch-1-against-n.npz") as answer:
         (tmp_path / "run.npz").write_bytes(answer.read())
     arrays = np.load(tmp_path / "run.npz")
-    digests = re.findall(r"\| `[^`]+` \| `([0-9a-f]{64})` \|", (ROOT / "sample_runs" / "README.md").read_text())
-    for side in ("decode", "decode+batch:2", "decode+batch:8", "prefill"):
-        assert hashlib.sha256(arrays[side].tobytes()).hexdigest() in digests
+    with RunReader(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb") as run:
+        digests = {side.name: side.sha256 for side in run.sides}
+    assert {side: hashlib.sha256(arrays[side].tobytes()).hexdigest() for side in digests} == digests
 
 
 @pytest.mark.parametrize("path", ["no-such-run.duckdb", "..%2f..%2fREADME.duckdb", "%2e%2e%2fREADME.npz"])

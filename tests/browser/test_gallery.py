@@ -18,7 +18,7 @@ from core.runs.store.labels import Labels
 from core.runs.store.store import Store
 from tests.browser.driving import ROOT, Dashboard, close_tabs, new_tab, picture, settle, start
 
-SAMPLE = ROOT / "sample_runs" / "batch-1-against-n.duckdb"
+SAMPLE = ROOT / "tests" / "runs" / "batch-1-against-n.duckdb"
 ROW = 33  # pixels
 # Drops a file somewhere on the page, as a hand would: over it first, then let go.
 DROP = """([selector, name, body]) => {

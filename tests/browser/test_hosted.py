@@ -35,7 +35,7 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     folder = tmp_path_factory.mktemp("hosted")
     store = folder / "runs"
     store.mkdir()
-    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", store / "mine.duckdb")
+    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", store / "mine.duckdb")
     settings = {"sign_in_editor_password": EDITOR, "sign_in_viewer_password": VIEWER}
     with serving(store, folder / "log", **settings) as url:
         yield url, store

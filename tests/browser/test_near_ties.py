@@ -229,7 +229,7 @@ def test_the_run_and_its_npz_are_reached_from_the_overview(page: Page, dashboard
         expect(link).to_be_visible()
         assert (link.get_attribute("href") or "").endswith(f"/files/fresh-against-cached.{ending}")
     answer = page.request.get(f"{dashboard.url}/files/fresh-against-cached.duckdb")
-    assert answer.body() == (ROOT / "sample_runs" / "fresh-against-cached.duckdb").read_bytes()
+    assert answer.body() == (ROOT / "tests" / "runs" / "fresh-against-cached.duckdb").read_bytes()
 
 
 @pytest.mark.thorough

@@ -106,7 +106,7 @@ def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dash
 
 @pytest.mark.thorough
 def test_the_tooltip_has_the_figures_of_the_position(page: Page, dashboard: Dashboard):
-    with RunReader(ROOT / "sample_runs" / "fresh-against-cached.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
         table = run.positions(0)
         row = table[(table["prompt"] == 1) & (table["position"] == 30)].iloc[0]
         vocabulary, ids = run.vocabulary, run.header.prompts[1].token_ids

@@ -111,7 +111,7 @@ def test_the_report_unfolds_with_a_button_that_copies_it(page: Page, dashboard: 
 
 def test_the_gallery_shows_verdicts_and_filters_by_them(page: Page, dashboard: Dashboard, runs: Store):
     # that of these tests, the labelled one of the sample runs, and what other tests left in the store
-    shown = Store(dashboard.store, [ROOT / "sample_runs"])
+    shown = Store(dashboard.store, [ROOT / "tests" / "runs"])
     bugs = sum("bug suspected" in card.pair_verdicts for card in list_runs(shown)[0])
     assert bugs >= 2
     page.goto(dashboard.url)

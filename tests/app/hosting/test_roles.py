@@ -30,7 +30,7 @@ RUN = "batch-1-against-n"
 def run(store: Path) -> str:
     """One's own copy of a sample run."""
     store.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "sample_runs" / f"{RUN}.duckdb", store / "mine.duckdb")
+    shutil.copy(ROOT / "tests" / "runs" / f"{RUN}.duckdb", store / "mine.duckdb")
     return "mine"
 
 

@@ -118,7 +118,7 @@ def test_nan_mismatches_are_called_more_than_rounding(own_store):
 def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
     own_store.mkdir()
     (own_store / "broken.duckdb").write_bytes(b"not a database")
-    shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store / "copy.duckdb")
+    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store / "copy.duckdb")
     app = opened("runs")
     assert not app.exception
     assert "broken.duckdb" in plain(app)
@@ -150,7 +150,7 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
 
 def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
     own_store.mkdir()
-    damaged = bytearray((ROOT / "sample_runs" / "batch-1-against-n.duckdb").read_bytes())
+    damaged = bytearray((ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes())
     for place in range(1_000_000, len(damaged) - 1_000_000, 5_000):
         damaged[place] ^= 0x40
     (own_store / "damaged.duckdb").write_bytes(damaged)

@@ -44,7 +44,7 @@ def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_
     assert list(zip(found["prompt"], found["position"], strict=True)) == [(0, 144), (1, 30), (1, 36), (1, 239)]
     assert found["reference token"].iloc[2] == ")  (9)"
     assert found["variant token"].iloc[2] == "·%  (512)"
-    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         top = top_of_both(run, 0, 1, 36).set_index("token_id")  # reads the whole logits
     for side, token in (("reference", 9), ("variant", 512)):
         change = top.loc[token, "variant_probability"] - top.loc[token, "reference_probability"]

@@ -42,14 +42,14 @@ SAMPLES = {
 @pytest.fixture(autouse=True)
 def own_store(tmp_path, monkeypatch) -> Store:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs", [ROOT / "sample_runs"])
+    return Store(tmp_path / "runs", [ROOT / "tests" / "runs"])
 
 
 @pytest.fixture
 def mine(own_store: Store) -> Path:
     """A run of one's own."""
     own_store.directory.mkdir()
-    return Path(shutil.copy(ROOT / "sample_runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb"))
+    return Path(shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb"))
 
 
 def labelling(**link: str) -> AppTest:
@@ -170,11 +170,11 @@ def test_every_order_that_is_offered_is_one_that_is_known():
 
 def test_names_verdicts_and_numbers_of_the_runs_fit_side_by_side_at_1280_pixels():
     """The table is 848 pixels wide there, of which the boxes take 33."""
-    named = [listing.COLUMNS[name]["width"] for name in ("verdict", "differ", "flips", "max ULPs", "dtype")]
+    named = [listing.COLUMNS[name]["width"] for name in ("verdict", "differ", "flips", "max row ULPs", "dtype")]
     assert listing._NAME + sum(named) == 815
     assert listing._NAME - listing._TAGS + sum(named) + listing.COLUMNS["tags"]["width"] == 815
     figure = 7  # pixels, beside 16 of a cell's edges
-    assert listing.COLUMNS["max ULPs"]["width"] >= len("4,294,967,295") * figure + 16  # the furthest two float32 can be
+    assert listing.COLUMNS["max row ULPs"]["width"] >= len("-1.234e+308") * figure + 16
     assert listing.COLUMNS["flips"]["width"] >= len("99,999") * figure + 16
     assert listing.COLUMNS["differ"]["width"] >= len("NaN or infinity") * 6 + 16
 
@@ -338,7 +338,7 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
 def test_sample_runs_have_no_delete_button():
     app = opened(run="batch-1-against-n")
     assert "delete" not in keys(app)
-    assert (ROOT / "sample_runs" / "batch-1-against-n.duckdb").exists()
+    assert (ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").exists()
 
 
 def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, own_store):

@@ -39,7 +39,7 @@ def listed(app: AppTest) -> list[int]:
 
 def counted(where: str) -> list[tuple]:
     """Straight out of the file, by SQL."""
-    with RunReader(ROOT / "sample_runs" / f"{RUN}.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         return run._database.rows(f"SELECT prompt, position FROM position WHERE {where} ORDER BY prompt, position")
 
 

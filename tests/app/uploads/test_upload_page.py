@@ -212,7 +212,7 @@ def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
 
 def test_a_run_file_says_what_it_is_is_checked_and_becomes_a_run(monkeypatch, store, tmp_path):
     monkeypatch.setattr(Jobs, "_run", run_here)
-    upload = put(store, shutil.copy(ROOT / "sample_runs" / "injected-bug.duckdb", tmp_path / "theirs.duckdb"))
+    upload = put(store, shutil.copy(ROOT / "tests" / "runs" / "injected-bug.duckdb", tmp_path / "theirs.duckdb"))
     app = page(monkeypatch, upload)
     until(lambda: "Understood as a run file" in [each.value for each in app.run().subheader])
     assert "sides `prefill`, `another_requests_block`" in said(app)
@@ -220,7 +220,7 @@ def test_a_run_file_says_what_it_is_is_checked_and_becomes_a_run(monkeypatch, st
     app.button(key=f"save_{upload.upload_id}").click().run()
     saved(app)
     (path,) = runs(store)
-    with RunReader(path) as run, RunReader(ROOT / "sample_runs" / "injected-bug.duckdb") as original:
+    with RunReader(path) as run, RunReader(ROOT / "tests" / "runs" / "injected-bug.duckdb") as original:
         assert run.header.name == original.header.name
         assert [run.at(side, 0, 7).tobytes() for side in (0, 1)] == [
             original.at(side, 0, 7).tobytes() for side in (0, 1)

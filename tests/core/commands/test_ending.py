@@ -15,7 +15,7 @@ from core.command_name import CALLED
 from core.commands.ending import next_commands, tell_end
 from core.runs.reader import RunReader
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+SAMPLES = Path(__file__).resolve().parents[2] / "runs"
 RUN = "fresh-against-cached"
 
 

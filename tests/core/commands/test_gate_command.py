@@ -154,7 +154,7 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
 
 
 def test_the_verdict_of_a_planted_bug_fails(cli, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(ROOT / "sample_runs"))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(ROOT / "tests" / "runs"))
     done = cli("compare", "injected-bug", "--fail-on", "verdict")
     assert done.returncode == 1
     assert "is bug suspected: " in done.stderr

@@ -43,7 +43,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
     for run_id, sample in SAMPLES.items():
         path = copied(found.directory / f"{run_id}.duckdb")
         path.chmod(0o644)
-        path.write_bytes((ROOT / "sample_runs" / f"{sample}.duckdb").read_bytes())
+        path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
         with_texts(path, ORDERS)
     about = header(name=ORDERS, device_name=ORDERS, command=ORDERS, note=ORDERS)
     write_ops_run(found, about, [row_of(size=ORDERS, modules=ORDERS, note=ORDERS)], run_id="probes")

@@ -14,7 +14,7 @@ from core.judging.inspect import headers_of, understood
 from tests.core.runs.damaging import damaged
 
 ROOT = Path(__file__).resolve().parents[3]
-RUN = ROOT / "sample_runs" / "injected-bug.duckdb"
+RUN = ROOT / "tests" / "runs" / "injected-bug.duckdb"
 UPCAST = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
 
 

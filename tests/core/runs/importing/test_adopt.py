@@ -128,7 +128,7 @@ def test_a_bit_that_had_changed_would_be_seen(store: Store, foreign_file: Path) 
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_of_its_own_takes_in_a_sample_with_all_that_no_bits_prove(store: Store) -> None:
-    path = ROOT / "sample_runs" / "where-it-starts.duckdb"
+    path = ROOT / "tests" / "runs" / "where-it-starts.duckdb"
     told: list[tuple[int, int]] = []
     run_id = adopt(store, path, run_id="a-run", name="called anew", on_progress=lambda *rows: told.append(rows))
     assert run_id == "a-run"
@@ -142,7 +142,7 @@ def test_a_process_of_its_own_takes_in_a_sample_with_all_that_no_bits_prove(stor
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("path", sorted((ROOT / "sample_runs").glob("*.duckdb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "runs").glob("*.duckdb")), ids=lambda path: path.stem)
 def test_every_sample_comes_in_as_it_is(path: Path, store: Store) -> None:
     new = store.path_of(taken(store, path))
     assert differing(path, new, (*EXACT, *COPIED, *GENERATED)) == []

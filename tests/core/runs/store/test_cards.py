@@ -425,7 +425,7 @@ def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path
 
 
 def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first():
-    (card, *_), _ = list_runs(Store(Path("nowhere"), [ROOT / "sample_runs"]))
+    (card, *_), _ = list_runs(Store(Path("nowhere"), [ROOT / "tests" / "runs"]))
     cards = [
         replace(card, pair_verdicts=("rounding", "bug suspected")),
         replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),

@@ -217,7 +217,8 @@ def test_what_cannot_be_deleted_is_one_sentence(tmp_path: Path) -> None:
 def test_the_store_is_the_one_asked_for_then_the_environments_then_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("ULPSCOPE_STORE", raising=False)
+    for name in ("ULPSCOPE_STORE", "ULPSCOPE_SAMPLES"):
+        monkeypatch.delenv(name, raising=False)
     assert open_store().directory == Path("runs")
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
     assert open_store().directory == tmp_path

@@ -64,7 +64,7 @@ def test_a_query_a_pair_would_be_noticed(runs: list[Path], monkeypatch: pytest.M
         assert queries(few, report_of_run, monkeypatch) < queries(many, report_of_run, monkeypatch)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "sample_runs").glob("*.duckdb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "runs").glob("*.duckdb")), ids=lambda path: path.stem)
 def test_the_one_query_finds_what_looking_at_every_pair_does(path: Path) -> None:
     with RunReader(path) as run:
         indices = [pair.index for pair in run.pairs]

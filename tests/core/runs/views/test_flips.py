@@ -58,7 +58,7 @@ def far_flips(store: Store) -> RunReader:
 @pytest.mark.parametrize("near_ties", [False, True])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
-    with RunReader(ROOT / "sample_runs" / f"{name}.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / f"{name}.duckdb") as run:
         for pair in range(len(run.pairs)):
             positions = run.positions(pair)
             found = flip_table(run, pair, positions, near_ties=near_ties)
@@ -114,7 +114,7 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
 
 
 def test_the_stored_best_suffice_for_the_flips_of_rounding(monkeypatch):
-    with RunReader(ROOT / "sample_runs" / "fresh-against-cached.duckdb") as run:
+    with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
         monkeypatch.setattr(run, "at", lambda *place: pytest.fail("read whole logits"))
         assert len(flip_table(run, 0, run.positions(0), near_ties=True)) == 69
 

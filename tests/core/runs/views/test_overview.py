@@ -73,7 +73,7 @@ def test_within_a_prompt_only_that_prompt_counts():
     ],
 )
 def test_what_a_pair_has_nothing_of_is_named_with_a_word_for_why(run, words):
-    with RunReader(ROOT / "sample_runs" / f"{run}.duckdb") as opened:
+    with RunReader(ROOT / "tests" / "runs" / f"{run}.duckdb") as opened:
         assert absent(opened, opened.pairs[0]) == words
 
 
