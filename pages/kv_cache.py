@@ -78,7 +78,7 @@ st.caption("The same by layer.")
 maps = store_cache.kv_positions(view)
 differing = {kind: grid for kind, grid in maps.items() if grid.neq_share[grid.neq_share > 0].size}
 if differing:
-    title, which, what = st.columns([3, 1, 1.4], vertical_alignment="bottom")
+    title, which, what = st.columns([2, 1.2, 3], vertical_alignment="bottom")
     title.subheader(f"Where in {'prompt ' + str(view.prompt) if len(view.run.header.prompts) > 1 else 'the prompt'}")
     kind = next(iter(maps))
     if len(maps) > 1:

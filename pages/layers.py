@@ -79,7 +79,7 @@ is_known = {"ratio": found.has_floor, "max_row_ulps": any(each.max_row_ulps is n
 options = [name for name in MEASURES if is_known.get(name, True)]
 if st.session_state.get("layers_measure") not in options:
     st.session_state["layers_measure"] = options[0]
-title, which = st.columns([3, 2], vertical_alignment="bottom")
+title, which = st.columns([3, 5], vertical_alignment="bottom")
 title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
 measure = (
     which.segmented_control(

@@ -87,8 +87,8 @@ def test_where_it_starts_holds_modules_kernels_and_remedies_of_a_pair_that_diffe
     with RunReader(FOLDER / "where-it-starts.duckdb") as run:
         assert run.pairs[0].summary.neq_share > 1 / 3
         assert len(run.layers(0)) > 300
-        assert len(run.kernels()) > 0
-        assert len(run.remedies()[0]) > 5
+        assert len(run.kernels) > 0
+        assert len(run.remedies[0]) > 5
 
 
 def test_the_planted_bug_is_named_at_its_position_and_module():

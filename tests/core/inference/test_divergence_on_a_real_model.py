@@ -6,6 +6,9 @@ holds wherever a product of one row takes another kernel than a product of many 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -74,3 +77,23 @@ def test_another_prompts_cache_would_not_be_a_thousand_times_closer(shipped: Cal
     rounding = float((logits_of("prefill", narrow, ids).float() - exact).abs().max())
     wrong = logits_of("reuse:31", wide, [*ids[:5], (ids[5] + 1) % wide.token_limit, *ids[6:]])
     assert float((wrong - exact)[31:].abs().max()) > rounding / 1000
+
+
+BATCHED = """
+from core.inference.models.model import load_model
+from tests.core.inference.sameness import logits_of
+loaded = load_model("sample_runs/model", dtype="bfloat16", device="cpu")
+ids = loaded.tokenizer(open("sample_runs/prompts/parser.txt").read())["input_ids"]
+alone, batched = (logits_of(path, loaded, ids) for path in ("decode", "decode+batch:2"))
+print((alone != batched).float().mean().item())
+"""
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="the processor has no bfloat16 instructions")
+def test_a_batch_parts_from_decode_alone_where_one_row_takes_another_kernel() -> None:
+    """oneDNN is held to AVX-512 with bfloat16: with matrix tiles, and without either, one kernel takes both."""
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    done = subprocess.run(
+        [sys.executable, "-c", BATCHED], cwd=SAMPLES.parent, env=limited, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) > 0
