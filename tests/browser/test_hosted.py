@@ -24,7 +24,7 @@ from tests.browser.driving import picture, settle
 from tests.browser.test_accessibility import faults
 from tests.waiting import until
 
-LINK = "flips?run=fresh-against-cached&position=144"
+LINK = "flips?run=fresh-against-cached&position=15"
 # A page that is left is told of the end of its session too, and goes to the sign-in where it hears that first.
 SIGNED_OUT = re.compile(r"^(Signed out|Sign in) · ULPscope")
 
@@ -77,7 +77,7 @@ def test_a_link_leads_through_the_sign_in_to_its_view_and_not_back_after_signing
     viewer.wait_for_selector("[data-testid=stApp]")
     settle(viewer)
     assert viewer.url.startswith(f"{url}/flips?run=fresh-against-cached")
-    assert "position=144" in viewer.url
+    assert "position=15" in viewer.url
     expect(viewer.get_by_test_id("stMain").get_by_text("Why it could flip")).to_be_visible()
     expect(viewer.get_by_text("Signed in: viewer")).to_be_visible()
     viewer.get_by_role("link", name="Upload", exact=True).click()

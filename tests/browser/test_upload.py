@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from core.text import size
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle, start
 from tests.browser.test_accessibility import faults
 from tests.waiting import until
@@ -52,7 +53,7 @@ def large(folder: Path, megabytes: int, name: str = "large.npz") -> Path:
 def test_a_dump_is_chosen_understood_saved_and_opened(opened: Page, dashboard: Dashboard):
     choose(opened, DUMP)
     expect(opened.get_by_text("Understood as")).to_be_visible()
-    expect(row(opened, "six_calls.npz")).to_contain_text("47.5 KB, arrived")
+    expect(row(opened, "six_calls.npz")).to_contain_text(f"{size(DUMP.stat().st_size)}, arrived")
     opened.get_by_label("Name of the run").fill("From the picker")
     opened.get_by_role("button", name="Save as a run").click()
     open_saved(opened, "From the picker")
