@@ -88,7 +88,7 @@ def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:
 
     table: value, side, class, neq_share, max_abs, flips; one row a side, by value.
     """
-    titles = {"neq_share": "logits that differ", "max_abs": "largest difference, logits", "flips": "flips"}
+    titles = {"neq_share": "logits that differ", "max_abs": f"largest difference, logits of {dtype}", "flips": "flips"}
     figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09, subplot_titles=list(titles.values()))
     values = [str(value) for value in table["value"]]  # as categories: 1, 2, 4, 33 stand side by side
     for column, measure in enumerate(titles, start=1):
@@ -119,6 +119,6 @@ def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:
     figure.update_xaxes(title=inert(name), type="category", categoryorder="array", categoryarray=values)
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(tickformat=".0%", row=1, col=1)
-    figure.update_yaxes(title=f"of {dtype}", row=1, col=2)
-    figure.update_yaxes(tickformat=",d", row=1, col=3)
+    step = {"dtick": 1} if table["flips"].max() < 6 else {}  # whole numbers only, each once
+    figure.update_yaxes(tickformat=",d", row=1, col=3, **step)
     return layout(figure, 300).update_layout(legend={"y": -0.28, "yanchor": "top"}, margin={"t": 36})
