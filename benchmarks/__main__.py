@@ -18,6 +18,7 @@ _MODULES = {
     "capture_memory": "capture_memory",
     "layers": "layers",
     "session": "verdicts.session",
+    "real": "real",
     "search": "search",
     "pages": "serving.pages",
     "visits": "serving.visits",

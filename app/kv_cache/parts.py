@@ -60,7 +60,7 @@ def figures(found: CacheSummary, dtype: str) -> None:
     columns = st.columns(7)
     for column, name, part in ((columns[0], "Keys", found.keys), (columns[1], "Values", found.values)):
         share = percent(part.neq_share) if part.elements else "none kept"
-        column.metric(f"{name} differing", share, help=f"{part.neq:,} of {part.elements:,} elements")
+        column.metric(f"{name} differ", share, help=f"{part.neq:,} of {part.elements:,} elements")
     columns[2].metric(
         "Max ULPs",
         f"{found.together.max_ulps:,}",

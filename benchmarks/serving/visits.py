@@ -101,6 +101,21 @@ class Chromium:
         return told
 
 
+def paints(browser: Chromium, what: str, url: str) -> Line:
+    """Line of a page that is opened again and again in a browser that was here before."""
+    visits = [browser.visit(url) for _ in range(BEFORE + COUNTED)][BEFORE:]
+    seen, painted, whole = (
+        statistics.median(one[each] for one in visits) / 1e3 for each in ("seen", "painted", "whole")
+    )
+    return Line(
+        what,
+        "<= 1 s",
+        f"{painted:.2f} s",
+        f"painted in a browser that was here before (median of {COUNTED}); something is seen after {seen:.2f} s, all"
+        f" tables and figures after {whole:.2f} s",
+    )
+
+
 def run() -> list[Line]:
     lines = []
     with scratch() as folder:
@@ -111,19 +126,7 @@ def run() -> list[Line]:
                 url = f"{dashboard.url}/{'' if name == 'runs' else name}?run={run_id}&position=36"
                 if name == "compare":
                     url += "&with=fresh-against-cached"
-                visits = [browser.visit(url) for _ in range(BEFORE + COUNTED)][BEFORE:]
-                seen, painted, whole = (
-                    statistics.median(one[what] for one in visits) / 1e3 for what in ("seen", "painted", "whole")
-                )
-                lines.append(
-                    Line(
-                        f"{name}, {POSITIONS} positions, no debugger",
-                        "<= 1 s",
-                        f"{painted:.2f} s",
-                        f"painted in a browser that was here before (median of {COUNTED}); something is seen after"
-                        f" {seen:.2f} s, all tables and figures after {whole:.2f} s",
-                    )
-                )
+                lines.append(paints(browser, f"{name}, {POSITIONS} positions, no debugger", url))
         dashboard.process.terminate()
         dashboard.process.wait(20)
     return lines

@@ -52,8 +52,8 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
     assert "first in layer 0's keys" in said(app)
     assert "13,086 of 75,776** elements of layer 0's keys differ" in said(app)
     assert figures(app) == {
-        "Keys differing": "17.3%",
-        "Values differing": "0.0%",
+        "Keys differ": "17.3%",
+        "Values differ": "0.0%",
         "Max ULPs": "1",
         "Max row ULPs": figures(app)["Max row ULPs"],
         "Rms difference": figures(app)["Rms difference"],
@@ -132,7 +132,7 @@ def test_a_prompt_without_caches_points_to_those_that_have_them(own_store):
     assert "Prompt 0 has no caches to compare" in app.info[0].value
     app.segmented_control(key="kv_scope").set_value("all prompts").run()
     assert not app.exception
-    assert figures(app)["Keys differing"] == "100.0%"
+    assert figures(app)["Keys differ"] == "100.0%"
 
 
 def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
@@ -149,7 +149,7 @@ def test_keys_or_values_alone_draw_too(own_store, kind, other):
     app = opened("kv_cache", run=kv_run(own_store, both(KvPart(1, 3, kind, 0, bits), bits ^ 1)), prompt="1")
     assert f"first in layer 3's {kind}s" in said(app)
     assert "ayer 0's keys" not in said(app)
-    assert figures(app)[f"{other} differing"] == "none kept"
+    assert figures(app)[f"{other} differ"] == "none kept"
     assert len(figures_of(app)) == 3
 
 
