@@ -58,7 +58,7 @@ class Wanted:
 def wanted(run_id: str, name: str, prompts: tuple[str, ...], variants: tuple[str, ...], **asked: Any) -> Wanted:
     """A run of SmolLM2 over files of `prompts/smollm2/`, judged."""
     bug = asked.pop("bug", None)
-    files = tuple(f"sample_runs/prompts/smollm2/{name}" for name in prompts)
+    files = tuple(f"sample_runs/prompts/smollm2/{file}" for file in prompts)
     asked = {"judge": True, "device": "cpu"} | asked
     request = CaptureRequest(
         model="smollm2",
