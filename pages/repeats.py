@@ -33,7 +33,7 @@ if sweep is not None:
     st.subheader(f"Over {widgets.escaped(sweep.name)}")
     tables["sweep"] = parts.swept(run, sweep)
     plots.draw(
-        figure_cache.figure(run, (), charts.sweep, tables["sweep"], sweep.name, view.dtype),
+        figure_cache.figure(run, (), charts.sweep, tables["sweep"], sweep.name),
         key="sweep",
         picture=exports.picture(
             f"{file_name(run.run_id)}-sweep-{file_name(sweep.name)}",
@@ -41,7 +41,8 @@ if sweep is not None:
         ),
     )
     st.caption(
-        f"Each side against `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)}; one colour a class."
+        f"Each side against `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)};"
+        f" differences in logits of {view.dtype}, one colour a class."
     )
 
 if len(groups) > 2:

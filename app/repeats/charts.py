@@ -82,13 +82,13 @@ def _figure(value: float, measure: str) -> str:
     return "" if np.isnan(value) else number(value if measure in ("max_abs", "max_row_ulps") else int(value))
 
 
-def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:
+def sweep(table: pd.DataFrame, name: str) -> go.Figure:
     """Small multiples over the value that was swept: share of differing logits, largest difference, flips. One colour a
     class.
 
     table: value, side, class, neq_share, max_abs, flips; one row a side, by value.
     """
-    titles = {"neq_share": "logits that differ", "max_abs": f"largest difference, logits of {dtype}", "flips": "flips"}
+    titles = {"neq_share": "logits that differ", "max_abs": "largest difference", "flips": "flips"}
     figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09, subplot_titles=list(titles.values()))
     values = [str(value) for value in table["value"]]  # as categories: 1, 2, 4, 33 stand side by side
     for column, measure in enumerate(titles, start=1):
@@ -116,6 +116,7 @@ def sweep(table: pd.DataFrame, name: str, dtype: str) -> go.Figure:
                 row=1,
                 col=column,
             )
+    figure.update_annotations(font_size=11)  # the titles, side by side on a telephone too
     figure.update_xaxes(title=inert(name), type="category", categoryorder="array", categoryarray=values)
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(tickformat=".0%", row=1, col=1)
