@@ -34,8 +34,8 @@ PACKAGES = ("networkx", "numpy", "pandas", "scipy")  # all under BSD licences
 MATRIX_RATE = 0.02  # of Muon, for the matrices of the layers
 OTHER_RATE = 3e-3  # of AdamW, for the embedding and the norms
 ENTROPY_FLOOR = 0.6  # nats, of a head, over the queries of a sequence
-STARTS = range(0, 80_000, 8_000)  # of the 200 tokens of held-out text over which entropies are measured
 ENTROPY_WEIGHT = 0.3  # of the penalty, in nats of loss a nat of entropy that is missing
+STARTS = range(0, 80_000, 8_000)  # of the 200 tokens of held-out text over which entropies are measured
 END_OF_TEXT = "<|endoftext|>"
 # `test` packages are left out: some distributions do not install them, and their text is tables of expected values.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
@@ -226,7 +226,6 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
             )
         if step % 500 == 499:
             print(f"held out {held_out_loss(model, held_out_stream, 16):.3f}", flush=True)
-            model.save_pretrained(folder / "checkpoint")
 
     minutes = (time.perf_counter() - started) / 60
     model = model.to(torch.bfloat16)
@@ -252,8 +251,8 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
 
 
 def measured(folder: Path, held_out: list[str]) -> dict:
-    """What a model of ours is, as the plain Auto classes load it in bfloat16: its size, its loss and its heads'
-    entropies on held-out texts, what it writes.
+    """Measure a trained folder, loaded by the plain Auto classes in bfloat16: parameters, loss and heads' entropies on
+    held-out texts, a greedy continuation.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -15,7 +15,7 @@ from core.runs import ops_run, writer
 from core.runs.file.database import Database
 
 # Pages, commands and servers under test see these as the sample runs (tests/runs/README.md).
-os.environ.setdefault("ULPSCOPE_SAMPLES", str(Path(__file__).parent / "runs"))
+os.environ["ULPSCOPE_SAMPLES"] = str(Path(__file__).parent / "runs")
 
 
 def spread(cases: int, kept: int) -> set[int]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from benchmarks.scratch import scratch
 from tests.browser.driving import ROOT, chromium, settle, start
 
 FRESH = "run=fresh-against-cached"
@@ -54,16 +54,18 @@ def take(page: Page, url: str, name: str, shot: Shot) -> None:
 
 
 def main(names: list[str]) -> None:
-    store = Path(os.environ.get("ULPSCOPE_STORE", tempfile.mkdtemp()))
-    dashboard = start(store, ULPSCOPE_SAMPLES=str(ROOT / "sample_runs"))
-    try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
-            page = browser.new_page()
-            for name, _, address in (each.partition("=") for each in names or SHOTS):
-                take(page, dashboard.url, name, Shot(address, 1100) if address else SHOTS[name])
-    finally:
-        dashboard.process.terminate()
+    with scratch() as folder:
+        store = Path(os.environ.get("ULPSCOPE_STORE") or folder / "runs")
+        dashboard = start(store, ULPSCOPE_SAMPLES=str(ROOT / "sample_runs"))
+        try:
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
+                page = browser.new_page()
+                for name, _, address in (each.partition("=") for each in names or SHOTS):
+                    take(page, dashboard.url, name, Shot(address, 1100) if address else SHOTS[name])
+        finally:
+            dashboard.process.terminate()
+            dashboard.process.wait(20)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def headline(compared: Sequence[Compared]) -> list[dict[str, object]]:
 
 
 def sentence(compared: Sequence[Compared]) -> str:
-    """A sentence on the share of the logits that differs in each pair, and on the flips they share, in markdown."""
+    """A sentence on the share of the logits that differs in each pair, its flips and those shared, in markdown."""
     shares = joined([percent(one.pair.summary.neq_share) for one in compared])
     flips = [one.pair.summary.flips for one in compared]
     said = f"**{shares} of the logits differ**, in the order of the runs, and {joined([f'{n:,}' for n in flips])}"
