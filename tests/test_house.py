@@ -69,6 +69,7 @@ ROOMS = {
     "core.runs.views": (*_RUNS, "core.capture_request"),
     "core.runs.store": (*_RUNS, "core.configuration", "core.runs.views"),
     "core.runs.reports": (*_STORED, "core.runs.ops_run"),
+    "core.runs.sparse": ("core.numerics", "core.runs.file"),
     "core.runs.importing": (*_STORED, "core.runs.ops_run", "core.runs.writer"),
     "core.runs.ops_run": _STORED,
     "core.runs.revision": _STORED,
@@ -89,8 +90,9 @@ ROOMS = {
     ),
     "core.prompt_files": ("core.capture_request",),
     "core.push": (),
+    "core.probing": ("core.command_name", "core.numerics", "core.runs", "core.judging"),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
-    "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push"),
+    "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push", "core.probing"),
     "core": ("core",),
     "app.hosting": _CORE_FOR_PAGES,
     "app.shell": _SHARED,
@@ -117,7 +119,7 @@ LIBRARIES = {
     "triton": ("core/inference/invariant/cuda/",),
     "streamlit": ("app/", "pages/"),
     "plotly": ("app/components/", *(f"app/{page}/charts.py" for page in PAGES), "app/verdict/charts.py"),
-    "httpx2": ("core/push/", "app/hosting/"),
+    "httpx2": ("core/probing/", "core/push/", "app/hosting/"),
 }
 
 

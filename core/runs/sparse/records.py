@@ -1,0 +1,179 @@
+"""Frozen records of sparse sides: per position a list of (token, value) where a full side has a row of logits.
+
+A *response* is what an engine sent for one prompt. A *sparse side* is one response a prompt. Position i scores token
+i + 1, as in full runs. Nothing here is invented: what a payload does not say is None, -1 or ''.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DumpError
+
+Values = Literal["logit", "logprob", "prob"]
+Keys = Literal["token_id", "text"]
+UNKNOWN_TOKEN = -1
+MAX_ENTRIES = 1 << 26  # of a response: (token, value) pairs
+MAX_POSITIONS = 1 << 20  # of a response
+
+
+@dataclass(frozen=True)
+class SparseRow:
+    """One position as an importer hands it over.
+
+    position: 0-based; the row scores token position + 1. entries: (token, value), any order, placeholders left out.
+    best: how many entries are the best of the whole row: the top-k, without a chosen token from further down and
+    without tokens asked for by id.
+    chosen: the token that was emitted or is given next, -1 where unknown. missing: entries that were placeholders
+    (-9999.0, -3.4e38, null). full: every token of the vocabulary has its entry, placeholders included.
+    """
+
+    position: int
+    entries: tuple[tuple[int, float], ...]
+    best: int
+    chosen: int = UNKNOWN_TOKEN
+    missing: int = 0
+    full: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """The rows of one response, compressed: row r has the entries offsets[r] to offsets[r + 1].
+
+    positions: int64 [rows], increasing. offsets: int64 [rows + 1]. token_ids: int64 [entries] and values: float64
+    [entries], best first within a row, the lower token first where values are equal. best, chosen, missing: int64
+    [rows]; full: bool [rows], as in SparseRow.
+    """
+
+    positions: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+    values: NDArray[np.float64]
+    best: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+    missing: NDArray[np.int64]
+    full: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def row(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Tokens and values of one row, best first. [entries] each"""
+        first, last = int(self.offsets[index]), int(self.offsets[index + 1])
+        return self.token_ids[first:last], self.values[first:last]
+
+
+def sparse_rows(rows: Iterable[SparseRow], where: str) -> SparseRows:
+    """The rows compressed. `where` names the file and response in errors.
+
+    DumpError: positions that do not increase, a token twice with two values, a value that is NaN or +inf, more than
+    MAX_POSITIONS or MAX_ENTRIES. A token twice with one value (a chosen token listed again) is one entry.
+    """
+    positions: list[int] = []
+    offsets = [0]
+    ids: list[int] = []
+    values: list[float] = []
+    best: list[int] = []
+    chosen: list[int] = []
+    missing: list[int] = []
+    full: list[bool] = []
+    for row in rows:
+        if positions and row.position <= positions[-1]:
+            raise DumpError(
+                f"{where}: position {row.position} comes after position {positions[-1]}; expected increasing positions."
+            )
+        if row.position < 0 or len(positions) >= MAX_POSITIONS:
+            raise DumpError(f"{where}: expected at most {MAX_POSITIONS:,} positions, none below 0.")
+        seen: dict[int, float] = {}
+        for token, value in row.entries:
+            if math.isnan(value) or value == math.inf:
+                raise DumpError(f"{where}: the value of token {token} at position {row.position} is {value}.")
+            if token < 0:
+                raise DumpError(f"{where}: token id {token} at position {row.position}; expected 0 or more.")
+            if seen.setdefault(token, value) != value:
+                raise DumpError(
+                    f"{where}: token {token} stands twice at position {row.position}, with {seen[token]!r} and {value!r}."
+                )
+        if len(ids) + len(seen) > MAX_ENTRIES:
+            raise DumpError(f"{where}: more than {MAX_ENTRIES:,} values; expected at most that many.")
+        ordered = sorted(seen.items(), key=lambda entry: (-entry[1], entry[0]))
+        ids.extend(token for token, _ in ordered)
+        values.extend(value for _, value in ordered)
+        offsets.append(len(ids))
+        positions.append(row.position)
+        best.append(len(seen) if row.full else min(row.best, len(seen)))
+        chosen.append(row.chosen)
+        missing.append(row.missing)
+        full.append(row.full)
+    return SparseRows(
+        np.array(positions, np.int64),
+        np.array(offsets, np.int64),
+        np.array(ids, np.int64),
+        np.array(values, np.float64),
+        np.array(best, np.int64),
+        np.array(chosen, np.int64),
+        np.array(missing, np.int64),
+        np.array(full, np.bool_),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SparseResponse:
+    """What an engine sent for one prompt.
+
+    format: the payload's name, as `recognise` gives it ('vllm prompt_logprobs', ...). values: what the numbers are.
+    keys: 'token_id', or 'text' where the engine sent texts only: token ids are then places in `texts`, of this
+    response alone. tokens: the sequence, prompt and what was generated, -1 where the payload does not say; a row's
+    position counts into it. start_known: False where the prompt's length is unknown, and position 0 is the row that
+    scored the first generated token. generated_from: the first position whose row was computed while generating, None
+    where all rows are of the prompt. texts: of tokens, by id, where sent. processed: whether temperature, penalties
+    or a mask are in the values; None: the payload does not say. asked: the k that was asked for, where known. vocab:
+    where the payload says or a row is full. cached: prompt tokens read from a cache, where said. settings: temperature
+    and the like, as far as the payload echoes them.
+    """
+
+    format: str
+    values: Values
+    keys: Keys
+    tokens: tuple[int, ...]
+    rows: SparseRows
+    start_known: bool = True
+    generated_from: int | None = None
+    texts: Mapping[int, str] = field(default_factory=dict)
+    processed: bool | None = None
+    asked: int | None = None
+    vocab: int | None = None
+    model: str = ""
+    text: str = ""
+    cached: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SparseSide:
+    """One response a prompt, of one engine. All of one kind of value and keys."""
+
+    name: str
+    responses: tuple[SparseResponse, ...]
+
+    def __post_init__(self) -> None:
+        if not self.responses:
+            raise DumpError(f"side '{self.name}' holds no response.")
+        kinds = {(response.values, response.keys) for response in self.responses}
+        if len(kinds) > 1:
+            raise DumpError(f"side '{self.name}' mixes values of several kinds; expected one kind a side.")
+
+    @property
+    def values(self) -> Values:
+        return self.responses[0].values
+
+    @property
+    def keys(self) -> Keys:
+        return self.responses[0].keys
