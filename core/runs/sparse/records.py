@@ -98,7 +98,8 @@ def sparse_rows(rows: Iterable[SparseRow], where: str) -> SparseRows:
                 raise DumpError(f"{where}: token id {token} at position {row.position}; expected 0 or more.")
             if seen.setdefault(token, value) != value:
                 raise DumpError(
-                    f"{where}: token {token} stands twice at position {row.position}, with {seen[token]!r} and {value!r}."
+                    f"{where}: token {token} stands twice at position {row.position}, "
+                    f"with {seen[token]!r} and {value!r}."
                 )
         if len(ids) + len(seen) > MAX_ENTRIES:
             raise DumpError(f"{where}: more than {MAX_ENTRIES:,} values; expected at most that many.")
