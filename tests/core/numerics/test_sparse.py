@@ -84,7 +84,8 @@ def test_figures_of_a_cut_row_are_those_of_the_whole_or_hold_them(values: str, s
                 assert figures.max_abs.is_exact
                 assert figures.neq.is_exact
                 assert figures.near_tie is not None
-                assert figures.kl is not None and figures.kl.high is not None
+                assert figures.kl is not None
+                assert figures.kl.high is not None
 
 
 def listed(row: NDArray[np.float64], k: int, also: tuple[int, ...]) -> set[int]:
@@ -100,9 +101,13 @@ def holds(interval: Interval, value: float) -> bool:
 def test_a_bound_that_forgets_the_rest_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: KL of the common tokens alone is no lower bound, for their terms may exceed the whole."""
     monkeypatch.setattr(sparse, "_shared_out", lambda *_: 0.0)
-    with pytest.raises(AssertionError):
-        for seed in range(24):
+    noticed = 0
+    for seed in range(8):
+        try:
             test_figures_of_a_cut_row_are_those_of_the_whole_or_hold_them("logprob", seed)
+        except AssertionError:
+            noticed += 1
+    assert noticed
 
 
 def test_a_token_that_left_the_list_bounds_the_divergence() -> None:
@@ -127,4 +132,5 @@ def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top() -> None:
     assert (figures.max_abs, figures.neq) == (Interval(0.25, None), Interval(1, 100))
     assert (figures.is_flip, figures.near_tie, figures.reference.margin) == (None, None, None)
     rest = figures.reference.rest
-    assert rest is not None and rest.low == pytest.approx(1 - math.exp(-1.25))
+    assert rest is not None
+    assert rest.low == pytest.approx(1 - math.exp(-1.25))

@@ -1,0 +1,247 @@
+"""The grid that sparse values lie on: compute dtype and margins in ULPs out of log-probabilities alone.
+
+A logit in a 16-bit format with p bits of precision is n * s with p-bit n and s a power of two. Log-softmax subtracts
+one number from all logits of a row, so `value - best value` is an exact difference of two such numbers, up to the
+rounding of what was sent. For every format, every spacing s of the best logit and every p-bit n of it, all other logits
+of the row follow; each must lie on the grid of its own binade. A hypothesis under which they do has the likelihood
+product of (spacing at that logit): the chance that a value from anywhere falls so near a point of the grid is the
+tolerance over the spacing, so coarser grids that still fit are likelier by what they forbid (Bayes). Against it stands
+float32 or more: values from anywhere.
+
+Claims are statistical, and say their evidence: the worst residual, and the chance that values from anywhere would fit
+as well. A grid is shown at a chance below CHANCE, never with tolerances above an eighth of the spacing. Nearly every
+bfloat16 number is a float16 number, so float16 is named only where bfloat16 fits nowhere, and bfloat16 only where it is
+NAMED times likelier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+PRECISIONS = {"bfloat16": 8, "float16": 11}  # bits of the significand, the hidden one counted
+CHANCE = 1e-9  # of values from anywhere that would fit as well, over all rows looked at
+NAMED = 1e4  # times likelier than the other format
+SURE = 0.99  # posterior of a margin in ULPs that is stated as a number
+_EXPONENTS = range(-12, 4)  # of the spacing at the best logit, which then is 2**(e + p - 1) to 2**(e + p)
+_LARGEST_LOGIT = 128.0  # best logits beyond it are rare, in every row anew
+_RARE = 1e-3  # their share
+_MOST_ROWS = 256  # looked at for the format
+_MOST_ENTRIES = 64  # of a row
+_SMALLEST_BINADE, _BINS_A_BINADE = -6, 8  # bins of a best logit's magnitude, from 2**-6 on
+_BINS = 16 * _BINS_A_BINADE
+_PRIOR_ROWS = 2.0  # what the prior weighs beside the rows
+_ROUNDS = 4
+_SMALLEST_EXPONENT = 24
+_NEGATIVE = 0.1  # prior of a negative best logit
+_FLOAT32_BITS = 24
+
+
+@dataclass(frozen=True)
+class MarginUlps:
+    """The gap between the two best logits of a row in ULPs of the grid's dtype: steps between representable numbers.
+
+    ulps: the likeliest count; low, high: counts between which SURE of the posterior lies, under every format that fits;
+    chance: that `ulps` is wrong, given the grid.
+    """
+
+    ulps: int
+    low: int
+    high: int
+    chance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Evidence of 16-bit logits in a side's values.
+
+    compute_dtype: 'bfloat16' or 'float16', None where that is open. formats: those that fit. residual: largest
+    distance from the grid that was found, in the values' unit; chance: that values from anywhere would all lie as near;
+    rows, values: looked at. magnitudes: share of the rows by sign and size of their best logit. error: largest error of
+    a value as it was sent.
+    """
+
+    compute_dtype: str | None
+    formats: tuple[str, ...]
+    residual: float
+    chance: float
+    rows: int
+    values: int
+    magnitudes: NDArray[np.float64]
+    error: float
+
+
+def sent_error(values: NDArray[np.float64]) -> float:
+    """Largest absolute error of values as they were sent: half a unit in the last decimal place where all of them have
+    at most eight, else a unit in the last place of float32 at the largest of them, and that of a float32 logarithm.
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return 0.0
+    for places in range(2, 9):
+        if np.array_equal(np.round(finite, places), finite) and np.any(finite != np.round(finite)):
+            return 0.5 * 10.0**-places
+    largest = float(np.abs(finite).max())
+    return math.ldexp(2.0, math.frexp(max(largest, 0.5))[1] - _FLOAT32_BITS)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fits:
+    """Hypotheses of one row under one format that hold: log likelihood, place of the best logit among the bins of sign
+    and magnitude, steps to the runner-up, worst residual. [hypotheses] each
+    """
+
+    log_likelihood: NDArray[np.float64]
+    place: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    residual: NDArray[np.float64]
+
+
+def _fits(values: NDArray[np.float64], error: float, precision: int) -> _Fits:
+    """Hypotheses (a number of the format as best logit) under which all listed values lie on the grid."""
+    gaps = np.unique(values[0] - values[:_MOST_ENTRIES])[1:]  # a tie says nothing twice
+    tolerance = 2 * error
+    best = _bests(tolerance, precision)
+    likelihood = np.full(len(best), -math.log((1 << (precision - 1)) / _BINS_A_BINADE))
+    residual = np.zeros(len(best))
+    for gap in gaps:  # few hypotheses survive the first ones
+        others = best - gap
+        spacing = np.ldexp(1.0, np.maximum(np.frexp(others)[1] - precision, -24))
+        off = np.abs(others - np.round(others / spacing) * spacing)
+        is_free = spacing < 8 * tolerance  # too fine to say anything: as if from anywhere
+        holds = is_free | (off <= tolerance)
+        likelihood = (likelihood + np.where(is_free, 0.0, np.log(spacing / (2 * tolerance))))[holds]
+        residual, best = np.maximum(residual, np.where(is_free, 0.0, off))[holds], best[holds]
+    runner = float(values[0] - values[1]) if len(values) > 1 else 0.0
+    return _Fits(likelihood, _places(best), _steps(best, best - runner, precision), residual)
+
+
+@cache
+def _bests(tolerance: float, precision: int) -> NDArray[np.float64]:
+    """Every number of the format that a best logit may be, with a spacing of at least 8 tolerances. [hypotheses]"""
+    significands = np.arange(1 << (precision - 1), 1 << precision, dtype=np.float64)
+    spacings = [2.0**exponent for exponent in _EXPONENTS if 8 * tolerance <= 2.0**exponent]
+    positive = np.multiply.outer(np.array(spacings), significands).ravel()
+    return np.concatenate([positive, -positive])
+
+
+def _places(best: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The bin of each best logit, an eighth of a binade each, the negative ones behind the positive. [hypotheses]"""
+    bins = np.clip((np.log2(np.abs(best)) - _SMALLEST_BINADE) * _BINS_A_BINADE, 0, _BINS - 1).astype(np.int64)
+    return np.where(best < 0, bins + _BINS, bins)
+
+
+def _steps(upper: NDArray[np.float64], lower: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
+    """Representable numbers between two values: the difference of their ordinals."""
+    return _ordinal(upper, precision) - _ordinal(lower, precision)
+
+
+def _ordinal(values: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
+    """Place among the numbers of the format, 0 for 0; subnormals are counted at float16's or bfloat16's least."""
+    fraction, exponent = np.frexp(np.abs(values))
+    within = np.round((fraction - 0.5) * (1 << precision)).astype(np.int64)
+    ordinal = (exponent.astype(np.int64) + _SMALLEST_EXPONENT) * (1 << (precision - 1)) + within
+    return np.sign(values).astype(np.int64) * np.maximum(ordinal, 0)
+
+
+def _log_sum(values: NDArray[np.float64]) -> float:
+    if not len(values):
+        return -math.inf
+    top = float(values.max())
+    return top + math.log(math.fsum(np.exp(values - top)))
+
+
+def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -> Grid | None:
+    """The 16-bit grid that rows of log-probabilities or logits lie on, None where none is shown.
+
+    rows: values of one side's positions, best first. error: largest error of a value; None finds it in the digits.
+    A row that fits nowhere is enough to refuse a format, for all logits of a side have one dtype.
+    """
+    looked = [row for row in rows if len(row) > 1][:_MOST_ROWS]
+    if not looked:
+        return None
+    error = sent_error(np.concatenate(looked)) if error is None else error
+    found: dict[str, tuple[float, Grid]] = {}
+    for name, precision in PRECISIONS.items():
+        fits = []
+        for row in looked:
+            fits.append(_fits(row, error, precision))
+            if not len(fits[-1].log_likelihood):
+                break
+        else:
+            evidence, magnitudes = _pooled(fits)
+            residual = max(float(fit.residual[fit.log_likelihood.argmax()]) for fit in fits)
+            chance = math.exp(-min(max(evidence, 0.0), 700.0))
+            values = sum(len(row) for row in looked)
+            found[name] = (evidence, Grid(name, (name,), residual, chance, len(looked), values, magnitudes, error))
+    if all(grid.chance >= CHANCE for _, grid in found.values()):
+        return None
+    likeliest = max(found, key=lambda name: found[name][0])
+    grid = found[likeliest][1]
+    if len(found) == 1 or (likeliest == "bfloat16" and found[likeliest][0] - found["float16"][0] >= math.log(NAMED)):
+        return grid
+    return replace(grid, compute_dtype=None, formats=tuple(sorted(found, key=lambda name: name != likeliest)))
+
+
+def _pooled(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
+    """Log evidence of all rows together, and the share of rows by magnitude of their best logit: expectation and
+    maximisation, from the prior on.
+    """
+    prior, is_usual = _prior()
+    shares = prior
+    for _ in range(_ROUNDS):
+        evidence, counts = 0.0, _PRIOR_ROWS * prior
+        for fit in fits:
+            weights = fit.log_likelihood + np.log(shares[fit.place])
+            together = _log_sum(weights)
+            evidence += together
+            np.add.at(counts, fit.place, np.exp(weights - together))
+        usual, rare = counts * is_usual, counts * ~is_usual
+        shares = (1 - _RARE) * usual / usual.sum() + _RARE * rare / rare.sum()
+    return evidence, shares
+
+
+def _prior() -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Shares of best logits, even over usual magnitudes, mostly positive; which bins are usual. [2 bins] each"""
+    is_usual = np.arange(_BINS) < (math.log2(_LARGEST_LOGIT) - _SMALLEST_BINADE) * _BINS_A_BINADE
+    prior = np.where(is_usual, (1 - _RARE) / is_usual.sum(), _RARE / (~is_usual).sum())
+    return np.concatenate([prior * (1 - _NEGATIVE), prior * _NEGATIVE]), np.tile(is_usual, 2)
+
+
+def margin_ulps(values: NDArray[np.float64], grid: Grid) -> MarginUlps | None:
+    """The margin of one row in ULPs of the side's grid, None where the row fits it nowhere or lists one token.
+
+    A gap of 0 is 0 ULPs without further ado. The magnitudes of the side's other rows are the prior.
+    """
+    if len(values) < 2:
+        return None
+    if values[0] == values[1]:
+        return MarginUlps(0, 0, 0, 0.0)
+    counted = [found for name in grid.formats if (found := _counted(values, grid, PRECISIONS[name])) is not None]
+    if not counted:
+        return None
+    low, high = min(found.low for found in counted), max(found.high for found in counted)
+    return replace(counted[0], low=low, high=high, chance=max(found.chance for found in counted))
+
+
+def _counted(values: NDArray[np.float64], grid: Grid, precision: int) -> MarginUlps | None:
+    """The margin's steps under one format, None where the row does not fit it."""
+    fits = _fits(values, grid.error, precision)
+    if not len(fits.log_likelihood):
+        return None
+    weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])
+    shares = np.exp(weights - _log_sum(weights))
+    by_steps = {int(count): float(shares[fits.steps == count].sum()) for count in np.unique(fits.steps)}
+    ordered = sorted(by_steps, key=lambda count: (-by_steps[count], count))
+    kept, together = [], 0.0
+    for count in ordered:
+        kept.append(count)
+        together += by_steps[count]
+        if together >= SURE:
+            break
+    return MarginUlps(ordered[0], min(kept), max(kept), max(0.0, 1.0 - by_steps[ordered[0]]))

@@ -1,0 +1,101 @@
+"""The grid under log-probabilities: torch computes them, and says what format and how many ULPs there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from core.numerics import grid
+from core.numerics.grid import find_grid, margin_ulps, sent_error
+
+Rows = list[NDArray[np.float64]]
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def sent(dtype: str, scale: float, centre: float, k: int, rows: int = 16) -> tuple[Rows, list[int]]:
+    """Top-k log-probabilities of rows of logits, as an engine computes them in float32, and each row's margin in
+    ordinals of the logits' own format.
+    """
+    rng = np.random.default_rng([k, int(scale * 10), int(abs(centre))])
+    values, margins = [], []
+    for _ in range(rows):
+        logits = torch.tensor(rng.normal(centre, scale, 2048)).to(DTYPES[dtype])
+        best = torch.log_softmax(logits.float(), -1).topk(k).values
+        values.append(best.double().numpy())
+        margins.append(int(np.diff(ordinals(logits.topk(2).values))[0]))
+    return values, margins
+
+
+def ordinals(values: torch.Tensor) -> NDArray[np.int64]:
+    """Places of decreasing 16-bit values, or of float32's bits, among all numbers of their format, 0 at the best."""
+    bits = values.view(torch.int32 if values.dtype == torch.float32 else torch.int16).long().numpy()
+    sign = 1 << 31 if values.dtype == torch.float32 else 1 << 15
+    return -np.where(bits < 0, -(bits & (sign - 1)), bits)
+
+
+# (-30: logits that are all negative, as GPT-2's; 20: beyond 64.)
+@pytest.mark.parametrize(("scale", "centre"), [(3.0, 0.0), (5.0, 8.0), (1.0, 0.0), (3.0, -30.0), (20.0, 0.0)])
+@pytest.mark.parametrize("k", [2, 5, 20])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(dtype: str, k: int, scale: float, centre: float) -> None:
+    rows, margins = sent(dtype, scale, centre, k)
+    found = find_grid(rows)
+    assert found is not None
+    assert dtype in found.formats
+    assert found.compute_dtype in (None, dtype)
+    assert found.chance < 1e-9
+    assert found.residual <= 2 * found.error
+    counted = [margin_ulps(row, found) for row in rows]
+    inside = [
+        ulps is not None and ulps.low <= margin <= ulps.high for ulps, margin in zip(counted, margins, strict=True)
+    ]
+    assert np.mean(inside) >= 0.9  # the prior of magnitudes is from few rows
+
+
+@pytest.mark.parametrize("k", [2, 5, 20])
+def test_float32_is_no_grid(k: int) -> None:
+    for scale, centre in ((1.0, 0.0), (3.0, 0.0), (10.0, 0.0), (5.0, 8.0)):
+        assert find_grid(sent("float32", scale, centre, k)[0]) is None
+
+
+def test_four_decimals_say_what_they_can() -> None:
+    """A spacing of 0.125 is seen through two decimals, whose error is 0.005; one decimal hides it."""
+    rows, _ = sent("bfloat16", 5.0, 8.0, 20)
+    for places, error in ((4, 0.5e-4), (2, 0.5e-2)):
+        rounded = [np.round(row, places) for row in rows]
+        assert sent_error(np.concatenate(rounded)) == error
+        found = find_grid(rounded)
+        assert found is not None
+        assert "bfloat16" in found.formats
+    assert find_grid([np.round(row, 1) for row in rows], error=0.05) is None
+
+
+def test_bfloat16_is_named_where_float16_would_need_rare_logits() -> None:
+    found = find_grid(sent("bfloat16", 5.0, 8.0, 20)[0])
+    assert found is not None
+    assert (found.compute_dtype, found.formats) == ("bfloat16", ("bfloat16",))
+
+
+def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth() -> None:
+    """Gaps of 0, 2, 7 and 8 steps of 0.125: bfloat16 between 16 and 32, as a public thread showed."""
+    rows = [-0.8 - 0.125 * np.array([0, 0, 2, 7, 8, 8 + n, 21 + 2 * n, 33 + 3 * n]) for n in range(1, 8)]
+    found = find_grid(rows, error=1e-6)
+    assert found is not None
+    ulps = margin_ulps(rows[0], found)
+    assert ulps is not None
+    assert (ulps.ulps, ulps.low, ulps.high, ulps.chance) == (0, 0, 0, 0.0)
+
+
+def test_one_value_off_the_grid_refuses_it() -> None:
+    rows, _ = sent("bfloat16", 5.0, 8.0, 20)
+    rows[11] = rows[11].copy()
+    rows[11][1] += 0.0013  # no multiple of a spacing
+    assert find_grid(rows) is None
+
+
+def test_a_grid_taken_for_granted_would_be_claimed_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: with tolerances as wide as the spacing everything fits."""
+    monkeypatch.setattr(grid, "CHANCE", float("inf"))
+    assert find_grid(sent("float32", 5.0, 8.0, 5)[0], error=0.001) is not None
