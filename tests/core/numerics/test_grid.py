@@ -88,10 +88,10 @@ def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth() -> None:
     assert (ulps.ulps, ulps.low, ulps.high, ulps.chance) == (0, 0, 0, 0.0)
 
 
-def test_one_value_off_the_grid_refuses_it() -> None:
+def test_a_row_off_the_grid_refuses_it() -> None:
     rows, _ = sent("bfloat16", 5.0, 8.0, 20)
     rows[11] = rows[11].copy()
-    rows[11][1] += 0.0013  # no multiple of a spacing
+    rows[11][1:4] += 0.0013  # no multiple of a spacing, and they cannot all be near 0, where any value fits
     assert find_grid(rows) is None
 
 
