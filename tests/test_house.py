@@ -68,7 +68,7 @@ ROOMS = {
     "core.runs.reader": (*_RUN_FILE, "core.runs.tables", "core.runs.figures"),
     "core.runs.views": (*_RUNS, "core.capture_request"),
     "core.runs.store": (*_RUNS, "core.configuration", "core.runs.views"),
-    "core.runs.reports": (*_STORED, "core.runs.ops_run"),
+    "core.runs.reports": (*_STORED, "core.runs.ops_run", "core.runs.sparse"),
     "core.runs.sparse": ("core.numerics", "core.runs.file"),
     "core.runs.importing": (*_STORED, "core.runs.ops_run", "core.runs.writer"),
     "core.runs.ops_run": _STORED,

@@ -1,0 +1,202 @@
+"""The JSON shape of the metric contract for sparse pairs: a number where a figure is exact, `[low, high]` where it is
+bounded, null where it is unknown; a high bound that does not exist is null too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import UsageError
+from ...numerics.grid import Grid, MarginUlps
+from ...numerics.sparse import Interval
+from ..sparse.pairing import SparsePair, SparsePosition
+
+Bounded = float | list[float | None] | None
+
+
+def bounded(interval: Interval | None) -> Bounded:
+    """A number, `[low, high]`, or null."""
+    if interval is None:
+        return None
+    return interval.low if interval.is_exact else [interval.low, interval.high]
+
+
+def counted(answers: Sequence[bool | None]) -> int | list[int]:
+    """How many are true: a number, or bounds where some are unknown."""
+    true, unknown = answers.count(True), answers.count(None)
+    return [true, true + unknown] if unknown else true
+
+
+def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with_positions: bool = False) -> dict:
+    """The object that `compare --json` prints. `variant` chooses the pair that `summary` speaks of; default: the first.
+
+    UsageError where there is no such variant.
+    """
+    named = [pair for pair in pairs if variant in (None, pair.variant)]
+    if not named:
+        raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.")
+    chosen = named[0]
+    result = {
+        "reference": chosen.reference,
+        "variant": chosen.variant,
+        "compute_dtype": chosen.compute_dtype,
+        "values": chosen.values,
+        "keys": chosen.keys,
+        "positions": len(chosen.positions),
+        "vocab": chosen.vocab,
+        "summary": summary_json(chosen),
+        "ulp_histogram": None,
+        "flips": [position_json(place, chosen) for place in chosen.positions if place.figures.is_flip],
+        "prompts": [
+            {
+                "prompt": meeting.prompt,
+                "parting": meeting.parting,
+                "other_prompt_tokens": meeting.is_parting_in_prompt,
+                "prompt_tokens_compared": meeting.is_prompt_checked,
+                "only_reference": meeting.only_reference,
+                "only_variant": meeting.only_variant,
+            }
+            for meeting in chosen.meetings
+        ],
+        "grid": {chosen.reference: grid_json(chosen.grids[0]), chosen.variant: grid_json(chosen.grids[1])},
+        "notes": list(chosen.notes),
+    }
+    if with_positions:
+        result["by_position"] = [position_json(place, chosen) for place in chosen.positions]
+    if len(pairs) > 1:
+        result["pairs"] = [
+            {"reference": pair.reference, "variant": pair.variant, **summary_json(pair)} for pair in pairs
+        ]
+    return result
+
+
+def summary_json(pair: SparsePair) -> dict[str, Any]:
+    """Summary of a pair. ULPs of elements need both sides' logits, and log-probabilities are these but for a constant a
+    row; so `max_abs` is of the values as they were sent.
+    """
+    figures = [place.figures for place in pair.positions]
+    tops = [top for figure in figures for top in (figure.reference, figure.variant)]
+    margins = [top.margin for top in tops if top.margin is not None]
+    differing = pair.differing
+    flips = counted([figure.is_flip for figure in figures])
+    neq = _together([figure.neq for figure in figures], sum)
+    return {
+        "bit_identical": False if differing else None,
+        "neq": bounded(neq),
+        "neq_share": _share(neq, None if pair.vocab is None else pair.vocab * len(figures)),
+        "max_abs": bounded(_together([figure.max_abs for figure in figures], max)),
+        "max_ulps": None,
+        "mean_ulps": None,
+        "max_row_ulps": None,
+        "rms_row_ulps": None,
+        "nonfinite_mismatch": None,
+        "flips": flips,
+        "ties": counted([_is_tie(place) for place in pair.positions]),
+        "near_ties": counted([figure.near_tie for figure in figures]),
+        "mean_kl": bounded(_mean([figure.kl for figure in figures])),
+        "max_kl": bounded(_together([figure.kl for figure in figures], max)),
+        "same_top1": _same(flips, len(figures)),
+        "min_margin": _least(margins, len(margins) == len(tops)),
+        "max_probability_change": bounded(_together([figure.max_probability_change for figure in figures], max)),
+        "listed": sum(figure.common for figure in figures),
+        "listed_that_differ": differing,
+    }
+
+
+def position_json(place: SparsePosition, pair: SparsePair) -> dict[str, Any]:
+    """One position's figures, named as in the contract as far as there is the same figure."""
+    figures = place.figures
+    return {
+        **({"prompt": place.prompt} if len(pair.meetings) > 1 else {}),
+        "position": place.position,
+        "generated": place.is_generated,
+        "reference_token": figures.reference.token,
+        "variant_token": figures.variant.token,
+        "reference_text": pair.texts.get(-1 if figures.reference.token is None else figures.reference.token),
+        "variant_text": pair.texts.get(-1 if figures.variant.token is None else figures.variant.token),
+        "is_flip": figures.is_flip,
+        "near_tie": figures.near_tie,
+        "reference_margin": figures.reference.margin,
+        "variant_margin": figures.variant.margin,
+        "reference_margin_ulps": ulps_json(place.reference_ulps),
+        "variant_margin_ulps": ulps_json(place.variant_ulps),
+        "max_abs": bounded(figures.max_abs),
+        "neq": bounded(figures.neq),
+        "kl": bounded(figures.kl),
+        "max_probability_change": bounded(figures.max_probability_change),
+        "chosen_change": place.chosen_change,
+        "variant_rank_of_reference": figures.variant_rank_of_reference,
+        "reference_rank_of_variant": figures.reference_rank_of_variant,
+        "reference_rest": bounded(figures.reference.rest),
+        "variant_rest": bounded(figures.variant.rest),
+    }
+
+
+def ulps_json(margin: MarginUlps | None) -> int | list[int] | None:
+    """A margin in ULPs of the grid: a number where only one count is likely, else the counts between which it lies."""
+    if margin is None:
+        return None
+    return margin.ulps if margin.low == margin.high else [margin.low, margin.high]
+
+
+def grid_json(grid: Grid | None) -> dict[str, Any] | None:
+    """What shows a side's 16-bit grid, null where none is shown."""
+    if grid is None:
+        return None
+    return {
+        "compute_dtype": grid.compute_dtype,
+        "formats": list(grid.formats),
+        "residual": grid.residual,
+        "chance": grid.chance,
+        "positions": grid.rows,
+        "values": grid.values,
+        "error_of_values": grid.error,
+    }
+
+
+def _is_tie(place: SparsePosition) -> bool | None:
+    margins = [place.figures.reference.margin, place.figures.variant.margin]
+    if 0.0 in margins:
+        return True
+    return None if None in margins else False
+
+
+def _together(intervals: Sequence[Interval | None], of: Callable[[list[float]], float]) -> Interval | None:
+    """Sum or maximum of figures, of which some are bounds; None where no position has one."""
+    there = [interval for interval in intervals if interval is not None]
+    if not there:
+        return None
+    highs = [interval.high for interval in there if interval.high is not None]
+    is_bounded = len(highs) == len(intervals)
+    return Interval(of([interval.low for interval in there]), of(highs) if is_bounded else None)
+
+
+def _mean(intervals: Sequence[Interval | None]) -> Interval | None:
+    """Mean over all positions; one without a figure counts as 0 below, and nothing bounds it above."""
+    total = _together(intervals, math.fsum)
+    if total is None:
+        return None
+    return Interval(total.low / len(intervals), None if total.high is None else total.high / len(intervals))
+
+
+def _share(counted: Interval | None, of: int | None) -> Bounded:
+    if counted is None or of is None:
+        return None
+    high = None if counted.high is None else counted.high / of
+    return bounded(Interval(counted.low / of, high))
+
+
+def _same(flips: int | list[int], positions: int) -> float | list[float]:
+    """Share of positions with the same best token."""
+    if isinstance(flips, int):
+        return 1 - flips / positions
+    return [1 - flips[1] / positions, 1 - flips[0] / positions]
+
+
+def _least(margins: Sequence[float], is_whole: bool) -> Bounded:
+    """The smallest margin; where some are unknown it may be smaller still."""
+    if not margins:
+        return None
+    return min(margins) if is_whole or min(margins) == 0 else [0.0, min(margins)]

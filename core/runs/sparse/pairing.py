@@ -1,0 +1,404 @@
+"""Pairs of sparse sides: rows of equal context beside each other, with every figure that follows from what was sent.
+
+Two rows are compared only where both engines had read the same tokens: a prompt's rows up to the first token that
+differs, generated ones up to where the sides part. Where a payload does not say the prompt's tokens, they are taken for
+equal, and the pair says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DumpError
+from ...numerics.grid import Grid, MarginUlps, find_grid, margin_ulps, sent_error
+from ...numerics.sparse import ListedRow, SparseFigures, compare_rows
+from .records import UNKNOWN_TOKEN, Keys, SparseResponse, SparseRows, SparseSide, Values
+
+NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePosition:
+    """One position of a pair at which both sides sent a row and had read the same tokens.
+
+    reference_chosen, variant_chosen: the token emitted or given next, -1 where unknown. chosen_change: of the
+    reference's chosen token, variant minus reference, in the values' unit; None where either list lacks it.
+    reference_ulps, variant_ulps: margins in ULPs of the side's grid, None where none is shown.
+    """
+
+    prompt: int
+    position: int
+    is_generated: bool
+    reference: ListedRow
+    variant: ListedRow
+    reference_chosen: int
+    variant_chosen: int
+    chosen_change: float | None
+    reference_ulps: MarginUlps | None
+    variant_ulps: MarginUlps | None
+    figures: SparseFigures
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """How two responses to one prompt lie beside each other.
+
+    parting: first position of the sequence at which the sides' tokens differ, None where they never do; positions are
+    the reference's. is_prompt_checked: token ids of both prompts are known and were compared. only_reference,
+    only_variant: rows that the other side has no row of equal context for.
+    """
+
+    prompt: int
+    parting: int | None
+    is_parting_in_prompt: bool
+    is_prompt_checked: bool
+    only_reference: int
+    only_variant: int
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePair:
+    """Two sparse sides compared. grids: of the reference and the variant. texts: of tokens, as far as sent."""
+
+    reference: str
+    variant: str
+    values: Values
+    keys: Keys
+    vocab: int | None
+    grids: tuple[Grid | None, Grid | None]
+    positions: tuple[SparsePosition, ...]
+    meetings: tuple[Meeting, ...]
+    texts: Mapping[int, str]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def differing(self) -> int:
+        """Listed values that differ between the sides, over all positions."""
+        return sum(int(place.figures.neq.low) for place in self.positions)
+
+    @property
+    def compute_dtype(self) -> str | None:
+        """The 16-bit format that both sides' values lie on, None where that is open or they differ."""
+        names = {None if grid is None else grid.compute_dtype for grid in self.grids}
+        return names.pop() if len(names) == 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A response in the ids that both sides use, with positions counted from the same place."""
+
+    response: SparseResponse
+    tokens: tuple[int, ...]
+    rows: dict[int, ListedRow]
+    chosen: dict[int, int]
+    first_generated: int
+
+
+def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
+    """Both sides compared, response by response in order.
+
+    DumpError where they answer different numbers of prompts, hold different kinds of values, or have no position of
+    equal context.
+    """
+    names = f"'{reference.name}' and '{variant.name}'"
+    if len(reference.responses) != len(variant.responses):
+        raise DumpError(
+            f"{names} hold {len(reference.responses)} and {len(variant.responses)} responses; expected one a prompt"
+            " on both sides."
+        )
+    if reference.values != variant.values:
+        raise DumpError(f"{names} hold {reference.values}s and {variant.values}s; expected one kind of value.")
+    vocab = _vocabulary(reference, variant)
+    errors = [_error(side) for side in (reference, variant)]
+    keys, (ids_of, texts) = _keys(reference, variant), _common_ids(reference, variant)
+    grids = _grid(reference), _grid(variant)
+    positions: list[SparsePosition] = []
+    meetings: list[Meeting] = []
+    for prompt, responses in enumerate(zip(reference.responses, variant.responses, strict=True)):
+        starts = _starts(*responses)
+        first, second = (
+            _prepared(response, start, error, ids_of)
+            for response, start, error in zip(responses, starts, errors, strict=True)
+        )
+        meeting = _meet(prompt, first, second)
+        meetings.append(meeting)
+        positions.extend(_positions(meeting, first, second, grids, reference.values, vocab))
+    if not positions:
+        raise DumpError(f"{names} have no position with equal tokens before it, so no two rows to compare.")
+    notes = _notes(reference, variant, meetings, vocab)
+    return SparsePair(
+        reference.name,
+        variant.name,
+        reference.values,
+        keys,
+        vocab,
+        grids,
+        tuple(positions),
+        tuple(meetings),
+        texts,
+        notes,
+    )
+
+
+def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSide, ...]:
+    """The sides that one file's responses are: repeated answers to the same prompts, first answers first.
+
+    DumpError unless every prompt has been answered equally often, twice or more.
+    """
+    groups: dict[object, list[SparseResponse]] = {}
+    for response in responses:
+        groups.setdefault(_prompt_tokens(response), []).append(response)
+    counts = {len(group) for group in groups.values()}
+    if len(counts) != 1 or counts == {1}:
+        told = " and ".join(str(count) for count in sorted(counts))
+        raise DumpError(
+            f"{where}: holds {len(responses)} responses, {told} to a prompt; expected each prompt answered equally"
+            " often, or a second file for the other side."
+        )
+    return tuple(
+        SparseSide(f"answer {repeat + 1}", tuple(group[repeat] for group in groups.values()))
+        for repeat in range(counts.pop())
+    )
+
+
+def _prompt_tokens(response: SparseResponse) -> tuple[int, ...] | None:
+    """Token ids of the prompt, None where not all are known."""
+    end = len(response.tokens) if response.generated_from is None else response.generated_from + 1
+    known = response.tokens[:end] if response.start_known else ()
+    return None if not known or UNKNOWN_TOKEN in known else known
+
+
+def _vocabulary(*sides: SparseSide) -> int | None:
+    """Tokens of the vocabulary, None where no payload says or they differ."""
+    said = {response.vocab for side in sides for response in side.responses if response.vocab is not None}
+    return said.pop() if len(said) == 1 else None
+
+
+def _error(side: SparseSide) -> float:
+    """Largest error of the side's values as they were sent, and of the normaliser of a row of log-probabilities; logits
+    of float32 are exact.
+    """
+    if side.values == "logit":
+        return 0.0
+    sent = max(sent_error(response.rows.values) for response in side.responses)
+    return max(sent, NORMALISER_ERROR) if side.values == "logprob" else sent
+
+
+def _keys(reference: SparseSide, variant: SparseSide) -> Keys:
+    return "token_id" if reference.keys == variant.keys == "token_id" else "text"
+
+
+class _Ids:
+    """Token ids that both sides use: their own where both send ids, else a number for each text."""
+
+    def __init__(self, is_by_text: bool) -> None:
+        self.is_by_text = is_by_text
+        self.by_text: dict[str, int] = {}
+
+    def of(self, response: SparseResponse) -> Mapping[int, int] | None:
+        """New id by the response's own, None where they stay."""
+        if not self.is_by_text:
+            return None
+        return {own: self.by_text[text] for own, text in response.texts.items() if text in self.by_text}
+
+
+def _common_ids(reference: SparseSide, variant: SparseSide) -> tuple[_Ids, dict[int, str]]:
+    """The ids that both sides use, and their texts. DumpError where sides that have to be joined by text cannot be."""
+    ids = _Ids(_keys(reference, variant) == "text")
+    texts: dict[int, str] = {}
+    for side in (reference, variant):
+        for response in side.responses:
+            if not ids.is_by_text:
+                texts.update(response.texts)
+                continue
+            listed = np.unique(response.rows.token_ids).tolist()
+            missing = [token for token in listed if token not in response.texts]
+            if missing:
+                raise DumpError(
+                    f"side '{side.name}' has no text for token {missing[0]}, and the other side has texts only;"
+                    " expected token ids on both sides, or texts on both."
+                )
+            named = [response.texts[token] for token in listed]
+            if side.keys == "token_id" and len(set(named)) < len(named):
+                twice = next(text for text in named if named.count(text) > 1)
+                raise DumpError(
+                    f"side '{side.name}' has two tokens that print as {twice!r}, and the other side has texts only;"
+                    " expected token ids on both sides."
+                )
+            for text in response.texts.values():
+                ids.by_text.setdefault(text, len(ids.by_text))
+    if ids.is_by_text:
+        texts = {number: text for text, number in ids.by_text.items()}
+    return ids, texts
+
+
+def _grid(side: SparseSide) -> Grid | None:
+    """The 16-bit grid of a side, None where none is shown or its values have no gaps of logits."""
+    if side.values == "prob" or any(response.processed for response in side.responses):
+        return None
+    found = [_listed(response.rows, row, 0.0) for response in side.responses for row in range(len(response.rows))]
+    return find_grid([row.values[: row.best] for row in found])
+
+
+def _listed(rows: SparseRows, index: int, error: float, ids: Mapping[int, int] | None = None) -> ListedRow:
+    """One row in the ids that both sides use; values of -inf are left out, for they have no mass."""
+    tokens, values = rows.row(index)
+    finite = np.isfinite(values)
+    tokens, values = tokens[finite], values[finite]
+    if ids is not None:
+        tokens = np.array([ids[token] for token in tokens.tolist()], np.int64)
+    best = min(int(rows.best[index]), len(values))
+    return ListedRow(tokens, values, best, bool(rows.full[index]), error)
+
+
+def _starts(reference: SparseResponse, variant: SparseResponse) -> tuple[int, int]:
+    """What is added to each side's positions so that both count from the same place.
+
+    A response that does not say where it starts begins at the other's first generated position.
+    """
+    if reference.start_known == variant.start_known:
+        return 0, 0
+    known = reference if reference.start_known else variant
+    if known.generated_from is None:
+        raise DumpError(
+            "one side sends rows of a prompt only and the other of generated tokens only; expected positions that"
+            " both have."
+        )
+    return (0, known.generated_from) if reference.start_known else (known.generated_from, 0)
+
+
+def _prepared(response: SparseResponse, start: int, error: float, ids: _Ids) -> _Prepared:
+    mapping = ids.of(response)
+    rows = {
+        int(position) + start: _listed(response.rows, index, error, mapping)
+        for index, position in enumerate(response.rows.positions)
+    }
+    chosen = {
+        int(position) + start: _renamed(int(token), mapping)
+        for position, token in zip(response.rows.positions, response.rows.chosen, strict=True)
+    }
+    tokens = tuple(_renamed(token, mapping) for token in response.tokens)
+    tokens = (UNKNOWN_TOKEN,) * start + tokens  # those of the prompt, which the response does not say
+    generated = response.generated_from
+    first = math.inf if generated is None else generated + start
+    return _Prepared(response, _with_chosen(tokens, chosen), rows, chosen, int(min(first, 1 << 62)))
+
+
+def _renamed(token: int, mapping: Mapping[int, int] | None) -> int:
+    return token if mapping is None or token == UNKNOWN_TOKEN else mapping.get(token, UNKNOWN_TOKEN)
+
+
+def _with_chosen(tokens: tuple[int, ...], chosen: Mapping[int, int]) -> tuple[int, ...]:
+    """The sequence with what rows say of the token after them, where it was unknown."""
+    filled = list(tokens)
+    for position, token in chosen.items():
+        filled.extend([UNKNOWN_TOKEN] * (position + 2 - len(filled)))
+        if filled[position + 1] == UNKNOWN_TOKEN:
+            filled[position + 1] = token
+    return tuple(filled)
+
+
+def _meet(prompt: int, reference: _Prepared, variant: _Prepared) -> Meeting:
+    """Where the two sequences part, and how many rows have no partner."""
+    parting = next(
+        (
+            place
+            for place, (one, other) in enumerate(zip(reference.tokens, variant.tokens, strict=False))
+            if UNKNOWN_TOKEN not in (one, other) and one != other
+        ),
+        None,
+    )
+    usable = [position for position in reference.rows if parting is None or position < parting]
+    shared = sum(position in variant.rows for position in usable)
+    first = min(reference.first_generated, variant.first_generated)
+    known = [_prompt_tokens(side.response) is not None for side in (reference, variant)]
+    return Meeting(
+        prompt,
+        parting,
+        parting is not None and parting <= first,
+        all(known),
+        len(reference.rows) - shared,
+        len(variant.rows) - shared,
+    )
+
+
+def _positions(
+    meeting: Meeting,
+    reference: _Prepared,
+    variant: _Prepared,
+    grids: tuple[Grid | None, Grid | None],
+    values: Values,
+    vocab: int | None,
+) -> Iterator[SparsePosition]:
+    for position in sorted(reference.rows.keys() & variant.rows.keys()):
+        if meeting.parting is not None and position >= meeting.parting:
+            return
+        rows = reference.rows[position], variant.rows[position]
+        chosen = reference.chosen[position], variant.chosen[position]
+        yield SparsePosition(
+            prompt=meeting.prompt,
+            position=position,
+            is_generated=position >= min(reference.first_generated, variant.first_generated),
+            reference=rows[0],
+            variant=rows[1],
+            reference_chosen=chosen[0],
+            variant_chosen=chosen[1],
+            chosen_change=_change_of(chosen[0], *rows),
+            reference_ulps=_ulps(rows[0], grids[0]),
+            variant_ulps=_ulps(rows[1], grids[1]),
+            figures=compare_rows(*rows, values, vocab),
+        )
+
+
+def _change_of(token: int, reference: ListedRow, variant: ListedRow) -> float | None:
+    """Variant minus reference at one token, None where either list lacks it."""
+    found = [value_of(row, token) for row in (reference, variant)]
+    return None if found[0] is None or found[1] is None else found[1] - found[0]
+
+
+def value_of(row: ListedRow, token: int) -> float | None:
+    """The value of a token in a row, None where it is not listed."""
+    places: NDArray[np.int64] = np.flatnonzero(row.token_ids == token)
+    return float(row.values[places[0]]) if len(places) else None
+
+
+def _ulps(row: ListedRow, grid: Grid | None) -> MarginUlps | None:
+    return None if grid is None or row.best < 2 else margin_ulps(row.values[: row.best], grid)
+
+
+def _notes(
+    reference: SparseSide, variant: SparseSide, meetings: Sequence[Meeting], vocab: int | None
+) -> tuple[str, ...]:
+    """What a reader has to know of the comparison, a sentence each."""
+    notes: list[str] = []
+    unchecked = sum(not meeting.is_prompt_checked for meeting in meetings)
+    if unchecked:
+        notes.append(
+            f"The token ids of {unchecked} of {len(meetings)} prompts are not known on both sides; they are taken for"
+            " equal."
+        )
+    in_prompt = [meeting for meeting in meetings if meeting.is_parting_in_prompt]
+    if in_prompt:
+        notes.append(
+            f"Prompt {in_prompt[0].prompt} has other tokens on the two sides from position {in_prompt[0].parting} on:"
+            " its inputs differ, and rows after that are not compared."
+        )
+    if reference.keys != variant.keys or reference.keys == "text":
+        notes.append("Tokens are joined by their texts, for a side sends no ids.")
+    if vocab is None:
+        notes.append("How many values differ has no upper bound: nothing says how many tokens the vocabulary has.")
+    for side in (reference, variant):
+        warnings = dict.fromkeys(warning for response in side.responses for warning in response.warnings)
+        notes.extend(f"{side.name}: {warning}" for warning in warnings)
+        if any(response.processed for response in side.responses):
+            notes.append(
+                f"{side.name}: its values were processed (temperature, penalties or a mask), so they are not the"
+                " model's own."
+            )
+    return tuple(notes)

@@ -1,0 +1,175 @@
+"""Pairs of sparse sides: only rows of equal context meet, and what is said of them is what was sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import DumpError
+from core.numerics.sparse import ListedRow
+from core.runs.reports.sparse_json import sparse_json
+from core.runs.sparse import pairing
+from core.runs.sparse.pairing import compare_sides, sides_of
+from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
+
+Row = dict[int, float]
+
+
+def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = None, **more: Any) -> SparseResponse:
+    """A response with these log-probabilities by position; prompt: length of it, None where all rows are of it."""
+    made = sparse_rows(
+        [
+            SparseRow(
+                at,
+                tuple(row.items()),
+                len(row),
+                tokens[at + 1] if at + 1 < len(tokens) else -1,
+                full=len(row) == more.get("vocab"),
+            )
+            for at, row in rows.items()
+        ],
+        "here",
+    )
+    first = None if prompt is None else prompt - 1
+    return SparseResponse("test", "logprob", "token_id", tuple(tokens), made, generated_from=first, **more)
+
+
+def side(name: str, *responses: SparseResponse) -> SparseSide:
+    return SparseSide(name, responses)
+
+
+def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
+    """Prompt 5, 6; A goes on 7, 8, 9 and B 7, 1, 9: the row after 7 is the last of equal context, at position 2."""
+    rows = {1: {7: -0.1, 1: -3.0}, 2: {8: -0.5, 1: -0.75}, 3: {9: -0.1, 2: -4.0}}
+    other = {1: {7: -0.1, 1: -3.0}, 2: {1: -0.5, 8: -0.75}, 3: {9: -0.2, 2: -4.0}}
+    pair = compare_sides(
+        side("A", response([5, 6, 7, 8, 9], rows, prompt=2)), side("B", response([5, 6, 7, 1, 9], other, prompt=2))
+    )
+    assert [(place.position, place.figures.is_flip) for place in pair.positions] == [(1, False), (2, True)]
+    (meeting,) = pair.meetings
+    assert (meeting.parting, meeting.is_parting_in_prompt) == (3, False)
+    assert (meeting.only_reference, meeting.only_variant) == (1, 1)
+    assert pair.positions[1].chosen_change == pytest.approx(-0.25)
+    assert pair.positions[1].figures.reference.margin == 0.25
+    assert [pair.positions[1].figures.variant_rank_of_reference] == [1]
+
+
+def test_another_prompt_is_said_and_not_compared() -> None:
+    rows = {0: {6: -0.1, 1: -3.0}, 1: {7: -0.1, 1: -3.0}}
+    pair = compare_sides(side("A", response([5, 6, 7], rows, prompt=2)), side("B", response([5, 4, 7], rows, prompt=2)))
+    assert [place.position for place in pair.positions] == [0]
+    assert pair.meetings[0].is_parting_in_prompt
+    assert any("inputs differ" in note for note in pair.notes)
+    with pytest.raises(DumpError, match="no position with equal tokens"):
+        compare_sides(side("A", response([5, 6, 7], {1: rows[1]}, prompt=2)),
+                      side("B", response([9, 6, 7], {1: rows[1]}, prompt=2)))  # fmt: skip
+
+
+def test_a_response_without_its_prompt_begins_where_the_other_generates() -> None:
+    """A chat response says generated tokens only: its first row is the one that scored the other's first new token."""
+    known = response([5, 6, 7, 8], {0: {6: -1.0, 2: -2.0}, 1: {7: -0.1, 1: -3.0}, 2: {8: -0.5, 1: -1.0}}, prompt=2)
+    bare = response([-1, 7, 8], {0: {7: -0.1, 1: -3.0}, 1: {8: -0.25, 1: -1.5}}, prompt=1, start_known=False)
+    for reference, variant in ((known, bare), (bare, known)):
+        pair = compare_sides(side("A", reference), side("B", variant))
+        assert [place.position for place in pair.positions] == [1, 2]
+        assert [int(place.figures.neq.low) for place in pair.positions] == [0, 2]
+        assert any("taken for equal" in note for note in pair.notes)
+
+
+def test_texts_join_where_one_side_has_no_ids() -> None:
+    ids = response([5, 7], {0: {7: -0.1, 1: -3.0}}, texts={7: " seven", 1: " one"})
+    texts = response([-1, 0], {0: {0: -0.25, 1: -2.0}}, texts={0: " seven", 1: " one"})
+    texts = replace(texts, keys="text")
+    pair = compare_sides(side("ids", ids), side("texts", texts))
+    (place,) = pair.positions
+    assert (place.figures.common, int(place.figures.neq.low), place.figures.is_flip) == (2, 2, False)
+    assert pair.texts[place.figures.reference.token or 0] == " seven"
+    twice = replace(ids, texts={7: "same", 1: "same"})
+    with pytest.raises(DumpError, match="two tokens that print as 'same'"):
+        compare_sides(side("ids", twice), side("texts", texts))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda one: SparseSide("B", one.responses * 2), "1 and 2 responses"),
+        (lambda one: SparseSide("B", (replace(one.responses[0], values="prob"),)), "logprobs and probs"),
+    ],
+)
+def test_sides_that_cannot_be_compared_are_refused_in_a_sentence(change: Any, sentence: str) -> None:
+    one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
+    with pytest.raises(DumpError, match=sentence):
+        compare_sides(one, change(one))
+
+
+def test_repeated_answers_of_a_file_are_its_sides() -> None:
+    first = response([5, 6], {0: {6: -0.5, 1: -1.0}})
+    other = response([8, 6], {0: {6: -0.5, 1: -1.0}})
+    sides = sides_of([first, other, first, other], "file")
+    assert [(each.name, len(each.responses)) for each in sides] == [("answer 1", 2), ("answer 2", 2)]
+    for wrong in ([first], [first, other], [first, first, other]):
+        with pytest.raises(DumpError, match="equally often"):
+            sides_of(wrong, "file")
+
+
+def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> SparseSide:
+    """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits by a little."""
+    rng, noise = np.random.default_rng(7), np.random.default_rng(seed)
+    rows: dict[int, Row] = {}
+    for at in range(24):
+        logits = torch.tensor(rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)).to(dtype)
+        best = torch.log_softmax(logits.float(), -1).topk(k)
+        rows[at] = dict(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
+    return side(name, response(list(range(25)), rows, vocab=512))
+
+
+def test_the_report_has_numbers_where_exact_and_bounds_where_not() -> None:
+    pair = compare_sides(engine_side("A", 1, 20), engine_side("B", 2, 20))
+    told = sparse_json([pair], with_positions=True)
+    assert (told["compute_dtype"], told["positions"], told["vocab"]) == ("bfloat16", 24, 512)
+    summary = told["summary"]
+    assert summary["bit_identical"] is False
+    assert summary["flips"] == len(told["flips"]) == sum(place["is_flip"] for place in told["by_position"])
+    assert isinstance(summary["min_margin"], float)
+    for bounds in (summary["max_abs"], summary["max_kl"]):
+        assert bounds[0] >= 0
+        assert bounds[1] is None
+    assert summary["max_abs"][0] > 0
+    assert summary["max_ulps"] is None
+    counts = [place["reference_margin_ulps"] for place in told["by_position"]]
+    assert all(isinstance(count, int) or count[0] < count[1] for count in counts)
+    same = sparse_json([compare_sides(engine_side("A", 1, 20), engine_side("B", 1, 20))])
+    assert same["summary"]["bit_identical"] is None  # what was not sent may differ
+    assert same["summary"]["listed_that_differ"] == 0
+
+
+def test_figures_of_the_report_hold_those_of_the_whole_rows() -> None:
+    whole = sparse_json([compare_sides(engine_side("A", 1, 512), engine_side("B", 2, 512))])["summary"]
+    for k in (2, 5, 20, 200):
+        cut = sparse_json([compare_sides(engine_side("A", 1, k), engine_side("B", 2, k))])["summary"]
+        assert cut["flips"] == whole["flips"]
+        assert cut["ties"] == whole["ties"]
+        assert cut["min_margin"] == whole["min_margin"]
+        for name in ("neq", "max_abs", "max_kl", "mean_kl", "max_probability_change"):
+            low, high = cut[name] if isinstance(cut[name], list) else (cut[name], cut[name])
+            assert isinstance(whole[name], float | int), name
+            assert low <= whole[name] * (1 + 1e-9), name
+            assert high is None or whole[name] <= high, name
+
+
+def test_rows_of_other_contexts_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: without the parting, rows after different tokens are compared as if they were alike."""
+    met = pairing._meet
+    monkeypatch.setattr(pairing, "_meet", lambda *sides: replace(met(*sides), parting=None))
+    with pytest.raises(AssertionError):
+        test_a_row_is_compared_while_both_have_read_the_same_tokens()
+
+
+def test_the_first_of_the_best_is_the_lowest_token() -> None:
+    made = sparse_rows([SparseRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 3)], "here")
+    listed: ListedRow = pairing._listed(made, 0, 0.0)
+    assert listed.token_ids.tolist() == [3, 9, 4]
