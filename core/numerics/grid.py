@@ -167,21 +167,22 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
         return None
     error = sent_error(np.concatenate(looked)) if error is None else error
     found: dict[str, tuple[float, Grid]] = {}
+    refused = 0.0
     for name, precision in PRECISIONS.items():
-        fits = []
-        for row in looked:
-            fits.append(_fits(row, error, precision))
-            if not len(fits[-1].log_likelihood):
-                break
-        else:
-            evidence, magnitudes = _pooled(fits)
-            residual = max(float(fit.residual[fit.log_likelihood.argmax()]) for fit in fits)
-            chance = math.exp(-min(max(evidence, 0.0), 700.0))
-            values = sum(len(row) for row in looked)
-            found[name] = (evidence, Grid(name, (name,), residual, chance, len(looked), values, magnitudes, error))
+        fits = [fit for row in looked if len((fit := _fits(row, error, precision)).log_likelihood)]
+        evidence, magnitudes = _pooled(fits)
+        if len(fits) < len(looked):
+            refused = max(refused, evidence)
+            continue
+        residual = max(float(fit.residual[fit.log_likelihood.argmax()]) for fit in fits)
+        chance = math.exp(-min(max(evidence, 0.0), 700.0))
+        values = sum(len(row) for row in looked)
+        found[name] = (evidence, Grid(name, (name,), residual, chance, len(looked), values, magnitudes, error))
     if all(grid.chance >= CHANCE for _, grid in found.values()):
         return None
     likeliest = max(found, key=lambda name: found[name][0])
+    if found[likeliest][0] < refused:  # most rows are on the other's grid, and some on none: no one dtype
+        return None
     grid = found[likeliest][1]
     if len(found) == 1 or (likeliest == "bfloat16" and found[likeliest][0] - found["float16"][0] >= math.log(NAMED)):
         return grid

@@ -98,6 +98,10 @@ class RunReader(Figures):
         if about["kind"] == "ops":  # core.runs.ops_run reads those
             shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
+        if about["kind"] == "sparse":  # core.runs.sparse_run reads those
+            raise StoreError(
+                f"run '{self.run_id}' holds what engines sent of their rows and no complete logits; this needs those."
+            )
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
         self.expected_rows = check_counts(self._database, counts, vocab, format_named(compute_dtype).itemsize)
         found = prompts.read_prompts(self._database)

@@ -28,6 +28,8 @@ from ..file.records import IDENTICAL, VERDICTS, FloorRows, RunHeader
 from ..ops_run import KIND as OPS
 from ..ops_run import ops_of, write_ops_run
 from ..reader import RunReader
+from ..sparse_run import KIND as SPARSE
+from ..sparse_run import sparse_of, write_sparse_run
 from ..store.store import Store
 from ..tables.amounts import check_amounts
 from ..tables.run import read_run
@@ -71,6 +73,8 @@ def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, o
     counts, kind = counted(path)
     if kind == OPS:
         return _take_ops(store, path, run_id, name)
+    if kind == SPARSE:
+        return _take_sparse(store, path, run_id, name)
     with RunReader(path) as run:
         return _take_run(store, run, counts, run_id=run_id, name=name, on_progress=on_progress)
 
@@ -82,6 +86,14 @@ def _take_ops(store: Store, path: Path, run_id: str | None, name: str | None) ->
     created = _created(path, about.created)
     header = replace(about, name=name or about.name, note=_noted(about.note), created=created)
     return write_ops_run(store, header, found.rows, run_id=run_id)
+
+
+def _take_sparse(store: Store, path: Path, run_id: str | None, name: str | None) -> str:
+    """Every value is read into records that check themselves, and every figure is computed anew."""
+    found = sparse_of(path)
+    about = found.header
+    header = replace(about, name=name or about.name, created=_created(path, about.created))
+    return write_sparse_run(store, header, found.sides, run_id=run_id)
 
 
 def _take_run(

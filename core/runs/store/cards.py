@@ -15,6 +15,7 @@ from ...numerics.formats import format_named
 from ...text import plural, shown
 from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
+from ..file.records import UNDECIDED
 from ..tables.pairs import PAIR
 from ..tables.run import check_text, read_run
 from ..views.verdicts import shown_verdict
@@ -116,14 +117,51 @@ def _read_prompt_texts(database: Database) -> str:
     return "\n".join(text for _, text in rows)
 
 
+_ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
+
+
+def _read_sparse_card(database: Database) -> RunCard:
+    """Card of a run of sparse sides: how many of the values that both sides sent differ is its share."""
+    about = read_run(database, *_ABOUT)
+    verdict = f"left(verdict, {longest('sparse_pair', 'verdict') + 1})"
+    asked = f"SELECT listed, differing, flips, {verdict} FROM run_file.sparse_pair ORDER BY pair"
+    pairs = database.rows(asked, most=MAX_SIDES)
+    name = f"left(name, {longest('sparse_side', 'name') + 1})"
+    sides = database.rows(f"SELECT {name} FROM run_file.sparse_side ORDER BY side", most=MAX_SIDES)
+    prompts = database.rows("SELECT count(*) FROM run_file.sparse_response WHERE side = 0")[0][0]
+    for table, column, texts in (
+        ("sparse_side", "name", [side[0] for side in sides]),
+        ("sparse_pair", "verdict", [pair[3] for pair in pairs]),
+    ):
+        check_text(database, table, column, max((len(text.encode()) for text in texts if text), default=0))
+    return RunCard(
+        run_id=database.path.stem,
+        **about,
+        prompts=prompts,
+        pairs=len(pairs),
+        bit_identical_pairs=0,  # what was not sent may differ
+        flips=max((pair[2] for pair in pairs), default=0),
+        max_ulps=0,
+        max_row_ulps=None,
+        max_neq_share=max((pair[1] / pair[0] for pair in pairs if pair[0]), default=0.0),
+        nonfinite_mismatch=0,
+        verdicts=", ".join(sorted({pair[3] for pair in pairs if pair[3] is not None})),
+        pair_verdicts=tuple(pair[3] or UNDECIDED for pair in pairs),
+        sides=tuple(side[0] for side in sides),
+        bytes=check_size(database.path, 0),
+        is_read_only=True,
+    )
+
+
 def _read_card(database: Database) -> RunCard:
     """Plain queries: one with a subquery for every figure takes eight times as long to plan.
 
     Bounded, for the file may come from anybody: compressed, ten million equal rows take a few bytes.
     """
     path = database.path
-    columns = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
-    about = read_run(database, *columns)
+    if read_run(database, "kind")["kind"] == "sparse":
+        return _read_sparse_card(database)
+    about = read_run(database, *_ABOUT)
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
         f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"

@@ -19,7 +19,8 @@ RUN = Table(
     run_id VARCHAR -- the file name without .duckdb
     name VARCHAR -- what a person called it
     created TIMESTAMP -- when the capture or upload began, UTC
-    kind VARCHAR -- capture: forwards run by ULPscope; upload: a dump from elsewhere
+    kind VARCHAR -- capture: forwards run by ULPscope; upload: a dump from elsewhere; ops: probes of operations;
+    -- sparse: what engines sent of their rows, in the tables sparse_* only
     model VARCHAR -- folder or hub id of the model, empty if unknown
     revision VARCHAR -- hub revision, or sha256: and the digest of a local folder's weight files; empty if unknown
     compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it
@@ -62,7 +63,7 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
         several = database.rows("SELECT count(*) FROM run_file.run")[0][0]
         raise StoreError(f"{database.file}: {several} rows of provenance, a run file has one.")
     if found[0][0] not in READ_VERSIONS:
-        known = " and ".join(map(str, READ_VERSIONS))
+        known = f"{', '.join(map(str, READ_VERSIONS[:-1]))} and {READ_VERSIONS[-1]}"
         raise StoreError(
             f"{database.file}: a run file of version {found[0][0]!r:.40}, this ULPscope reads versions {known}."
         )

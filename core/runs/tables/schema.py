@@ -18,6 +18,7 @@ from . import (
     remedies,
     run,
     sides,
+    sparse,
     verdicts,
 )
 
@@ -50,6 +51,7 @@ TABLES = {
         kernels.KERNEL_SIDE,
         remedies.REMEDY,
         remedies.PRICE,
+        *sparse.TABLES,
     )
 }
 

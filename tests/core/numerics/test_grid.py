@@ -95,7 +95,15 @@ def test_a_row_off_the_grid_refuses_it() -> None:
     assert find_grid(rows) is None
 
 
+def test_rows_of_two_kinds_are_no_grid_of_the_finer_format() -> None:
+    """Three values in a row from anywhere lie on some float16 grid, and would name it for rows of bfloat16."""
+    rows, _ = sent("bfloat16", 5.0, 8.0, 20)
+    assert find_grid([*rows, np.array([-0.1, -3.0, -3.7])]) is None
+
+
 def test_a_grid_taken_for_granted_would_be_claimed_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: with tolerances as wide as the spacing everything fits."""
+    """The twin: without a bound on the chance, a few pairs of float32 values lie on some grid."""
+    rows = sent("float32", 5.0, 8.0, 2)[0][:3]
+    assert find_grid(rows) is None
     monkeypatch.setattr(grid, "CHANCE", float("inf"))
-    assert find_grid(sent("float32", 5.0, 8.0, 5)[0], error=0.001) is not None
+    assert find_grid(rows) is not None

@@ -5,41 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from core.errors import DumpError
 from core.numerics.sparse import ListedRow
 from core.runs.reports.sparse_json import sparse_json
 from core.runs.sparse import pairing
 from core.runs.sparse.pairing import compare_sides, sides_of
-from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
-
-Row = dict[int, float]
-
-
-def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = None, **more: Any) -> SparseResponse:
-    """A response with these log-probabilities by position; prompt: length of it, None where all rows are of it."""
-    made = sparse_rows(
-        [
-            SparseRow(
-                at,
-                tuple(row.items()),
-                len(row),
-                tokens[at + 1] if at + 1 < len(tokens) else -1,
-                full=len(row) == more.get("vocab"),
-            )
-            for at, row in rows.items()
-        ],
-        "here",
-    )
-    first = None if prompt is None else prompt - 1
-    return SparseResponse("test", "logprob", "token_id", tuple(tokens), made, generated_from=first, **more)
-
-
-def side(name: str, *responses: SparseResponse) -> SparseSide:
-    return SparseSide(name, responses)
+from core.runs.sparse.records import SparseRow, SparseSide, sparse_rows
+from tests.core.runs.sparse.made_sides import engine_side, response, side
 
 
 def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
@@ -114,17 +88,6 @@ def test_repeated_answers_of_a_file_are_its_sides() -> None:
     for wrong in ([first], [first, other], [first, first, other]):
         with pytest.raises(DumpError, match="equally often"):
             sides_of(wrong, "file")
-
-
-def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> SparseSide:
-    """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits by a little."""
-    rng, noise = np.random.default_rng(7), np.random.default_rng(seed)
-    rows: dict[int, Row] = {}
-    for at in range(24):
-        logits = torch.tensor(rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)).to(dtype)
-        best = torch.log_softmax(logits.float(), -1).topk(k)
-        rows[at] = dict(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
-    return side(name, response(list(range(25)), rows, vocab=512))
 
 
 def test_the_report_has_numbers_where_exact_and_bounds_where_not() -> None:
