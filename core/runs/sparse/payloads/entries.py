@@ -1,0 +1,222 @@
+"""Rows of a response as readers of payloads find them: entries by token id or by text, checked and made records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....errors import DumpError
+from ....text import shown
+from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, SparseResponse, SparseRow, Values, sparse_rows
+
+_ABSENT = -9999.0  # what vLLM sends in place of -inf
+_LOWEST = -3.4e38  # what llama.cpp sends where a probability is 0
+_LONGEST_SHOWN = 60
+_MOST_TOKEN = 1 << 31
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A token with its value. token: its id, None where only its text was sent. value: None where it is a placeholder.
+    rank: its place in the whole row from 1, where sent.
+    """
+
+    token: int | None
+    text: str | None
+    value: float | None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One position as a payload has it. top: the list of best tokens; chosen: the token that is given or was emitted.
+
+    best: how many of `top` are the best of the whole row, None where the reader cannot tell.
+    """
+
+    position: int
+    top: tuple[Entry, ...]
+    chosen: Entry | None
+    best: int | None
+
+
+def is_object(value: object, what: str, where: str) -> Mapping[str, Any]:
+    """The value, if it is a JSON object."""
+    if not isinstance(value, dict):
+        raise DumpError(f"{where}: {what} is {_kind(value)}; expected an object.")
+    return value
+
+
+def is_list(value: object, what: str, where: str) -> Sequence[Any]:
+    """The value, if it is a JSON array."""
+    if not isinstance(value, list):
+        raise DumpError(f"{where}: {what} is {_kind(value)}; expected an array.")
+    return value
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def value_of(value: object, where: str) -> float | None:
+    """A value as sent, None for a placeholder: null, -9999.0, -3.4e38 and below."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DumpError(f"{where}: a value is {_kind(value)}; expected a number or null.")
+    number = float(value) if abs(value) < 1e300 else (math.inf if value > 0 else -math.inf)
+    if number <= _LOWEST or number == _ABSENT:
+        return None
+    if not math.isfinite(number):
+        raise DumpError(f"{where}: a value is {shown(value, _LONGEST_SHOWN)}; expected a finite number.")
+    return number
+
+
+def token_of(value: object, where: str) -> int:
+    """A token id."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_TOKEN:
+        raise DumpError(f"{where}: a token id is {shown(repr(value), _LONGEST_SHOWN)}; expected a whole number from 0.")
+    return value
+
+
+def tokens_of(value: object, what: str, where: str) -> tuple[int, ...]:
+    """A list of token ids."""
+    listed = is_list(value, what, where)
+    if len(listed) > MAX_POSITIONS:
+        raise DumpError(f"{where}: {what} has {len(listed):,} tokens; expected at most {MAX_POSITIONS:,}.")
+    return tuple(token_of(token, where) for token in listed)
+
+
+def text_key(key: str) -> tuple[int | None, str | None]:
+    """Id and text of a key: `token_id:123` is an id that the engine was asked to send in place of a text."""
+    head, _, digits = key.partition("token_id:")
+    if not head and digits.isascii() and digits.isdigit() and len(digits) < 11:
+        return int(digits), None
+    return None, key
+
+
+def count_of(value: object) -> int | None:
+    """A count that a payload says of itself, None where it is none."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKEN
+    return value if is_count else None  # type: ignore[return-value]
+
+
+def response_of(
+    rows: Iterable[Row],
+    where: str,
+    *,
+    format: str,
+    prompt: Sequence[int] | int | None,
+    generated: Sequence[int] = (),
+    has_prompt_rows: bool = False,
+    asked: int | None = None,
+    values: Values = "logprob",
+    **about: Any,
+) -> SparseResponse:
+    """The record of a response.
+
+    prompt: its token ids; only how many, or None, where that is all that is known; rows of generated tokens follow its
+    end, and without it position 0 is the row of the first generated token. generated: ids of what was generated, where
+    the payload has them beside its rows. about: the other fields of SparseResponse.
+    """
+    found = list(rows)
+    if not found:
+        raise DumpError(f"{where}: a {format} response without log-probabilities; ask the server for them.")
+    best = _best(found, asked)
+    is_by_id = all(entry.token is not None for row in found for entry in _entries(row))
+    named: dict[str, int] = {}
+    texts: dict[int, str] = {}
+
+    def id_of(entry: Entry) -> int:
+        if is_by_id:
+            token = entry.token if entry.token is not None else UNKNOWN_TOKEN
+        elif entry.text is None:
+            raise DumpError(f"{where}: token {entry.token} has no text, and others have no id; expected one of both.")
+        else:
+            token = named.setdefault(entry.text, len(named))
+        if entry.text is not None:
+            texts.setdefault(token, entry.text)
+        return token
+
+    sparse: list[SparseRow] = []
+    for row, most in zip(found, best, strict=True):
+        at = f"{where}, position {row.position}"
+        if not is_by_id:
+            _check_texts(row, at)
+        chosen = UNKNOWN_TOKEN if row.chosen is None else id_of(row.chosen)
+        entries = tuple((id_of(entry), entry.value) for entry in _entries(row))
+        missing = {token for token, value in entries if value is None}
+        sent = tuple((token, value) for token, value in entries if value is not None)
+        sparse.append(SparseRow(row.position, sent, most, chosen, len(missing - {token for token, _ in sent})))
+    length = prompt if isinstance(prompt, int) else None if prompt is None else len(prompt)
+    known = () if prompt is None or isinstance(prompt, int) else tuple(prompt)
+    first = None if length is None and has_prompt_rows else max(0, (length or 1) - 1)
+    has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in found)
+    tokens = known if is_by_id and known else (UNKNOWN_TOKEN,) * (length or 1)
+    after = {row.position + 1: row.chosen for row in sparse}
+    end = max([len(tokens) + len(generated) - 1, *after], default=0)
+    beside = dict(enumerate(generated, len(tokens))) if is_by_id else {}
+    sequence = [*tokens] + [beside.get(at, after.get(at, UNKNOWN_TOKEN)) for at in range(len(tokens), end + 1)]
+    if has_prompt_rows:
+        sequence = [after.get(at, token) if token == UNKNOWN_TOKEN else token for at, token in enumerate(sequence)]
+    return SparseResponse(
+        format=format,
+        values=values,
+        keys="token_id" if is_by_id else "text",
+        tokens=tuple(sequence),
+        rows=sparse_rows(sparse, where),
+        start_known=length is not None or has_prompt_rows,
+        generated_from=first if has_generated else None,
+        texts=texts,
+        asked=asked,
+        **about,
+    )
+
+
+def _entries(row: Row) -> tuple[Entry, ...]:
+    return row.top if row.chosen is None else (*row.top, row.chosen)
+
+
+def _check_texts(row: Row, where: str) -> None:
+    """DumpError where two tokens of a row print alike: in its list, or the chosen one beside another in the list."""
+    texts = [entry.text for entry in row.top]
+    twice = [text for text in texts if texts.count(text) > 1]
+    if row.chosen is not None:
+        like = [entry for entry in row.top if entry.text == row.chosen.text and entry.value != row.chosen.value]
+        twice += [entry.text for entry in like]
+    if twice:
+        raise DumpError(
+            f"{where}: two tokens print as {shown(repr(twice[0]), _LONGEST_SHOWN)} and have no ids, so they cannot be"
+            " told apart; ask the server for token ids."
+        )
+
+
+def _best(rows: Sequence[Row], asked: int | None) -> list[int]:
+    """How many of each row's listed tokens are the best of the whole row.
+
+    Where the payload does not tell, lists of k tokens may hold the chosen one from further down besides, and may lack
+    tokens that print alike: k is what was asked for, else the shortest length that accounts for the chosen tokens; a
+    shorter list has no best that could be relied on.
+    """
+    unknown = [row for row in rows if row.best is None and row.top]
+    lengths = {len(row.top) for row in unknown}
+    k = asked
+    if k is None and lengths:
+        longest = [row for row in unknown if len(row.top) == max(lengths)]
+        k = max(lengths) - 1 if all(_is_chosen_last(row) for row in longest) else max(lengths)
+    return [
+        row.best if row.best is not None else (min(k or 0, len(row.top)) if len(row.top) >= (k or 0) else 0)
+        for row in rows
+    ]
+
+
+def _is_chosen_last(row: Row) -> bool:
+    """Whether the chosen token may be in the list only because it was chosen: no other has a smaller value."""
+    if row.chosen is None:
+        return False
+    same = [e for e in row.top if (e.token, e.text) == (row.chosen.token, row.chosen.text)]
+    values = [entry.value for entry in row.top if entry.value is not None]
+    return bool(same) and (same[0].value is None or not values or same[0].value <= min(values))

@@ -1,0 +1,206 @@
+"""Responses of OpenAI's form: completions, chat and vLLM's additions to both; llama.cpp, Ollama and others speak it.
+
+Formats as in the engines' sources: vllm/entrypoints/openai/completion/protocol.py and vllm/logprobs.py (0.32), Ollama's
+docs/openapi.yaml, llama.cpp's tools/server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ....errors import DumpError
+from ..records import SparseResponse
+from .entries import Entry, Row, count_of, is_list, is_object, response_of, text_key, token_of, tokens_of, value_of
+
+_COUNTS = ("logprobs", "top_logprobs", "n_probs")  # what requests call the number of values a row
+
+
+def read_choices(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Iterator[SparseResponse]:
+    """Every choice of a completions or chat response, vLLM's `/inference/v1/generate` included."""
+    usage = payload.get("usage") if isinstance(payload.get("usage"), dict) else {}
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    about = {
+        "model": _text(payload.get("model")),
+        "cached": count_of(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        "settings": settings_of(request),
+    }
+    choices = is_list(payload["choices"], "choices", where)
+    for number, found in enumerate(choices):
+        at = f"{where}, choice {number}" if len(choices) > 1 else where
+        choice = is_object(found, "a choice", at)
+        yield _choice(choice, payload, at, request, usage, about)
+
+
+def _choice(
+    choice: Mapping[str, Any],
+    payload: Mapping[str, Any],
+    where: str,
+    request: Mapping[str, Any],
+    usage: Any,
+    about: dict[str, Any],
+) -> SparseResponse:
+    prompt = choice.get("prompt_token_ids") or payload.get("prompt_token_ids") or prompt_ids(request)
+    length = count_of(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+    known: Any = tokens_of(prompt, "prompt_token_ids", where) if prompt else length
+    of_prompt = choice.get("prompt_logprobs") or payload.get("prompt_logprobs")
+    rows: list[Row] = []
+    if of_prompt:
+        listed = is_list(of_prompt, "prompt_logprobs", where)
+        rows = list(_prompt_rows(listed, known if isinstance(known, tuple) else (), where))
+        if known is None:
+            known = len(of_prompt)
+    logprobs = choice.get("logprobs")
+    start = max(0, (known if isinstance(known, int) else len(known or (0,))) - 1)
+    name = "chat" if "message" in choice else "completions"
+    is_vllm = bool(of_prompt) or "token_ids" in choice
+    if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
+        rows += content_rows(logprobs["content"], start, where)
+    elif isinstance(logprobs, dict):
+        echoed = bool(request.get("echo")) or _is_echoed(logprobs)
+        rows += list(_listed_rows(logprobs, 0 if echoed else start, where, is_echoed=echoed))
+    return response_of(
+        rows,
+        where,
+        format=f"{'vLLM' if is_vllm else 'OpenAI'} {name}",
+        prompt=known,
+        generated=tokens_of(choice["token_ids"], "token_ids", where) if choice.get("token_ids") else (),
+        has_prompt_rows=bool(of_prompt) or (isinstance(logprobs, dict) and _is_echoed(logprobs)),
+        asked=asked_of(request),
+        text=_text(choice.get("text") or _message(choice)),
+        **about,
+    )
+
+
+def _message(choice: Mapping[str, Any]) -> object:
+    message = choice.get("message")
+    return message.get("content") if isinstance(message, dict) else ""
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def asked_of(request: Mapping[str, Any]) -> int | None:
+    """Values a row that a request asked for, where it says a count."""
+    return next((found for name in reversed(_COUNTS) if (found := count_of(request.get(name)))), None)
+
+
+def prompt_ids(request: Mapping[str, Any]) -> list[int] | None:
+    """Token ids of a request's prompt, None where it is a text or several prompts."""
+    for name in ("prompt", "input_ids", "prompt_token_ids", "token_ids"):
+        found = request.get(name)
+        if isinstance(found, list) and found and all(type(token) is int for token in found):
+            return found
+    return None
+
+
+def settings_of(said: Mapping[str, Any]) -> dict[str, str]:
+    """What is said of temperature and the like, as texts."""
+    names = ("temperature", "top_p", "top_k", "min_p", "seed", "cache_prompt", "repeat_penalty", "presence_penalty")
+    more = ("frequency_penalty", "cache_salt", "stream")
+    return {name: f"{said[name]}" for name in (*names, *more) if isinstance(said.get(name), int | float | str)}
+
+
+def _prompt_rows(listed: Sequence[Any], prompt: Sequence[int], where: str) -> Iterator[Row]:
+    """Rows of vLLM's `prompt_logprobs`: entry i scores token i, so it is the row of position i - 1; the first is null.
+
+    The token of the prompt is in each with its rank, first where the prompt is not known; others are ranked from 1.
+    """
+    if prompt and len(prompt) != len(listed):
+        raise DumpError(f"{where}: prompt_logprobs of {len(listed)} tokens for a prompt of {len(prompt)}.")
+    for index, found in enumerate(listed):
+        if found is None:
+            continue
+        at = f"{where}, prompt_logprobs {index}"
+        if index == 0:
+            raise DumpError(f"{at}: is not null; expected null for the first token, which nothing scores.")
+        entries = []
+        for key, value in is_object(found, "a row", at).items():
+            said = is_object(value, f"token {key}", at)
+            if not key.isascii() or not key.isdigit() or len(key) > 10:
+                raise DumpError(f"{at}: the key {key[:60]!r} is no token id.")
+            text = said.get("decoded_token")
+            entries.append(
+                Entry(
+                    int(key),
+                    text if isinstance(text, str) else None,
+                    value_of(said.get("logprob"), at),
+                    count_of(said.get("rank")),
+                )
+            )
+        if not entries:
+            raise DumpError(f"{at}: holds no token.")
+        chosen = _of_prompt(entries, prompt[index] if prompt else None)
+        if chosen is None:
+            raise DumpError(f"{at}: lacks token {prompt[index]}, which is the prompt's.")
+        ranks = {entry.rank for entry in entries}
+        best = next(rank for rank in range(len(entries) + 1) if rank + 1 not in ranks)
+        yield Row(index - 1, tuple(entries), chosen, best if None not in ranks else None)
+
+
+def _of_prompt(entries: Sequence[Entry], token: int | None) -> Entry | None:
+    """The entry of the prompt's own token, None where the row lacks it."""
+    return entries[0] if token is None else next((entry for entry in entries if entry.token == token), None)
+
+
+def content_rows(listed: Any, start: int, where: str) -> list[Row]:
+    """Rows of chat's `content`: the chosen token and its list of the best, by id where the engine sends ids."""
+    rows = []
+    for index, found in enumerate(listed):
+        at = f"{where}, generated token {index}"
+        said = is_object(found, "a token", at)
+        chosen = entry_of(said, at)
+        top = tuple(
+            entry_of(is_object(one, "an entry", at), at)
+            for one in is_list(said.get("top_logprobs") or [], "top_logprobs", at)
+        )
+        # vLLM puts the chosen token first and cuts the list at k, also where it is none of the best.
+        is_first = len(top) > 1 and top[0].value is not None and top[1].value is not None
+        is_displaced = is_first and (top[0].value or 0.0) < (top[1].value or 0.0)
+        rows.append(Row(start + index, top, chosen, len(top) - is_displaced))
+    return rows
+
+
+def entry_of(said: Mapping[str, Any], where: str) -> Entry:
+    """One token with its log-probability, by id where there is one; texts that are cut characters are told by bytes."""
+    token = said.get("id", said.get("token_id"))
+    text = said.get("token", said.get("text"))
+    if token is None and isinstance(text, str):
+        token, text = text_key(text)
+        data = said.get("bytes")
+        if token is None and isinstance(data, list) and data and "\ufffd" in f"{text}":
+            text = "".join(f"<0x{byte:02X}>" for byte in data if type(byte) is int and 0 <= byte < 256)
+    if token is None and not isinstance(text, str):
+        raise DumpError(f"{where}: a token has neither id nor text.")
+    return Entry(
+        None if token is None else token_of(token, where),
+        text if isinstance(text, str) else None,
+        value_of(said.get("logprob"), where),
+        count_of(said.get("rank")),
+    )
+
+
+def _is_echoed(logprobs: Mapping[str, Any]) -> bool:
+    """Whether rows of the prompt come first: nothing scores the very first token, so its value is null."""
+    values = logprobs.get("token_logprobs")
+    return isinstance(values, list) and bool(values) and values[0] is None
+
+
+def _listed_rows(logprobs: Mapping[str, Any], start: int, where: str, *, is_echoed: bool) -> Iterator[Row]:
+    """Rows of completions' four lists; echoed ones begin with the prompt's first token, which has no row."""
+    tokens = is_list(logprobs.get("tokens"), "tokens", where)
+    values = is_list(logprobs.get("token_logprobs"), "token_logprobs", where)
+    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+    if not len(tokens) == len(values) == len(is_list(tops, "top_logprobs", where)):
+        raise DumpError(f"{where}: {len(tokens)} tokens, {len(values)} values and {len(tops)} lists; expected as many.")
+    for index, (token, value, top) in enumerate(zip(tokens, values, tops, strict=True)):
+        at = f"{where}, token {index}"
+        if not isinstance(token, str):
+            raise DumpError(f"{at}: is no text.")
+        if is_echoed and index == 0:
+            continue
+        chosen = Entry(*text_key(token), value_of(value, at))
+        listed = {} if top is None else is_object(top, "its list of the best", at)
+        entries = tuple(Entry(*text_key(key), value_of(each, at)) for key, each in listed.items())
+        yield Row(start + index - is_echoed, entries, chosen, None if entries else 0)

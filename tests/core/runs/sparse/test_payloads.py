@@ -1,0 +1,336 @@
+"""What engines send, read by content: real answers of llama.cpp and vLLM, other engines' as their sources say."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import DumpError
+from core.runs.sparse.pairing import compare_sides
+from core.runs.sparse.payloads import bounded_json, openai
+from core.runs.sparse.payloads.recognise import is_payload, read_payload, read_responses
+from core.runs.sparse.records import SparseResponse, SparseSide
+
+PAYLOADS = Path(__file__).with_name("payloads")
+
+
+def one(payload: object, request: dict[str, Any] | None = None) -> SparseResponse:
+    (found,) = read_payload(payload, "here", request)
+    return found
+
+
+def row(response: SparseResponse, index: int) -> dict[int, float]:
+    ids, values = response.rows.row(index)
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def by_text(response: SparseResponse, index: int) -> dict[str, float]:
+    return {response.texts[token]: value for token, value in row(response, index).items()}
+
+
+def test_a_real_answer_of_llama_cpp_chat() -> None:
+    """Three tokens after a prompt of 32, of which the template's ids are not said."""
+    (found,) = read_responses(PAYLOADS / "llamacpp_chat.json")
+    assert (found.format, found.values, found.keys) == ("OpenAI chat", "logprob", "token_id")
+    assert found.tokens == (-1,) * 32 + (57, 5248, 18948)
+    assert found.rows.positions.tolist() == [31, 32, 33]
+    assert row(found, 0) == {57: -2.2564542293548584, 19556: -2.3952271938323975, 10813: -2.975816488265991}
+    assert (found.text, found.cached, found.processed) == ("I'm glad", 0, None)
+
+
+def test_a_real_answer_of_llama_cpp_completion() -> None:
+    (found,) = read_responses(PAYLOADS / "llamacpp_completion.json")
+    assert (found.format, found.asked, found.processed) == ("llama.cpp completion", 3, False)
+    assert (len(found.tokens), found.generated_from) == (23, 19)
+    assert found.rows.chosen.tolist() == [30, 15664, 1000]
+    assert found.settings["temperature"] == "0.0"
+
+
+def test_a_real_answer_of_vllm_with_prompt_logprobs() -> None:
+    """127 tokens of the prompt have 126 rows, each of the three best and its own token; then eight generated ones."""
+    path = PAYLOADS / "vllm_completions.json"
+    (found,) = read_responses(path)
+    sent = json.loads(path.read_text())["choices"][0]
+    assert found.rows.positions.tolist() == list(range(134))
+    assert found.generated_from == 126
+    for index in range(126):
+        of_prompt = sent["prompt_logprobs"][index + 1]
+        assert by_text(found, index) == {e["decoded_token"]: e["logprob"] for e in of_prompt.values()}
+        assert found.rows.best[index] == max(rank for rank in range(1, 6) if _has_ranks(of_prompt, rank))
+    for index, top in enumerate(sent["logprobs"]["top_logprobs"]):
+        assert by_text(found, 126 + index) == top
+        assert found.rows.best[126 + index] == 5
+
+
+def _has_ranks(row: dict[str, Any], most: int) -> bool:
+    return set(range(1, most + 1)) <= {entry["rank"] for entry in row.values()}
+
+
+def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent() -> None:
+    for path in PAYLOADS.glob("*.json"):
+        (found,) = read_responses(path)
+        pair = compare_sides(SparseSide("A", (found,)), SparseSide("B", (found,)))
+        assert len(pair.positions) == len(found.rows)
+        assert pair.differing == 0
+
+
+VLLM = {
+    "choices": [
+        {
+            "index": 0,
+            "text": " b",
+            "token_ids": [9],
+            "prompt_token_ids": [4, 5, 6],
+            "prompt_logprobs": [
+                None,
+                {
+                    "5": {"logprob": -4.5, "rank": 9, "decoded_token": "five"},
+                    "7": {"logprob": -0.5, "rank": 1, "decoded_token": "seven"},
+                    "8": {"logprob": -1.5, "rank": 2, "decoded_token": "eight"},
+                },
+                {
+                    "7": {"logprob": -9999.0, "rank": 2, "decoded_token": "seven"},
+                    "6": {"logprob": -0.25, "rank": 1, "decoded_token": "six"},
+                },
+            ],
+            "logprobs": {
+                "tokens": ["token_id:9"],
+                "token_logprobs": [-0.125],
+                "top_logprobs": [{"token_id:9": -0.125, "token_id:3": -2.25}],
+            },
+        }
+    ]
+}
+
+
+def test_prompt_rows_score_the_token_after_them() -> None:
+    """Entry i of `prompt_logprobs` scores token i: the row of position i - 1; the last row is the first generated."""
+    found = one(VLLM)
+    assert found.tokens == (4, 5, 6, 9)
+    assert found.rows.positions.tolist() == [0, 1, 2]
+    assert row(found, 0) == {7: -0.5, 8: -1.5, 5: -4.5}
+    assert found.rows.best.tolist() == [2, 1, 2]  # token 5 is ninth; -9999 is no value
+    assert found.rows.missing.tolist() == [0, 1, 0]
+    assert found.rows.chosen.tolist() == [5, 6, 9]
+    assert (found.generated_from, found.keys) == (2, "token_id")
+
+
+def test_a_row_read_one_token_late_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: rows at the place of the token that they score."""
+    read = openai._prompt_rows
+    monkeypatch.setattr(
+        openai, "_prompt_rows", lambda *given: [replace(row, position=row.position + 1) for row in read(*given)]
+    )
+    with pytest.raises((AssertionError, DumpError)):
+        test_prompt_rows_score_the_token_after_them()
+
+
+def test_echoed_completions_begin_without_a_row() -> None:
+    payload = {
+        "choices": [
+            {
+                "text": "a b c",
+                "logprobs": {
+                    "tokens": ["a", " b", " c"],
+                    "token_logprobs": [None, -1.0, -0.5],
+                    "top_logprobs": [None, {" b": -1.0, " x": -0.75}, {" c": -0.5, " y": -2.0}],
+                    "text_offset": [0, 1, 3],
+                },
+            }
+        ],
+        "usage": {"prompt_tokens": 2},
+    }
+    found = one(payload)
+    assert found.rows.positions.tolist() == [0, 1]
+    assert by_text(found, 0) == {" b": -1.0, " x": -0.75}
+    assert (found.generated_from, found.keys) == (1, "text")
+
+
+@pytest.mark.parametrize("form", ["triples", "flat", "base64"])
+def test_sglang_in_its_three_forms(form: str) -> None:
+    meta: dict[str, Any] = {
+        "prompt_tokens": 3,
+        "cached_tokens": 2,
+        "input_token_logprobs": [[None, 4, "a"], [-1.0, 5, "b"], [-0.5, 6, "c"]],
+        "output_token_logprobs": [[-0.125, 9, None]],
+    }
+    values, ids = [-0.75, -1.0, -0.5, -2.0], [7, 5, 6, 8]
+    if form == "triples":
+        meta["input_top_logprobs"] = [None, [[-0.75, 7, "d"], [-1.0, 5, "b"]], [[-0.5, 6, "c"], [-2.0, 8, "e"]]]
+        meta["output_top_logprobs"] = [[[-0.125, 9, None], [-3.0, 1, None]]]
+    else:
+        packed = form == "base64"
+        for part, floats, ints, shape, skipped in (
+            ("input", values, ids, [3, 2], 1),
+            ("output", [-0.125, -3.0], [9, 1], [1, 2], 0),
+        ):
+            name = f"{part}_top_logprobs"
+            meta |= {f"{name}_shape": shape, f"{name}_null_prefix": skipped}
+            ending = "_flat_b64" if packed else "_flat"
+            meta[f"{name}_val{ending}"] = _packed("f", floats) if packed else floats
+            meta[f"{name}_idx{ending}"] = _packed("i", ints) if packed else ints
+    found = one({"text": "x", "output_ids": [9], "meta_info": meta}, {"input_ids": [4, 5, 6], "top_logprobs_num": 2})
+    assert found.tokens == (4, 5, 6, 9)
+    assert [row(found, at) for at in range(3)] == [{7: -0.75, 5: -1.0}, {6: -0.5, 8: -2.0}, {9: -0.125, 1: -3.0}]
+    assert (found.rows.positions.tolist(), found.generated_from, found.cached) == ([0, 1, 2], 2, 2)
+
+
+def _packed(kind: str, numbers: list[Any]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}{kind}", *numbers)).decode()
+
+
+def test_sglang_from_a_later_start() -> None:
+    """`logprob_start_len` 2 of four tokens: the rows given end at the last token of the prompt."""
+    meta = {
+        "prompt_tokens": 4,
+        "input_token_logprobs": [[None, 6, None], [-0.5, 7, None]],
+        "output_token_logprobs": [[-0.25, 9, None]],
+    }
+    found = one({"meta_info": meta})
+    assert found.rows.positions.tolist() == [2, 3]
+    assert found.rows.chosen.tolist() == [7, 9]
+    assert found.rows.best.tolist() == [0, 0]  # chosen tokens alone say nothing of the best
+
+
+def test_tgi_and_ollama() -> None:
+    token = {"id": 9, "text": " b", "logprob": -0.5, "special": False}
+    tgi = one(
+        {
+            "generated_text": " b",
+            "details": {
+                "prefill": [{"id": 4, "text": "a", "logprob": None}, {"id": 5, "text": "c", "logprob": -2.0}],
+                "tokens": [token],
+                "top_tokens": [[token, {"id": 8, "text": " z", "logprob": -1.5}]],
+            },
+        }
+    )
+    assert tgi.tokens == (4, 5, 9)
+    assert [row(tgi, 0), row(tgi, 1)] == [{5: -2.0}, {9: -0.5, 8: -1.5}]
+    assert tgi.rows.best.tolist() == [0, 2]
+    top = [{"token": "b", "logprob": -0.5, "bytes": [98]}, {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]}]
+    ollama = one({"model": "m", "response": "b", "logprobs": [{**top[0], "top_logprobs": top}]})
+    assert (ollama.keys, ollama.start_known) == ("text", False)
+    assert by_text(ollama, 0) == {"b": -0.5, "<0xF0><0x9F>": -1.0}
+
+
+def test_probabilities_after_sampling_are_processed_values() -> None:
+    found = one(
+        {
+            "completion_probabilities": [
+                {"id": 5, "token": "a", "prob": 0.75, "top_probs": [{"id": 5, "prob": 0.75}, {"id": 6, "prob": 0.25}]}
+            ]
+        }
+    )
+    assert (found.values, found.processed, row(found, 0)) == ("prob", True, {5: 0.75, 6: 0.25})
+
+
+def test_a_request_beside_its_response_says_tokens_and_settings() -> None:
+    response = {"choices": [{"text": "", "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}]}
+    found = one({"request": {"prompt": [4, 5], "temperature": 0, "logprobs": 1}, "response": response})
+    assert (found.tokens, found.asked, dict(found.settings)) == ((4, 5, 7), 1, {"temperature": "0"})
+
+
+@pytest.mark.parametrize(
+    ("lists", "best"),
+    [
+        ([{"a": -1.0, "b": -2.0}, {"a": -1.0, "b": -2.0}], [2, 2]),  # the first of each is chosen: greedy
+        ([{"b": -1.0, "c": -2.0, "a": -3.0}, {"a": -1.0, "b": -2.0}], [2, 2]),  # one more, from further down
+        ([{"a": -1.0}, {"a": -2.0}], [0, 0]),  # the chosen token, or the best: nobody can tell
+        ([{"a": -1.0, "b": -2.0, "c": -3.0}, {"a": -1.0, "b": -2.0}], [3, 0]),  # a token is lost: two print alike
+    ],
+)
+def test_lists_by_text_count_as_best_only_what_must_be(lists: list[dict[str, float]], best: list[int]) -> None:
+    tokens = ["a"] * len(lists)
+    found = one(
+        {"choices": [{"logprobs": {"tokens": tokens, "token_logprobs": [each["a"] for each in lists],
+                                   "top_logprobs": lists}}]}
+    )  # fmt: skip
+    assert found.rows.best.tolist() == best
+
+
+def test_lines_lists_and_several_choices_are_several_responses(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.bin"
+    lines.write_text("\n".join([json.dumps(VLLM), "", json.dumps(VLLM)]))
+    assert is_payload(lines)
+    assert len(read_responses(lines)) == 2
+    lines.write_text(json.dumps([VLLM, {"choices": VLLM["choices"] * 2}]))
+    assert len(read_responses(lines)) == 3
+    lines.write_text(json.dumps(VLLM, indent=1))
+    assert len(read_responses(lines)) == 1
+
+
+HOSTILE = {
+    "no JSON": ("{nonsense", "no JSON"),
+    "deep": ("[" * 100_000 + "]" * 100_000, "nested too deeply|no JSON"),
+    "NaN": ('{"choices": NaN}', "holds NaN"),
+    "a key twice": ('{"choices": [], "choices": []}', "'choices' stands twice"),
+    "no response": ('{"a": 1}', "keys are 'a'"),
+    "a number": ("[1]", "expected a JSON object"),
+    "an error": ('{"error": {"message": "out of memory"}}', "out of memory"),
+    "choices that are none": ('{"choices": 7}', "choices is a number"),
+    "without values": ('{"choices": [{"text": "a"}]}', "without log-probabilities"),
+    "a text as value": ('{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": "x"}]}}]}', "a value is a text"),
+    "a negative id": ('{"choices": [{"logprobs": {"content": [{"id": -1, "logprob": 0}]}}]}', "a token id is -1"),
+    "a huge value": ('{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": 1e400}]}}]}', "finite number"),
+    "a huge integer": (
+        '{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": 1' + "0" * 400 + "}]}}]}", "finite number"
+    ),
+    "lists of other lengths": (
+        '{"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [], "top_logprobs": []}}]}', "expected as many"
+    ),
+    "texts that print alike": (
+        '{"logprobs": [{"token": "a", "logprob": -1, "top_logprobs": '
+        '[{"token": "a", "logprob": -1}, {"token": "a", "logprob": -2}]}]}',
+        "two tokens print as 'a'",
+    ),
+    "a chosen token that prints like another": (
+        '{"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [-3], "top_logprobs": [{"a": -1, "b": -2}]}}]}',
+        "two tokens print as 'a'",
+    ),
+    "a declared billion": (
+        '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [1000000000, 20],'
+        ' "output_top_logprobs_val_flat": []}}',
+        "declares a shape",
+    ),
+    "damaged base64": (
+        '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [1, 1],'
+        ' "output_top_logprobs_val_flat_b64": "!!", "output_top_logprobs_idx_flat_b64": "AAAA"}}',
+        "base64",
+    ),
+    "summed choices": ('{"doc_id": 0, "resps": [[["-3.2", "False"]]]}', "lm-eval"),
+    "a first token with a row": (
+        '{"choices": [{"prompt_logprobs": [{"1": {"logprob": -1}}]}]}', "expected null for the first token"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_response_gets_one_sentence(tmp_path: Path, name: str) -> None:
+    text, sentence = HOSTILE[name]
+    path = tmp_path / "payload.json"
+    path.write_text(text)
+    with pytest.raises(DumpError, match=sentence) as refused:
+        read_responses(path)
+    assert "\n" not in str(refused.value)
+    assert "payload.json" in str(refused.value)
+
+
+def test_a_document_beyond_the_bound_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_json, "MAX_BYTES", 100)
+    path = tmp_path / "payload.json"
+    path.write_text(json.dumps({"choices": ["x" * 200]}))
+    with pytest.raises(DumpError, match="more than 100 bytes"):
+        read_responses(path)
+
+
+def test_is_payload_looks_at_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    for data, expected in ((b" \n{}", True), (b"\xef\xbb\xbf[", True), (b"PK\x03\x04", False), (b"", False)):
+        path.write_bytes(data)
+        assert is_payload(path) is expected
