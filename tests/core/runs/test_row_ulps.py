@@ -14,6 +14,7 @@ from core.errors import StoreError
 from core.judging.ingest import ingest
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import open_dump
+from core.runs.file.database import FILE_VERSION
 from core.runs.importing.adopt import adopt
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import report_of_run
@@ -62,7 +63,7 @@ def test_the_figures_of_an_example_are_those_of_a_slow_oracle(path, tmp_path):
 
 def test_a_file_of_version_1_has_the_figures_of_its_logits(both):
     with RunReader(both[0]) as now, RunReader(both[1]) as then:
-        assert (now.version, then.version) == (2, 1)
+        assert (now.version, then.version) == (FILE_VERSION, 1)
         for pair in range(2):
             a, b = now.positions(pair), then.positions(pair)
             assert list(a.columns) == list(b.columns)
@@ -121,7 +122,7 @@ def test_a_file_of_version_1_is_taken_in_as_one_of_today(both, tmp_path):
     for table in ("position", "pair", "ulp_tile", "row_ulp_tile", "logits", "side"):
         assert rows(taken, table) == rows(both[0], table), table
     with RunReader(taken) as run:
-        assert run.version == 2
+        assert run.version == FILE_VERSION
 
 
 def test_a_file_that_version_1_wrote_is_read(tmp_path):
