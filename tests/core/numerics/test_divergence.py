@@ -53,6 +53,11 @@ def test_any_bits_give_the_oracles_figures(data, fmt, vocab):
     assert differences(compare(a, b, fmt), expected(a, b, fmt)) == []
 
 
+def test_a_log_sum_next_to_zero_has_the_precision_of_its_sum():
+    a, b = (np.array([[0.0, low, low]], np.float32).view(np.uint32) for low in (-20.0, -30.0))
+    assert differences(compare(a, b, FLOAT32), expected(a, b, FLOAT32)) == []
+
+
 def test_rows_that_are_views_into_a_larger_array_are_compared_by_what_is_compiled_already():
     a, b = rows_of_all_kinds(seed=5, rows=24, vocab=64, fmt=BFLOAT16)
     compare(a, b, BFLOAT16)
