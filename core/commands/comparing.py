@@ -1,4 +1,4 @@
-"""`compare` and `ingest`: dumps from anywhere, and the figures of their sides."""
+"""`compare` and `ingest`: dumps and responses from anywhere, and the figures of their sides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import ingest as ingest_dump
-from ..judging.ingest import judged_report_of_dump
+from ..judging.ingest import ingest_responses, judged_report_of_dump
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import Provenance
@@ -29,8 +29,14 @@ from ..runs.reports.gate import (
 )
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
+from ..runs.reports.sparse_gate import SparseGateReport, check_conditions, judge_sparse
+from ..runs.reports.sparse_json import sparse_json
+from ..runs.sparse.files import are_payloads, read_sides
+from ..runs.sparse.pairing import SparsePair
+from ..runs.sparse_run import is_sparse, pairs_of, sparse_of
 from ..runs.store.store import open_store
 from ..text import number
+from .sparse.tables import print_sparse_pairs
 from .terminal.console import (
     ComputeDtypeOption,
     HoldsOption,
@@ -52,10 +58,15 @@ _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markd
 
 def compare(
     first: Annotated[
-        str, typer.Argument(metavar="A", help="A dump (npz, npy, safetensors) or the id of a stored run.")
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A dump (npz, npy, safetensors), responses of an engine (JSON, JSONL), or the id of a stored run.",
+        ),
     ],
     second: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="A second dump of one array; A is the reference then.")
+        str | None,
+        typer.Argument(metavar="[B]", help="A second dump of one array, or responses beside A's; A is the reference."),
     ] = None,
     fail_on: Annotated[
         list[str] | None,
@@ -93,7 +104,7 @@ def compare(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Compare the sides of a dump, of two dumps, or of a stored run. Needs no store for dumps.
+    """Compare the sides of a dump, of two dumps, of what engines sent, or of a stored run. Needs no store for files.
 
     A gate for CI, which looks at every pair (docs/gates.md):
 
@@ -104,6 +115,14 @@ def compare(
     known_bounds = (
         read_bounds(bounds) if bounds is not None else None
     )  # a file that is none is told before gigabytes are read
+    if (sparse := _sparse_pairs(first, second, store)) is not None:
+        if compute_dtype or reference or holds or bounds is not None or write_bounds is not None:
+            raise UsageError(
+                "--compute-dtype, --reference, --holds, --bounds and --write-bounds are for whole rows of logits;"
+                " responses of engines have some tokens of each."
+            )
+        _compare_sparse(sparse, conditions, variant, positions, as_json_, junit, markdown)
+        return
     if second is None and not Path(first).exists() and _is_run(store, first):
         if compute_dtype or reference or holds:
             raise UsageError(
@@ -179,6 +198,50 @@ def compare(
         raise typer.Exit(1)
 
 
+def _sparse_pairs(first: str, second: str | None, store: Path | None) -> tuple[SparsePair, ...] | None:
+    """The pairs of responses in these files, or of a stored run of such; None where it is something else."""
+    files = [Path(name) for name in (first, second) if name is not None]
+    if are_payloads(files):
+        return pairs_of(read_sides(files))
+    if second is None and not files[0].exists() and _is_run(store, first):
+        path = open_store(store).path_of(first)
+        if is_sparse(path):
+            return sparse_of(path).pairs
+    return None
+
+
+def _compare_sparse(
+    pairs: tuple[SparsePair, ...],
+    conditions: list[Condition],
+    variant: str | None,
+    positions: bool,
+    as_json_: bool,
+    junit: Path | None,
+    markdown: Path | None,
+) -> None:
+    """The report of sparse pairs, and the gate on them."""
+    check_conditions(conditions)
+    report = sparse_json(pairs, variant=variant, with_positions=positions)
+    gate = None
+    if conditions:
+        outcomes = tuple(judge_sparse(condition, pair) for condition in conditions for pair in pairs)
+        gate = SparseGateReport(outcomes, (), {})
+        report["gate"] = gate.as_json()
+    if as_json_:
+        print_json(report)
+    else:
+        print_sparse_pairs([pair for pair in pairs if variant in (None, pair.variant)])
+    if gate is None:
+        return
+    _tell_gate(gate, as_json_)
+    if junit is not None:
+        write_whole(junit, junit_text(gate))
+    if markdown is not None:
+        append(markdown, markdown_text(gate))
+    if gate.failed:
+        raise typer.Exit(1)
+
+
 def _check_gate(
     conditions: list[Condition],
     bounds: Path | None,
@@ -217,7 +280,12 @@ def _tell_gate(gate: GateReport, as_json_: bool) -> None:
 
 
 def ingest(
-    dumps: Annotated[list[Path], typer.Argument(help="One file of two or more sides, or two files of one array each.")],
+    dumps: Annotated[
+        list[Path],
+        typer.Argument(
+            help="One dump of two or more sides, two of one array each, or responses of engines (JSON, JSONL)."
+        ),
+    ],
     name: Annotated[str | None, typer.Option(help="What to call the run. Default: the file's name.")] = None,
     model: Annotated[str, typer.Option(help="The model the logits come from, for the record.")] = "",
     compute_dtype: ComputeDtypeOption = None,
@@ -231,9 +299,21 @@ def ingest(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Store a dump of logits as a run: checked, analysed, every bit kept. `python -m core adopt` takes run files."""
+    """Store a dump of logits, or responses of engines, as a run: checked, every bit kept. `python -m core adopt` takes
+    run files.
+    """
     check_progress(progress)
     with stoppable(), steps(progress) as say:
+        if are_payloads(dumps):
+            if compute_dtype or reference or holds:
+                raise UsageError(
+                    "--compute-dtype, --reference and --holds are for whole rows of logits; responses of engines have"
+                    " some tokens of each."
+                )
+            title = name or " + ".join(path.stem for path in dumps)
+            new_id = ingest_responses(open_store(store), dumps, name=title, model=model, run_id=run_id)
+            announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
+            return
         new_id = ingest_dump(
             open_store(store),
             dumps,

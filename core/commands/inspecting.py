@@ -11,6 +11,8 @@ import typer
 from rich.table import Table
 
 from ..judging.inspect import understood
+from ..text import plural
+from .sparse.tables import sparse_side_table
 from .terminal.console import (
     ComputeDtypeOption,
     HoldsOption,
@@ -27,7 +29,7 @@ from .terminal.console import (
 
 def inspect(
     files: Annotated[
-        list[Path], typer.Argument(help="One file of two or more sides, two of one array each, or a run file.")
+        list[Path], typer.Argument(help="A dump of two or more sides, two of one array each, responses, or a run file.")
     ],
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
@@ -35,7 +37,7 @@ def inspect(
     progress: ProgressOption = "bar",
     as_json_: JsonOption = False,
 ) -> None:
-    """What a dump or a run file is understood as: sides, dtypes, shapes, tokens. Nothing is stored."""
+    """What a dump, responses or a run file is understood as: sides, dtypes, shapes, tokens. Nothing is stored."""
     check_progress(progress)
     with steps(progress) as tell:
         found = understood(
@@ -54,6 +56,9 @@ def inspect(
 
 
 def _print(found: dict[str, Any]) -> None:
+    if found["kind"] == "sparse":
+        _print_responses(found)
+        return
     table = Table(title=", ".join(found["files"]))
     for name in ("side", "role", "saved as"):
         table.add_column(name)
@@ -70,3 +75,15 @@ def _print(found: dict[str, Any]) -> None:
     )
     for warning in found["warnings"]:
         err.print(f"note: {warning}", markup=False)
+
+
+def _print_responses(found: dict[str, Any]) -> None:
+    out.print(sparse_side_table(found["sides"]))
+    out.print(
+        f"{plural(found['prompts'], 'prompt')}, {plural(found['positions'], 'position')} that both sides have, tokens"
+        f" by {found['tokens']}. {found['dtype_reason']}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for warning in found["warnings"]:
+        err.print(f"note: {warning}", markup=False, soft_wrap=True)

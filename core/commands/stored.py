@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
@@ -19,6 +19,9 @@ from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.report_json import report_of_run
 from ..runs.reports.run_json import card_json, provenance_json, run_json
+from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
+from ..runs.reports.sparse_markdown import sparse_markdown
+from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store import audit
 from ..runs.store.cards import RunCard, list_runs, read_runs
 from ..runs.store.store import Store, open_store
@@ -27,6 +30,7 @@ from ..runs.views.continuations import continuations
 from ..runs.views.kv_cache import summarize
 from ..text import number, percent, size
 from .comparing import flip_table, pair_table
+from .sparse.tables import print_sparse_pairs, sparse_side_table
 from .terminal.console import JsonOption, StoreOption, err, out, print_json, printable
 
 
@@ -124,7 +128,11 @@ def show(
         raise UsageError("--json and --markdown are two forms of the same; give one.")
     if variant is not None and not markdown:
         raise UsageError("--variant chooses what --markdown reports; give both.")
-    with RunReader(open_store(store).path_of(run_id)) as run:
+    path = open_store(store).path_of(run_id)
+    if is_sparse(path):
+        _show_sparse(sparse_of(path), markdown, variant, positions, as_json_)
+        return
+    with RunReader(path) as run:
         if markdown:
             sys.stdout.write(_markdown(run, variant))
             return
@@ -134,14 +142,7 @@ def show(
         header = run.header
         pairs, _ = report_of_run(run)
         provenance = provenance_json(run)
-        facts = Table(title=escape(header.name), show_header=False)
-        facts.add_column(style="bold")
-        facts.add_column(overflow="fold")
-        for key, value in provenance.items():
-            shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-            if shown not in (None, ""):
-                facts.add_row(key, escape(str(shown)))
-        out.print(facts)
+        _print_facts(header.name, provenance)
         table = Table(title="sides")
         for column in ("name", "saved as", "class", "of its bits in", "sha256"):
             table.add_column(column, overflow="fold")
@@ -154,6 +155,30 @@ def show(
                 out.print(flip_table(pair, run.vocabulary, len(header.prompts) > 1))
         _print_caches(run)
         print_continuations(run)
+
+
+def _show_sparse(run: SparseRun, markdown: bool, variant: str | None, positions: bool, as_json_: bool) -> None:
+    """A run of sparse sides: where it comes from, what was sent, and what follows from it."""
+    if markdown:
+        sys.stdout.write(sparse_markdown(run, variant, f"/overview?{urlencode({'run': run.run_id})}"))
+        return
+    if as_json_:
+        print_json(sparse_run_json(run, with_positions=positions))
+        return
+    _print_facts(run.header.name, {key: value for key, value in sparse_run_json(run).items() if key in FACTS})
+    out.print(sparse_side_table([side_json(side) for side in run.sides]))
+    print_sparse_pairs(run.pairs)
+
+
+def _print_facts(name: str, said: Mapping[str, object]) -> None:
+    facts = Table(title=escape(name), show_header=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for key, value in said.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        if shown not in (None, ""):
+            facts.add_row(key, escape(str(shown)))
+    out.print(facts)
 
 
 def _markdown(run: RunReader, variant: str | None) -> str:

@@ -12,6 +12,8 @@ from ..runs.dumps.dump import Dump, open_dump
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run
+from ..runs.sparse.files import read_sides
+from ..runs.sparse_run import SparseHeader, write_sparse_run
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
 from .causes import Sample
@@ -43,6 +45,20 @@ def ingest(
     ) as dump:
         title = name or " + ".join(path.stem for path in paths)
         return store_dump(store, dump, name=title, model=model, run_id=run_id, source=paths, on_progress=on_progress)
+
+
+def ingest_responses(
+    store: Store, paths: Sequence[Path], *, name: str | None = None, model: str = "", run_id: str | None = None
+) -> str:
+    """Read responses of engines and store them as one run of sparse sides; returns its id.
+
+    DumpError where they are none or cannot be compared: nothing is left in the store then.
+    """
+    sides = read_sides(paths)
+    models = {response.model for side in sides for response in side.responses if response.model}
+    title = name or " + ".join(path.stem for path in paths)
+    header = SparseHeader(title, model or (models.pop() if len(models) == 1 else ""))
+    return write_sparse_run(store, header, sides, run_id=run_id)
 
 
 def store_dump(

@@ -20,11 +20,16 @@ from ..runs.dumps.reserved_keys import is_reserved
 from ..runs.file.bounds import MAX_SIDES
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.importing.import_process import counted, limit_this_process
+from ..runs.reports.sparse_json import side_json
+from ..runs.reports.sparse_wording import grid_lines
+from ..runs.sparse.files import are_payloads, read_sides
+from ..runs.sparse.payloads.recognise import is_payload
+from ..runs.sparse_run import KIND, pairs_of
 from ..runs.store.cards import read_runs
 from ..subprocess_json import Child
 from ..text import shown
 
-Kind = Literal["run", "dump", "array"]
+Kind = Literal["run", "dump", "array", "responses"]
 _SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
@@ -39,11 +44,13 @@ class Headers:
 
 
 def headers_of(path: Path) -> Headers:
-    """A run file, a dump of two or more sides, or an array that makes a pair with another file's. DumpError for
-    anything else.
+    """A run file, a dump of two or more sides, an array that makes a pair with another file's, or responses of an
+    engine. DumpError for anything else.
     """
     if is_run_file(path):
         return Headers("run")
+    if is_payload(path):
+        return Headers("responses")
     with ExitStack() as stack:
         container = open_container(path, stack, MAX_BYTES)
     sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
@@ -66,13 +73,15 @@ def understood(
     """Describe the run that saving `paths` would make, as JSON has it. One file, or two of one array each.
     `on_progress(bytes read, bytes in all)`.
 
-    kind: 'run' or 'dump'. sides: name and source_dtype, the reference first. DumpError or StoreError where it cannot be
-    taken.
+    kind: 'run', 'dump' or 'sparse', responses of engines. sides: name and source_dtype, the reference first; of
+    responses those of `side_json`. DumpError or StoreError where it cannot be taken.
     """
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")
         return _run(paths[0])
+    if are_payloads(paths):
+        return _responses(paths)
     with open_dump(
         paths,
         compute_dtype=compute_dtype,
@@ -100,6 +109,24 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
         "meta": dump.meta,
         "warnings": list(dump.warnings),
         "logits_bytes": dump.rows * dump.vocab * format_named(dump.compute_dtype).itemsize * len(dump.sides),
+    }
+
+
+def _responses(paths: Sequence[Path]) -> dict[str, Any]:
+    sides = read_sides(paths)
+    pairs = pairs_of(sides)
+    notes = [note for pair in pairs for note in pair.notes]
+    return {
+        "kind": KIND,
+        "files": [shown(path.name) for path in paths],
+        "sides": [side_json(side) for side in sides],
+        "prompts": len(sides[0].responses),
+        "positions": len(pairs[0].positions),
+        "vocab": pairs[0].vocab,
+        "compute_dtype": pairs[0].compute_dtype,
+        "dtype_reason": " ".join(grid_lines(pairs[0])),
+        "tokens": "ids" if pairs[0].keys == "token_id" else "texts",
+        "warnings": list(dict.fromkeys(notes)),
     }
 
 

@@ -123,6 +123,15 @@ def write_sparse_run(
     return new_id
 
 
+def is_sparse(path: Path) -> bool:
+    """Whether the run in this file is of sparse sides. StoreError for a file that is no run."""
+    database = Database.to_read(path)
+    try:
+        return bool(read_run(database, "kind")["kind"] == KIND)
+    finally:
+        database.abandon()
+
+
 def sparse_of(path: Path) -> SparseRun:
     """The run of sparse sides in this very file. StoreError for a run of another kind, or a damaged one."""
     database = Database.to_read(path)

@@ -19,7 +19,7 @@ from ..file.records import BUG_SUSPECTED, INVALID_DUMP, NONDETERMINISTIC, NOT_JU
 from .report_json import PairReport, plain_number
 
 ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
-_UNITS = {
+UNITS = {
     "bits": "values",
     "flips": "positions",
     "flips:margin": "positions",
@@ -94,7 +94,7 @@ class Condition:
     def __str__(self) -> str:
         if self.kind in ("bits", "flips", "verdict"):
             return self.kind
-        return f"{self.kind}{_SIGNS.get(self.kind, '>')}{_limit(self.limit)}{'ulps' if self.is_in_ulps else ''}"
+        return f"{self.kind}{_SIGNS.get(self.kind, '>')}{limit_text(self.limit)}{'ulps' if self.is_in_ulps else ''}"
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -130,7 +130,7 @@ class Condition:
         sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
         worst = worst_row(pair.rows, key)
         return Outcome(
-            pair.reference, pair.variant, str(self), outcome, figure, _UNITS[self.kind], f"{sides} {says}.", worst
+            pair.reference, pair.variant, str(self), outcome, figure, UNITS[self.kind], f"{sides} {says}.", worst
         )
 
 
@@ -366,7 +366,7 @@ def _sure_flips(condition: Condition, pair: PairReport) -> _Judged:
     unit = "_ulps" if condition.is_in_ulps else ""
     flips = [row for row in pair.rows if row["is_flip"]]
     sure = [row for row in flips if not _size(smaller_margin(row, unit)) <= condition.limit]
-    words = f"{_limit(condition.limit)} {'ULPs' if condition.is_in_ulps else 'logits'}"
+    words = f"{limit_text(condition.limit)} {'ULPs' if condition.is_in_ulps else 'logits'}"
     if sure:
         return (
             True,
@@ -404,7 +404,7 @@ def _kl(condition: Condition, pair: PairReport) -> _Judged:
     over = sum(1 for row in pair.rows if row["kl"] is not None and row["kl"] > condition.limit)
     says = "has no KL anywhere" if largest is None else f"has a KL of up to {largest:.4g} nats"
     if over:
-        says += f", more than {_limit(condition.limit)} at {_of(over, pair)}"
+        says += f", more than {limit_text(condition.limit)} at {_of(over, pair)}"
     if lost:
         says += f"; at {_of(len(lost), pair)} it is undefined or infinite"
     if len(undefined) > len(lost):
@@ -485,5 +485,5 @@ def _of(count: int, pair: PairReport) -> str:
     return f"{count:,} of {plural(len(pair.rows), 'position')}"
 
 
-def _limit(value: float) -> str:
+def limit_text(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.15g}"

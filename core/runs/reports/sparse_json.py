@@ -8,11 +8,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...errors import UsageError
 from ...numerics.grid import Grid, MarginUlps
 from ...numerics.sparse import Interval
 from ..sparse.pairing import SparsePair, SparsePosition
+from ..sparse.records import SparseSide
+from ..sparse_run import KIND, SparseRun
 
+FACTS = ("run_id", "name", "created", "kind", "model", "command", "note", "versions")  # of a run, before its figures
 Bounded = float | list[float | None] | None
 
 
@@ -70,6 +75,48 @@ def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with
             {"reference": pair.reference, "variant": pair.variant, **summary_json(pair)} for pair in pairs
         ]
     return result
+
+
+def side_json(side: SparseSide) -> dict[str, Any]:
+    """What was sent for a side: formats, kinds of values, how many, and what the payloads say of themselves.
+
+    processed: whether temperature, penalties or a mask are in the values, null where a payload does not say. full_rows:
+    rows in which every token of the vocabulary has its value. missing: entries that were placeholders.
+    """
+    responses = side.responses
+    flags = {response.processed for response in responses}
+    return {
+        "name": side.name,
+        "formats": sorted({response.format for response in responses}),
+        "values": side.values,
+        "keys": side.keys,
+        "models": sorted({response.model for response in responses if response.model}),
+        "prompts": len(responses),
+        "rows": sum(len(response.rows) for response in responses),
+        "listed": sum(len(response.rows.values) for response in responses),
+        "most_a_row": max(int(np.diff(response.rows.offsets).max(initial=0)) for response in responses),
+        "missing": sum(int(response.rows.missing.sum()) for response in responses),
+        "full_rows": sum(int(response.rows.full.sum()) for response in responses),
+        "processed": True if True in flags else False if flags == {False} else None,
+        "warnings": list(dict.fromkeys(warning for response in responses for warning in response.warnings)),
+    }
+
+
+def sparse_run_json(run: SparseRun, *, with_positions: bool = False) -> dict[str, Any]:
+    """A stored run of sparse sides: provenance, sides, and the report of its first pair and the others' summaries."""
+    header = run.header
+    about = {
+        "run_id": run.run_id,
+        "name": header.name,
+        "created": None if header.created is None else header.created.isoformat() + "Z",
+        "kind": KIND,
+        "model": header.model,
+        "command": header.command,
+        "note": header.note,
+        "versions": header.versions,
+    }
+    report = sparse_json(run.pairs, with_positions=with_positions)
+    return {**about, "sides": [side_json(side) for side in run.sides], **report}
 
 
 def summary_json(pair: SparsePair) -> dict[str, Any]:

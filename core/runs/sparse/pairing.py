@@ -153,7 +153,7 @@ def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSid
     """
     groups: dict[object, list[SparseResponse]] = {}
     for response in responses:
-        groups.setdefault(_prompt_tokens(response), []).append(response)
+        groups.setdefault(prompt_tokens(response), []).append(response)
     counts = {len(group) for group in groups.values()}
     if len(counts) != 1 or counts == {1}:
         told = " and ".join(str(count) for count in sorted(counts))
@@ -167,7 +167,7 @@ def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSid
     )
 
 
-def _prompt_tokens(response: SparseResponse) -> tuple[int, ...] | None:
+def prompt_tokens(response: SparseResponse) -> tuple[int, ...] | None:
     """Token ids of the prompt, None where not all are known."""
     end = len(response.tokens) if response.generated_from is None else response.generated_from + 1
     known = response.tokens[:end] if response.start_known else ()
@@ -317,7 +317,7 @@ def _meet(prompt: int, reference: _Prepared, variant: _Prepared) -> Meeting:
     usable = [position for position in reference.rows if parting is None or position < parting]
     shared = sum(position in variant.rows for position in usable)
     first = min(reference.first_generated, variant.first_generated)
-    known = [_prompt_tokens(side.response) is not None for side in (reference, variant)]
+    known = [prompt_tokens(side.response) is not None for side in (reference, variant)]
     return Meeting(
         prompt,
         parting,

@@ -21,9 +21,12 @@ _MOST_RESPONSES = 1 << 16
 
 
 def is_payload(path: Path) -> bool:
-    """Whether a file begins as JSON does, after white space and a byte order mark."""
+    """Whether a file begins as JSON does, after white space and a byte order mark, and is no run file, whose first
+    bytes are a checksum.
+    """
     with path.open("rb") as file:
-        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in _JSON_STARTS
+        head = file.read(4096)
+    return head[8:12] != b"DUCK" and head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in _JSON_STARTS
 
 
 def read_responses(path: Path) -> list[SparseResponse]:

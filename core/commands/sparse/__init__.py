@@ -1,0 +1,1 @@
+"""Commands on sparse sides: what engines send of their rows, compared and captured."""

@@ -1,0 +1,86 @@
+"""Figures of sparse pairs in words: numbers, bounds and what is unknown, and the sentences that pages, tables and
+reports share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...text import number, out_of, plural
+from ..sparse.pairing import SparsePair
+from .sparse_json import Bounded, grid_json, summary_json
+
+UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
+
+
+def told(figure: Bounded, digits: int = 4) -> str:
+    """A figure for people: `0.031`, `0.031 to 0.25`, `at least 0.031`, `unknown`."""
+    if figure is None:
+        return "unknown"
+    if not isinstance(figure, list):
+        return number(figure, digits)
+    low, high = number(figure[0], digits), figure[1]
+    if high is None and not figure[0]:
+        return "0 or more"
+    return f"at least {low}" if high is None else f"{low} to {number(high, digits)}"
+
+
+def token_words(row: dict[str, Any], side: str) -> str:
+    """The best token of a side in a row of `position_json`: `473 ' cat'`."""
+    token, text = row[f"{side}_token"], row[f"{side}_text"]
+    if token is None:
+        return "an unknown token"
+    return str(token) if text is None else f"{token} {text!r}"
+
+
+def low_of(figure: Bounded) -> float:
+    """The figure, or its lower bound: of `max_abs`, the largest change that was sent."""
+    return (figure[0] or 0.0) if isinstance(figure, list) else (figure or 0.0)
+
+
+def told_count(count: int | list[int]) -> str:
+    """A count for people: `3`, `3 to 7`."""
+    return f"{count[0]:,} to {count[1]:,}" if isinstance(count, list) else f"{count:,}"
+
+
+def sentence(pair: SparsePair) -> str:
+    """What was sent and how far it differs, in a sentence or two."""
+    said = summary_json(pair)
+    listed, differing, places = said["listed"], said["listed_that_differ"], plural(len(pair.positions), "position")
+    if not listed:
+        return f"No token has a value on both sides at any of {places}."
+    flips = told_count(said["flips"])
+    if not differing:
+        return f"All {listed:,} values that both sides sent are equal, at {places}; what was not sent may differ."
+    return (
+        f"{out_of(differing, listed)} values that both sides sent differ, by up to {number(low_of(said['max_abs']))}"
+        f" {UNITS[pair.values]}; flips: {flips} of {places}."
+    )
+
+
+def grid_lines(pair: SparsePair) -> list[str]:
+    """A sentence a side: the compute dtype that its values show, or that they show none."""
+    lines = []
+    for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
+        said = grid_json(grid)
+        if grid is None or said is None:
+            lines.append(f"{name}: its values lie on no 16-bit grid that these digits could show.")
+            continue
+        names = grid.compute_dtype or " or ".join(grid.formats)
+        lines.append(
+            f"{name}: logits of {names}, shown by the gaps of {plural(grid.rows, 'row')} (residual"
+            f" {number(grid.residual, 2)} of a spacing; by chance: {number(grid.chance, 2)})."
+        )
+    return lines
+
+
+def meeting_lines(pair: SparsePair) -> list[str]:
+    """Where the texts part, a sentence a prompt that does."""
+    parted = [meeting for meeting in pair.meetings if meeting.parting is not None and not meeting.is_parting_in_prompt]
+    several = len(pair.meetings) > 1
+    lines = [
+        f"{pair.variant}: {f'prompt {meeting.prompt}: ' if several else ''}other tokens from position"
+        f" {meeting.parting:,} on; rows after that are not compared."
+        for meeting in parted[:10]
+    ]
+    return lines + ([f"{pair.variant}: and {len(parted) - 10:,} more prompts part."] if len(parted) > 10 else [])

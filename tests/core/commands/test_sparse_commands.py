@@ -1,0 +1,162 @@
+"""Responses of engines on the command line: compared, gated, looked at, stored, shown; nothing half stored."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAYLOADS = Path(__file__).parents[1] / "runs" / "sparse" / "payloads"
+COMPLETION = json.loads((PAYLOADS / "llamacpp_completion.json").read_text())
+Row = dict[str, Any]
+
+
+def rows_of(payload: Row) -> list[Row]:
+    return payload["completion_probabilities"]
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> list[str]:
+    """A real answer, and the same one with its second position's best two tokens the other way round."""
+    other = copy.deepcopy(COMPLETION)
+    top = rows_of(other)[1]["top_logprobs"]
+    top[0]["logprob"], top[1]["logprob"] = top[1]["logprob"], top[0]["logprob"]
+    rows_of(other)[1]["logprob"] = top[0]["logprob"]  # of the token that was emitted
+    return written(tmp_path, COMPLETION, other)
+
+
+def written(folder: Path, *payloads: Row) -> list[str]:
+    paths = []
+    for name, payload in zip("AB", payloads, strict=False):
+        (folder / f"{name}.json").write_text(json.dumps(payload))
+        paths.append(str(folder / f"{name}.json"))
+    return paths
+
+
+def run(cli: Any, *words: str, code: int = 0) -> str:
+    done = cli(*words)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def told(cli: Any, *words: str) -> Any:
+    return json.loads(cli(*words, "--json").stdout)
+
+
+def test_the_report_has_numbers_bounds_and_nulls(cli: Any, changed: list[str]) -> None:
+    top = rows_of(COMPLETION)[1]["top_logprobs"]
+    said = told(cli, "compare", *changed, "--positions")
+    assert (said["reference"], said["variant"], said["values"], said["keys"]) == ("A", "B", "logprob", "token_id")
+    assert said["positions"] == 3
+    assert [row["position"] for row in said["flips"]] == [20]
+    flip = said["flips"][0]
+    assert (flip["reference_token"], flip["variant_token"]) == (top[0]["id"], top[1]["id"])
+    assert flip["reference_margin"] == top[0]["logprob"] - top[1]["logprob"]
+    assert flip["max_abs"] == [top[0]["logprob"] - top[1]["logprob"], None]
+    assert said["summary"]["max_ulps"] is None
+    assert said["summary"]["flips"] == 1
+    assert said["summary"]["listed_that_differ"] == 2
+    assert [row["is_flip"] for row in said["by_position"]] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("condition", "outcome"),
+    [
+        ("bits", "failed"),
+        ("flips", "failed"),
+        ("flips:margin>0.001", "failed"),
+        ("flips:margin>50", "passed"),
+        ("kl>0.0000001", "failed"),
+        ("kl>50", "undecided"),
+        ("max-abs>0.0001", "failed"),
+        ("max-abs>50", "undecided"),
+        ("share>0.5", "undecided"),
+        ("same-top1<0.9", "failed"),
+        ("same-top1<0.5", "passed"),
+    ],
+)
+def test_a_condition_fails_passes_or_is_open(cli: Any, changed: list[str], condition: str, outcome: str) -> None:
+    done = cli("compare", *changed, "--fail-on", condition, "--json")
+    gate = json.loads(done.stdout)["gate"]
+    assert gate["outcome"] == outcome, gate
+    assert done.returncode == (1 if outcome == "failed" else 0)
+    if outcome == "failed":
+        assert (gate["worst"]["prompt"], gate["worst"]["position"]) == (0, 20)
+
+
+def test_equal_answers_do_not_pass_for_equal_rows(cli: Any, tmp_path: Path) -> None:
+    said = told(cli, "compare", *written(tmp_path, COMPLETION, COMPLETION), "--fail-on", "bits,flips")
+    assert [one["outcome"] for one in said["gate"]["conditions"]] == ["undecided", "passed"]
+    assert said["summary"]["bit_identical"] is None
+
+
+def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[str]) -> None:
+    for words, sentence in (
+        (("--fail-on", "ulps:4"), "--fail-on ulps:4: ULPs of elements need both sides' complete logits"),
+        (("--fail-on", "verdict"), "responses are judged when they are stored"),
+        (("--compute-dtype", "bfloat16"), "are for whole rows of logits"),
+    ):
+        assert sentence in run(cli, "compare", *changed, *words, code=2)
+
+
+def test_reports_of_the_gate_are_written(cli: Any, changed: list[str], tmp_path: Path) -> None:
+    junit, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
+    run(cli, "compare", *changed, "--fail-on", "flips", "--junit", str(junit), "--markdown", str(markdown), code=1)
+    assert "has another best token at 1 of 3 positions" in junit.read_text()
+    assert "has another best token at 1 of 3 positions" in markdown.read_text()
+
+
+def test_answers_of_one_file_are_its_sides(cli: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(json.dumps(COMPLETION) for _ in range(3)))
+    said = told(cli, "compare", str(path))
+    assert said["reference"] == "answer 1"
+    assert [pair["variant"] for pair in said["pairs"]] == ["answer 2", "answer 3"]
+
+
+def test_answers_are_put_beside_each_other_by_their_prompts(cli: Any, tmp_path: Path) -> None:
+    prompts = [{"prompt": tokens} for tokens in (list(range(5, 25)), list(range(25, 45)))]
+    asked = [{"request": prompt, "response": COMPLETION} for prompt in prompts]
+    paths = [tmp_path / "A.json", tmp_path / "B.json"]
+    paths[0].write_text(json.dumps(asked))
+    paths[1].write_text(json.dumps(asked[::-1]))
+    said = told(cli, "compare", *map(str, paths))
+    assert all(prompt["parting"] is None and prompt["prompt_tokens_compared"] for prompt in said["prompts"])
+    assert said["positions"] == 6
+
+
+def test_a_dump_beside_responses_is_refused(cli: Any, changed: list[str], tmp_path: Path) -> None:
+    (tmp_path / "C.npz").write_bytes(b"PK\x03\x04")
+    assert "expected files of one kind" in run(cli, "compare", changed[0], str(tmp_path / "C.npz"), code=2)
+
+
+def test_inspect_says_what_responses_are(cli: Any, changed: list[str]) -> None:
+    said = told(cli, "inspect", *changed)
+    assert said["kind"] == "sparse"
+    assert [side["name"] for side in said["sides"]] == ["A", "B"]
+    assert said["sides"][0]["formats"] == ["llama.cpp completion"]
+    assert (said["prompts"], said["positions"], said["tokens"]) == (1, 3, "ids")
+    assert "llama.cpp completion" in run(cli, "inspect", *changed)
+
+
+def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[str], tmp_path: Path) -> None:
+    store = ("--store", str(tmp_path / "runs"))
+    run_id = run(cli, "ingest", *changed, "--name", "one flip", *store).strip()
+    said = told(cli, "show", run_id, *store)
+    assert (said["name"], said["kind"], said["summary"]["flips"]) == ("one flip", "sparse", 1)
+    assert said["model"] == "SmolLM2-135M-Instruct"
+    assert told(cli, "compare", run_id, *store)["summary"] == told(cli, "compare", *changed)["summary"]
+    assert "flips of B: 1" in run(cli, "show", run_id, *store)
+    assert "#### `B` against `A`" in run(cli, "show", run_id, "--markdown", *store)
+    card = next(card for card in told(cli, "list", *store) if card["run_id"] == run_id)
+    assert (card["kind"], card["sides"], card["flips"]) == ("sparse", ["A", "B"], 1)
+
+
+def test_what_is_no_response_stores_nothing(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "A.json").write_text('{"hello": 1}')
+    said = run(cli, "ingest", str(tmp_path / "A.json"), "--store", str(tmp_path / "runs"), code=2)
+    assert "no response that is known here; its keys are 'hello'" in said
+    assert not list((tmp_path / "runs").glob("*.duckdb")) if (tmp_path / "runs").exists() else True
