@@ -11,11 +11,12 @@ from app.flips import continuations
 from app.flips import parts as flips_parts
 from app.near_ties import parts as near_ties_parts
 from app.shell import exports, selection, store_cache, widgets, wording
+from app.sparse import pages as sparse
 from core.runs.views.flips import sentence
 from core.runs.views.verdicts import finding
 from core.text import out_of, plural, visible
 
-view = widgets.head("Flips", selection.current_view())
+view = widgets.head("Flips", selection.current_view(), sparse.flips)
 st.markdown(sentence(view.table, view.dtype))
 if view.run.generations:
     continuations.section(view)

@@ -46,6 +46,7 @@ _OTHER_PAGES = {  # of which a page shows a part too
     "flips": ("app.near_ties",),
     "ops": ("app.capture",),
     "overview": ("app.flips", "app.kv_cache", "app.layers"),
+    "sparse": ("app.overview",),
     "verdict": ("app.capture",),
 }
 # Of use everywhere: every other room may import them.
@@ -66,7 +67,7 @@ ROOMS = {
     "core.runs.dumps": _RUN_FILE,
     "core.runs.figures": (*_RUN_FILE, "core.runs.tables"),
     "core.runs.reader": (*_RUN_FILE, "core.runs.tables", "core.runs.figures"),
-    "core.runs.views": (*_RUNS, "core.capture_request"),
+    "core.runs.views": (*_RUNS, "core.capture_request", "core.runs.sparse"),
     "core.runs.store": (*_RUNS, "core.configuration", "core.runs.views"),
     "core.runs.reports": (*_STORED, "core.runs.ops_run", "core.runs.sparse", "core.runs.sparse_run"),
     "core.runs.sparse": ("core.numerics", "core.runs.file"),
@@ -104,7 +105,8 @@ ROOMS = {
     "app.main": (*_SHARED, "app.uploads", "app.routes"),
     "app.routes": ("app",),
     **{
-        f"app.{page}": (*_SHARED, "app.uploads", *_OTHER_PAGES.get(page, ())) for page in (*PAGES, "gallery", "verdict")
+        f"app.{page}": (*_SHARED, "app.uploads", *_OTHER_PAGES.get(page, ()))
+        for page in (*PAGES, "gallery", "sparse", "verdict")
     },
     "app": _SHARED,
     "pages": (*_CORE_FOR_PAGES, "app"),
@@ -119,7 +121,12 @@ LIBRARIES = {
     "transformers": ("core/inference/",),
     "triton": ("core/inference/invariant/cuda/",),
     "streamlit": ("app/", "pages/"),
-    "plotly": ("app/components/", *(f"app/{page}/charts.py" for page in PAGES), "app/verdict/charts.py"),
+    "plotly": (
+        "app/components/",
+        *(f"app/{page}/charts.py" for page in PAGES),
+        "app/sparse/charts.py",
+        "app/verdict/charts.py",
+    ),
     "httpx2": ("core/probing/", "core/push/", "app/hosting/"),
 }
 
@@ -428,9 +435,9 @@ def test_a_planted_sleep_is_counted(planted: str) -> None:
 
 def test_the_parts_of_a_page_bear_its_name() -> None:
     rooms = {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").exists()}
-    assert rooms - set(PAGES) == {"api", "components", "gallery", "hosting", "shell", "uploads", "verdict"}
+    assert rooms - set(PAGES) == {"api", "components", "gallery", "hosting", "shell", "sparse", "uploads", "verdict"}
     views = {path.stem for path in (ROOT / "core" / "runs" / "views").glob("*.py")} - {"__init__"}
-    assert views - set(PAGES) == {"continuations", "elements", "request", "verdicts"}
+    assert views - set(PAGES) == {"continuations", "elements", "request", "sparse", "verdicts"}
 
 
 def _loaded_by(statements: str, names: tuple[str, ...]) -> str:

@@ -47,7 +47,7 @@ _SCHEMAS: dict[str, Schema] = {
             "run_id": _TEXT,
             "name": _TEXT,
             "created": _TIME,
-            "kind": {"enum": ["capture", "upload", "ops"]},
+            "kind": {"enum": ["capture", "upload", "ops", "sparse"]},
             "model": _TEXT,
             "compute_dtype": _TEXT,
             "device": _TEXT,
@@ -74,7 +74,7 @@ _SCHEMAS: dict[str, Schema] = {
     "Run": _object(
         {"run_id": _TEXT, "name": _TEXT, "created": _or_null(_TIME), "labels": _ref("Labels"), "url": _TEXT},
         {
-            "kind": {"enum": ["capture", "upload", "ops"]},
+            "kind": {"enum": ["capture", "upload", "ops", "sparse"]},
             "sides": _list({"type": "object"}),
             "summary": {"type": "object"},
             "by_position": _list({"type": "object"}),

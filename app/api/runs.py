@@ -27,7 +27,10 @@ from app.gallery import filters
 from app.hosting.identity import identity_of
 from app.shell import page_settings, store_cache, wording
 from core.errors import StoreError
+from core.runs.ops_run import KIND as OPS
 from core.runs.reports.run_json import card_json, ops_json, run_json
+from core.runs.reports.sparse_json import sparse_run_json
+from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store import audit, labels
 from core.runs.store.cards import RunCard, read_runs
 from core.runs.store.labels import Labels
@@ -98,16 +101,20 @@ def _one(request: Request) -> Response:
     try:
         told = run_json(store_cache.open_run(path.stem), with_positions=with_positions)
     except StoreError:
-        if not _is_of_operations(path):
+        kind = _kind_of(path)
+        if kind == OPS:
+            told = ops_json(store_cache.ops_run(path.stem))
+        elif kind == SPARSE:
+            told = sparse_run_json(store_cache.sparse_run(path.stem), with_positions=with_positions)
+        else:
             raise
-        told = ops_json(store_cache.ops_run(path.stem))
     attached = labels.read(open_store().directory, path.stem)
     return answer({**told, "labels": asdict(attached), "url": page_url(request, path.stem)})
 
 
-def _is_of_operations(path: Path) -> bool:
+def _kind_of(path: Path) -> str:
     card = read_runs([path])[path]
-    return isinstance(card, RunCard) and not card.sides
+    return card.kind if isinstance(card, RunCard) else ""
 
 
 def path_of(store: Store, run_id: str, *, whole_id: bool = False) -> Path:

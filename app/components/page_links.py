@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from app.shell import address
-from app.shell.selection import View
+from app.shell.selection import SparseView, View
 
 _CSS = """
 nav { display: grid; gap: 0.45rem; font-family: var(--st-font); font-size: 0.93rem; color: var(--st-text-color); }
@@ -51,7 +51,11 @@ class Group:
 
 
 def page_links(
-    groups: Sequence[Group], first: str, here: str, view: View | None, absent: Mapping[str, str] | None = None
+    groups: Sequence[Group],
+    first: str,
+    here: str,
+    view: View | SparseView | None,
+    absent: Mapping[str, str] | None = None,
 ) -> None:
     """Draw the list. first: the page at the root; here: the open page; view: what the links carry; absent: a word for
     each page of which the pair has nothing.

@@ -62,7 +62,7 @@ class Stepper {
   }
 
   go(position) {
-    if (position === undefined || position === this.position || position < 0 || position > this.data.last) return;
+    if (position === undefined || position === this.position || position < this.data.first || position > this.data.last) return;
     this.position = position;
     this.answered = false;
     this.draw();

@@ -48,21 +48,22 @@ _stepper = st.components.v2.component(
 )
 
 
-def steps(view: selection.View) -> dict[str, Any]:
+def steps(view: selection.View | selection.SparseView) -> dict[str, Any]:
     """Places to step to along the selected prompt: positions of each kind there is, and of its largest difference."""
     table = view.prompt_table.reset_index(drop=True)
     kinds = (("flip", "is_flip"), ("near tie", "near_tie"), ("NaN or infinity", "nonfinite_mismatch"))
     found = [(name, table.loc[table[column].astype(bool), "position"].tolist()) for name, column in kinds]
     worst = int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())
     return {
-        "last": len(table) - 1,
+        "first": view.first_position,
+        "last": view.last_position,
         "kinds": [{"name": name, "places": places} for name, places in found if places],
-        "worst": worst,
+        "worst": int(table.loc[worst, "position"]),
         "worst_logits": number(float(table.loc[worst, "max_abs"])),
     }
 
 
-def stepper(view: selection.View) -> None:
+def stepper(view: selection.View | selection.SparseView) -> None:
     """Draw the steps of the selected prompt and listen to the keys."""
     handled = st.session_state.get("stepper_handled", 0)
     data = {**steps(view), "stamp": selection.stamp(view), "position": view.position, "handled": handled}
@@ -79,7 +80,7 @@ def _go() -> None:
     if not (isinstance(position, int) and isinstance(sent, int)) or asked.get("stamp") != selection.stamp(view):
         return
     st.session_state["stepper_handled"] = sent
-    selection.select(position=min(max(position, 0), view.run.header.prompts[view.prompt].positions - 1))
+    selection.select(position=min(max(position, view.first_position), view.last_position))
 
 
 def keys() -> None:

@@ -11,6 +11,7 @@ import streamlit as st
 from app.hosting import page_guard
 from app.shell import address, selection, store_cache, widgets
 from app.shell.widgets import PAGES
+from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store import labels as labelling
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
@@ -45,7 +46,7 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
         page = ("overview", address) if card.sides else ("ops", {"machines": card.run_id})
         st.page_link(PAGES / f"{page[0]}.py", label="**Open** →", query_params=page[1])
         st.markdown(f"[Run file](/files/{_quoted(card.run_id)}.duckdb)", width="content")
-        if card.sides:
+        if card.sides and card.kind != SPARSE:
             st.markdown(f"[npz](/files/{_quoted(card.run_id)}.npz)", width="content")
         if not page_guard.may_edit():
             st.caption("viewers do not tag or delete", width="content")

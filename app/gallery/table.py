@@ -21,6 +21,7 @@ from app.shell import selection as state
 from app.shell.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs.file.records import BUG_SUSPECTED, ROUNDING
+from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
 from core.text import size
@@ -152,7 +153,9 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
             "dtype": [card.compute_dtype for card in shown],
             "tags": [list(each.tags) for each in attached],
             "device": [card.device or None for card in shown],
-            "max ULPs": pd.array([card.max_ulps if card.sides else None for card in shown], "Int64"),
+            "max ULPs": pd.array(
+                [card.max_ulps if card.sides and card.kind != SPARSE else None for card in shown], "Int64"
+            ),
             "positions": [card.positions for card in shown],
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [wording.model_name(card.model) or None for card in shown],

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app.shell import heatmap_window, link, page_settings
-from app.shell.selection import View, preset_widget
+from app.shell.selection import SparseView, View, preset_widget
 from core.text import shown
 
 _LATE_SECONDS = (
@@ -81,7 +81,7 @@ def settle_settings(page: str) -> None:
             preset_widget(setting.key)
 
 
-def of(view: View | None, page: str | None = None) -> dict[str, str]:
+def of(view: View | SparseView | None, page: str | None = None) -> dict[str, str]:
     """Parameters of the address for a view on a page (the open one where none is named): the share link."""
     said = {} if view is None else _selection_address(view)
     kept = st.session_state.get("settings", {})
@@ -92,15 +92,17 @@ def of(view: View | None, page: str | None = None) -> dict[str, str]:
     return said
 
 
-def _selection_address(view: View) -> dict[str, str]:
+def _selection_address(view: View | SparseView) -> dict[str, str]:
     said = {
         "run": view.run.run_id,
         "variant": view.pair.variant,
         "prompt": str(view.prompt),
         "position": str(view.position),
     }
-    if len(view.run.header.prompts) == 1:
+    if (view.prompts if isinstance(view, SparseView) else len(view.run.header.prompts)) == 1:
         del said["prompt"]
+    if isinstance(view, SparseView):
+        return said
     return said | heatmap_window.address(view)
 
 

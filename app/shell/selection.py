@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from core.runs.reader import RunReader, StoredPair
+from core.runs.sparse.pairing import SparsePair, SparsePosition
+from core.runs.sparse_run import SparseRun
 from core.runs.views.elements import row_of
 
 if TYPE_CHECKING:
@@ -27,6 +29,14 @@ class View:
     prompt: int
     position: int
     table: pd.DataFrame
+
+    @property
+    def first_position(self) -> int:
+        return 0
+
+    @property
+    def last_position(self) -> int:
+        return self.run.header.prompts[self.prompt].positions - 1
 
     @property
     def row(self) -> int:
@@ -51,9 +61,48 @@ class View:
         return self.run.header.compute_dtype
 
 
-def stamp(view: View) -> str:
+@dataclass(frozen=True)
+class SparseView:
+    """One pair of sparse sides at one position. `table`: as core.runs.views.sparse.figures_by_position."""
+
+    run: SparseRun
+    pair: SparsePair
+    prompt: int
+    position: int
+    table: pd.DataFrame
+
+    @property
+    def prompts(self) -> int:
+        return len(self.pair.meetings)
+
+    @property
+    def first_position(self) -> int:
+        return int(self.prompt_table["position"].min())
+
+    @property
+    def last_position(self) -> int:
+        return int(self.prompt_table["position"].max())
+
+    @property
+    def prompt_table(self) -> pd.DataFrame:
+        return self.table[self.table["prompt"] == self.prompt]
+
+    @property
+    def here(self) -> SparsePosition:
+        """The compared position that is selected, or the one before it where nothing was sent for it."""
+        return self.pair.positions[self.row]
+
+    @property
+    def row(self) -> int:
+        table = self.prompt_table
+        before = table[table["position"] <= self.position]
+        return int((before if len(before) else table).index[-1 if len(before) else 0])
+
+
+def stamp(view: View | SparseView) -> str:
     """Text that names the run, pair and prompt that a position belongs to."""
-    return f"{view.run.run_id} {view.pair.index} {view.prompt}"
+    pair = view.pair.variant if isinstance(view, SparseView) else view.pair.index
+    return f"{view.run.run_id} {pair} {view.prompt}"
 
 
 def select(**values: str | int) -> None:
@@ -72,6 +121,6 @@ def preset_widget(key: str) -> None:
     st.session_state[key] = st.session_state[key]
 
 
-def current_view() -> View | None:
+def current_view() -> View | SparseView | None:
     """View that the sidebar of this script run selected."""
     return st.session_state.get("view")

@@ -17,11 +17,12 @@ from app.shell import link, selection
 from app.shell.jobs import Job, Jobs, PromptFile
 from app.shell.memory_budget import MemoryBudget
 from app.shell.once import Once
-from app.shell.selection import View
+from app.shell.selection import SparseView, View
 from core.errors import StoreError
 from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
+from core.runs.sparse_run import SparseRun, sparse_of
 from core.runs.store import audit, labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_runs
 from core.runs.store.store import Store, open_store
@@ -31,11 +32,13 @@ from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
 from core.runs.views.layers import grid as layer_grid_of
 from core.runs.views.overview import absent as absent_of
+from core.runs.views.sparse import figures_by_position
 from core.text import shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
+OF_WHOLE_ROWS = ("kv_cache", "layers", "kernels", "remedies")  # pages of what no server sends
 # Of all that is kept of what was read: some twenty ordinary runs. Sixteen readers of made files held 6 GB.
 KEPT_BYTES = 512 << 20
 Value = TypeVar("Value")
@@ -214,6 +217,24 @@ def ops_run(run_id: str) -> OpsRun:
     return kept("probes", stamp, (), lambda: ops_of(Path(stamp[0])))
 
 
+def sparse_run(run_id: str) -> SparseRun:
+    """A run of sparse sides, with its pairs compared."""
+    stamp = _stamp(store().path_of(run_id))
+
+    def read() -> SparseRun:
+        run = sparse_of(Path(stamp[0]))
+        _ = run.pairs  # compared once, for all viewers
+        return run
+
+    return kept("sparse sides", stamp, (), read)
+
+
+def sparse_positions(run_id: str, pair: int) -> pd.DataFrame:
+    """Figures by position; see core.runs.views.sparse.figures_by_position."""
+    stamp = _stamp(store().path_of(run_id))
+    return kept("sparse positions", stamp, (pair,), lambda: figures_by_position(sparse_run(run_id).pairs[pair]))
+
+
 def delete(run_id: str) -> None:
     """Delete a run for good and let go of its file, or the disk would not get its space back."""
     who = identity.editor()
@@ -296,8 +317,10 @@ def histogram(view: View) -> dict[int, int]:
     return kept("histogram", stamp, (pair,), lambda: _reader(*stamp).histogram(pair))
 
 
-def absent(view: View) -> dict[str, str]:
+def absent(view: View | SparseView) -> dict[str, str]:
     """Pages of which the pair has nothing, with a word for each; see core.runs.views.overview.absent."""
+    if isinstance(view, SparseView):
+        return dict.fromkeys(OF_WHOLE_ROWS, "not sent")
     stamp, pair = _stamp(view.run.path), view.pair
     return kept("absent", stamp, (pair.index,), lambda: absent_of(_reader(*stamp), pair))
 

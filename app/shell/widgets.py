@@ -19,9 +19,11 @@ from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
+from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store.cards import RunCard
 from core.runs.views.overview import telling_place
 from core.runs.views.request import left_out, typed_with
+from core.runs.views.sparse import telling_position
 from core.text import code, shown, visible
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
@@ -31,13 +33,14 @@ EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("larges
 # Whole numbers with their thousands apart, as the viewer's language has them.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
+OF_CAPTURES = ("KV cache", "Layers", "Kernels", "Remedies")
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
 _ADDRESS = re.compile(
     r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE
 )  # markdown links them even where every sign is escaped
 
 
-def sidebar() -> selection.View | None:
+def sidebar() -> selection.View | selection.SparseView | None:
     """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
     everything, _ = store_cache.cards()
     cards = [card for card in everything if card.sides]  # probes of operations have none; the Ops page shows them
@@ -84,7 +87,7 @@ def sidebar() -> selection.View | None:
         labels = _labels(cards)
         run_id = st.selectbox("Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=new_run)
         try:
-            return _pick_within(run_id)
+            return _pick_of_sparse(run_id) if by_id[run_id].kind == SPARSE else _pick_within(run_id)
         except UlpscopeError as error:
             st.error(escaped(told(error)))
             return None
@@ -109,9 +112,8 @@ def new_run() -> None:
         st.session_state.pop(key, None)
 
 
-def _pick_within(run_id: str) -> selection.View:
-    run = store_cache.open_run(run_id)
-    names = [pair.variant for pair in run.pairs]
+def _settle_variant(names: list[str]) -> None:
+    """Take the variant out of the link if it is there, and keep it one of the run's."""
     asked = link.linked("variant")
     if asked is not None and asked in names:
         st.session_state["variant"] = asked
@@ -123,6 +125,39 @@ def _pick_within(run_id: str) -> selection.View:
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     selection.preset_widget("variant")
+
+
+def _pick_of_sparse(run_id: str) -> selection.SparseView:
+    run = store_cache.sparse_run(run_id)
+    names = [pair.variant for pair in run.pairs]
+    _settle_variant(names)
+    variant = st.selectbox(f"Variant, compared with `{code(run.pairs[0].reference)}`", names, key="variant")
+    pair = run.pairs[names.index(variant)]
+    table = store_cache.sparse_positions(run_id, names.index(variant))
+    is_open = "position" in st.session_state or link.is_linked("position")
+    prompts = sorted(table["prompt"].unique().tolist())
+    _settle("prompt", prompts[-1], prompts[0] if is_open else telling_position(table)[0])
+    if st.session_state["prompt"] not in prompts:  # one of whose rows none has a partner
+        st.session_state["prompt"] = prompts[0]
+    prompt = prompts[0]
+    if len(prompts) > 1:
+        selection.preset_widget("prompt")
+        prompt = int(st.selectbox("Prompt", prompts, key="prompt", on_change=_new_prompt))
+    of_prompt = table[table["prompt"] == prompt]
+    first, last = int(of_prompt["position"].min()), int(of_prompt["position"].max())
+    _settle("position", last, first if is_open else telling_position(of_prompt)[1], first)
+    position = (
+        int(st.number_input(f"Position, {first:,} to {last:,}", first, last, key="position")) if last > first else first
+    )
+    view = selection.SparseView(run, pair, prompt, position, table)
+    stepper.stepper(view)
+    return view
+
+
+def _pick_within(run_id: str) -> selection.View:
+    run = store_cache.open_run(run_id)
+    names = [pair.variant for pair in run.pairs]
+    _settle_variant(names)
     variant = st.selectbox(
         f"Variant, compared with `{code(run.pairs[0].reference)}`",
         names,
@@ -165,11 +200,11 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _settle(key: str, highest: int, first: int) -> None:
+def _settle(key: str, highest: int, first: int, lowest: int = 0) -> None:
     """Take `key` out of the link if it is there, and keep it within the run; `first` where nothing was chosen yet."""
-    value = link.linked_number(key, 0, highest)
+    value = link.linked_number(key, lowest, highest)
     current = st.session_state.get(key, first) if value is None else value
-    st.session_state[key] = min(max(int(current), 0), highest)
+    st.session_state[key] = min(max(int(current), lowest), highest)
 
 
 def _new_prompt() -> None:
@@ -184,11 +219,30 @@ def title(page: str, widths: tuple[float, float] = (5, 1.2)) -> None:
         st.markdown(f"#### {page}\n\n{glossary.reading(page)}\n\n{glossary.definitions()}")
 
 
-def head(page: str, view: selection.View | None) -> selection.View:
-    """Draw the title and what is looked at; stops with an empty state where there is no run."""
+def head(
+    page: str,
+    view: selection.View | selection.SparseView | None,
+    sparse: Callable[[selection.SparseView], None] | None = None,
+) -> selection.View:
+    """Draw the title and what is looked at; stops with an empty state where there is no run.
+
+    sparse: draws what the page has of a run of sparse sides, after which the page is done; where there is none, a
+    sentence says what is missing.
+    """
     title(page)
     if view is None:
         empty()
+    if isinstance(view, selection.SparseView):
+        _head_of_sparse(view)
+        if sparse is None:
+            needs = "what a capture records" if page in OF_CAPTURES else "whole rows of logits"
+            st.info(
+                f"This run holds what engines sent: some tokens of each row, not all. {page} needs {needs}; the"
+                " Overview, Near ties, Heatmap and Flips pages show what follows from what was sent."
+            )
+        else:
+            sparse(view)
+        st.stop()
     header = view.run.header
     about = header.provenance
     where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
@@ -197,6 +251,15 @@ def head(page: str, view: selection.View | None) -> selection.View:
         f" {escaped(where)}"
     )
     return view
+
+
+def _head_of_sparse(view: selection.SparseView) -> None:
+    about = view.run.header
+    where = " · ".join(part for part in (wording.model_name(about.model), view.pair.compute_dtype or "") if part)
+    st.markdown(
+        f"**{escaped(about.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}`"
+        + (f" · {escaped(where)}" if where else "")
+    )
 
 
 def viewer() -> str:

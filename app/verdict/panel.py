@@ -291,7 +291,7 @@ def _residues(view: selection.View, figures: StructureFigures, deciding: PairFig
 
 def _picture(what: str) -> dict[str, object]:
     view = selection.current_view()
-    return exports.picture(what, []) if view is None else exports.picture_of(view, what)
+    return exports.picture_of(view, what) if isinstance(view, selection.View) else exports.picture(what, [])
 
 
 def _clickable(figure: plots.Drawable, key: str) -> None:
