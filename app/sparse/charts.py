@@ -76,6 +76,6 @@ def by_rank(positions: NDArray[np.int64], changes: NDArray[np.float64], selected
         )
     )
     figure.add_hline(y=selected, line={"color": FLIP, "width": 1.5})
-    figure.update_xaxes(title="rank in the reference, 1 = best", rangemode="tozero")
+    figure.update_xaxes(title="rank in the reference, 1 = best", range=[0.5, len(ranks) + 0.5])
     figure.update_yaxes(title="position", autorange="reversed")
     return layout(figure, int(min(760, max(260, 120 + 6 * len(positions)))))
