@@ -55,7 +55,10 @@ def watch(seen: list[tuple[int, bool]]) -> None:
 st.session_state.pop("dropped", None)
 widgets.title("Upload")
 st.markdown(counted(jobs.ingests(), "upload"))
-st.caption("npz, npy, safetensors or a run file; nothing becomes a run before you save it.")
+st.caption(
+    "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file; nothing becomes a run before you save"
+    " it."
+)
 page_guard.only_editors("upload dumps")
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")

@@ -191,13 +191,14 @@ def _refuse_unknown_kind(start: bytes) -> None:
     need not travel.
     """
     is_dump = start[:4] == b"PK\x03\x04" or start[:6] == b"\x93NUMPY" or start[8:9] == b"{"
-    if not (is_dump or is_database(start)):
+    is_json = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+    if not (is_dump or is_json or is_database(start)):
         raise RefusedError(
             (
-                f"the body begins with {start[:8]!r}; expected an npz, npy or safetensors file, or a run file"
-                " (.duckdb)."
+                f"the body begins with {start[:8]!r}; expected an npz, npy or safetensors file, responses of"
+                " an engine (JSON), or a run file (.duckdb)."
                 if start
-                else "the body is empty; expected an npz, npy or safetensors file, or a run file (.duckdb)."
+                else "the body is empty; expected an npz, npy or safetensors file, JSON, or a run file (.duckdb)."
             ),
             415,
         )

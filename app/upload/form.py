@@ -26,7 +26,7 @@ _TOKENS = {"ids and texts": "token ids and texts", "ids": "token ids", "none": "
 
 @dataclass(frozen=True)
 class Candidate:
-    """One upload, or two of one array each, that would make a run. refusal: why they do not."""
+    """One upload, two of one array each, or several of responses, that would make a run. refusal: why they do not."""
 
     uploads: tuple[Upload, ...]
     refusal: str = ""
@@ -46,17 +46,24 @@ class Candidate:
 
 def candidates(uploads: Sequence[Upload]) -> list[Candidate]:
     """Runs that the files would make: files of two or more sides and run files each a run, files of one array each two
-    of them a pair.
+    of them a pair, files of responses the sides of one run.
     """
-    found, arrays = [], []
+    found: list[Candidate] = []
+    arrays: list[Upload] = []
+    responses: list[Upload] = []
     for upload in uploads:
         try:
-            if looks().headers(upload.path).kind == "array":
+            kind = looks().headers(upload.path).kind
+            if kind == "array":
                 arrays.append(upload)
+            elif kind == "responses":
+                responses.append(upload)
             else:
                 found.append(Candidate((upload,)))
         except UlpscopeError as error:
             found.append(Candidate((upload,), str(error)))
+    if responses:
+        found.append(Candidate(tuple(responses)))
     if len(arrays) > 2:
         arrays = _two_of(arrays)
     if len(arrays) == 2:
@@ -93,7 +100,8 @@ def draw(candidate: Candidate) -> dict[str, Any] | None:
         if candidate.refusal:
             st.error(widgets.escaped(candidate.refusal))
             return None
-        return _run(candidate) if looks().headers(candidate.paths[0]).kind == "run" else _dump(candidate)
+        draws = {"run": _run, "responses": _responses}
+        return draws.get(looks().headers(candidate.paths[0]).kind, _dump)(candidate)
 
 
 def _run(candidate: Candidate) -> dict[str, Any] | None:
@@ -114,6 +122,39 @@ def _run(candidate: Candidate) -> dict[str, Any] | None:
     )
     name = st.text_input("Name of the run", value=found["name"][:120], key=f"upload_run_name_{candidate.key}")
     return {"name": name.strip()} if _is_save_pressed(candidate, name) else None
+
+
+def _responses(candidate: Candidate) -> dict[str, Any] | None:
+    left, right = st.columns(2)
+    name = left.text_input("Name of the run", value=candidate.title, key=f"upload_name_{candidate.key}")
+    model = right.text_input("Model", placeholder="as the responses say, if empty", key=f"upload_model_{candidate.key}")
+    found = _looked(candidate, AS_FOUND, "")
+    if found is None:
+        return None
+    st.subheader("Understood as responses of an engine")
+    st.dataframe(
+        [
+            {
+                "side": side["name"],
+                "role": "variant" if number else "reference",
+                "format": ", ".join(side["formats"]),
+                "values": f"{side['values']} by {side['keys'].replace('_', ' ')}",
+                "rows": side["rows"],
+                "values sent": side["listed"],
+                "most a row": side["most_a_row"],
+            }
+            for number, side in enumerate(found["sides"])
+        ],
+        hide_index=True,
+        key=f"understood_{candidate.key}",
+    )
+    st.markdown(
+        f"**{plural(found['prompts'], 'prompt')}**, **{plural(found['positions'], 'position')}** that both sides have."
+        f" {widgets.escaped(found['dtype_reason'])}"
+    )
+    for warning in found["warnings"]:
+        st.warning(widgets.escaped(warning))
+    return {"name": name.strip(), "model": model.strip()} if _is_save_pressed(candidate, name) else None
 
 
 def _dump(candidate: Candidate) -> dict[str, Any] | None:

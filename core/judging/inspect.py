@@ -31,13 +31,16 @@ from ..text import shown
 
 Kind = Literal["run", "dump", "array", "responses"]
 _SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
+_PARSED = 8  # times its size that JSON takes once it is parsed
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Kind of a file by its first bytes and headers. unpacked_bytes: of a dump's arrays, as they are declared."""
+    """Kind of a file by its first bytes and headers. unpacked_bytes: of a dump's arrays as they are declared, or about
+    those that parsed responses take.
+    """
 
     kind: Kind
     unpacked_bytes: int = 0
@@ -50,7 +53,7 @@ def headers_of(path: Path) -> Headers:
     if is_run_file(path):
         return Headers("run")
     if is_payload(path):
-        return Headers("responses")
+        return Headers("responses", _PARSED * path.stat().st_size)
     with ExitStack() as stack:
         container = open_container(path, stack, MAX_BYTES)
     sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]

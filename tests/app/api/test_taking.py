@@ -30,6 +30,8 @@ from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
 from tests.waiting import until
 
+PAYLOADS = Path(__file__).parents[2] / "core" / "runs" / "sparse" / "payloads"
+
 
 def dump(positions: int = 4, vocab: int = 64, seed: int = 0, **more: np.ndarray) -> bytes:
     chance = np.random.default_rng(seed)
@@ -59,6 +61,18 @@ def test_a_dump_becomes_a_run_whose_link_is_answered(real_client: TestClient, st
     assert [(event["who"], event["run_id"], event["title"]) for event in events] == [
         ("local", said["run_id"], "two calls")
     ]
+
+
+def test_responses_of_an_engine_become_a_run_told_as_on_the_command_line(client: TestClient) -> None:
+    body = (PAYLOADS / "llamacpp_completion.json").read_bytes()
+    answer = client.put("/api/runs/twice?wait=60", content=b"[" + body + b"," + body + b"]")
+    assert answer.status_code == 201, answer.text
+    said = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
+    assert (said["kind"], said["name"], len(said["by_position"])) == ("sparse", "twice", 3)
+    assert said["summary"]["flips"] == 0
+    refused = client.put("/api/runs/none?wait=60", content=b'{"hello": 1}')
+    assert refused.status_code == 422
+    assert "no response that is known here" in refused.json()["error"]
 
 
 def test_without_waiting_the_id_is_known_and_where_to_ask(client: TestClient, store: Path) -> None:

@@ -24,6 +24,7 @@ from app.uploads.saving import save
 from app.uploads.spool import FOLDER, Spool, owner_of
 from core.configuration import Limits
 from core.runs.reader import RunReader
+from core.runs.sparse_run import sparse_of
 from core.runs.store.store import Store
 from tests.app.api.conftest import run_here
 from tests.app.opening import opened, said
@@ -31,6 +32,7 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 DUMPS = ROOT / "sample_runs" / "dumps"
+PAYLOADS = ROOT / "tests" / "core" / "runs" / "sparse" / "payloads"
 ME = owner_of(Identity("local", "editor", "local"))
 LIMITS = dataclasses.replace(Limits(), free_bytes=0)
 
@@ -266,3 +268,28 @@ def test_a_file_that_changed_is_looked_at_again(tmp_path):
     assert looks.look([path]).understood["positions"] == 1
     np.savez(path, reference=np.ones((3, 2), np.float32), variant=np.ones((3, 2), np.float32))
     assert looks.look([path]).understood["positions"] == 3
+
+
+def test_responses_of_two_servers_are_one_run(monkeypatch, store):
+    uploads = [put(store, PAYLOADS / "llamacpp_completion.json", name=f"{name}.json") for name in ("old", "new")]
+    app = page(monkeypatch, *uploads)
+    key = "_".join(upload.upload_id for upload in uploads)
+    assert "Understood as responses of an engine" in [each.value for each in app.subheader]
+    assert app.dataframe[0].value["side"].tolist() == ["old", "new"]
+    assert "**1 prompt**, **3 positions** that both sides have." in said(app)
+    app.text_input(key=f"upload_name_{key}").set_value("before and after").run()
+    app.button(key=f"save_{key}").click().run()
+    app = saved(app)
+    (path,) = runs(store)
+    run = sparse_of(path)
+    assert (run.header.name, run.header.model) == ("before and after", "SmolLM2-135M-Instruct")
+    app.button(key="open_1").click().run()
+    assert app.title[0].value == "Overview"
+    assert "that both sides sent are equal" in said(app)
+
+
+def test_json_that_is_no_response_is_a_sentence_and_no_save(monkeypatch, store, tmp_path):
+    (tmp_path / "list.json").write_text('[{"hello": 1}]')
+    app = page(monkeypatch, put(store, tmp_path / "list.json"))
+    assert "no response that is known here; its keys are 'hello'" in app.error[0].value.replace("\\", "")
+    assert not [button for button in app.button if str(button.key).startswith("save_")]
