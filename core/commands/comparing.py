@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import ingest as ingest_dump
-from ..judging.ingest import ingest_responses, judged_report_of_dump
+from ..judging.ingest import judged_report_of_dump
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import Provenance
@@ -304,16 +304,6 @@ def ingest(
     """
     check_progress(progress)
     with stoppable(), steps(progress) as say:
-        if are_payloads(dumps):
-            if compute_dtype or reference or holds:
-                raise UsageError(
-                    "--compute-dtype, --reference and --holds are for whole rows of logits; responses of engines have"
-                    " some tokens of each."
-                )
-            title = name or " + ".join(path.stem for path in dumps)
-            new_id = ingest_responses(open_store(store), dumps, name=title, model=model, run_id=run_id)
-            announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
-            return
         new_id = ingest_dump(
             open_store(store),
             dumps,

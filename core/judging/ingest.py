@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..errors import UsageError
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run
-from ..runs.sparse.files import read_sides
+from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse_run import SparseHeader, write_sparse_run
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
@@ -35,29 +36,40 @@ def ingest(
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Read dump files, check them, store them as one run; returns its id. `on_progress(rows done, rows in all)`.
+    """Read dump files, or responses of engines, check them, store them as one run; returns its id. `on_progress(rows
+    done, rows in all)`.
 
-    DumpError where the dump cannot be taken, LimitError where there is no room for it: nothing is left in the store
-    then. `holds` and `known_dtype`: see open_dump.
+    DumpError where they cannot be taken, LimitError where there is no room for them: nothing is left in the store then.
+    `holds` and `known_dtype`: see open_dump. UsageError for options of whole rows beside responses.
     """
+    title = name or " + ".join(path.stem for path in paths)
+    if are_payloads(paths):
+        if compute_dtype or reference or holds or known_dtype:
+            raise UsageError(
+                "--compute-dtype, --reference and --holds are for whole rows of logits; responses of engines have some"
+                " tokens of each."
+            )
+        return _ingest_responses(store, paths, title, model, run_id, on_progress)
     with open_dump(
         paths, compute_dtype=compute_dtype, reference=reference, holds=holds, known_dtype=known_dtype
     ) as dump:
-        title = name or " + ".join(path.stem for path in paths)
         return store_dump(store, dump, name=title, model=model, run_id=run_id, source=paths, on_progress=on_progress)
 
 
-def ingest_responses(
-    store: Store, paths: Sequence[Path], *, name: str | None = None, model: str = "", run_id: str | None = None
+def _ingest_responses(
+    store: Store,
+    paths: Sequence[Path],
+    name: str,
+    model: str,
+    run_id: str | None,
+    on_progress: Callable[[int, int], None] | None,
 ) -> str:
-    """Read responses of engines and store them as one run of sparse sides; returns its id.
-
-    DumpError where they are none or cannot be compared: nothing is left in the store then.
-    """
     sides = read_sides(paths)
     models = {response.model for side in sides for response in side.responses if response.model}
-    title = name or " + ".join(path.stem for path in paths)
-    header = SparseHeader(title, model or (models.pop() if len(models) == 1 else ""))
+    header = SparseHeader(name, model or (models.pop() if len(models) == 1 else ""))
+    if on_progress is not None:
+        rows = sum(len(response.rows) for side in sides for response in side.responses)
+        on_progress(rows, rows)
     return write_sparse_run(store, header, sides, run_id=run_id)
 
 
