@@ -41,6 +41,7 @@ from .commands import (
     throughput,
     verdicts,
 )
+from .commands.sparse import probing
 from .commands.terminal.console import err
 from .errors import UlpscopeError
 
@@ -58,6 +59,7 @@ app.command()(comparing.compare)
 app.command()(comparing.ingest)
 app.command()(keeping.adopt)
 app.command()(inspecting.inspect)
+app.command()(probing.probe)
 app.command()(capturing.capture)
 app.command()(capturing.judge)
 app.command()(verdicts.verdict)

@@ -332,6 +332,26 @@ def escaped(text: str) -> str:
     return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
 
 
+def marked(text: str, *, bold: bool = False) -> str:
+    """A stored sentence as markdown: what stands between backticks is code, the rest is text, whatever it holds."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick that stands alone
+        parts = [text.replace("`", "'")]
+    return "".join(
+        (f"`{code(part)}`" if part else "") if place % 2 else _marked_text(part, bold)
+        for place, part in enumerate(parts)
+    )
+
+
+def _marked_text(part: str, bold: bool) -> str:
+    """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with one."""
+    core = part.strip()
+    if not core or not bold:
+        return escaped(part)
+    start = part.index(core)
+    return f"{part[:start]}**{escaped(core)}**{part[start + len(core) :]}"
+
+
 def empty() -> NoReturn:
     """Say what to do where there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")

@@ -21,6 +21,7 @@ from core.text import legible, number, out_of, percent, plural, visible
 def overview(view: selection.SparseView) -> None:
     """Draw what was sent and what follows from it: figures, where texts part, the grid, the lists of the position."""
     pair, said = view.pair, summary_json(view.pair)
+    _verdict(view)
     st.markdown(f"**{widgets.escaped(sentence(pair))}**")
     figures = st.columns(4)
     figures[0].metric(
@@ -36,7 +37,7 @@ def overview(view: selection.SparseView) -> None:
         "Sent values that differ", percent(share), help=out_of(said["listed_that_differ"], said["listed"])
     )
     figures[3].metric(
-        "Largest change sent",
+        "Largest difference sent",
         number(low_of(said["max_abs"]), 6),
         help=f"{parts.unit(view)}, over tokens both sides sent",
     )
@@ -72,6 +73,16 @@ def overview(view: selection.SparseView) -> None:
         with folded:
             code_block(sparse_markdown(view.run, pair.variant, _link(view)), wraps=True)
     _provenance(view)
+
+
+def _verdict(view: selection.SparseView) -> None:
+    """The verdict on the pair, in its colour, and why."""
+    found = next((one for one in view.run.verdicts if one.variant == view.pair.variant), None)
+    if found is None:
+        return
+    with st.container(border=True, key="verdict"):
+        st.badge(found.name, color=wording.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
+        st.markdown(widgets.marked(wording.opening(found.because), bold=True))
 
 
 def _of_prompt(view: selection.SparseView) -> str:

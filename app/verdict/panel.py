@@ -67,34 +67,14 @@ def verdict(view: selection.View) -> None:
     found = finding(view.run, view.pair, view.table)
     with st.container(border=True, key="verdict"):
         st.badge(found.name, icon=_ICONS.get(found.name), color=wording.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
-        st.markdown(_marked(wording.opening(found.because), bold=True))
-        st.markdown(" ".join(filter(None, [_differing(view), _marked(found.more)])))
+        st.markdown(widgets.marked(wording.opening(found.because), bold=True))
+        st.markdown(" ".join(filter(None, [_differing(view), widgets.marked(found.more)])))
     is_upload = view.run.header.provenance.kind == "upload"
     if is_upload and found.name in (UNDECIDED, NONDETERMINISTIC):
         panel_actions.controls_to_bring(view)
     elif not is_upload and not found.is_judged:
         panel_actions.how_to_judge(view)
     _ladder(view, found)
-
-
-def _marked(text: str, *, bold: bool = False) -> str:
-    """A stored sentence as markdown: what stands between backticks is code, the rest is text, whatever it holds."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:  # a backtick that stands alone
-        parts = [text.replace("`", "'")]
-    return "".join(
-        (f"`{widgets.code(part)}`" if part else "") if place % 2 else _text(part, bold)
-        for place, part in enumerate(parts)
-    )
-
-
-def _text(part: str, bold: bool) -> str:
-    """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with one."""
-    core = part.strip()
-    if not core or not bold:
-        return widgets.escaped(part)
-    start = part.index(core)
-    return f"{part[:start]}**{widgets.escaped(core)}**{part[start + len(core) :]}"
 
 
 def _differing(view: selection.View) -> str:
@@ -160,7 +140,7 @@ def _title(rung: Rung, row: Evidence) -> str:
 def _row(view: selection.View, rung: Rung, row: Evidence, key: str) -> None:
     icon, colour = _OUTCOMES[row.outcome]
     title = _title(rung, row)
-    label = f"**{title}** · :{colour}[{row.outcome}] · {_marked(row.says)}{_limit(row)}"
+    label = f"**{title}** · :{colour}[{row.outcome}] · {widgets.marked(row.says)}{_limit(row)}"
     step = st.expander(label, type="step", icon=icon, key=key, on_change="rerun")
     with step:
         st.caption(f"Control: {widgets.escaped(row.control)}")

@@ -167,7 +167,7 @@ def _show_sparse(run: SparseRun, markdown: bool, variant: str | None, positions:
         return
     _print_facts(run.header.name, {key: value for key, value in sparse_run_json(run).items() if key in FACTS})
     out.print(sparse_side_table([side_json(side) for side in run.sides]))
-    print_sparse_pairs(run.pairs)
+    print_sparse_pairs(run.pairs, run.verdicts)
 
 
 def _print_facts(name: str, said: Mapping[str, object]) -> None:

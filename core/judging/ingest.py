@@ -14,12 +14,13 @@ from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run
 from ..runs.sparse.files import are_payloads, read_sides
-from ..runs.sparse_run import SparseHeader, write_sparse_run
+from ..runs.sparse_run import SparseHeader, pairs_of, write_sparse_run
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
 from .causes import Sample
 from .constant_rows import Filling
 from .judge_dump import judge_upload
+from .judge_sparse import judge_responses
 from .validity import checks_of
 
 
@@ -70,7 +71,8 @@ def _ingest_responses(
     if on_progress is not None:
         rows = sum(len(response.rows) for side in sides for response in side.responses)
         on_progress(rows, rows)
-    return write_sparse_run(store, header, sides, run_id=run_id)
+    pairs = pairs_of(sides)
+    return write_sparse_run(store, header, sides, pairs=pairs, verdicts=judge_responses(pairs), run_id=run_id)
 
 
 def store_dump(

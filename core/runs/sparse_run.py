@@ -5,7 +5,7 @@ when it is read, so that nothing stored can contradict what was sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -53,12 +53,24 @@ class SparseHeader:
 
 
 @dataclass(frozen=True)
+class SparseVerdict:
+    """Verdict on one pair, and the sentence that says why. variant: name of the side."""
+
+    variant: str
+    name: str
+    because: str
+
+
+@dataclass(frozen=True)
 class SparseRun:
-    """One stored run of sparse sides, the reference first. `header.created` is UTC without a zone."""
+    """One stored run of sparse sides, the reference first. `header.created` is UTC without a zone. verdicts: of the
+    pairs that were judged, in order.
+    """
 
     run_id: str
     header: SparseHeader
     sides: tuple[SparseSide, ...]
+    verdicts: tuple[SparseVerdict, ...] = ()
 
     @cached_property
     def pairs(self) -> tuple[SparsePair, ...]:
@@ -77,13 +89,20 @@ def pairs_of(sides: Sequence[SparseSide]) -> tuple[SparsePair, ...]:
 
 
 def write_sparse_run(
-    store: Store, header: SparseHeader, sides: Sequence[SparseSide], *, run_id: str | None = None
+    store: Store,
+    header: SparseHeader,
+    sides: Sequence[SparseSide],
+    *,
+    verdicts: Sequence[SparseVerdict] = (),
+    pairs: Sequence[SparsePair] | None = None,
+    run_id: str | None = None,
 ) -> str:
     """Store the sides as an immutable run; it appears when it is whole. -> its id
 
-    DumpError where the sides cannot be compared, UsageError where they are more than a run holds: nothing is stored.
+    pairs: of the sides, where they are compared already. DumpError where the sides cannot be compared, UsageError where
+    they are more than a run holds: nothing is stored.
     """
-    pairs = pairs_of(sides)
+    pairs = pairs_of(sides) if pairs is None else pairs
     values = sum(len(response.rows.values) for side in sides for response in side.responses)
     if values > MOST_ROWS[SPARSE_VALUE.name]:
         raise UsageError(
@@ -108,7 +127,7 @@ def write_sparse_run(
             }
             insert_run(database, run_id=new_id, kind=KIND, revision="", device="", device_name="", seed=None, **about)
             _insert_sides(database, sides)
-            _insert_pairs(database, pairs)
+            _insert_pairs(database, pairs, {found.variant: found for found in verdicts})
             check_amounts(database)
             database.execute("COMMIT")
             database.close()
@@ -144,7 +163,8 @@ def sparse_of(path: Path) -> SparseRun:
         with database.decoding("sparse sides"):
             versions = {str(key): str(value) for key, value in json.loads(about["versions"]).items()}
             header = SparseHeader(versions=versions, **{name: about[name] for name in _ABOUT})
-            return SparseRun(path.stem, header, _read_sides(database))
+            sides = _read_sides(database)
+            return SparseRun(path.stem, header, sides, _read_verdicts(database, sides))
     finally:
         database.abandon()
 
@@ -204,7 +224,8 @@ def _nullable(tokens: Iterable[int]) -> list[int | None]:
     return [None if token == UNKNOWN_TOKEN else token for token in tokens]
 
 
-def _insert_pairs(database: Database, pairs: Sequence[SparsePair]) -> None:
+def _insert_pairs(database: Database, pairs: Sequence[SparsePair], verdicts: Mapping[str, SparseVerdict]) -> None:
+    judged = [verdicts.get(pair.variant) for pair in pairs]
     SPARSE_PAIR.insert(
         database,
         pair=list(range(len(pairs))),
@@ -212,8 +233,17 @@ def _insert_pairs(database: Database, pairs: Sequence[SparsePair]) -> None:
         listed=[sum(place.figures.common for place in pair.positions) for pair in pairs],
         differing=[pair.differing for pair in pairs],
         flips=[sum(place.figures.is_flip is True for place in pair.positions) for pair in pairs],
-        verdict=None,
-        because=None,
+        verdict=[None if found is None else found.name for found in judged],
+        because=[None if found is None else found.because for found in judged],
+    )
+
+
+def _read_verdicts(database: Database, sides: Sequence[SparseSide]) -> tuple[SparseVerdict, ...]:
+    found = database.rows("SELECT pair, verdict, because FROM sparse_pair ORDER BY pair")
+    if [row[0] for row in found] != list(range(len(sides) - 1)):
+        raise ValueError("its pairs are not those of its sides")
+    return tuple(
+        SparseVerdict(sides[pair + 1].name, name, because or "") for pair, name, because in found if name is not None
     )
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from ...runs.reports.sparse_json import position_json, summary_json
 from ...runs.reports.sparse_wording import grid_lines, low_of, meeting_lines, sentence, token_words, told, told_count
 from ...runs.sparse.pairing import SparsePair
+from ...runs.sparse_run import SparseVerdict
 from ...text import number, percent, plural
 from ..terminal.console import err, out
 
@@ -28,15 +29,19 @@ _FIGURES = (
 _ROW = ("reference", "variant", "margins", "margins, ULPs", "largest change")
 
 
-def print_sparse_pairs(pairs: Sequence[SparsePair]) -> None:
-    """Figures, flips, the grid and where texts part on stdout; what has to be known of the comparison on stderr."""
+def print_sparse_pairs(pairs: Sequence[SparsePair], verdicts: Sequence[SparseVerdict] = ()) -> None:
+    """Figures, flips, verdicts, the grid and where texts part on stdout; what has to be known of the comparison on
+    stderr.
+    """
+    judged = {found.variant: found for found in verdicts}
     out.print(sparse_pair_table(pairs))
     for pair in pairs:
-        out.print(f"{pair.variant}: {sentence(pair)}", markup=False, soft_wrap=True)
+        verdict = judged.get(pair.variant)
+        said = sentence(pair) if verdict is None else f"{verdict.name}, {verdict.because}"
+        out.print(f"{pair.variant}: {said}", markup=False, soft_wrap=True)
         if any(place.figures.is_flip for place in pair.positions):
             out.print(sparse_flip_table(pair))
-    lines = [line for pair in pairs for line in (*grid_lines(pair), *meeting_lines(pair))]
-    for line in dict.fromkeys(lines):
+    for line in (*grid_lines(*pairs), *(line for pair in pairs for line in meeting_lines(pair))):
         out.print(line, markup=False, soft_wrap=True)
     for note in list(dict.fromkeys(note for pair in pairs for note in pair.notes))[:MOST_NOTES]:
         err.print(f"note: {note}", markup=False, soft_wrap=True)

@@ -93,7 +93,13 @@ def _take_sparse(store: Store, path: Path, run_id: str | None, name: str | None)
     found = sparse_of(path)
     about = found.header
     header = replace(about, name=name or about.name, created=_created(path, about.created))
-    return write_sparse_run(store, header, found.sides, run_id=run_id)
+    differing = {pair.variant: pair.differing for pair in found.pairs}
+    for verdict in found.verdicts:
+        if verdict.name not in VERDICTS:
+            raise StoreError(f"{path.name}: its verdict '{shown(verdict.name, 40)}' is none that is known.")
+        if verdict.name == IDENTICAL and differing[verdict.variant]:
+            raise StoreError(f"{path.name}: calls sides identical that differ; the file is damaged.")
+    return write_sparse_run(store, header, found.sides, pairs=found.pairs, verdicts=found.verdicts, run_id=run_id)
 
 
 def _take_run(

@@ -116,7 +116,8 @@ def sparse_run_json(run: SparseRun, *, with_positions: bool = False) -> dict[str
         "versions": header.versions,
     }
     report = sparse_json(run.pairs, with_positions=with_positions)
-    return {**about, "sides": [side_json(side) for side in run.sides], **report}
+    verdicts = [{"variant": found.variant, "verdict": found.name, "because": found.because} for found in run.verdicts]
+    return {**about, "sides": [side_json(side) for side in run.sides], **report, "verdicts": verdicts}
 
 
 def summary_json(pair: SparsePair) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 from ...errors import UsageError
 from ...text import plural
 from ..sparse.pairing import SparsePair
-from ..sparse_run import SparseRun
+from ..sparse_run import SparseRun, SparseVerdict
 from .markdown import code, plain, table
 from .sparse_json import position_json, side_json, summary_json
-from .sparse_wording import grid_lines, meeting_lines, sentence, token_words, told, told_count
+from .sparse_wording import grid_lines, meeting_lines, opening, sentence, token_words, told, told_count
 
 MOST_FLIPS = 5
 
@@ -34,12 +34,13 @@ def sparse_markdown(run: SparseRun, variant: str | None, address: str) -> str:
         "note": plain(header.note),
     }
     parts = [f"### {code(header.name)}", table(("", ""), [(name, value) for name, value in facts.items() if value])]
+    verdicts = {found.variant: found for found in run.verdicts}
     for pair in pairs:
-        parts += _pair(pair)
+        parts += _pair(pair, verdicts.get(pair.variant))
     return "\n\n".join([*parts, f"Run {code(run.run_id)}: {address}"]) + "\n"
 
 
-def _pair(pair: SparsePair) -> list[str]:
+def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
     said = summary_json(pair)
     figures = {
         "flips": f"{told_count(said['flips'])} of {plural(len(pair.positions), 'position')}",
@@ -49,7 +50,8 @@ def _pair(pair: SparsePair) -> list[str]:
         "largest KL, nats": told(said["max_kl"]),
     }
     parts = [
-        f"#### {code(pair.variant)} against {code(pair.reference)}",
+        f"#### {code(pair.variant)} against {code(pair.reference)}" + (f": {plain(verdict.name)}" if verdict else ""),
+        plain(opening(verdict.because)) if verdict else "",
         plain(sentence(pair)),
         table(("figure", ""), list(figures.items())),
         "\n".join(f"- {plain(line)}" for line in (*grid_lines(pair), *meeting_lines(pair), *pair.notes)),

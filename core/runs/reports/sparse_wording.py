@@ -6,11 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...text import number, out_of, plural
+from ...numerics.grid import Grid
+from ...text import joined, number, out_of, plural
 from ..sparse.pairing import SparsePair
-from .sparse_json import Bounded, grid_json, summary_json
+from .sparse_json import Bounded, summary_json
 
 UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
+
+
+def opening(sentence: str) -> str:
+    """The sentence with a capital at the beginning."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 def told(figure: Bounded, digits: int = 4) -> str:
@@ -58,20 +64,27 @@ def sentence(pair: SparsePair) -> str:
     )
 
 
-def grid_lines(pair: SparsePair) -> list[str]:
-    """A sentence a side: the compute dtype that its values show, or that they show none."""
-    lines = []
-    for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
-        said = grid_json(grid)
-        if grid is None or said is None:
-            lines.append(f"{name}: its values lie on no 16-bit grid that these digits could show.")
-            continue
-        names = grid.compute_dtype or " or ".join(grid.formats)
-        lines.append(
-            f"{name}: logits of {names}, shown by the gaps of {plural(grid.rows, 'row')} (residual"
-            f" {number(grid.residual, 2)} of a spacing; by chance: {number(grid.chance, 2)})."
-        )
-    return lines
+def grid_lines(*pairs: SparsePair) -> list[str]:
+    """The compute dtype that the values of each side show, or that they show none; sides of which the same is said
+    stand together.
+    """
+    sides: dict[str, list[str]] = {}
+    for pair in pairs:
+        for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
+            names = sides.setdefault(_grid_words(grid), [])
+            if name not in names:
+                names.append(name)
+    return [f"{joined(names)}: {words}" for words, names in sides.items()]
+
+
+def _grid_words(grid: Grid | None) -> str:
+    if grid is None:
+        return "values lie on no 16-bit grid that these digits could show."
+    names = grid.compute_dtype or " or ".join(grid.formats)
+    return (
+        f"logits of {names}, shown by the gaps of {plural(grid.rows, 'row')} (residual {number(grid.residual, 2)} of a"
+        f" spacing; by chance: {number(grid.chance, 2)})."
+    )
 
 
 def meeting_lines(pair: SparsePair) -> list[str]:

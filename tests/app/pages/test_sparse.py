@@ -51,7 +51,7 @@ def test_the_overview_says_what_was_sent_and_what_follows() -> None:
         "Flips": "1",
         "Near ties": "1",
         "Sent values that differ": "66.7%",
-        "Largest change sent": "0.25",
+        "Largest difference sent": "0.25",
     }
     assert any("▸" in shown and "cat" in shown for shown in codes(app))
     lists = app.dataframe[0].value

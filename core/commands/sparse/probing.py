@@ -1,0 +1,201 @@
+"""`probe`: a live server asked the same in several ways, and what differs."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from ...command_name import COMMAND, shell_command
+from ...errors import UsageError
+from ...judging.judge_sparse import judge_probe
+from ...prompt_files import GivenPrompt, read_prompts, read_whole
+from ...runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
+from ...runs.store import audit
+from ...runs.store.store import Store, open_store
+from ...text import shown
+from ..terminal.console import (
+    JsonOption,
+    ProgressOption,
+    StoreOption,
+    Tell,
+    announce_line,
+    check_progress,
+    err,
+    out,
+    print_json,
+    steps,
+    stoppable,
+)
+from .tables import print_sparse_pairs
+
+if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
+    from ...probing.client import Budget
+    from ...probing.plan import Plan
+    from ...probing.probe import Probe, Probed
+    from ...probing.servers import Server
+
+KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
+
+
+def probe(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server, as http://127.0.0.1:8000.")],
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="A prompt; several times for several.")] = None,
+    prompt_file: Annotated[list[Path] | None, typer.Option(help="A text file that is one prompt.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one a line, or JSON lines.")] = None,
+    model: Annotated[str, typer.Option(help="The model to ask for, where the server has several.")] = "",
+    tests: Annotated[
+        str, typer.Option(help="Of rerun, warm, load:N, order, walk, stream, echo; docs/probe.md says what each does.")
+    ] = "rerun,warm,load:8",
+    against: Annotated[
+        str | None, typer.Option(help="A second server that gets the same prompts: after an upgrade, in fp8.")
+    ] = None,
+    against_model: Annotated[str, typer.Option(help="The model to ask the second server for. Default: --model.")] = "",
+    top: Annotated[int, typer.Option(help="Log-probabilities a position.")] = 20,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt, greedily.")] = 32,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and send nothing.")] = False,
+    max_requests: Annotated[int, typer.Option(min=1, help="End after so many requests.")] = 2000,
+    max_minutes: Annotated[float, typer.Option(min=0.01, help="End after so many minutes.")] = 30.0,
+    key_variable: Annotated[
+        str, typer.Option(help="The environment variable that holds the key, sent as Bearer and never stored.")
+    ] = KEY_VARIABLE,
+    ask_key: Annotated[bool, typer.Option("--ask-key", help="Ask for the key on the terminal.")] = False,
+    name: Annotated[str | None, typer.Option(help="What to call the run. Default: the server and its model.")] = None,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Ask a live server the same in several ways, and keep what it sent: alone twice, cold and warm, under load.
+
+    vLLM, SGLang, llama.cpp, Ollama, TGI, and whatever speaks OpenAI's form with log-probabilities. No model is needed
+    here, and nothing but HTTP.
+
+    For example:  python -m core probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
+    """
+    check_progress(progress)
+    from ...probing.client import Budget, base_of
+    from ...probing.plan import Plan, parsed_tests, told
+
+    names, load = parsed_tests(tests)
+    given = _prompts(prompt or [], prompt_file or [], prompts)
+    addresses = [base_of(address) for address in (url, against) if address is not None]
+    plan = Plan(given, names, load, tokens, top, is_against=against is not None)
+    if dry_run:
+        if as_json_:
+            print_json({"requests": plan.requests, "tokens_read": plan.tokens_read, "tokens_made": plan.tokens_made})
+        for line in [] if as_json_ else told(plan):
+            out.print(line, markup=False, soft_wrap=True)
+        return
+    key = getpass.getpass("Key: ") if ask_key else os.environ.get(key_variable, "")
+    if not ask_key and key_variable != KEY_VARIABLE and not key:
+        raise UsageError(f"--key-variable {shown(key_variable)}: there is no such variable in the environment.")
+    budget = Budget(max_requests, 60 * max_minutes)
+    models = (model, against_model or model)
+    command = shell_command([*COMMAND.split(), *_without_prompts(sys.argv[1:])])
+    target = open_store(store)
+    with stoppable(), steps(progress) as say:
+        servers, probed = _probed(plan, list(zip(addresses, models, strict=False)), key, budget, say)
+        stored = _stored(target, plan, servers, probed, name, command)
+    for run_id in stored:
+        audit.record(target.directory, audit.local_user(), "probe", run_id)
+    if progress == "json":
+        announce_line(stored[0])
+        return
+    for note in probed.notes:
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
+    if as_json_:
+        print_json({"run_id": stored[0], "runs": stored, "notes": probed.notes})
+        return
+    for run_id in stored:
+        run = sparse_of(target.path_of(run_id))
+        print_sparse_pairs(run.pairs, run.verdicts)
+        out.print(run_id, markup=False)
+
+
+def _prompts(texts: list[str], files: list[Path], listed: Path | None) -> tuple[str | tuple[int, ...], ...]:
+    found = [GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(texts, 1)]
+    found += [read_whole(file) for file in files]
+    found += read_prompts(listed) if listed is not None else []
+    chats = [one for one in found if one.messages is not None]
+    if chats:
+        raise UsageError(f"{chats[0].where}: a probe sends texts or token ids, not the messages of a chat.")
+    return tuple(one.token_ids if one.token_ids is not None else one.text or "" for one in found)
+
+
+def _without_prompts(words: list[str]) -> list[str]:
+    """The command as it was typed. A key is never among its words."""
+    return [shown(word, 2000) for word in words]
+
+
+def _probed(
+    plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell
+) -> tuple[list[Server], Probed]:
+    """The servers and what came of the probe; Ctrl-C ends it, and what had come is kept."""
+    from ...probing.client import Client
+    from ...probing.probe import Probe
+    from ...probing.servers import find_server
+
+    clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
+    try:
+        servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
+        for server in servers:
+            cold = f"cold by {server.way_to_be_cold}" if server.way_to_be_cold else "no known way to be cold"
+            err.print(f"{server.client.url}: {server.told()}; {cold}", markup=False, soft_wrap=True)
+        work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
+        return servers, _cancellable(work, budget)
+    finally:
+        for client in clients:
+            client.close()
+
+
+def _cancellable(work: Probe, budget: Budget) -> Probed:
+    """Run a probe in a thread of its own, so that Ctrl-C reaches it between two answers and it keeps what had come."""
+    ended: list[Probed | BaseException] = []
+
+    def run() -> None:
+        try:
+            ended.append(work.run())
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, name="ulpscope-probe", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.2)
+    except KeyboardInterrupt:
+        budget.cancelled.set()
+        thread.join(1.0)
+        if thread.is_alive() or not ended or isinstance(ended[0], BaseException):
+            raise
+    if isinstance(ended[0], BaseException):
+        raise ended[0]
+    return ended[0]
+
+
+def _stored(
+    target: Store, plan: Plan, servers: list[Server], probed: Probed, name: str | None, command: str
+) -> list[str]:
+    """Store what came as a run, and a walk as one of its own, each pair with its verdict; -> their ids."""
+    from ...probing.probe import ways_of
+
+    hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
+    title = name or f"{' and '.join(dict.fromkeys(server.told() for server in servers))}, at {hosts}"
+    versions = {server.kind: server.version for server in servers if server.version}
+    note = " ".join([f"Asked of {hosts}, {servers[0].client.budget.sent:,} requests.", *probed.notes])
+    models = dict.fromkeys(server.model for server in servers if server.model)
+    header = SparseHeader(title, " and ".join(models), command, note, versions)
+    stored = []
+    for what, sides in (("", probed.sides), (", walk", probed.walks)):
+        if sides:
+            pairs = pairs_of(sides)
+            verdicts = judge_probe(sides, pairs, ways_of(sides, plan, servers))
+            run = SparseHeader(header.name + what, header.model, header.command, header.note, header.versions)
+            stored.append(write_sparse_run(target, run, sides, pairs=pairs, verdicts=verdicts))
+    return stored

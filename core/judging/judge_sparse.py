@@ -1,0 +1,125 @@
+"""Verdicts on sparse pairs: what repeated requests to a server say, as far as lists of some tokens can say it.
+
+There is no rounding floor without complete rows, so a difference that repeats itself is `undecided` here, with what
+would decide it; what differs although nothing changed is `nondeterministic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..command_name import COMMAND
+from ..runs.file.records import IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, UNDECIDED
+from ..runs.sparse.pairing import SparsePair, compare_sides
+from ..runs.sparse.records import SparseSide
+from ..runs.sparse_run import SparseVerdict
+from ..text import number, out_of
+
+_FLOOR = (
+    f"Complete rows of both ways would decide: `{COMMAND} judge --model MODEL` captures them from the model itself,"
+    " with its rounding floor; a server that computes in float32 would too."
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One side of a probe: how its requests were sent. what: a clause on that, as `with the prefix in its cache`.
+
+    again: name of the side that was asked in the same way once more, '' where there is none. is_timed: what it shares a
+    batch with depends on the moment, so that it may differ from itself without a fault.
+    """
+
+    what: str
+    again: str = ""
+    is_timed: bool = False
+
+
+def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: dict[str, Way]) -> list[SparseVerdict]:
+    """A verdict on each pair of a probe. ways: of every side by name, the reference's with its rerun.
+
+    A reference that does not repeat itself makes every pair `nondeterministic`: no other cause can be told from that.
+    """
+    by_name = {pair.variant: pair for pair in pairs}
+    named = {side.name: side for side in sides}
+    rerun = by_name.get(ways[sides[0].name].again)
+    verdicts = []
+    for pair in pairs:
+        way = ways[pair.variant]
+        repeated = None
+        if way.again in named:
+            repeated = compare_sides(named[pair.variant], named[way.again])
+        verdicts.append(SparseVerdict(pair.variant, *_judged(pair, way, rerun, repeated)))
+    return verdicts
+
+
+def judge_responses(pairs: Sequence[SparsePair]) -> list[SparseVerdict]:
+    """A verdict on each pair of uploaded responses, of which nothing says how they were asked for."""
+    return [SparseVerdict(pair.variant, *_of_upload(pair)) for pair in pairs]
+
+
+def _of_upload(pair: SparsePair) -> tuple[str, str]:
+    if found := _other_inputs(pair):
+        return found
+    if not _differs(pair):
+        return IDENTICAL, _equal(pair)
+    return UNDECIDED, (
+        f"{_difference(pair)}. Nothing says whether either engine repeats its own answer: send each request twice, or"
+        f" have `{COMMAND} probe URL` do it."
+    )
+
+
+def _judged(pair: SparsePair, way: Way, rerun: SparsePair | None, repeated: SparsePair | None) -> tuple[str, str]:
+    if found := _other_inputs(pair):
+        return found
+    if rerun is not None and _differs(rerun):
+        if pair is rerun:
+            return (NONDETERMINISTIC, f"the same request alone, sent twice, has two answers: {_difference(pair)}.")
+        return NONDETERMINISTIC, (
+            f"alone, the same request is answered differently each time, so what it does {way.what} cannot be told from"
+            f" that: {_difference(pair)}."
+        )
+    if not _differs(pair):
+        return IDENTICAL, _equal(pair)
+    alone = "alone it repeats itself; " if rerun is not None else ""
+    if repeated is not None and _differs(repeated):
+        if way.is_timed:
+            return UNDECIDED, (
+                f"{alone}{way.what} it differs, and differently each time, as requests share batches by their moment:"
+                f" {_difference(pair)}. Its arithmetic depends on the batch. {_FLOOR}"
+            )
+        return NONDETERMINISTIC, f"{alone}{way.what} it does not repeat itself: {_difference(repeated)}."
+    again = ", and repeats itself there too" if repeated is not None else ""
+    return UNDECIDED, f"{alone}{way.what} it differs{again}: {_difference(pair)}. {_FLOOR}"
+
+
+def _other_inputs(pair: SparsePair) -> tuple[str, str] | None:
+    """Sides that have read other tokens have nothing to do with rounding."""
+    other = [meeting for meeting in pair.meetings if meeting.is_parting_in_prompt]
+    if not other:
+        return None
+    first = other[0]
+    return INVALID_DUMP, (
+        f"prompt {first.prompt} has other tokens on the two sides from position {first.parting} on: the engines were"
+        " not given the same input."
+    )
+
+
+def _differs(pair: SparsePair) -> bool:
+    """Whether anything that was sent differs: a value, a best token, or the text."""
+    return bool(pair.differing) or any(
+        place.figures.is_flip or place.reference_chosen != place.variant_chosen for place in pair.positions
+    )
+
+
+def _difference(pair: SparsePair) -> str:
+    sent = sum(place.figures.common for place in pair.positions)
+    largest = max((place.figures.max_abs.low for place in pair.positions), default=0.0)
+    flips = sum(place.figures.is_flip is True for place in pair.positions)
+    flipped = f", and the best token at {out_of(flips, len(pair.positions))} positions" if flips else ""
+    return f"{out_of(pair.differing, sent)} values that both sent differ, by up to {number(largest)}{flipped}"
+
+
+def _equal(pair: SparsePair) -> str:
+    sent = sum(place.figures.common for place in pair.positions)
+    return f"all {sent:,} values that both sides sent are equal; what was not sent is not compared."

@@ -1,0 +1,1 @@
+"""Probes: sparse runs captured from live servers over HTTP."""

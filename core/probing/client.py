@@ -1,0 +1,226 @@
+"""HTTP as a probe needs it: bounded answers as JSON, retries with backoff, a budget, a way to stop; one sentence for
+everything that goes wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+
+from ..errors import DumpError, UlpscopeError, UsageError
+from ..runs.sparse.payloads.bounded_json import parsed
+from ..text import shown
+
+MOST_BYTES = 128 << 20  # of one answer
+_TRIES = 6  # of a request that a server puts off
+_LONGEST_PAUSE = 30.0  # seconds between two tries, also where a server asks for more
+_AGAIN = (429, 503)
+_SHOWN = 200  # characters of what a server says of an error
+
+Pause = Callable[[float], bool]
+
+
+class ProbeError(UlpscopeError):
+    """A server that cannot be probed, or an answer of one that cannot be used."""
+
+
+class StoppedError(UlpscopeError):
+    """The end of a probe before all was asked: it was cancelled, or its budget is spent."""
+
+
+@dataclass
+class Budget:
+    """What a probe may take. requests: of those that are measured or load the server; seconds from the first on.
+
+    cancelled: set by whoever wants it to end. Every method may be called from any thread.
+    """
+
+    requests: int = 2000
+    seconds: float = 1800.0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    sent: int = 0
+    _began: float | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> None:
+        """One request more. StoppedError where it is one too many."""
+        with self._lock:
+            self._began = self._began or time.monotonic()
+            self.check()
+            if self.sent >= self.requests:
+                raise StoppedError(f"the {self.requests:,} requests of --max-requests are spent")
+            self.sent += 1
+
+    def check(self) -> None:
+        """StoppedError once the probe was cancelled or its time is over."""
+        if self.cancelled.is_set():
+            raise StoppedError("it was cancelled")
+        if self._began is not None and time.monotonic() - self._began > self.seconds:
+            raise StoppedError(f"the {self.seconds / 60:g} minutes of --max-minutes are over")
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.seconds if self._began is None else max(0.0, self._began + self.seconds - time.monotonic())
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until the probe is cancelled."""
+        self.cancelled.wait(min(seconds, self.left()))
+        self.check()
+
+
+def base_of(address: str) -> str:
+    """Address of a server without the path of one of its endpoints. UsageError for what is none, or holds a password:
+    it would be stored with the run.
+    """
+    parts = urlsplit(address.strip())
+    try:
+        is_sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_sound = False
+    if not is_sound or parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            f"'{shown(address.rpartition('@')[2])}' is no address of a server; expected http://HOST:PORT, without user,"
+            " query or fragment."
+        )
+    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}"
+
+
+class Client:
+    """A server over HTTP. Every method may be called from any thread.
+
+    key: sent as Bearer, and in no sentence. seconds: that one answer may take. connections: at once.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str = "",
+        budget: Budget | None = None,
+        seconds: float = 300.0,
+        connections: int = 80,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = base_of(url)
+        self.budget = budget or Budget()
+        self._seconds = seconds
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(connect=10.0, read=60.0, write=60.0, pool=60.0),
+            follow_redirects=False,
+            limits=limits,
+            transport=transport,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path, None where the server has none there. ProbeError where it cannot be reached at all."""
+        status, body = self._sent("GET", path, None)
+        if status != 200:
+            return None
+        try:
+            return parsed(body, path)
+        except DumpError:
+            return None
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that the server answers with. ProbeError for anything else."""
+        return _json(self.post_bytes(path, body), path)
+
+    def post_bytes(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """The answer as it came, in one piece or as a stream."""
+        status, answer = self._sent("POST", path, body)
+        if 300 <= status < 400:
+            raise ProbeError(
+                f"{path}: the server redirects elsewhere ({status}); give the address that it redirects to."
+            )
+        if status in (401, 403):
+            raise ProbeError(
+                f"{path}: the server wants a key ({status}); give the name of its variable as --key-variable."
+            )
+        if status != 200:
+            raise ProbeError(f"{path}: the server answers {status}: {said(answer)}")
+        return answer
+
+    def _sent(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        """Status and body; what a server puts off is asked again, and a connection that breaks before an answer."""
+        for attempt in range(_TRIES):
+            self.budget.check()
+            is_last = attempt == _TRIES - 1
+            try:
+                status, answer, after = self._once(method, path, body)
+            except httpx.TransportError as error:
+                if is_last or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
+                    raise ProbeError(f"{path}: {_reason(error)}.") from None
+                after = None
+                if isinstance(error, httpx.ConnectError) and attempt:
+                    raise ProbeError(f"{self.url} cannot be reached ({shown(error, _SHOWN)}).") from None
+            else:
+                if status not in _AGAIN or is_last:
+                    return status, answer
+            self.budget.pause(min(_LONGEST_PAUSE, after if after is not None else 0.5 * 2**attempt))
+        raise AssertionError("the last try returns or raises")
+
+    def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes, float | None]:
+        deadline = time.monotonic() + min(self._seconds, self.budget.left())
+        content = bytearray()
+        with self._http.stream(method, path, json=None if body is None else dict(body)) as answer:
+            for piece in answer.iter_bytes():
+                content += piece
+                if len(content) > MOST_BYTES:
+                    raise ProbeError(f"{path}: the server sends more than {MOST_BYTES:,} bytes; ask for fewer tokens.")
+                if time.monotonic() > deadline:
+                    self.budget.check()
+                    raise ProbeError(f"{path}: no whole answer within {self._seconds:g} seconds.")
+                self.budget.check()
+            return answer.status_code, bytes(content), _after(answer.headers.get("retry-after"))
+
+
+def _after(text: str | None) -> float | None:
+    """Seconds of a Retry-After header; a date in one is not read."""
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None
+
+
+def _reason(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return "the server does not answer in time"
+    return f"the connection broke ({shown(error, _SHOWN) or type(error).__name__})"
+
+
+def said(answer: bytes) -> str:
+    """What a server says of an error: the message in its JSON, else its first words."""
+    try:
+        found = parsed(answer, "answer")
+    except DumpError:
+        return shown(answer.decode("utf-8", "replace").strip(), _SHOWN) or "nothing"
+    for _ in range(3):
+        if isinstance(found, dict):
+            found = found.get("error", found.get("message", found.get("detail", str(found))))
+    return shown(found, _SHOWN)
+
+
+def _json(answer: bytes, path: str) -> Any:
+    try:
+        return parsed(answer, path)
+    except DumpError as error:
+        if answer.lstrip()[:1] == b"<":
+            raise ProbeError(
+                f"{path}: the server answers with a page of HTML; is this the address of the engine?"
+            ) from None
+        raise ProbeError(str(error)) from None

@@ -1,0 +1,125 @@
+"""Plan of a probe: which tests, and how many requests and tokens they take; known before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..text import shown
+from .servers import Prompt
+
+RERUN, WARM, LOAD, ORDER, WALK, STREAM, ECHO = "rerun", "warm", "load", "order", "walk", "stream", "echo"
+MEANINGS = {
+    RERUN: "the same request alone, twice",
+    WARM: "with the prompt's prefix in the cache, twice, against cold",
+    LOAD: "while N other requests are in flight, twice",
+    ORDER: "all prompts at once, in a shuffled queue",
+    WALK: "every prefix of a prompt as a prompt of its own, cold and warm",
+    STREAM: "the same request as a stream",
+    ECHO: "the generated tokens scored as a prompt",
+}
+DEFAULT = "rerun,warm,load:8"
+MOST_LOAD = 64
+FILLER_FACTOR = 2  # tokens that a request which loads the server generates, in those of one that is measured
+_CHARACTERS_A_TOKEN = 4.0  # about, of a text whose tokens are not known
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a probe does. prompts: texts or token ids; tokens: to generate for each; top: values a row.
+
+    tests: names of MEANINGS; load: requests in flight beside a measured one. is_against: there is a second server,
+    which gets the same.
+    """
+
+    prompts: tuple[Prompt, ...]
+    tests: tuple[str, ...]
+    load: int = 8
+    tokens: int = 32
+    top: int = 20
+    is_against: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise UsageError("a probe needs a prompt; give --prompt TEXT or --prompts FILE.")
+        if not 1 <= self.tokens <= 4096:
+            raise UsageError(f"--tokens {self.tokens}: expected 1 to 4,096.")
+        if not 1 <= self.top <= 1 << 18:
+            raise UsageError(f"--top {self.top}: expected 1 or more values a row.")
+
+    @property
+    def requests(self) -> int:
+        """Requests that are sent, at most: those of walks by about how many tokens the prompts have."""
+        return sum(self.requests_of(test) for test in ("", *self.tests)) * (2 if self.is_against else 1)
+
+    def requests_of(self, test: str) -> int:
+        """Requests of one test; '' is the request that every other is compared with."""
+        prompts = len(self.prompts)
+        a_prompt = {"": 1, RERUN: 1, WARM: 3, LOAD: 2 * (self.load + 1), ORDER: 1, STREAM: 1, ECHO: 1}
+        if test == WALK:
+            return sum(2 * about_tokens(prompt) for prompt in self.prompts)
+        return prompts * a_prompt[test]
+
+    @property
+    def tokens_read(self) -> int:
+        """Tokens of prompts that the server reads, about."""
+        lengths = [about_tokens(prompt) for prompt in self.prompts]
+        whole = sum(self.requests_of(test) for test in ("", *self.tests) if test != WALK) // len(lengths)
+        walked = sum(length * (length + 1) for length in lengths) if WALK in self.tests else 0
+        return (sum(lengths) * whole + walked) * (2 if self.is_against else 1)
+
+    @property
+    def tokens_made(self) -> int:
+        """Tokens that the server generates, at most."""
+        made = 0
+        for test in ("", *self.tests):
+            each = 1 if test in (WALK, ECHO) else self.tokens
+            made += self.requests_of(test) * each
+            if test == LOAD:
+                made += 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
+        return made * (2 if self.is_against else 1)
+
+
+def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
+    """(names, load) of `rerun,warm,load:8`. UsageError for a name that is none."""
+    names: list[str] = []
+    load = 8
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([a-z]+)(?::(\d{1,4}))?\s*", part)
+        name = found[1] if found else ""
+        if found is None or name not in MEANINGS or (found[2] is not None and name != LOAD):
+            raise UsageError(
+                f"--tests '{shown(part.strip(), 40)}' is none; expected {', '.join(MEANINGS)}, load as load:8."
+            )
+        if found[2] is not None:
+            load = int(found[2])
+        if not 1 <= load <= MOST_LOAD:
+            raise UsageError(f"--tests load:{load}: expected 1 to {MOST_LOAD} requests in flight.")
+        names.append(name)
+    return tuple(name for name in MEANINGS if name in names), load
+
+
+def about_tokens(prompt: Prompt) -> int:
+    """Tokens of a prompt: exact where it is ids, else by its characters."""
+    return len(prompt) if isinstance(prompt, tuple) else max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
+
+
+def told(plan: Plan, tests: Sequence[str] | None = None) -> list[str]:
+    """What the plan takes, a line a test and one for all."""
+    chosen = plan.tests if tests is None else tests
+    factor = 2 if plan.is_against else 1
+    lines = [
+        f"{'cold':>8}: {plan.requests_of('') * factor:>6,} requests, each prompt once, as what others are compared with"
+    ]
+    for test in chosen:
+        name = f"load:{plan.load}" if test == LOAD else test
+        meaning = MEANINGS[test].replace("N other", f"{plan.load} other")
+        lines.append(f"{name:>8}: {plan.requests_of(test) * factor:>6,} requests, {meaning}")
+    of = " to both servers together" if plan.is_against else ""
+    lines.append(
+        f"At most {plan.requests:,} requests{of}: about {plan.tokens_read:,} tokens to read, {plan.tokens_made:,} to"
+        " generate."
+    )
+    return lines

@@ -1,0 +1,314 @@
+"""Probe of a live server: the same prompts cold, again, warm, under load, walked, streamed; each way a sparse side."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import DumpError
+from ..judging.judge_sparse import Way
+from ..runs.sparse.records import UNKNOWN_TOKEN, SparseResponse, SparseRow, SparseSide, sparse_rows
+from ..text import joined as listed
+from ..text import plural
+from .client import ProbeError, StoppedError
+from .plan import ECHO, FILLER_FACTOR, LOAD, ORDER, RERUN, STREAM, WALK, Plan
+from .plan import WARM as WARM_TEST
+from .servers import COLD, WARM, Ask, Prompt, Server
+
+Tell = Callable[[str, int, int], None]
+_FILLER = (
+    "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody counts how many boats"
+    " are still out there tonight. "
+)
+
+
+def _untold(_stage: str, _done: int, _total: int) -> None:
+    """Progress that nobody looks at."""
+
+
+@dataclass
+class Probed:
+    """What came of a probe. sides: of the requests that generate, the reference first; walks: of the walk, likewise.
+
+    notes: what could not be asked, or was not as it should be, a sentence each. stopped: why it ended before all was
+    asked, '' where it did not.
+    """
+
+    sides: tuple[SparseSide, ...] = ()
+    walks: tuple[SparseSide, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    stopped: str = ""
+
+
+class Probe:
+    """One probe of a server, or of two on the same prompts."""
+
+    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell = _untold, *, seed: int = 0) -> None:
+        self._plan, self._servers, self._tell = plan, servers, tell
+        self._chance = random.Random(seed)
+        self._answers: dict[str, list[SparseResponse]] = {}
+        self._walks: dict[str, list[SparseResponse]] = {}
+        self._notes: dict[str, None] = {}
+        self._salt = secrets.token_hex(8)
+        self._salted = 0
+        self._lock = threading.Lock()
+
+    def run(self) -> Probed:
+        """Everything that is asked, prompt by prompt; what had come when it was stopped is kept.
+
+        ProbeError where nothing that could be compared has come.
+        """
+        stopped = ""
+        try:
+            prompts = [self._ids_of(prompt) for prompt in self._plan.prompts]
+            for prompt in prompts:
+                for server in self._servers:
+                    self._alone(server, prompt)
+                for server in self._servers:
+                    self._loaded(server, prompt)
+                for server in self._servers:
+                    self._walk(server, prompt)
+            for server in self._servers:
+                self._ordered(server, prompts)
+        except StoppedError as reason:
+            stopped = str(reason)
+        sides, walks = _whole(self._answers), _whole(self._walks)
+        if len(sides) < 2 and len(walks) < 2:
+            ended = f": {stopped}" if stopped else ""
+            raise ProbeError(f"nothing that could be compared has come{ended}.")
+        if stopped:
+            kept = plural(len((sides or walks)[0].responses), "prompt")
+            self._note(f"The probe ended early, for {stopped}: what had come of {kept} is kept.")
+        return Probed(sides if len(sides) > 1 else (), walks if len(walks) > 1 else (), list(self._notes), stopped)
+
+    def _note(self, sentence: str) -> None:
+        with self._lock:
+            self._notes[sentence] = None
+
+    def _name(self, server: Server, name: str) -> str:
+        """Name of a side: with a letter for the server where there are two."""
+        return name if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} {name}"
+
+    def _ids_of(self, prompt: Prompt) -> Prompt:
+        """The prompt as token ids where every server takes them and the first says them, so that both read the same."""
+        if isinstance(prompt, tuple) or not all(server.takes_ids for server in self._servers):
+            if isinstance(prompt, tuple) and not all(server.takes_ids for server in self._servers):
+                kinds = listed([server.kind for server in self._servers if not server.takes_ids])
+                raise ProbeError(f"{kinds} takes no token ids; give prompts as texts.")
+            return prompt
+        found = [server.tokenized(prompt) for server in self._servers]
+        known = [ids for ids in found if ids is not None]
+        if len(set(known)) > 1:
+            self._note(
+                f"The servers tokenize a prompt differently, {len(known[0]):,} and {len(known[1]):,} tokens; both were"
+                " given the first one's."
+            )
+        return known[0] if known else prompt
+
+    def _ask(self, server: Server, stage: str, asked: Ask) -> SparseResponse:
+        budget = server.client.budget
+        self._tell(stage, budget.sent, max(self._plan.requests, budget.sent))
+        return server.ask(asked)
+
+    def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
+        with self._lock:
+            self._salted += 1
+            salt = f"{self._salt}-{self._salted}"
+        return Ask(prompt, tokens or self._plan.tokens, self._plan.top, COLD, salt)
+
+    def _put(self, server: Server, name: str, response: SparseResponse) -> None:
+        self._answers.setdefault(self._name(server, name), []).append(response)
+
+    def _ask_cold(self, server: Server, stage: str, asked: Ask) -> SparseResponse:
+        server.forget()
+        response = self._ask(server, stage, asked)
+        if response.cached:
+            self._note(
+                f"{server.kind} read {response.cached:,} tokens of a prompt from its cache although it was asked to be"
+                f" cold ({server.way_to_be_cold})."
+            )
+        return response
+
+    def _alone(self, server: Server, prompt: Prompt) -> None:
+        tests = self._plan.tests
+        asked = self._cold(prompt)
+        first = self._ask_cold(server, "cold", asked)
+        self._put(server, "cold", first)
+        if RERUN in tests:
+            self._put(server, "cold again", self._ask_cold(server, "rerun", self._cold(prompt)))
+        if STREAM in tests:
+            if server.can_stream:
+                streamed = replace(self._cold(prompt), is_stream=True)
+                self._put(server, "stream", self._ask_cold(server, "stream", streamed))
+            else:
+                self._note(f"{server.kind} was not asked to stream: its streams say no best tokens.")
+        if WARM_TEST in tests:
+            self._warm(server, prompt)
+        if ECHO in tests:
+            self._echo(server, first)
+
+    def _warm(self, server: Server, prompt: Prompt) -> None:
+        if not server.way_to_be_cold:
+            self._note(
+                f"No way is known to have {server.kind} answer without its cache: 'cold' is its first answer to a"
+                " prompt in this probe, which an earlier one may have warmed."
+            )
+        asked = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
+        self._ask(server, "warming", asked)
+        for name in ("warm", "warm again"):
+            response = self._ask(server, name, asked)
+            if response.cached == 0:
+                self._note(f"{server.kind} read nothing from its cache for a request that was to be {name}.")
+            self._put(server, name, response)
+
+    def _echo(self, server: Server, first: SparseResponse) -> None:
+        """The generated tokens as the end of a prompt, whose rows are asked for."""
+        if not server.has_prompt_rows or first.generated_from is None or UNKNOWN_TOKEN in first.tokens:
+            self._note(f"{server.kind} does not give a prompt's own rows by token id, so echo was not asked.")
+            return
+        asked = replace(self._cold(first.tokens, tokens=1), rows=True)
+        self._put(server, "echo", self._ask_cold(server, "echo", asked))
+
+    def _loaded(self, server: Server, prompt: Prompt) -> None:
+        if LOAD not in self._plan.tests:
+            return
+        for name in (f"load:{self._plan.load}", f"load:{self._plan.load} again"):
+            server.forget()
+            self._put(server, name, self._beside_others(server, prompt, name))
+
+    def _beside_others(self, server: Server, prompt: Prompt, stage: str) -> SparseResponse:
+        """The answer to a prompt asked while others, each of another length, are in flight."""
+        others = self._plan.load
+        started = threading.Barrier(others + 1)
+
+        def fill(number: int) -> None:
+            text = f"{number}. " + _FILLER * (1 + number % 7)
+            asked = replace(self._cold(text, self._plan.tokens * FILLER_FACTOR), is_filler=True)
+            started.wait()
+            server.ask(asked)
+
+        def measured() -> SparseResponse:
+            started.wait()
+            server.client.budget.pause(0.05)  # the others are on their way
+            return self._ask(server, stage, self._cold(prompt))
+
+        with ThreadPoolExecutor(others + 1) as pool:
+            filling = [pool.submit(fill, number) for number in range(others)]
+            asking = pool.submit(measured)
+            response = asking.result()
+            beside = sum(not one.done() for one in filling)
+            _end(filling)
+        if beside < others:
+            self._note(
+                f"Of the {others} requests beside a measured one, {others - beside} had ended before it at the worst."
+            )
+        return response
+
+    def _ordered(self, server: Server, prompts: Sequence[Prompt]) -> None:
+        if ORDER not in self._plan.tests:
+            return
+        if len(prompts) < 2:
+            self._note("A queue of one prompt has one order; give two or more prompts for the test order.")
+            return
+        server.forget()
+        order = list(range(len(prompts)))
+        self._chance.shuffle(order)
+        with ThreadPoolExecutor(min(64, len(prompts))) as pool:
+            asked = {index: pool.submit(self._ask, server, "order", self._cold(prompts[index])) for index in order}
+            _end(list(asked.values()))
+        for index in range(len(prompts)):
+            self._put(server, "order", asked[index].result())
+
+    def _walk(self, server: Server, prompt: Prompt) -> None:
+        """Rows of a prompt, one request each: the prefix up to a token, and one token to generate."""
+        if WALK not in self._plan.tests:
+            return
+        if not server.takes_ids or not isinstance(prompt, tuple):
+            self._note(f"{server.kind} takes no token ids, or does not say those of a text, so no prompt was walked.")
+            return
+        for name, cache in (("walk cold", COLD), ("walk warm", WARM)):
+            answers = []
+            for end in range(1, len(prompt) + 1):
+                asked = replace(self._cold(prompt[:end], 1), cache=cache)
+                if cache == WARM:
+                    asked = replace(asked, salt=f"{self._salt}-walk")
+                    answers.append(self._ask(server, name, asked))
+                else:
+                    answers.append(self._ask_cold(server, name, asked))
+            self._walks.setdefault(self._name(server, name), []).append(_walked(prompt, answers))
+
+
+def _end(futures: Sequence[Future[Any]]) -> None:
+    """Wait for all; the first error of any is raised."""
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    for one in done:
+        one.result()
+    for one in futures:
+        one.result()
+
+
+def _walked(prompt: tuple[int, ...], answers: Sequence[SparseResponse]) -> SparseResponse:
+    """The first generated rows of every prefix as the rows of the prompt."""
+    rows = []
+    for position, answer in enumerate(answers):
+        if not len(answer.rows):
+            raise ProbeError("the server generated nothing for a prefix of the prompt.")
+        tokens, values = answer.rows.row(0)
+        given = prompt[position + 1] if position + 1 < len(prompt) else int(answer.rows.chosen[0])
+        entries = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+        best = int(answer.rows.best[0])
+        rows.append(SparseRow(position, entries, best, given, int(answer.rows.missing[0]), bool(answer.rows.full[0])))
+    texts = {token: text for answer in answers for token, text in answer.texts.items()}
+    last = answers[-1]
+    return replace(
+        last,
+        tokens=(*prompt, int(last.rows.chosen[0])),
+        rows=sparse_rows(rows, "walk"),
+        start_known=True,
+        generated_from=None,
+        texts=texts,
+        text="",
+        cached=None,
+    )
+
+
+def _whole(answers: dict[str, list[SparseResponse]]) -> tuple[SparseSide, ...]:
+    """Sides of the prompts that all of them have answered. A side that has answered none is left out."""
+    prompts = min((len(found) for found in answers.values()), default=0)
+    try:
+        return tuple(SparseSide(name, tuple(found[:prompts])) for name, found in answers.items())
+    except DumpError as error:
+        raise ProbeError(str(error)) from None
+
+
+def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) -> dict[str, Way]:
+    """How each side was asked, by its name, for the verdict."""
+    known = {
+        "cold": Way("cold", "cold again"),
+        "cold again": Way("cold, once more", "cold"),
+        "warm": Way("with its prefix in the cache", "warm again"),
+        "warm again": Way("with its prefix in the cache", "warm"),
+        f"load:{plan.load}": Way(f"beside {plan.load} others", f"load:{plan.load} again", is_timed=True),
+        f"load:{plan.load} again": Way(f"beside {plan.load} others", f"load:{plan.load}", is_timed=True),
+        ORDER: Way("in a shuffled queue", is_timed=True),
+        STREAM: Way("as a stream"),
+        ECHO: Way("scored as a prompt"),
+        "walk cold": Way("cold"),
+        "walk warm": Way("with its prefix in the cache"),
+    }
+    if len(servers) == 1:
+        return {side.name: known[side.name] for side in sides}
+    found = {}
+    for side in sides:
+        letter, _, name = side.name.partition(" ")
+        way = known[name]
+        where = "on the first server" if letter == "A" else "on the second server"
+        found[side.name] = replace(
+            way, what=f"{where}, {way.what},", again=f"{letter} {way.again}" if way.again else ""
+        )
+    return found
