@@ -166,8 +166,10 @@ class Client:
                 if is_last or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
                     raise ProbeError(f"{path}: {_reason(error)}.") from None
                 after = None
-                if isinstance(error, httpx.ConnectError) and attempt:
+                if attempt and isinstance(error, httpx.ConnectError):
                     raise ProbeError(f"{self.url} cannot be reached ({shown(error, _SHOWN)}).") from None
+                if attempt:
+                    raise ProbeError(f"{path}: {_reason(error)}.") from None
             else:
                 if status not in _AGAIN or is_last:
                     return status, answer

@@ -45,7 +45,8 @@ class Ask:
 class Server:
     """An OpenAI-compatible server of which nothing more is known.
 
-    model: as its requests name it. vocab: its tokens, where it says so. is_chat: it is asked by chat, for it has no completions with log-probabilities.
+    model: as its requests name it. vocab: its tokens, where it says so. is_chat: it is asked by chat, for it has no
+    completions with log-probabilities.
     way_to_be_cold: a sentence, '' where none is known. takes_ids: prompts may be token ids. has_prompt_rows: a prompt's
     own rows can be asked for.
     """

@@ -1,0 +1,184 @@
+"""An OpenAI-compatible server by hand, which behaves as it is told to: slow, refusing, cut off, lying."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODELS = {"object": "list", "data": [{"id": "odd", "object": "model", "owned_by": "somebody"}]}
+Act = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
+
+
+def completion(asked: dict[str, Any], *, shift: float = 0.0) -> dict[str, Any]:
+    """A completion of `max_tokens` tokens that depends on nothing but the prompt's length."""
+    count = int(asked.get("max_tokens", 1))
+    tokens = [f" t{(len(asked.get('prompt', '')) + step) % 7}" for step in range(count)]
+    tops = [{token: -0.25 + shift, f"{token}'": -1.75, " other": -4.5} for token in tokens]
+    logprobs = {
+        "tokens": tokens,
+        "token_logprobs": [-0.25 + shift] * count,
+        "top_logprobs": tops,
+        "text_offset": list(range(count)),
+    }
+    choice = {"index": 0, "text": "".join(tokens), "logprobs": logprobs, "finish_reason": "length"}
+    return {"object": "text_completion", "model": "odd", "choices": [choice], "usage": {"prompt_tokens": 9}}
+
+
+def reply(handler: BaseHTTPRequestHandler, said: Any, status: int = 200, **headers: str) -> None:
+    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    handler.send_response(status)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+class Odd:
+    """What the server saw, and how it answers. acts: one a request to completions, the last one for all after it."""
+
+    def __init__(self, *acts: Act) -> None:
+        self.acts = acts
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.most_at_once = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}")
+        with self._lock:
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+            number = len(self.asked)
+            self.asked.append(body)
+            self.keys.append(handler.headers.get("Authorization"))
+        try:
+            self.acts[min(number, len(self.acts) - 1)](handler, body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the probe has gone
+        finally:
+            with self._lock:
+                self._now -= 1
+
+
+@contextmanager
+def serving(*acts: Act) -> Iterator[tuple[str, Odd]]:
+    """(address, what it saw) of a server on loopback."""
+    odd = Odd(*acts)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            reply(self, MODELS if self.path == "/v1/models" else {}, 200 if self.path == "/v1/models" else 404)
+
+        def do_POST(self) -> None:
+            odd.handle(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", odd
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _chunk(said: dict[str, Any], step: int) -> dict[str, Any]:
+    """One token of a completion, as an event of its own."""
+    logprobs = {name: listed[step : step + 1] for name, listed in said["choices"][0]["logprobs"].items()}
+    return {**said, "choices": [{"index": 0, "text": logprobs["tokens"][0], "logprobs": logprobs}]}
+
+
+def good(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    if asked.get("stream"):
+        pieces = [_chunk(completion(asked), step) for step in range(int(asked["max_tokens"]))]
+        events = b"".join(b"data: " + json.dumps(piece).encode() + b"\n\n" for piece in pieces) + b"data: [DONE]\n\n"
+        reply(handler, events, Content_Type="text/event-stream")
+    else:
+        reply(handler, completion(asked))
+
+
+def moved(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    """Another answer than before."""
+    reply(handler, completion(asked, shift=-0.01))
+
+
+def busy(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    reply(handler, {"error": {"message": "slow down"}}, 429, Retry_After="0")
+
+
+def away(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    reply(handler, b"", 503, Retry_After="0")
+
+
+def cut_off(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "5000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [')
+    handler.wfile.flush()
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def html(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    reply(handler, b"<html><body>Welcome to nginx!</body></html>")
+
+
+def redirect(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    reply(handler, b"", 307, Location="http://127.0.0.1:1/v1/completions")
+
+
+def refused(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    reply(handler, {"error": "no such key"}, 401)
+
+
+def without(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    said = completion(asked)
+    said["choices"][0]["logprobs"] = None
+    reply(handler, said)
+
+
+def wrong(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    """Ids that are none."""
+    said = completion(asked)
+    said["choices"][0]["logprobs"] = {"content": [{"id": -4, "token": "x", "logprob": -1.0, "top_logprobs": []}]}
+    reply(handler, said)
+
+
+def error_500(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    reply(handler, {"error": {"message": "CUDA error: an illegal memory access\x1b[31m", "code": 500}}, 500)
+
+
+def endless(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    handler.send_response(200)
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    for _ in range(10_000):  # until the probe has had enough
+        handler.wfile.write(b"data: " + b"x" * (1 << 16) + b"\n")
+
+
+def slow(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    """A byte now and then."""
+    body = json.dumps(completion(asked)).encode()
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    until = time.monotonic() + 20
+    for byte in body:
+        if time.monotonic() > until:
+            return
+        handler.wfile.write(bytes([byte]))
+        handler.wfile.flush()
+        threading.Event().wait(0.05)

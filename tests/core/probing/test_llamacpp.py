@@ -1,0 +1,159 @@
+"""Probes of a real llama.cpp server: report A's pattern, every test, what is stored, what ends it early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.judging.judge_sparse import judge_probe
+from core.probing.client import Budget, Client, ProbeError
+from core.probing.plan import Plan, parsed_tests
+from core.probing.probe import Probe, Probed, ways_of
+from core.probing.servers import Ask, LlamaCpp, Server, find_server
+from core.runs.sparse.pairing import compare_sides
+from core.runs.sparse.records import SparseSide
+from core.runs.sparse_run import pairs_of, sparse_of
+from core.runs.store.store import Store
+
+pytestmark = pytest.mark.model
+PROMPTS = (
+    "def area(shape):\n    if isinstance(shape, Circle):\n        return 3.14 * shape.radius ** 2\n",
+    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def get(self):\n",
+)
+
+
+@pytest.fixture(scope="module")
+def server(llama: str) -> Server:
+    return find_server(Client(llama))
+
+
+def probed(
+    server: Server, tests: str, *, budget: Budget | None = None, prompts: tuple = PROMPTS, top: int = 20
+) -> Probed:
+    names, load = parsed_tests(tests)
+    client = Client(server.client.url, budget=budget)
+    return Probe(Plan(prompts, names, load, 6, top), [type(server)(client, server.version, server.model)]).run()
+
+
+def sides(found: Probed) -> dict[str, SparseSide]:
+    return {side.name: side for side in (*found.sides, *found.walks)}
+
+
+def test_it_is_known_for_what_it_is(server: Server) -> None:
+    assert isinstance(server, LlamaCpp)
+    assert (server.model, server.vocab, server.takes_ids) == ("small.gguf", 4096, True)
+    ids = server.tokenized(PROMPTS[0])
+    assert ids is not None
+    assert all(0 <= token < 4096 for token in ids)
+
+
+def test_a_response_has_ids_rows_and_what_was_asked(server: Server) -> None:
+    ids = server.tokenized(PROMPTS[0])
+    assert ids is not None
+    response = server.ask(Ask(ids, 4, 10))
+    assert response.tokens[: len(ids)] == ids
+    assert response.rows.positions.tolist() == [len(ids) - 1 + step for step in range(4)]
+    assert response.rows.best.tolist() == [10] * 4
+    assert (response.asked, response.vocab, response.cached) == (10, 4096, 0)
+    assert server.ask(Ask(ids, 1, 4096)).rows.best.tolist() == [4096]
+
+
+def test_cold_repeats_itself_cached_repeats_itself_and_they_differ(server: Server) -> None:
+    """The pattern of report A: the first call against every later one."""
+    found = sides(probed(server, "rerun,warm"))
+    assert compare_sides(found["cold"], found["cold again"]).differing == 0
+    assert compare_sides(found["warm"], found["warm again"]).differing == 0
+    cold_against_warm = compare_sides(found["cold"], found["warm"])
+    assert cold_against_warm.differing > 0
+    assert max(place.figures.max_abs.low for place in cold_against_warm.positions) < 0.1  # float32: no bug
+    cached = [response.cached for response in found["warm"].responses]
+    assert all(count is not None and count > 10 for count in cached)
+
+
+def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
+    found = probed(server, "rerun,warm,load:3,order,stream,echo")
+    assert [side.name for side in found.sides] == [
+        "cold",
+        "cold again",
+        "stream",
+        "warm",
+        "warm again",
+        "load:3",
+        "load:3 again",
+        "order",
+    ]
+    assert any("echo was not asked" in note for note in found.notes)
+    plan = Plan(PROMPTS, ("rerun",), 3)
+    pairs = pairs_of(found.sides)
+    verdicts = {one.variant: one for one in judge_probe(found.sides, pairs, ways_of(found.sides, plan, [server]))}
+    assert verdicts["cold again"].name == "identical"
+    assert verdicts["stream"].name == "identical"
+    assert verdicts["warm"].name == "undecided"
+    assert "with its prefix in the cache it differs, and repeats itself there too" in verdicts["warm"].because
+    for pair in pairs:  # the same tokens, a little apart: no shape of a request changes what is computed
+        assert all(meeting.is_prompt_checked and meeting.parting is None for meeting in pair.meetings)
+
+
+def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
+    ids = server.tokenized(PROMPTS[0])
+    assert ids is not None
+    found = probed(server, "walk", prompts=(ids[:12],), top=4096)
+    cold, warm = (side.responses[0] for side in found.walks)
+    assert cold.tokens[:12] == ids[:12]
+    assert cold.rows.positions.tolist() == list(range(12))
+    assert cold.rows.chosen[:-1].tolist() == list(ids[1:12])
+    assert cold.rows.best.tolist() == [4096] * 12
+    once = server.ask(Ask(ids[:5], 1, 4096))  # the row after five tokens, by itself
+    assert (once.rows.row(0)[1] == cold.rows.row(4)[1]).all()
+    assert compare_sides(*found.walks).differing > 0
+    assert len(warm.rows) == 12
+
+
+def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server: Server) -> None:
+    other = LlamaCpp(Client(llama), server.version, server.model)
+    found = Probe(Plan(PROMPTS, ("rerun",), tokens=3, is_against=True), [server, other]).run()
+    assert [side.name for side in found.sides] == ["A cold", "A cold again", "B cold", "B cold again"]
+    pairs = pairs_of(found.sides)
+    verdicts = judge_probe(found.sides, pairs, ways_of(found.sides, Plan(PROMPTS, ("rerun",)), [server, other]))
+    assert {one.name for one in verdicts} == {"identical"}
+
+
+@pytest.mark.parametrize(("requests", "kept"), [(4, 2), (3, 1), (2, 1)])
+def test_what_had_come_when_the_budget_was_spent_is_kept(server: Server, requests: int, kept: int) -> None:
+    found = probed(server, "rerun,order", budget=Budget(requests))
+    assert len(found.sides[0].responses) == kept
+    assert f"the {requests} requests of --max-requests are spent" in found.stopped
+    assert any("The probe ended early" in note for note in found.notes)
+
+
+def test_one_answer_alone_is_nothing_to_compare(server: Server) -> None:
+    with pytest.raises(ProbeError, match="nothing that could be compared has come"):
+        probed(server, "rerun", budget=Budget(1))
+
+
+def test_the_command_stores_a_run_without_the_key(llama: str, cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-very-secret")
+    store = tmp_path / "runs"
+    words = ["probe", llama, "--prompt", PROMPTS[0], "--tests", "rerun,warm", "--tokens", "4", "--store", str(store)]
+    done = cli(*words, "--key-variable", "MY_KEY", "--json")
+    assert done.returncode == 0, done.stderr
+    run_id = json.loads(done.stdout)["run_id"]
+    path = Store(store).path_of(run_id)
+    run = sparse_of(path)
+    assert [side.name for side in run.sides] == ["cold", "cold again", "warm", "warm again"]
+    assert [found.name for found in run.verdicts] == ["identical", "undecided", "undecided"]
+    assert "probe" in run.header.command
+    assert "llama.cpp" in run.header.name
+    assert "sk-very-secret" not in f"{run.header}"
+    assert b"sk-very-secret" not in path.read_bytes()
+    shown = cli("show", run_id, "--store", str(store))
+    assert "warm: undecided, alone it repeats itself; with its prefix in the cache it differs" in shown.stdout
+
+
+def test_a_dry_run_sends_nothing(cli: Any) -> None:
+    done = cli("probe", "http://127.0.0.1:1", "--prompt", "abcd" * 10, "--tests", "rerun,warm,load:2,walk", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "At most 31 requests: about" in done.stdout  # 1 + 1 + 3 + 2 x 3, and two walks of about ten tokens

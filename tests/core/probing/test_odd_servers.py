@@ -1,0 +1,156 @@
+"""A server that misbehaves: each way of it one sentence, nothing half stored; and what a probe does to a sound one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import UsageError
+from core.judging.judge_sparse import judge_probe
+from core.probing import client as clients
+from core.probing.client import Budget, Client, ProbeError, base_of
+from core.probing.plan import Plan, parsed_tests, told
+from core.probing.probe import Probe, Probed, ways_of
+from core.probing.servers import Server, events, find_server
+from core.runs.sparse_run import pairs_of
+from tests.core.probing import odd_server as odd
+
+
+def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hello",), **more: Any) -> Probed:
+    names, load = parsed_tests(tests)
+    client = Client(address, **more)
+    try:
+        return Probe(Plan(prompts, names, load, 3, 3), [find_server(client)]).run()
+    finally:
+        client.close()
+
+
+def verdicts_of(found: Probed) -> dict[str, str]:
+    plan = Plan(("Hello",), ("rerun",), 4)
+    server = Server(Client("http://127.0.0.1:1"))
+    judged = judge_probe(found.sides, pairs_of(found.sides), ways_of(found.sides, plan, [server]))
+    return {one.variant: one.name for one in judged}
+
+
+@pytest.mark.parametrize(
+    ("act", "sentence"),
+    [
+        (odd.cut_off, "the connection broke"),
+        (odd.html, "answers with a page of HTML; is this the address of the engine"),
+        (odd.redirect, r"the server redirects elsewhere \(307\)"),
+        (odd.refused, r"the server wants a key \(401\)"),
+        (odd.without, "without log-probabilities"),
+        (odd.wrong, "a token id is -4"),
+        (odd.error_500, "the server answers 500: CUDA error"),
+        (odd.busy, "the server answers 429: slow down"),
+    ],
+)
+def test_each_misbehaviour_is_one_sentence(act: odd.Act, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with odd.serving(odd.good, act) as (address, _), pytest.raises(ProbeError, match=sentence) as raised:
+        probed(address)
+    assert "\n" not in str(raised.value)
+    assert "\x1b" not in str(raised.value)
+
+
+def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MOST_BYTES", 1 << 20)
+    with (
+        odd.serving(odd.good, odd.endless) as (address, _),
+        pytest.raises(ProbeError, match="more than 1,048,576 bytes"),
+    ):
+        probed(address, "stream")
+
+
+def test_an_answer_that_drips_is_ended_by_the_clock() -> None:
+    with odd.serving(odd.good, odd.slow) as (address, _), pytest.raises(ProbeError, match="no whole answer within"):
+        probed(address, seconds=0.3)
+
+
+def test_what_a_server_puts_off_is_asked_again() -> None:
+    with odd.serving(odd.good, odd.busy, odd.away, odd.busy, odd.good) as (address, seen):
+        found = probed(address)
+    assert [side.name for side in found.sides] == ["cold", "cold again"]
+    assert len(seen.asked) == 1 + 3 + 2  # a trial, three that were put off, two answers
+
+
+def test_a_server_that_is_not_there_is_one_sentence() -> None:
+    with pytest.raises(ProbeError, match="cannot be reached"):
+        probed("http://127.0.0.1:1")
+
+
+def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not() -> None:
+    with odd.serving(odd.good) as (address, _):
+        steady = probed(address, "rerun,stream")
+    assert verdicts_of(steady) == {"cold again": "identical", "stream": "identical"}
+    with odd.serving(odd.good, odd.good, odd.moved) as (address, _):
+        changing = probed(address, "rerun,stream")
+    assert set(verdicts_of(changing).values()) == {"nondeterministic"}
+
+
+def test_under_load_so_many_are_in_flight() -> None:
+    with odd.serving(odd.good, odd.good, odd.good, odd.slow) as (address, seen):
+        client = Client(address, budget=Budget(seconds=3.0))
+        server = find_server(client)
+        with pytest.raises(ProbeError):  # each answer takes longer than the probe may
+            Probe(Plan(("Hello",), ("load",), 4, 2, 3), [server]).run()
+    assert seen.most_at_once >= 4
+
+
+def test_the_key_is_sent_and_in_no_sentence() -> None:
+    with odd.serving(odd.good, odd.refused) as (address, seen):
+        with pytest.raises(ProbeError) as raised:
+            probed(address, key="sk-secret")
+        assert seen.keys[0] == "Bearer sk-secret"
+    assert "sk-secret" not in str(raised.value)
+    assert "sk-secret" not in repr(Client("http://127.0.0.1:1", key="sk-secret"))
+
+
+def test_nothing_is_stored_of_a_probe_that_failed(cli: Any, tmp_path: Path) -> None:
+    with odd.serving(odd.good, odd.html) as (address, _):
+        done = cli("probe", address, "--prompt", "x", "--store", tmp_path / "runs")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: /v1/completions: the server answers with a page of HTML")
+    assert list((tmp_path / "runs").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["ftp://x", "localhost:8000", "http://", "http://u:secret@h", "http://h/?key=1", "http://h:0", "http://h:99999"],
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        base_of(address)
+    assert "secret" not in str(raised.value)
+
+
+def test_an_address_may_name_an_endpoint() -> None:
+    for path in ("", "/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions"):
+        assert base_of(f"http://h:8000{path}") == "http://h:8000"
+    assert base_of("https://h/engine/v1") == "https://h/engine"
+
+
+@pytest.mark.parametrize("tests", ["", "rerun,nothing", "load:0", "load:65", "warm:2", "load:", "rerun;warm"])
+def test_tests_that_are_none_are_refused(tests: str) -> None:
+    with pytest.raises(UsageError, match="--tests"):
+        parsed_tests(tests)
+
+
+def test_a_plan_counts_what_is_sent() -> None:
+    with odd.serving(odd.good) as (address, seen):
+        names, load = parsed_tests("rerun,warm,load:3,order,stream")
+        plan = Plan(("Hello", "a longer prompt"), names, load, 3, 3)
+        client = Client(address)
+        server = find_server(client)
+        sent = len(seen.asked)
+        Probe(plan, [server]).run()
+    assert len(seen.asked) - sent == plan.requests
+    assert f"At most {plan.requests} requests" in told(plan)[-1]
+
+
+def test_a_stream_that_ends_with_an_error_says_so() -> None:
+    with pytest.raises(ProbeError, match="ends its stream with an error: out of memory"):
+        events(b'data: {"choices": []}\n\ndata: {"error": "out of memory"}\n', "/v1/completions")
+    with pytest.raises(ProbeError, match="sent nothing that could be read"):
+        events(b": ping\n\n", "/v1/completions")
