@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.verdict.panel import _marked, _title
+from app.shell.widgets import _title, marked
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
@@ -83,7 +83,7 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
     ],
 )
 def test_only_what_stands_between_backticks_is_code(text, shown):
-    assert _marked(text, bold=True).replace(" ", "").replace("\N{WORD JOINER}", "") == shown.replace(" ", "")
+    assert marked(text, bold=True).replace(" ", "").replace("\N{WORD JOINER}", "") == shown.replace(" ", "")
 
 
 def test_every_check_of_a_dump_is_named_by_what_it_checked(own_store, tmp_path):

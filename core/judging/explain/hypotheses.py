@@ -1,0 +1,595 @@
+"""Hypotheses about a pair, each a small model with few parameters: fitted to every other row, scored on those between.
+
+A hypothesis is claimed where, after undoing it, more than half of the scored rows keep at most a tenth of their squared
+difference, and most of the single differences shrink to a third. Rounding cannot pass that: its differences have either
+sign and no order. Observations (a sampler, jumps, a coarser dtype) say what is seen, and explain no share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ...text import number, plural
+from .rows import Listed, Mask, PairRows, RowPair, Values
+
+EXPLAINED = 0.9  # of a row's squared difference
+SHRUNK, SHRUNK_SHARE = 1 / 3, 0.6  # to what single differences shrink, and how many of them
+_LEAST_ROWS = 4  # of either half
+_LEAST_TOKENS = 4  # of a row that is fitted with a constant of its own
+_LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normaliser's
+_OF_REST = 20.0  # a constant is so many times what it leaves
+_FEW = 0.25  # of a row's tokens are few
+_MOST_SHIFT = 3  # rows
+_COLUMNS = 96  # tokens whose ids are looked for
+_JUMP_SHARE, _JUMP_ROWS, _JUMP_FACTOR = 0.9, 0.1, 20.0
+_SIXTEEN = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+_COARSER = {**_SIXTEEN, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+
+Undo = Callable[[RowPair], Values]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause that is claimed. parameters: as fitted; explained: share of the squared difference over the scored
+    rows, None for an observation; rows, rows_scored: at how many of them it explains nine tenths; left_rms: what is
+    left, in the values' unit. says: one sentence.
+    """
+
+    name: str
+    says: str
+    parameters: dict[str, float | int | str | list[int]] = field(default_factory=dict)
+    explained: float | None = None
+    rows: int = 0
+    rows_scored: int = 0
+    left_rms: float | None = None
+
+
+@dataclass(frozen=True)
+class _Score:
+    explained: float
+    rows: int
+    rows_scored: int
+    left_rms: float
+
+    def cause(self, name: str, says: str, **parameters: float | int | str | list[int]) -> Cause:
+        share, left = _share(self.explained), number(self.left_rms)
+        says += f"; it explains {share} of the squared difference and leaves {left} (rms)."
+        return Cause(name, says, parameters, self.explained, self.rows, self.rows_scored, self.left_rms)
+
+
+def _share(share: float) -> str:
+    """Never rounded up: `99.99 %` is not all."""
+    return f"{math.floor(share * 1e4) / 1e2:.2f} %"
+
+
+def halves(rows: Sequence[RowPair], least_tokens: int = _LEAST_TOKENS) -> tuple[list[RowPair], list[RowPair]] | None:
+    """(rows to fit, rows to score), None where there are too few of either."""
+    usable = [row for row in rows if len(row.x) >= least_tokens]
+    fitted, scored = usable[::2], usable[1::2]
+    return None if min(len(fitted), len(scored)) < _LEAST_ROWS else (fitted, scored)
+
+
+def _centred(values: Values, has_constant: bool) -> Values:
+    return values - np.median(values) if has_constant and len(values) else values
+
+
+def score(rows: Sequence[RowPair], undo: Undo, has_constant: bool) -> _Score | None:
+    """How much of the difference is gone after undoing a hypothesis, None where that is below the bar."""
+    before = after = 0.0
+    explained = scored = tokens = 0
+    shrunk: list[NDArray[np.bool_]] = []
+    for row in rows:
+        apart, left = _centred(row.y - row.x, has_constant), _centred(undo(row), has_constant)
+        squares, rest = float((apart**2).sum()), float((left**2).sum())
+        before, after, tokens = before + squares, after + rest, tokens + len(left)
+        scored += squares > 0
+        explained += squares > 0 and rest <= (1 - EXPLAINED) * squares
+        shrunk.append(np.abs(left[apart != 0]) <= SHRUNK * np.abs(apart[apart != 0]))
+    together = np.concatenate(shrunk) if shrunk else np.zeros(0, bool)
+    if not scored or 2 * explained <= scored or together.mean() < SHRUNK_SHARE:
+        return None
+    return _Score(1 - after / before, explained, scored, math.sqrt(after / max(tokens, 1)))
+
+
+def scale(pair: PairRows) -> Iterator[Cause]:
+    """variant = factor x reference, as a temperature of 1 / factor on the variant makes it."""
+    if (split := halves(pair.rows)) is None:
+        return
+    slopes = []
+    for row in split[0]:
+        x, y = row.x - row.x.mean(), row.y - row.y.mean()
+        if (spread := float(x @ x)) > 0:
+            slopes.append(float(x @ y) / spread)
+    factor = float(np.median(slopes)) if slopes else 0.0
+    if factor <= 0:
+        return
+    found = score(split[1], lambda row: row.y - factor * row.x, True)
+    if found is not None:
+        kind = "logits" if pair.values == "logit" else "log-probabilities, up to a constant a position,"
+        yield found.cause(
+            "temperature",
+            f"The {kind} of '{pair.variant}' are {factor:.4g} times those of '{pair.reference}', as a temperature of"
+            f" {1 / factor:.3g} on '{pair.variant}' makes them (or of {factor:.3g} on '{pair.reference}')",
+            factor=factor,
+            temperature=1 / factor,
+        )
+
+
+def constant(pair: PairRows) -> Iterator[Cause]:
+    """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
+    if (split := halves(pair.rows)) is None:
+        return
+    found = score(split[1], lambda row: row.y - row.x - np.median(row.y - row.x), False)
+    if found is None:
+        return
+    constants = np.array([np.median(row.y - row.x) for row in split[1]])
+    size = float(np.median(np.abs(constants)))
+    if size < max(_LEAST_CONSTANT, _OF_REST * found.left_rms):
+        return
+    middle = number(float(np.median(constants)))
+    normalised = [name for name, side in zip(pair.names, (0, 1), strict=True) if _is_normalised(pair, side)]
+    why = (
+        f": '{normalised[0]}' holds log-probabilities, and the other side logits"
+        if len(normalised) == 1
+        else ", as other values in the rest of each row make it"
+        if pair.has_constants
+        else ""
+    )
+    yield found.cause(
+        "constant",
+        f"'{pair.variant}' is '{pair.reference}' plus one number at each position ({middle} in the middle){why}",
+        constant=float(np.median(constants)),
+    )
+
+
+def _is_normalised(pair: PairRows, side: int) -> bool:
+    """Whether probabilities of a side's complete rows sum to 1."""
+    if not pair.is_full:
+        return False
+    for prompt, position in pair.places[:8]:
+        listed = pair.at(side, prompt, position)
+        if listed is None:
+            return False
+        finite = listed.values[np.isfinite(listed.values)]
+        top = float(finite.max(initial=0.0))
+        if abs(top + math.log(float(np.exp(finite - top).sum()))) > 0.05:
+            return False
+    return True
+
+
+def soft_capping(pair: PairRows) -> Iterator[Cause]:
+    """variant = cap x tanh(reference / cap), or the other way round."""
+    if pair.values != "logit" or (split := halves(pair.rows, 1)) is None:
+        return
+    for side in (1, 0):
+
+        def undo(row: RowPair, cap: float, side: int = side) -> Values:
+            plain, capped = (row.x, row.y) if side else (row.y, row.x)
+            return capped - cap * np.tanh(plain / cap)
+
+        def error(cap: float) -> float:
+            return float(np.median([np.abs(undo(row, cap)).mean() for row in split[0]]))
+
+        caps = np.geomspace(2.0, 400.0, 54)
+        best = float(min(caps, key=error))
+        for width in (1.05, 1.01, 1.002, 1.0004):
+            best = float(min((best * width**step for step in range(-5, 6)), key=error))
+        found = score(split[1], lambda row: undo(row, best), False)  # noqa: B023  (used before the next turn)
+        if found is not None and best < 390:
+            yield found.cause(
+                "soft-capping",
+                f"The logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}' capped softly at {best:.4g},"
+                " cap x tanh(logit / cap)",
+                cap=best,
+            )
+            return
+
+
+def shifted_rows(pair: PairRows) -> Iterator[Cause]:
+    """The variant's rows are the reference's, read some rows early or late."""
+    scored: dict[int, list[tuple[float, float]]] = {}
+    places = pair.places[:: max(1, len(pair.places) // 96)]
+    for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
+        if shift == 0:
+            continue
+        found = []
+        for prompt, position in places:
+            own, other = pair.at(1, prompt, position), pair.at(0, prompt, position)
+            there = pair.at(0, prompt, position + shift)
+            if own is not None and other is not None and there is not None:
+                found.append((_distance(own, other), _distance(own, there)))
+        scored[shift] = found
+
+    def left(found: Sequence[tuple[float, float]]) -> float:
+        return sum(after for _, after in found) / max(sum(before for before, _ in found), 1e-300)
+
+    usable = {shift: found for shift, found in scored.items() if len(found) >= 2 * _LEAST_ROWS}
+    if not usable:
+        return
+    shift = min(usable, key=lambda one: left(usable[one][::2]))
+    rows = [(before, after) for before, after in usable[shift][1::2] if before > 0]
+    explained = sum(after <= (1 - EXPLAINED) * before for before, after in rows)
+    if not rows or 2 * explained <= len(rows) or left(rows) > 1 - EXPLAINED:
+        return
+    rest = math.sqrt(sum(after for _, after in rows) / len(rows))
+    when = "late" if shift > 0 else "early"
+    says = (
+        f"'{pair.variant}' holds at each position what '{pair.reference}' holds {plural(abs(shift), 'position')}"
+        f" {'further on' if shift > 0 else 'before'}: its rows are {plural(abs(shift), 'row')} {when}"
+    )
+    yield _Score(1 - left(rows), explained, len(rows), rest).cause("shifted rows", says, rows=shift)
+
+
+def _distance(one: Listed, other: Listed) -> float:
+    """Mean squared difference of two rows over their best tokens, up to a constant; 64 where they share too few."""
+    lists = [_best(listed) for listed in (one, other)]
+    ids, here, there = np.intersect1d(lists[0].token_ids, lists[1].token_ids, return_indices=True)
+    if 2 * len(ids) < min(len(listed.token_ids) for listed in lists):
+        return 64.0
+    apart = lists[0].values[here] - lists[1].values[there]
+    return float(np.minimum((apart - np.median(apart)) ** 2, 64.0).mean())
+
+
+def _best(listed: Listed, count: int = 256) -> Listed:
+    values = np.where(np.isnan(listed.values), -np.inf, listed.values)
+    if len(values) <= count:
+        kept = np.flatnonzero(np.isfinite(values))
+    else:
+        kept = np.argpartition(-values, count)[:count]
+        kept = kept[np.isfinite(values[kept])]
+    return Listed(listed.token_ids[kept], values[kept])
+
+
+def other_tokens(pair: PairRows) -> Iterator[Cause]:
+    """A token in front of one side's prompt that the other side's lacks: a BOS, or two."""
+    for prompt, (one, other) in enumerate(zip(*pair.tokens, strict=False)):
+        length = min(len(one), len(other)) - 1
+        if length < 2 or one[:length] == other[:length]:
+            continue
+        for side, (longer, shorter) in ((1, (other, one)), (0, (one, other))):
+            if longer[1 : length + 1] == shorter[:length] and -1 not in longer[: length + 1]:
+                again, is_so = ("once more ", "doubled") if longer[0] == longer[1] else ("", "missing")
+                yield Cause(
+                    "other tokens",
+                    f"Prompt {prompt} has token {longer[0]} {again}in front on '{pair.names[side]}' and not on"
+                    f" '{pair.names[1 - side]}': a BOS that is {is_so} on one side.",
+                    {"token": longer[0], "prompt": prompt},
+                )
+                return
+
+
+def moved_ids(pair: PairRows) -> Iterator[Cause]:
+    """Tokens stand at other ids: shifted by some, or permuted."""
+    if not pair.is_full or (split := halves(pair.rows)) is None:
+        return
+    x, y = (_whole(pair, side, split[0]) for side in (0, 1))
+    vocab = x.shape[1]
+    columns = np.unique(np.linspace(0, vocab - 1, min(vocab, _COLUMNS)).astype(int))
+    columns = columns[np.ptp(x[:, columns], axis=0) > 0]
+    if not len(columns):
+        return
+    distances = (x[:, columns] ** 2).sum(0)[:, None] + (y**2).sum(0)[None, :] - 2 * x[:, columns].T @ y
+    there = distances.argmin(axis=1)
+    own = distances[np.arange(len(columns)), columns]
+    moved = (there != columns) & (distances.min(axis=1) <= (1 - EXPLAINED) * own)
+    if moved.mean() < 0.5:
+        return
+    x, y = (_whole(pair, side, split[1]) for side in (0, 1))
+    before = ((y[:, columns] - x[:, columns]) ** 2)[:, moved]
+    after = ((y[:, there] - x[:, columns]) ** 2)[:, moved]
+    left = float(after.sum() / before.sum())
+    if left > 1 - EXPLAINED:
+        return
+    steps, counts = np.unique(there[moved] - columns[moved], return_counts=True)
+    shift = int(steps[counts.argmax()])
+    is_shift = counts.max() >= 0.9 * moved.sum()
+    rest = math.sqrt(float(after.mean()))
+    says = (
+        f"Tokens of '{pair.variant}' stand at ids {abs(shift)} {'higher' if shift > 0 else 'lower'} than on"
+        f" '{pair.reference}'"
+        if is_shift
+        else f"Tokens of '{pair.variant}' stand at other ids than on '{pair.reference}': the vocabulary is permuted, as"
+        f" token {columns[moved][0]} there is {there[moved][0]}"
+    )
+    rows = len(x)
+    yield _Score(1 - left, rows, rows, rest).cause("moved ids", says, **({"ids": shift} if is_shift else {}))
+
+
+def _whole(pair: PairRows, side: int, rows: Sequence[RowPair]) -> Values:
+    """Complete rows of a side, what is not finite as 0. [rows, vocab]"""
+    found = [pair.at(side, row.prompt, row.position) for row in rows]
+    values = np.array([listed.values for listed in found if listed is not None])
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def masked(pair: PairRows) -> Iterator[Cause]:
+    """One side leaves out all but its best tokens (top-k, top-p), or the end of the vocabulary."""
+    for side in (1, 0):
+        masks = [mask for mask in pair.masks[side] if len(mask.masked_ids)]
+        if not masks or 2 * len(masks) <= len(pair.masks[side]):
+            continue
+        name = pair.names[side]
+        yield from _cut(masks, name) or _sampled(masks, name)
+
+
+def _cut(masks: Sequence[Mask], name: str) -> list[Cause]:
+    """Ids that are missing in every row, from one on to the last: a vocabulary that ends earlier."""
+    always = masks[0].masked_ids
+    for mask in masks[1:]:
+        always = np.intersect1d(always, mask.masked_ids)
+    if not len(always) or any(len(mask.masked_ids) != len(always) for mask in masks):
+        return []
+    first, last = int(always[0]), int(always[-1])
+    if len(always) != last - first + 1:
+        return []
+    says = (
+        f"'{name}' has no token from id {first:,} on ({plural(len(always), 'token')}): its vocabulary is cut or padded."
+    )
+    return [Cause("cut vocabulary", says, {"first": first, "tokens": len(always)})]
+
+
+def _sampled(masks: Sequence[Mask], name: str) -> list[Cause]:
+    best = [mask for mask in masks if mask.are_best]
+    if len(best) < EXPLAINED * len(masks):
+        return []
+    kept = [mask.kept for mask in best]
+    if len(set(kept)) == 1:
+        says = f"'{name}' keeps the {kept[0]} best tokens of each row and masks the rest, as top-k {kept[0]} does."
+        return [Cause("masking", says, {"top_k": kept[0]})]
+    mass = min(mask.mass for mask in best)
+    says = (
+        f"'{name}' keeps {min(kept):,} to {max(kept):,} best tokens of a row, with at least {mass:.3g} of its"
+        " probability, and masks the rest, as top-p or min-p does."
+    )
+    return [Cause("masking", says, {"top_p": mass})]
+
+
+def penalty(pair: PairRows) -> Iterator[Cause]:
+    """A few tokens of each row are moved, and these are the ones that stand in the text already."""
+    split = halves([row for row in pair.rows if row.before], 8)
+    if split is None:
+        return
+    moves = [_few_moved(row) for row in split[1]]
+    usable = [(row, *found) for row, found in zip(split[1], moves, strict=True) if found]
+    if 2 * len(usable) <= len(split[1]):
+        return
+    hits = in_text = moved_count = 0
+    for row, moved, _ in usable:
+        before = np.array([token in row.before for token in row.token_ids.tolist()])
+        hits += int((moved & before).sum())
+        in_text += int(before.sum())
+        moved_count += int(moved.sum())
+    if not hits or hits < EXPLAINED * moved_count or hits < EXPLAINED * in_text:
+        return
+    factors = {
+        "presence": lambda row: np.ones(len(row.x)),
+        "frequency": lambda row: np.array([row.before.get(token, 0) for token in row.token_ids.tolist()], float),
+    }
+    if pair.values == "logit":
+        factors["repetition"] = lambda row: row.x
+    best: tuple[float, str, float] | None = None
+    for name, weight in factors.items():
+        slopes = []
+        for row in split[0]:
+            if found := _few_moved(row):
+                moved, apart = found
+                weights = weight(row)[moved]
+                positive = weights > 0
+                slopes += (apart[moved][positive] / weights[positive]).tolist()
+        if not slopes:
+            continue
+        strength = float(np.median(slopes))
+
+        def undo(row: RowPair, weight: Callable[[RowPair], Values] = weight, strength: float = strength) -> Values:
+            before = np.array([token in row.before for token in row.token_ids.tolist()])
+            apart = row.y - row.x - np.median(row.y - row.x)
+            return np.where(before, apart - strength * weight(row), apart)
+
+        left = sum(float((undo(row) ** 2).sum()) for row, _, _ in usable)
+        if best is None or left < best[0]:
+            best = left, name, strength
+    if best is None:
+        return
+    left, name, strength = best
+    whole = sum(float((apart**2).sum()) for _, _, apart in usable)
+    explained = 1 - left / whole if whole else 0.0
+    size = strength if name != "repetition" else 1 / (1 + strength) if strength > -1 else strength
+    words = {
+        "presence": f"by {strength:.4g} each, as a presence penalty of {-strength:.4g} moves them",
+        "frequency": f"by {strength:.4g} for each time, as a frequency penalty of {-strength:.4g} moves them",
+        "repetition": f"in proportion, as a repetition penalty of {size:.4g} moves them",
+    }[name]
+    if explained < EXPLAINED:
+        words, name = f"by {number(min(abs(s) for s in [strength]))} or so", "penalty of an unknown form"
+    tokens = sum(len(row.x) for row, _, _ in usable)
+    scored = _Score(max(explained, 0.0), len(usable), len(split[1]), math.sqrt(left / max(tokens, 1)))
+    yield scored.cause(
+        "penalty",
+        f"On '{pair.variant}' the tokens that stand in the text already, and no others, are moved {words}",
+        kind=name,
+        strength=size,
+    )
+
+
+def _few_moved(row: RowPair) -> tuple[NDArray[np.bool_], Values] | None:
+    """(tokens that are moved, differences up to the row's constant), None where not a few of one sign stand out."""
+    apart = row.y - row.x - np.median(row.y - row.x)
+    size = np.abs(apart)
+    noise = float(np.median(size))
+    moved = size > max(10 * noise, 1e-4, 0.2 * float(size.max()))
+    if not moved.any() or moved.mean() > _FEW:
+        return None
+    signs = np.sign(apart[moved])
+    share = float((apart[moved] ** 2).sum() / (apart**2).sum())
+    return (moved, apart) if share >= EXPLAINED and abs(signs.sum()) == len(signs) else None
+
+
+def bias(pair: PairRows) -> Iterator[Cause]:
+    """The same few tokens are moved by the same amount in every row that lists them."""
+    split = halves(pair.rows, 8)
+    if split is None:
+        return
+    moved: dict[int, list[float]] = {}
+    listed: dict[int, int] = {}
+    for row in split[0]:
+        found = _few_moved(row)
+        for index, token in enumerate(row.token_ids.tolist()):
+            listed[token] = listed.get(token, 0) + 1
+            if found is not None and found[0][index]:
+                moved.setdefault(token, []).append(float(found[1][index]))
+    fixed = {
+        token: float(np.median(values))
+        for token, values in moved.items()
+        if len(values) >= 2 and len(values) >= 0.8 * listed[token] and np.std(values) <= 0.1 * abs(np.median(values))
+    }
+    if not fixed or len(fixed) > 64:
+        return
+
+    def undo(row: RowPair) -> Values:
+        apart = row.y - row.x - np.median(row.y - row.x)
+        return apart - np.array([fixed.get(token, 0.0) for token in row.token_ids.tolist()])
+
+    before = after = 0.0
+    explained = scored = tokens = 0
+    for row in split[1]:
+        if not any(token in fixed for token in row.token_ids.tolist()):
+            continue
+        apart, left = row.y - row.x - np.median(row.y - row.x), undo(row)
+        squares, rest = float((apart**2).sum()), float((left**2).sum())
+        before, after, tokens = before + squares, after + rest, tokens + len(left)
+        scored += 1
+        explained += rest <= (1 - EXPLAINED) * squares
+    if not scored or 2 * explained <= scored or after > (1 - EXPLAINED) * before:
+        return
+    ids = sorted(fixed, key=lambda token: -abs(fixed[token]))
+    shown = ", ".join(f"{token} by {fixed[token]:.4g}" for token in ids[:5])
+    yield _Score(1 - after / before, explained, scored, math.sqrt(after / tokens)).cause(
+        "logit bias",
+        f"On '{pair.variant}' the same tokens are moved wherever they stand: {shown}{', ...' if len(ids) > 5 else ''}",
+        tokens=ids[:64],
+        largest=fixed[ids[0]],
+    )
+
+
+def coarser(pair: PairRows) -> Iterator[Cause]:
+    """One side is the other rounded to a coarser format, or to so many decimals."""
+    if (split := halves(pair.rows, 1)) is None:
+        return
+    for side in (1, 0):
+        for name, rounded in _roundings(pair):
+
+            def undo(row: RowPair, side: int = side, rounded: Callable[[Values], Values] = rounded) -> Values:
+                fine, coarse = (row.x, row.y) if side else (row.y, row.x)
+                return coarse - rounded(fine)
+
+            found = score(split[1], undo, False)
+            if found is not None and found.explained > 0.99:
+                yield found.cause(
+                    "rounded", f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}", to=name
+                )
+                return
+
+
+def _roundings(pair: PairRows) -> Iterator[tuple[str, Callable[[Values], Values]]]:
+    if pair.values == "logit":
+        for name, dtype in _COARSER.items():
+            if name != pair.dtype:
+                yield name, partial(_rounded_to, dtype)
+    for places in range(1, 7):
+        yield plural(places, "decimal"), partial(_to_decimals, places)
+
+
+def _rounded_to(dtype: Any, values: Values) -> Values:
+    return np.asarray(values.astype(np.float32).astype(dtype), np.float64)
+
+
+def _to_decimals(places: int, values: Values) -> Values:
+    return np.asarray(np.round(values, places), np.float64)
+
+
+def upcast(pair: PairRows) -> Iterator[Cause]:
+    """Observation: the values of one side lie on a 16-bit grid, and the other's do not."""
+    if not pair.is_full or pair.dtype != "float32":
+        return
+    sides = [np.concatenate([row.x for row in pair.rows]), np.concatenate([row.y for row in pair.rows])]
+    for name, dtype in _SIXTEEN.items():
+        on_grid = [bool((side.astype(np.float32).astype(dtype).astype(np.float64) == side).all()) for side in sides]
+        if on_grid[0] != on_grid[1]:
+            side = 1 if on_grid[1] else 0
+            yield Cause(
+                "upcast",
+                f"Every value of '{pair.names[side]}' is one of {name}, and those of '{pair.names[1 - side]}' are not:"
+                f" it was computed in or saved as {name} and widened.",
+                {"dtype": name},
+            )
+            return
+
+
+def sampler(pair: PairRows) -> Iterator[Cause]:
+    """Observation: tokens that were emitted are not the best ones, which greedy decoding would have emitted."""
+    for side in (0, 1):
+        seen = [one for one in pair.emitted if one[0] == side]
+        other = [one for one in seen if one[3] != one[4]]
+        if len(other) >= 2 or (other and len(seen) < 8):
+            _, prompt, position, best, chosen = other[0]
+            yield Cause(
+                "sampler",
+                f"'{pair.names[side]}' emitted another token than its best at {len(other):,} of"
+                f" {plural(len(seen), 'position')}, first at position {position} of prompt {prompt} ({chosen} in place"
+                f" of {best}): it sampled, or a penalty or mask stood between.",
+                {"positions": len(other), "position": position, "prompt": prompt},
+            )
+
+
+def jumps(pair: PairRows) -> Iterator[Cause]:
+    """Observation: nearly all of the difference lies at a few positions, and the others are close."""
+    rows = [row for row in pair.rows if len(row.x)]
+    sizes = np.array([float(np.sqrt((_centred(row.y - row.x, pair.has_constants) ** 2).mean())) for row in rows])
+    places = [(row.prompt, row.position) for row in rows]
+    if len(sizes) < 20:
+        return
+    order = np.argsort(-sizes)
+    squares = sizes[order] ** 2
+    few = int(np.searchsorted(np.cumsum(squares), _JUMP_SHARE * squares.sum()) + 1)
+    middle = float(np.median(sizes))
+    if few > _JUMP_ROWS * len(sizes) or middle <= 0 or sizes[order[few - 1]] < _JUMP_FACTOR * middle:
+        return
+    listed = ", ".join(f"{places[i][1]}" for i in sorted(order[: min(few, 5)]))
+    yield Cause(
+        "jumps",
+        f"{few} of {len(sizes)} positions ({listed}{', ...' if few > 5 else ''}) hold {_JUMP_SHARE:.0%} of the squared"
+        f" difference, up to {number(float(sizes[order[0]]) / middle, 2)} times the middle one: as another route of an"
+        " expert, or a fault at single positions, makes it.",
+        {"positions": [int(places[i][1]) for i in order[:few]]},
+    )
+
+
+HYPOTHESES: tuple[Callable[[PairRows], Iterator[Cause]], ...] = (
+    other_tokens,
+    shifted_rows,
+    moved_ids,
+    scale,
+    constant,
+    soft_capping,
+    coarser,
+    penalty,
+    bias,
+    masked,
+    upcast,
+    sampler,
+    jumps,
+)
+
+
+def causes_of(pair: PairRows) -> list[Cause]:
+    """Every cause that is claimed: those that explain most first, then observations. Empty: no simple cause found."""
+    found = [cause for hypothesis in HYPOTHESES for cause in hypothesis(pair)]
+    return sorted(found, key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
