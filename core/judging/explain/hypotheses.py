@@ -1,8 +1,10 @@
 """Hypotheses about a pair, each a small model with few parameters: fitted to every other row, scored on those between.
 
 A hypothesis is claimed where, after undoing it, more than half of the scored rows keep at most a tenth of their squared
-difference, and most of the single differences shrink to a third. Rounding cannot pass that: its differences have either
-sign and no order. Observations (a sampler, jumps, a coarser dtype) say what is seen, and explain no share.
+difference, and most of the single differences that it speaks of shrink to a third. Rounding cannot pass that: its
+differences have either sign and no order. A hypothesis about some tokens (a penalty, a bias) is held to that at these
+tokens, and the others have to be a third as far apart. Observations (a sampler, jumps, a coarser dtype) say what is
+seen, and explain no share.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ _LEAST_ROWS = 4  # of either half
 _LEAST_TOKENS = 4  # of a row that is fitted with a constant of its own
 _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normaliser's
 _OF_REST = 20.0  # a constant is so many times what it leaves
-_FEW = 0.25  # of a row's tokens are few
+_NOTICED = 6.0  # times what is left of a row in the middle: a token that a hypothesis moves by more is spoken of
+_FEW = 0.5  # of a row's tokens are few
+_SEEN = 3  # rows in which a biased token has to stand
+_STEADY = 0.3  # of a bias, how far it may vary
+_ABOVE_NOISE = 4.0  # times the middle difference of other tokens
 _MOST_SHIFT = 3  # rows
 _COLUMNS = 96  # tokens whose ids are looked for
-_JUMP_SHARE, _JUMP_ROWS, _JUMP_FACTOR = 0.9, 0.1, 20.0
+_JUMP_SHARE, _JUMP_ROWS, _JUMP_FACTOR = 0.9, 0.1, 10.0
 _SIXTEEN = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 _COARSER = {**_SIXTEEN, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
 
@@ -92,9 +98,10 @@ def score(rows: Sequence[RowPair], undo: Undo, has_constant: bool) -> _Score | N
         before, after, tokens = before + squares, after + rest, tokens + len(left)
         scored += squares > 0
         explained += squares > 0 and rest <= (1 - EXPLAINED) * squares
-        shrunk.append(np.abs(left[apart != 0]) <= SHRUNK * np.abs(apart[apart != 0]))
+        spoken_of = np.abs(apart - left) > _NOTICED * np.median(np.abs(left)) if len(left) else np.zeros(0, bool)
+        shrunk.append(np.abs(left[spoken_of]) <= SHRUNK * np.abs(apart[spoken_of]))
     together = np.concatenate(shrunk) if shrunk else np.zeros(0, bool)
-    if not scored or 2 * explained <= scored or together.mean() < SHRUNK_SHARE:
+    if not scored or 2 * explained <= scored or not len(together) or together.mean() < SHRUNK_SHARE:
         return None
     return _Score(1 - after / before, explained, scored, math.sqrt(after / max(tokens, 1)))
 
@@ -132,7 +139,7 @@ def constant(pair: PairRows) -> Iterator[Cause]:
         return
     constants = np.array([np.median(row.y - row.x) for row in split[1]])
     size = float(np.median(np.abs(constants)))
-    if size < max(_LEAST_CONSTANT, _OF_REST * found.left_rms):
+    if size < max(_LEAST_CONSTANT, _OF_REST * found.left_rms if pair.has_constants else 0.0):
         return
     middle = number(float(np.median(constants)))
     normalised = [name for name, side in zip(pair.names, (0, 1), strict=True) if _is_normalised(pair, side)]
@@ -283,15 +290,15 @@ def moved_ids(pair: PairRows) -> Iterator[Cause]:
     if moved.mean() < 0.5:
         return
     x, y = (_whole(pair, side, split[1]) for side in (0, 1))
-    before = ((y[:, columns] - x[:, columns]) ** 2)[:, moved]
-    after = ((y[:, there] - x[:, columns]) ** 2)[:, moved]
-    left = float(after.sum() / before.sum())
-    if left > 1 - EXPLAINED:
+    before = ((y[:, columns] - x[:, columns]) ** 2)[:, moved].sum(axis=1)
+    after = ((y[:, there] - x[:, columns]) ** 2)[:, moved].sum(axis=1)
+    left, explained = float(after.sum() / before.sum()), int((after <= (1 - EXPLAINED) * before).sum())
+    if left > 1 - EXPLAINED or 2 * explained <= len(before):
         return
     steps, counts = np.unique(there[moved] - columns[moved], return_counts=True)
     shift = int(steps[counts.argmax()])
     is_shift = counts.max() >= 0.9 * moved.sum()
-    rest = math.sqrt(float(after.mean()))
+    rest = math.sqrt(float(after.sum()) / (len(after) * int(moved.sum())))
     says = (
         f"Tokens of '{pair.variant}' stand at ids {abs(shift)} {'higher' if shift > 0 else 'lower'} than on"
         f" '{pair.reference}'"
@@ -299,8 +306,9 @@ def moved_ids(pair: PairRows) -> Iterator[Cause]:
         else f"Tokens of '{pair.variant}' stand at other ids than on '{pair.reference}': the vocabulary is permuted, as"
         f" token {columns[moved][0]} there is {there[moved][0]}"
     )
-    rows = len(x)
-    yield _Score(1 - left, rows, rows, rest).cause("moved ids", says, **({"ids": shift} if is_shift else {}))
+    yield _Score(1 - left, explained, len(before), rest).cause(
+        "moved ids", says, **({"ids": shift} if is_shift else {})
+    )
 
 
 def _whole(pair: PairRows, side: int, rows: Sequence[RowPair]) -> Values:
@@ -353,125 +361,151 @@ def _sampled(masks: Sequence[Mask], name: str) -> list[Cause]:
 
 
 def penalty(pair: PairRows) -> Iterator[Cause]:
-    """A few tokens of each row are moved, and these are the ones that stand in the text already."""
+    """The tokens that stand in the text already are moved, and the others are not."""
     split = halves([row for row in pair.rows if row.before], 8)
     if split is None:
         return
-    moves = [_few_moved(row) for row in split[1]]
-    usable = [(row, *found) for row, found in zip(split[1], moves, strict=True) if found]
-    if 2 * len(usable) <= len(split[1]):
-        return
-    hits = in_text = moved_count = 0
-    for row, moved, _ in usable:
-        before = np.array([token in row.before for token in row.token_ids.tolist()])
-        hits += int((moved & before).sum())
-        in_text += int(before.sum())
-        moved_count += int(moved.sum())
-    if not hits or hits < EXPLAINED * moved_count or hits < EXPLAINED * in_text:
-        return
-    factors = {
+    weights: dict[str, Callable[[RowPair], Values]] = {
         "presence": lambda row: np.ones(len(row.x)),
         "frequency": lambda row: np.array([row.before.get(token, 0) for token in row.token_ids.tolist()], float),
     }
     if pair.values == "logit":
-        factors["repetition"] = lambda row: row.x
-    best: tuple[float, str, float] | None = None
-    for name, weight in factors.items():
-        slopes = []
+        weights["repetition of positive logits"] = lambda row: np.maximum(row.x, 0.0)
+        weights["repetition"] = _by_repetition
+    best: tuple[float, str, float, _Score] | None = None
+    for name, weight in weights.items():
+        strengths = []
         for row in split[0]:
-            if found := _few_moved(row):
-                moved, apart = found
-                weights = weight(row)[moved]
-                positive = weights > 0
-                slopes += (apart[moved][positive] / weights[positive]).tolist()
-        if not slopes:
+            affected = _in_text(row)
+            apart, size = _from_others(row, affected), weight(row)
+            usable = affected & (size != 0)
+            strengths += (apart[usable] / size[usable]).tolist()
+        if not strengths:
             continue
-        strength = float(np.median(slopes))
-
-        def undo(row: RowPair, weight: Callable[[RowPair], Values] = weight, strength: float = strength) -> Values:
-            before = np.array([token in row.before for token in row.token_ids.tolist()])
-            apart = row.y - row.x - np.median(row.y - row.x)
-            return np.where(before, apart - strength * weight(row), apart)
-
-        left = sum(float((undo(row) ** 2).sum()) for row, _, _ in usable)
-        if best is None or left < best[0]:
-            best = left, name, strength
+        strength = float(np.median(strengths))
+        found = _score_at(split[1], _in_text, lambda row: strength * weight(row))  # noqa: B023  (used at once)
+        if found is not None and (best is None or found.left_rms < best[0]):
+            best = found.left_rms, name, strength, found
     if best is None:
+        if _are_moved(split[1]):
+            yield Cause(
+                "penalty",
+                f"On '{pair.variant}' the tokens that stand in the text already are moved to one side, and the others are"
+                " not, as a penalty moves them; its form does not show in these values.",
+                {"kind": "unknown"},
+            )
         return
-    left, name, strength = best
-    whole = sum(float((apart**2).sum()) for _, _, apart in usable)
-    explained = 1 - left / whole if whole else 0.0
-    size = strength if name != "repetition" else 1 / (1 + strength) if strength > -1 else strength
-    words = {
+    _, name, strength, found = best
+    kind = name.split()[0]
+    told = {
         "presence": f"by {strength:.4g} each, as a presence penalty of {-strength:.4g} moves them",
         "frequency": f"by {strength:.4g} for each time, as a frequency penalty of {-strength:.4g} moves them",
-        "repetition": f"in proportion, as a repetition penalty of {size:.4g} moves them",
-    }[name]
-    if explained < EXPLAINED:
-        words, name = f"by {number(min(abs(s) for s in [strength]))} or so", "penalty of an unknown form"
-    tokens = sum(len(row.x) for row, _, _ in usable)
-    scored = _Score(max(explained, 0.0), len(usable), len(split[1]), math.sqrt(left / max(tokens, 1)))
-    yield scored.cause(
+        "repetition": f"in proportion, as a repetition penalty of {_penalty_of(strength):.4g} moves them",
+    }[kind]
+    yield found.cause(
         "penalty",
-        f"On '{pair.variant}' the tokens that stand in the text already, and no others, are moved {words}",
-        kind=name,
-        strength=size,
+        f"On '{pair.variant}' the tokens that stand in the text already, and no others, are moved {told}",
+        kind=kind,
+        strength=_penalty_of(strength) if kind == "repetition" else -strength,
     )
 
 
-def _few_moved(row: RowPair) -> tuple[NDArray[np.bool_], Values] | None:
-    """(tokens that are moved, differences up to the row's constant), None where not a few of one sign stand out."""
-    apart = row.y - row.x - np.median(row.y - row.x)
-    size = np.abs(apart)
-    noise = float(np.median(size))
-    moved = size > max(10 * noise, 1e-4, 0.2 * float(size.max()))
-    if not moved.any() or moved.mean() > _FEW:
+def _are_moved(rows: Sequence[RowPair]) -> bool:
+    """Whether the tokens of the text are moved to one side by more than others are, in most rows."""
+    seen = moved = 0
+    for row in rows:
+        affected = _in_text(row)
+        if affected.sum() < 2 or affected.mean() > _FEW:
+            continue
+        apart = _from_others(row, affected)
+        noise = float(np.sqrt((apart[~affected] ** 2).mean()))
+        is_one_sided = abs(int(np.sign(apart[affected]).sum())) == int(affected.sum())
+        seen += 1
+        moved += is_one_sided and noise <= SHRUNK * float(np.sqrt((apart[affected] ** 2).mean()))
+    return seen >= _LEAST_ROWS and 2 * moved > seen
+
+
+def _by_repetition(row: RowPair) -> Values:
+    """What a repetition penalty moves logits by, for each part that it takes: a positive one is divided by it, a
+    negative one multiplied, which is nearly the same part where the penalty is near 1.
+    """
+    return np.where(row.x > 0, row.x, -row.x)
+
+
+def _penalty_of(strength: float) -> float:
+    """The penalty p that takes a share 1 - 1 / p of a positive logit."""
+    return 1 / (1 + strength) if strength > -1 else math.inf
+
+
+def _in_text(row: RowPair) -> NDArray[np.bool_]:
+    return np.array([token in row.before for token in row.token_ids.tolist()], bool)
+
+
+def _from_others(row: RowPair, affected: NDArray[np.bool_]) -> Values:
+    """Differences less the middle one of the tokens that a hypothesis does not speak of."""
+    apart = row.y - row.x
+    others = apart[~affected]
+    return apart - (np.median(others) if len(others) else 0.0)
+
+
+def _score_at(
+    rows: Sequence[RowPair], affected_of: Callable[[RowPair], NDArray[np.bool_]], moves: Callable[[RowPair], Values]
+) -> _Score | None:
+    """The score of a hypothesis that moves some tokens, at these; None where it is below the bar, or others are moved
+    as well. The share that it explains is of all tokens.
+    """
+    before = after = 0.0
+    explained = scored = tokens = 0
+    for row in rows:
+        affected = affected_of(row)
+        if not affected.any() or affected.mean() > _FEW:
+            continue
+        apart = _from_others(row, affected)
+        left = apart - np.where(affected, moves(row), 0.0)
+        noise = float(np.sqrt((apart[~affected] ** 2).mean()))
+        squares, rest = float((apart[affected] ** 2).mean()), float((left[affected] ** 2).mean())
+        scored += 1
+        explained += rest <= (1 - EXPLAINED) * squares and noise <= SHRUNK * math.sqrt(squares)
+        before, after, tokens = before + float((apart**2).sum()), after + float((left**2).sum()), tokens + len(left)
+    if scored < _LEAST_ROWS or 2 * explained <= scored:
         return None
-    signs = np.sign(apart[moved])
-    share = float((apart[moved] ** 2).sum() / (apart**2).sum())
-    return (moved, apart) if share >= EXPLAINED and abs(signs.sum()) == len(signs) else None
+    return _Score(1 - after / before, explained, scored, math.sqrt(after / tokens))
 
 
 def bias(pair: PairRows) -> Iterator[Cause]:
-    """The same few tokens are moved by the same amount in every row that lists them."""
+    """The same few tokens are moved by the same amount wherever they stand."""
     split = halves(pair.rows, 8)
     if split is None:
         return
-    moved: dict[int, list[float]] = {}
-    listed: dict[int, int] = {}
+    found: dict[int, list[float]] = {}
+    sizes = []
     for row in split[0]:
-        found = _few_moved(row)
-        for index, token in enumerate(row.token_ids.tolist()):
-            listed[token] = listed.get(token, 0) + 1
-            if found is not None and found[0][index]:
-                moved.setdefault(token, []).append(float(found[1][index]))
-    fixed = {
-        token: float(np.median(values))
-        for token, values in moved.items()
-        if len(values) >= 2 and len(values) >= 0.8 * listed[token] and np.std(values) <= 0.1 * abs(np.median(values))
-    }
+        apart = row.y - row.x - np.median(row.y - row.x)
+        sizes.append(float(np.median(np.abs(apart))))
+        for token, value in zip(row.token_ids.tolist(), apart.tolist(), strict=True):
+            found.setdefault(token, []).append(value)
+    noise = float(np.median(sizes))
+    fixed = {}
+    for token, values in found.items():
+        middle = float(np.median(values))
+        is_seen = len(values) >= _SEEN and abs(middle) > _ABOVE_NOISE * noise + 1e-4
+        if is_seen and np.median(np.abs(np.array(values) - middle)) <= _STEADY * abs(middle):
+            fixed[token] = middle
     if not fixed or len(fixed) > 64:
         return
 
-    def undo(row: RowPair) -> Values:
-        apart = row.y - row.x - np.median(row.y - row.x)
-        return apart - np.array([fixed.get(token, 0.0) for token in row.token_ids.tolist()])
+    def affected(row: RowPair) -> NDArray[np.bool_]:
+        return np.array([token in fixed for token in row.token_ids.tolist()], bool)
 
-    before = after = 0.0
-    explained = scored = tokens = 0
-    for row in split[1]:
-        if not any(token in fixed for token in row.token_ids.tolist()):
-            continue
-        apart, left = row.y - row.x - np.median(row.y - row.x), undo(row)
-        squares, rest = float((apart**2).sum()), float((left**2).sum())
-        before, after, tokens = before + squares, after + rest, tokens + len(left)
-        scored += 1
-        explained += rest <= (1 - EXPLAINED) * squares
-    if not scored or 2 * explained <= scored or after > (1 - EXPLAINED) * before:
+    def moves(row: RowPair) -> Values:
+        return np.array([fixed.get(token, 0.0) for token in row.token_ids.tolist()])
+
+    score_of = _score_at(split[1], affected, moves)
+    if score_of is None:
         return
     ids = sorted(fixed, key=lambda token: -abs(fixed[token]))
     shown = ", ".join(f"{token} by {fixed[token]:.4g}" for token in ids[:5])
-    yield _Score(1 - after / before, explained, scored, math.sqrt(after / tokens)).cause(
+    yield score_of.cause(
         "logit bias",
         f"On '{pair.variant}' the same tokens are moved wherever they stand: {shown}{', ...' if len(ids) > 5 else ''}",
         tokens=ids[:64],
@@ -589,7 +623,16 @@ HYPOTHESES: tuple[Callable[[PairRows], Iterator[Cause]], ...] = (
 )
 
 
+# What another cause brings with it: where that is claimed, this says nothing more.
+_IMPLIED: tuple[tuple[str, set[str]], ...] = (
+    ("logit bias", {"penalty"}),
+    ("upcast", {"temperature", "constant", "soft-capping", "penalty", "logit bias", "rounded"}),
+)
+
+
 def causes_of(pair: PairRows) -> list[Cause]:
     """Every cause that is claimed: those that explain most first, then observations. Empty: no simple cause found."""
     found = [cause for hypothesis in HYPOTHESES for cause in hypothesis(pair)]
+    names = {cause.name for cause in found}
+    found = [cause for cause in found if not any(cause.name == weak and names & strong for weak, strong in _IMPLIED)]
     return sorted(found, key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))

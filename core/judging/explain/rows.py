@@ -132,18 +132,8 @@ def complete_rows(
         rows.append(RowPair(prompt, position, ids, x[ids], y[ids], _counts(tokens[prompt][: position + 1])))
         for side, (own, other) in enumerate(((x, y), (y, x))):
             masks[side].append(_mask(own, other))
-    return PairRows(
-        *names,
-        "logit",
-        True,
-        dtype,
-        tuple(rows),
-        tuple(chosen),
-        at,
-        (tokens, tokens),
-        (),
-        (tuple(masks[0]), tuple(masks[1])),
-    )
+    both = (tuple(masks[0]), tuple(masks[1]))
+    return PairRows(*names, "logit", True, dtype, tuple(rows), tuple(chosen), at, (tokens, tokens), (), both)
 
 
 def _mask(own: Values, other: Values) -> Mask:
@@ -153,7 +143,9 @@ def _mask(own: Values, other: Values) -> Mask:
         return Mask(len(finite), False, 1.0, masked)
     top = float(np.nanmax(other[np.isfinite(other)]))
     weights = np.where(np.isfinite(other), np.exp(other - top), 0.0)
-    are_best = bool(other[finite].min() >= other[masked].max())
+    both = finite[np.isfinite(other[finite])]
+    slack = 2 * float(np.abs(own[both] - other[both]).max(initial=0.0))  # within which rounding changes ranks
+    are_best = bool(other[finite].min() + slack >= other[masked].max())
     return Mask(len(finite), are_best, float(weights[finite].sum() / weights.sum()), masked)
 
 
