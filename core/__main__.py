@@ -41,7 +41,7 @@ from .commands import (
     throughput,
     verdicts,
 )
-from .commands.sparse import probing
+from .commands.sparse import explaining, probing
 from .commands.terminal.console import err
 from .errors import UlpscopeError
 
@@ -63,6 +63,7 @@ app.command()(probing.probe)
 app.command()(capturing.capture)
 app.command()(capturing.judge)
 app.command()(verdicts.verdict)
+app.command()(explaining.explain)
 app.command()(generating.generate)
 app.command()(generating.search)
 app.command()(ops.ops)

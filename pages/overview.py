@@ -64,6 +64,8 @@ if len(view.run.sides) > 2:
         "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes
     )
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
+if not summary.bit_identical:
+    widgets.causes(view)
 panel.report(view)
 
 more = st.columns(5)

@@ -352,6 +352,24 @@ def _marked_text(part: str, bold: bool) -> str:
     return f"{part[:start]}**{escaped(core)}**{part[start + len(core) :]}"
 
 
+def causes(view: selection.View | selection.SparseView) -> None:
+    """Draw what simply explains the pair's difference, looked for when it is asked for."""
+    folded = st.expander("Simple causes", icon=":material/search_insights:", key="causes", on_change="rerun")
+    if not folded.open:
+        return
+    with folded:
+        with st.spinner("Fitting simple causes to half of the positions"):
+            found = store_cache.causes(view)
+        for cause in found:
+            st.markdown(f"**{escaped(cause.name)}**: {escaped(cause.says)}")
+        if not found:
+            st.markdown("No simple cause found.")
+        st.caption(
+            "A temperature, a constant, rows read early or late, other ids, a cap, a penalty, a mask, a coarser dtype,"
+            " jumps: fitted to half of the positions, scored on the others, named only above a bar (docs/causes.md)."
+        )
+
+
 def empty() -> NoReturn:
     """Say what to do where there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")

@@ -41,6 +41,8 @@ def overview(view: selection.SparseView) -> None:
         number(low_of(said["max_abs"]), 6),
         help=f"{parts.unit(view)}, over tokens both sides sent",
     )
+    if pair.differing:
+        widgets.causes(view)
     for line in (*grid_lines(pair), *meeting_lines(pair)):
         st.markdown(f"- {widgets.escaped(line)}")
     for note in pair.notes:

@@ -216,7 +216,7 @@ INJECTIONS: dict[str, tuple[str, Inject, tuple[float, ...], str, bool]] = {
     "decimals": ("rounded", decimals, (1, 2, 3, 4, 5), "batch-1-against-n", False),
     "jumps": ("jumps", jumping, (1.0, 3.0, 10.0, 30.0, 100.0), "fresh-against-cached", False),
 }
-CLEAN = ("fresh-against-cached", "batch-1-against-n", "continuations-that-part", "where-it-starts")
+CLEAN = ("fresh-against-cached", "batch-1-against-n", "continuations-that-part", "where-it-starts", "injected-bug")
 
 
 def tried(kind: str, strength: float, *, as_lists: bool) -> list[Cause]:

@@ -72,7 +72,7 @@ def _ingest_responses(
         rows = sum(len(response.rows) for side in sides for response in side.responses)
         on_progress(rows, rows)
     pairs = pairs_of(sides)
-    return write_sparse_run(store, header, sides, pairs=pairs, verdicts=judge_responses(pairs), run_id=run_id)
+    return write_sparse_run(store, header, sides, pairs=pairs, verdicts=judge_responses(sides, pairs), run_id=run_id)
 
 
 def store_dump(

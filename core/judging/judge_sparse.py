@@ -15,6 +15,8 @@ from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
 from ..text import number, out_of
+from .explain.hypotheses import causes_of
+from .explain.rows import rows_of_lists
 
 _FLOOR = (
     f"Complete rows of both ways would decide: `{COMMAND} judge --model MODEL` captures them from the model itself,"
@@ -49,13 +51,28 @@ def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: 
         repeated = None
         if way.again in named:
             repeated = compare_sides(named[pair.variant], named[way.again])
-        verdicts.append(SparseVerdict(pair.variant, *_judged(pair, way, rerun, repeated)))
+        judged = _judged(pair, way, rerun, repeated)
+        verdicts.append(SparseVerdict(pair.variant, *_with_causes(judged, pair, sides[0], named[pair.variant])))
     return verdicts
 
 
-def judge_responses(pairs: Sequence[SparsePair]) -> list[SparseVerdict]:
+def judge_responses(sides: Sequence[SparseSide], pairs: Sequence[SparsePair]) -> list[SparseVerdict]:
     """A verdict on each pair of uploaded responses, of which nothing says how they were asked for."""
-    return [SparseVerdict(pair.variant, *_of_upload(pair)) for pair in pairs]
+    return [
+        SparseVerdict(pair.variant, *_with_causes(_of_upload(pair), pair, sides[0], side))
+        for pair, side in zip(pairs, sides[1:], strict=True)
+    ]
+
+
+def _with_causes(
+    judged: tuple[str, str], pair: SparsePair, reference: SparseSide, variant: SparseSide
+) -> tuple[str, str]:
+    """The verdict with the cause that was found, in front."""
+    name, because = judged
+    if name == IDENTICAL:
+        return judged
+    causes = causes_of(rows_of_lists(pair, reference, variant))
+    return (name, f"{causes[0].says} {because[:1].upper()}{because[1:]}") if causes else judged
 
 
 def _of_upload(pair: SparsePair) -> tuple[str, str]:

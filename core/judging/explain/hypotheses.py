@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ...runs.sparse.pairing import extra_first_token
 from ...text import number, plural
 from .rows import Listed, Mask, PairRows, RowPair, Values
 
@@ -35,7 +36,8 @@ _STEADY = 0.3  # of a bias, how far it may vary
 _ABOVE_NOISE = 4.0  # times the middle difference of other tokens
 _MOST_SHIFT = 3  # rows
 _COLUMNS = 96  # tokens whose ids are looked for
-_JUMP_SHARE, _JUMP_ROWS, _JUMP_FACTOR = 0.9, 0.1, 10.0
+_JUMP_SHARE, _JUMP_ROWS = 0.9, 0.1
+_JUMP_FACTOR, _JUMP_FACTOR_OF_LISTS = 10.0, 20.0  # times the middle position
 _SIXTEEN = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 _COARSER = {**_SIXTEEN, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
 
@@ -258,19 +260,19 @@ def _best(listed: Listed, count: int = 256) -> Listed:
 def other_tokens(pair: PairRows) -> Iterator[Cause]:
     """A token in front of one side's prompt that the other side's lacks: a BOS, or two."""
     for prompt, (one, other) in enumerate(zip(*pair.tokens, strict=False)):
-        length = min(len(one), len(other)) - 1
-        if length < 2 or one[:length] == other[:length]:
+        found = extra_first_token(one, other)
+        if found is None:
             continue
-        for side, (longer, shorter) in ((1, (other, one)), (0, (one, other))):
-            if longer[1 : length + 1] == shorter[:length] and -1 not in longer[: length + 1]:
-                again, is_so = ("once more ", "doubled") if longer[0] == longer[1] else ("", "missing")
-                yield Cause(
-                    "other tokens",
-                    f"Prompt {prompt} has token {longer[0]} {again}in front on '{pair.names[side]}' and not on"
-                    f" '{pair.names[1 - side]}': a BOS that is {is_so} on one side.",
-                    {"token": longer[0], "prompt": prompt},
-                )
-                return
+        side, is_doubled = found
+        token = (one, other)[side][0]
+        again, is_so = ("once more ", "doubled") if is_doubled else ("", "missing")
+        yield Cause(
+            "other tokens",
+            f"Prompt {prompt} has token {token} {again}in front on '{pair.names[side]}' and not on"
+            f" '{pair.names[1 - side]}': a BOS that is {is_so} on one side.",
+            {"token": token, "prompt": prompt},
+        )
+        return
 
 
 def moved_ids(pair: PairRows) -> Iterator[Cause]:
@@ -390,8 +392,8 @@ def penalty(pair: PairRows) -> Iterator[Cause]:
         if _are_moved(split[1]):
             yield Cause(
                 "penalty",
-                f"On '{pair.variant}' the tokens that stand in the text already are moved to one side, and the others are"
-                " not, as a penalty moves them; its form does not show in these values.",
+                f"On '{pair.variant}' the tokens that stand in the text already are moved to one side, and the others"
+                " are not, as a penalty moves them; its form does not show in these values.",
                 {"kind": "unknown"},
             )
         return
@@ -415,7 +417,7 @@ def _are_moved(rows: Sequence[RowPair]) -> bool:
     seen = moved = 0
     for row in rows:
         affected = _in_text(row)
-        if affected.sum() < 2 or affected.mean() > _FEW:
+        if affected.sum() < 2 or affected.mean() > _FEW or not (row.y != row.x).any():
             continue
         apart = _from_others(row, affected)
         noise = float(np.sqrt((apart[~affected] ** 2).mean()))
@@ -458,14 +460,14 @@ def _score_at(
     explained = scored = tokens = 0
     for row in rows:
         affected = affected_of(row)
-        if not affected.any() or affected.mean() > _FEW:
+        if not affected.any() or affected.mean() > _FEW or not (row.y != row.x).any():
             continue
         apart = _from_others(row, affected)
         left = apart - np.where(affected, moves(row), 0.0)
         noise = float(np.sqrt((apart[~affected] ** 2).mean()))
         squares, rest = float((apart[affected] ** 2).mean()), float((left[affected] ** 2).mean())
         scored += 1
-        explained += rest <= (1 - EXPLAINED) * squares and noise <= SHRUNK * math.sqrt(squares)
+        explained += squares > 0 and rest <= (1 - EXPLAINED) * squares and noise <= SHRUNK * math.sqrt(squares)
         before, after, tokens = before + float((apart**2).sum()), after + float((left**2).sum()), tokens + len(left)
     if scored < _LEAST_ROWS or 2 * explained <= scored:
         return None
@@ -594,7 +596,8 @@ def jumps(pair: PairRows) -> Iterator[Cause]:
     squares = sizes[order] ** 2
     few = int(np.searchsorted(np.cumsum(squares), _JUMP_SHARE * squares.sum()) + 1)
     middle = float(np.median(sizes))
-    if few > _JUMP_ROWS * len(sizes) or middle <= 0 or sizes[order[few - 1]] < _JUMP_FACTOR * middle:
+    factor = _JUMP_FACTOR if pair.is_full else _JUMP_FACTOR_OF_LISTS
+    if few > _JUMP_ROWS * len(sizes) or middle <= 0 or sizes[order[few - 1]] < factor * middle:
         return
     listed = ", ".join(f"{places[i][1]}" for i in sorted(order[: min(few, 5)]))
     yield Cause(

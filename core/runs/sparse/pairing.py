@@ -130,7 +130,8 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
         meetings.append(meeting)
         positions.extend(_positions(meeting, first, second, grids, reference.values, vocab))
     if not positions:
-        raise DumpError(f"{names} have no position with equal tokens before it, so no two rows to compare.")
+        why = _why(reference, variant)
+        raise DumpError(f"{names} have no position with equal tokens before it, so no two rows to compare{why}.")
     notes = _notes(reference, variant, meetings, vocab)
     return SparsePair(
         reference.name,
@@ -144,6 +145,28 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
         texts,
         notes,
     )
+
+
+def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bool] | None:
+    """(side that has one token more in front, whether it stands there twice), None where the texts part otherwise."""
+    length = min(len(one), len(other)) - 1
+    if length < 2 or one[:length] == other[:length]:
+        return None
+    for side, (longer, shorter) in ((1, (other, one)), (0, (one, other))):
+        if longer[1 : length + 1] == shorter[:length] and UNKNOWN_TOKEN not in longer[: length + 1]:
+            return side, longer[0] == longer[1]
+    return None
+
+
+def _why(reference: SparseSide, variant: SparseSide) -> str:
+    """A clause on a BOS that only one side has."""
+    for one, other in zip(reference.responses, variant.responses, strict=True):
+        if (found := extra_first_token(one.tokens, other.tokens)) is not None:
+            name, tokens = ((reference.name, one.tokens), (variant.name, other.tokens))[found[0]]
+            return (
+                f": '{name}' has token {tokens[0]} in front{' twice' if found[1] else ''}, a BOS that the other lacks"
+            )
+    return ""
 
 
 def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSide, ...]:

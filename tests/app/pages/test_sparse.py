@@ -98,3 +98,12 @@ def test_the_gallery_lists_it_and_opens_it() -> None:
     app = opened("runs", run="apart")
     assert "apart" in said(app)
     assert "[npz](" not in "".join(str(element.value) for element in app.markdown)
+
+
+@pytest.mark.usefixtures("store")
+def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
+    app = opened("overview", run="apart")
+    assert "No simple cause found." not in said(app)
+    app.session_state["causes"] = True
+    app.run()
+    assert "No simple cause found." in said(app)

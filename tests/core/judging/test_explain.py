@@ -1,0 +1,102 @@
+"""Causes are named where they were injected into real pairs, with what was injected; clean pairs and faults have none.
+
+The whole trial is `python -m benchmarks.verdicts.causes`; here every cause once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, lists, pair_of, tried
+from core.errors import DumpError
+from core.judging.explain.hypotheses import causes_of
+from core.judging.explain.rows import rows_of_lists, rows_of_run
+from core.runs.reader import RunReader
+from core.runs.sparse.pairing import compare_sides
+from tests.core.runs.sparse.made_sides import response, side
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+
+
+@pytest.mark.parametrize(
+    ("kind", "strength", "parameter", "value"),
+    [
+        ("temperature", 0.7, "temperature", 0.7),
+        ("temperature, float32", 1.0001, "temperature", 1.0001),
+        ("constant", 5.0, "constant", 5.0),
+        ("rows shifted", 2, "rows", 2),
+        ("rows shifted", -1, "rows", -1),
+        ("ids moved", 7, "ids", 7),
+        ("soft cap", 10.0, "cap", 10.0),
+        ("presence", 2.0, "strength", 2.0),
+        ("frequency", 2.0, "strength", 2.0),
+        ("repetition", 1.5, "strength", 1.5),
+        ("logit bias", 5.0, "largest", 5.0),
+        ("top-k", 20, "top_k", 20),
+        ("top-p", 0.9, "top_p", 0.9),
+        ("cut vocabulary", 64, "tokens", 64),
+        ("rounded", 1, "to", "bfloat16"),
+        ("decimals", 2, "to", "2 decimals"),
+    ],
+)
+def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, parameter: str, value: float) -> None:
+    found = tried(kind, strength, as_lists=False)
+    assert found[0].name == INJECTIONS[kind][0]
+    said = found[0].parameters[parameter]
+    assert said == value if isinstance(value, str | int) else said == pytest.approx(value, rel=0.03, abs=0.02)
+    assert found[0].says.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("kind", "strength"),
+    [("temperature", 0.7), ("rows shifted", 1), ("presence", 2.0), ("frequency", 2.0), ("logit bias", 5.0)],
+)
+def test_lists_of_twenty_name_it_too(kind: str, strength: float) -> None:
+    assert LISTED == 20
+    assert tried(kind, strength, as_lists=True)[0].name == INJECTIONS[kind][0]
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_nothing_is_named_on_pairs_without_a_simple_cause(name: str) -> None:
+    pair = pair_of(name)
+    assert causes_of(complete(pair, pair.x, pair.y)) == []
+    assert causes_of(lists(pair, pair.x, pair.y)) == []
+
+
+def test_a_stored_run_is_looked_at_as_it_is() -> None:
+    with RunReader(SAMPLES / "where-it-starts.duckdb") as run:
+        rows = rows_of_run(run, 0)
+    pair = pair_of("where-it-starts")
+    assert rows.dtype == "bfloat16"
+    for row in rows.rows:
+        assert np.array_equal(row.x, pair.x[row.position, row.token_ids])
+        assert np.array_equal(row.y, pair.y[row.position, row.token_ids])
+
+
+def test_noise_of_any_size_is_no_cause() -> None:
+    pair = pair_of("where-it-starts")
+    for size in (1e-3, 0.1, 1.0, 10.0):
+        y = pair.x + np.random.default_rng(3).normal(0, size, pair.x.shape)
+        assert causes_of(complete(pair, pair.x, y)) == [], size
+
+
+@pytest.mark.parametrize(("bos", "words"), [(1, "has token 1 in front,"), (5, "has token 5 in front twice,")])
+def test_a_bos_on_one_side_is_named_where_nothing_can_be_compared(bos: int, words: str) -> None:
+    tokens = [5, 6, 7, 8, 9]
+    rows = {at: {at: -0.5, at + 1: -1.0} for at in range(1, 4)}
+    plain = response(tokens, rows)
+    with pytest.raises(DumpError, match=words):
+        compare_sides(side("plain", plain), side("with", response([bos, *tokens], rows)))
+
+
+def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
+    tokens = list(range(13))
+    greedy = response(tokens, {at: {at + 1: -0.5, at: -1.0} for at in range(3, 12)}, prompt=4)
+    sampled = response(tokens, {at: {at: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
+    sides = side("greedy", greedy), side("sampled", sampled)
+    found = [cause for cause in causes_of(rows_of_lists(compare_sides(*sides), *sides)) if cause.name == "sampler"]
+    assert [cause.parameters["positions"] for cause in found] == [9]
+    assert "'sampled' emitted another token than its best at 9 of 9 positions" in found[0].says
