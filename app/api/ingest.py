@@ -35,6 +35,7 @@ from app.uploads.saving import save
 from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
 from core.errors import LimitError
+from core.runs.dumps.llamacpp_files import READERS
 from core.runs.importing.check_catalog import is_database
 from core.runs.store.partial import Partial
 from core.runs.store.quotas import check_file, check_free, room_for
@@ -190,7 +191,7 @@ def _refuse_unknown_kind(start: bytes) -> None:
     """Refuse a body of no known kind by its first bytes, not after the last: a file of gigabytes that is none of ours
     need not travel.
     """
-    is_dump = start[:4] == b"PK\x03\x04" or start[:6] == b"\x93NUMPY" or start[8:9] == b"{"
+    is_dump = start.startswith((b"PK\x03\x04", b"\x93NUMPY", *READERS)) or start[8:9] == b"{"
     is_json = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
     if not (is_dump or is_json or is_database(start)):
         raise RefusedError(

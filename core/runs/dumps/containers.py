@@ -1,5 +1,5 @@
-"""The three kinds of file a dump comes in: npz, npy, safetensors. Each is told by its first bytes, never by its name,
-so a renamed file opens as what it is.
+"""The kinds of file a dump comes in: npz, npy, safetensors, and two of llama.cpp's. Each is told by its first bytes,
+never by its name, so a renamed file opens as what it is.
 
 Every declared size is checked against the file, and the total against a limit, before anything is unpacked or
 allocated.
@@ -32,6 +32,7 @@ from .arrays import (
     read_npy_header,
     shown,
 )
+from .llamacpp_files import READERS
 
 MOST_ARRAYS = 3 * MAX_SIDES + 8  # every side, what it emitted, its dtype, and what is of all
 MAX_KEY_LENGTH = 200
@@ -70,6 +71,7 @@ class Container:
     kind: str
     arrays: dict[str, StoredArray]
     texts: dict[str, str] = field(default_factory=dict)
+    warning: str = ""  # a sentence that whoever reads figures of it has to know
 
     @property
     def name(self) -> str:
@@ -114,6 +116,11 @@ def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
         return Container(path, "npz", _zip_arrays(name, file, stack, max_bytes))
     if start[:6] == b"\x93NUMPY":
         return Container(path, "npy", {path.stem: _npy_array(name, path.stem, file, status.st_size)})
+    for magic, (kind, read) in READERS.items():
+        if start.startswith(magic):
+            rows = read(name, path.stem, file, status.st_size)
+            texts = {"compute_dtype": "float32", "meta": rows.meta}
+            return Container(path, kind, rows.arrays(path.stem), texts, rows.warning)
     if len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         arrays, texts = _safetensors_arrays(name, file, status.st_size)
         return Container(path, "safetensors", arrays, texts)

@@ -184,9 +184,9 @@ def open_dump(
         check_holds(holds)
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
         dump = _understand(containers, override, known, reference, stack, fewest_sides, on_progress or _untold)
-        dump.warnings = tuple(
-            _looked_at(dump, " and ".join(container.name for container in containers), holds == LOGITS)
-        )
+        said = [f"{container.name}: {container.warning}" for container in containers if container.warning]
+        named = " and ".join(container.name for container in containers)
+        dump.warnings = (*said, *_looked_at(dump, named, holds == LOGITS))
         return dump
     except BaseException:
         stack.close()
