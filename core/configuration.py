@@ -123,6 +123,17 @@ class SignIn:
 
 
 @dataclass(frozen=True)
+class Probing:
+    """Servers that editors may probe from the dashboard where a sign-in is configured; without one, any.
+
+    An entry is an address ("http://engine.internal:8000"), which may lie in the server's own network, or "*": any that
+    has public addresses only.
+    """
+
+    servers: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
+
+
+@dataclass(frozen=True)
 class Configuration:
     """All sections, as they are in force; `source` is the file they came from, if one was there."""
 
@@ -130,6 +141,7 @@ class Configuration:
     retention: Retention = Retention()
     hosting: Hosting = Hosting()
     sign_in: SignIn = SignIn()
+    probing: Probing = Probing()
     source: Path | None = None
 
 
@@ -155,7 +167,13 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
     return Configuration(**sections, source=source)
 
 
-_SECTIONS: dict[str, type] = {"limits": Limits, "retention": Retention, "hosting": Hosting, "sign_in": SignIn}
+_SECTIONS: dict[str, type] = {
+    "limits": Limits,
+    "retention": Retention,
+    "hosting": Hosting,
+    "sign_in": SignIn,
+    "probing": Probing,
+}
 
 
 def _file(environment: Mapping[str, str]) -> tuple[Path | None, dict[str, Any]]:

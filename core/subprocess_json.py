@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +31,7 @@ class Child:
 
     seconds: after so many it is killed, `is_late`; counted anew at every word where `is_patient`. may_ask: it may get a
     model from the hub, and has the environment of this process for that, less the server's secrets; else no more of it
-    than a process needs that reads files of others.
+    than a process needs that reads files of others. more: variables beside these, such as a key that is in no argument.
     """
 
     def __init__(
@@ -42,11 +42,12 @@ class Child:
         is_patient: bool = False,
         niceness: int = 0,
         may_ask: bool = False,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env=_environment(may_ask),
+            env=_environment(may_ask) | dict(more or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

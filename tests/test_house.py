@@ -92,7 +92,7 @@ ROOMS = {
     ),
     "core.prompt_files": ("core.capture_request",),
     "core.push": (),
-    "core.probing": ("core.command_name", "core.numerics", "core.runs", "core.judging"),
+    "core.probing": ("core.command_name", "core.configuration", "core.numerics", "core.runs", "core.judging"),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
     "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push", "core.probing"),
     "core": ("core",),

@@ -61,7 +61,7 @@ def _title(scope: str, dtypes: Sequence[str], model: str) -> str:
 def job_list(jobs: Jobs) -> None:
     """Draw the probes of this server with how they stand; one that has just finished is shown by the page."""
     awaited = st.session_state.setdefault("ops_awaited", set())
-    for job in jobs.all(of_ops=True):
+    for job in jobs.all("ops"):
         if job.state == "done":
             if job.number in awaited:
                 awaited.discard(job.number)

@@ -12,7 +12,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +27,9 @@ from core.text import file_name, shown
 ANY_DEVICE = "best there is"
 TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
 GETTING = "the network"  # what jobs that get a model run on, likewise
+PROBING = "a server"  # what probes run on: two at once would be each other's load
+_NO_DEVICES = (TAKING_IN, GETTING, PROBING)
+_OWN_PAGES = ("ops", "probe")  # commands whose jobs a page of their own lists
 _NOTHING_STORED = "cancelled; nothing was stored"
 # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without
 # it, 0.7 s with
@@ -129,6 +132,7 @@ class Jobs:
         self._places: dict[int, Partial] = {}
         self._callers: dict[int, Callable[[Job], None]] = {}
         self._watchers: dict[int, Callable[[Job], None]] = {}
+        self._secrets: dict[int, dict[str, str]] = {}
         self._is_stopped = False
         with suppress(UlpscopeError, OSError):
             Store(store).sweep()  # a server that is ended by a signal tidies nothing up
@@ -139,13 +143,13 @@ class Jobs:
         """Store that the runs go to."""
         return Store(self._store)
 
-    def all(self, *, of_ops: bool = False) -> list[Job]:
-        """The captures, newest first; `of_ops`: the probes of operations instead, which their own page lists."""
+    def all(self, command: str = "") -> list[Job]:
+        """The captures, newest first; `command`: 'ops' or 'probe', whose own pages list them, instead."""
         with self._lock:
             captures = [job for job in self._jobs.values() if job.device != TAKING_IN]
-        return sorted(
-            (job for job in captures if (job.arguments[:1] == ("ops",)) == of_ops), key=lambda job: -job.number
-        )
+        named = [(job, job.arguments[:1] or ("",)) for job in captures]
+        chosen = [job for job, (name,) in named if (name if name in _OWN_PAGES else "") == command]
+        return sorted(chosen, key=lambda job: -job.number)
 
     def ingests(self) -> list[Job]:
         """The jobs that take in files, newest first (app.uploads.ingest_jobs begins them)."""
@@ -162,16 +166,18 @@ class Jobs:
         place: Partial | None = None,
         reserved: str = "",
         who: str = "",
+        secrets: Mapping[str, str] | None = None,
         on_change: Callable[[Job], None] | None = None,
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
         """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the
         job is over. UsageError, before anything is made, where `device` is no queue of ours.
 
-        place: a directory of the job's own files instead, which goes with it. on_change: told of the job when it is
+        place: a directory of the job's own files instead, which goes with it. secrets: variables of its process, which
+        are kept until it starts and stand nowhere else. on_change: told of the job when it is
         lined up and whenever it stands otherwise; on_over: when it is over. Both in any thread.
         """
-        if device not in (ANY_DEVICE, TAKING_IN, GETTING) and device != queue_of(device):
+        if device not in (ANY_DEVICE, *_NO_DEVICES) and device != queue_of(device):
             raise UsageError(f"'{shown(device, 40)}' is no queue; expected {queue_of(device)}. Nothing was begun.")
         if prompts is not None:
             place = Store(self._store).new_partial("prompts", datetime.now(UTC))
@@ -181,6 +187,8 @@ class Jobs:
             self._jobs[job.number] = job
             if on_over is not None:
                 self._callers[job.number] = on_over
+            if secrets:
+                self._secrets[job.number] = dict(secrets)
             if place is not None:
                 self._places[job.number] = place
             if on_change is not None:
@@ -236,8 +244,8 @@ class Jobs:
             for job in sorted(self._jobs.values(), key=lambda job: job.number):
                 if job.state != "waiting" or self._is_stopped:
                     continue
-                captures = [device for device in taken if device not in (TAKING_IN, GETTING)]
-                if job.device in (TAKING_IN, GETTING):
+                captures = [device for device in taken if device not in _NO_DEVICES]
+                if job.device in _NO_DEVICES:
                     is_free = job.device not in taken
                 else:
                     is_free = not captures if job.device == ANY_DEVICE else not {job.device, ANY_DEVICE} & set(captures)
@@ -276,6 +284,7 @@ class Jobs:
                 ["-m", "core", *job.arguments, "--progress", "json", *store],
                 niceness=NICENESS,
                 may_ask=job.device != TAKING_IN,
+                more=self._secrets.pop(number, None),
             )
             self._processes[number] = child
         began = time.monotonic()
@@ -325,6 +334,7 @@ class Jobs:
         self._tell(number)
         with self._lock:
             self._watchers.pop(number, None)
+            self._secrets.pop(number, None)
             place = self._places.pop(number, None)
             caller, job = self._callers.pop(number, None), self._jobs.get(number)
         if place is not None:

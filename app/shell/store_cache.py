@@ -5,7 +5,7 @@ it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -287,10 +287,17 @@ def purge(entry: str) -> None:
         audit.record(store().directory, who.name, "delete for good", entry=entry)
 
 
-def submit(arguments: Sequence[str], *, title: str, device: str, prompts: PromptFile | None = None) -> Job:
+def submit(
+    arguments: Sequence[str],
+    *,
+    title: str,
+    device: str,
+    prompts: PromptFile | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> Job:
     """Line up a job of this server for whoever looks at the page; see Jobs.submit."""
     who = identity.editor()
-    job = jobs().submit(arguments, title=title, device=device, prompts=prompts, who=who.name)
+    job = jobs().submit(arguments, title=title, device=device, prompts=prompts, who=who.name, secrets=secrets)
     audit.record(store().directory, who.name, arguments[0], title=title, job=job.number)
     return job
 

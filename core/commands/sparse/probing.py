@@ -67,6 +67,9 @@ def probe(
     ] = KEY_VARIABLE,
     ask_key: Annotated[bool, typer.Option("--ask-key", help="Ask for the key on the terminal.")] = False,
     name: Annotated[str | None, typer.Option(help="What to call the run. Default: the server and its model.")] = None,
+    guarded: Annotated[
+        bool, typer.Option("--guarded", hidden=True, help="Ask only what [probing] servers allows.")
+    ] = False,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -100,7 +103,7 @@ def probe(
     command = shell_command([*COMMAND.split(), *_without_prompts(sys.argv[1:])])
     target = open_store(store)
     with stoppable(), steps(progress) as say:
-        servers, probed = _probed(plan, list(zip(addresses, models, strict=False)), key, budget, say)
+        servers, probed = _probed(plan, list(zip(addresses, models, strict=False)), key, budget, say, guarded)
         stored = _stored(target, plan, servers, probed, name, command)
     for run_id in stored:
         audit.record(target.directory, audit.local_user(), "probe", run_id)
@@ -134,14 +137,19 @@ def _without_prompts(words: list[str]) -> list[str]:
 
 
 def _probed(
-    plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell
+    plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell, is_guarded: bool
 ) -> tuple[list[Server], Probed]:
     """The servers and what came of the probe; Ctrl-C ends it, and what had come is kept."""
+    from ...probing.addresses import transport_for
     from ...probing.client import Client
     from ...probing.probe import Probe
     from ...probing.servers import find_server
 
-    clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
+    transports = [transport_for(address) if is_guarded else None for address, _ in addresses]
+    clients = [
+        Client(address, key=key, budget=budget, transport=transport)
+        for (address, _), transport in zip(addresses, transports, strict=True)
+    ]
     try:
         servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
         for server in servers:
