@@ -45,6 +45,7 @@ GROUPS = (
             ("compare", "Compare"),
             ("ops", "Ops"),
             ("capture", "Capture"),
+            ("probe", "Probe"),
             ("upload", "Upload"),
         ),
     ),

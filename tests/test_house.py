@@ -40,11 +40,13 @@ _CORE_FOR_PAGES = (
     "core.packaged_models",
     "core.runs",
     "core.judging",
+    "core.probing",
 )  # not inference: a viewer never loads torch
 _SHARED = (*_CORE_FOR_PAGES, "app.shell", "app.components", "app.hosting")
 _OTHER_PAGES = {  # of which a page shows a part too
     "flips": ("app.near_ties",),
     "ops": ("app.capture",),
+    "probe": ("app.capture",),
     "overview": ("app.flips", "app.kv_cache", "app.layers"),
     "sparse": ("app.overview",),
     "verdict": ("app.capture",),

@@ -9,7 +9,7 @@ import streamlit as st
 from app.hosting import page_guard
 from app.hosting.error_details import for_page
 from app.shell import store_cache, widgets
-from app.shell.jobs import GETTING, Job, Jobs
+from app.shell.jobs import GETTING, PROBING, Job, Jobs
 from core.text import plural
 
 
@@ -23,9 +23,10 @@ def how_it_stands(job: Job) -> str:
             if job.seconds_left is not None and job.rows_done < job.rows_total
             else ""
         )
-        unit = "prompts" if job.stage.endswith(" writes") else "MB" if job.device == GETTING else "positions"
+        units = {GETTING: "MB", PROBING: "requests"}
+        unit = "prompts" if job.stage.endswith(" writes") else units.get(job.device, "positions")
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s{rest}"
-    if job.state == "done" and job.device == GETTING:
+    if job.state == "done" and job.device in (GETTING, PROBING):
         return f"in {job.seconds:.0f} s"
     if job.state == "done":
         return f"{job.rows_total:,} positions over all sides in {job.seconds:.0f} s"
@@ -49,15 +50,15 @@ def _open_run(job: Job) -> None:
 
 
 @st.fragment(run_every=1.0)
-def job_list(jobs: Jobs, *, of_uploads: bool = False) -> None:
-    """Draw every capture (or every upload that is being saved) with how it stands, again every second; buttons to
-    cancel, open and dismiss.
+def job_list(jobs: Jobs, *, of_uploads: bool = False, of: str = "") -> None:
+    """Draw every capture (or every upload that is being saved, or the jobs `of` another command) with how it stands,
+    again every second; buttons to cancel, open and dismiss.
     """
     if st.session_state.get(
         "opened"
     ):  # by a click that came while the page was being drawn again, which reaches its callback alone
         st.rerun()
-    listed = jobs.ingests() if of_uploads else jobs.all()
+    listed = jobs.ingests() if of_uploads else jobs.all(of)
     for job in listed:
         with st.container(border=True, key=f"job_{job.number}"):
             what, action = st.columns([5, 1], vertical_alignment="center")

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Sequence
 
 import httpx2 as httpx
 
 from ..configuration import configuration
-from ..errors import UsageError
 from ..text import shown
-from .client import ProbeError, base_of
-
-ANY_PUBLIC = "*"
+from .client import ProbeError
+from .plan import check_allowed, is_named
 
 
 def transport_for(url: str) -> httpx.BaseTransport | None:
@@ -23,19 +20,8 @@ def transport_for(url: str) -> httpx.BaseTransport | None:
     configuration names the address. UsageError where it allows none of the kind.
     """
     allowed = configuration().probing.servers
-    if is_named(url, allowed):
-        return None
-    if ANY_PUBLIC in allowed:
-        return PublicOnly()
-    raise UsageError(
-        f"{shown(base_of(url), 200)} may not be probed from this server; whoever runs it names addresses in [probing]"
-        " servers."
-    )
-
-
-def is_named(url: str, allowed: Sequence[str]) -> bool:
-    """Whether the address itself stands in the configuration, with its scheme and port."""
-    return any(base_of(each) == base_of(url) for each in allowed if each != ANY_PUBLIC)
+    check_allowed(url, allowed)
+    return None if is_named(url, allowed) else PublicOnly()
 
 
 class PublicOnly(httpx.BaseTransport):

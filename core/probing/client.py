@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
-from ..errors import DumpError, UlpscopeError, UsageError
+from ..errors import DumpError, UlpscopeError
 from ..runs.sparse.payloads.bounded_json import parsed
 from ..text import shown
+from .plan import base_of
 
 MOST_BYTES = 128 << 20  # of one answer
 _TRIES = 6  # of a request that a server puts off
@@ -72,24 +72,6 @@ class Budget:
         """Wait so long, or until the probe is cancelled."""
         self.cancelled.wait(min(seconds, self.left()))
         self.check()
-
-
-def base_of(address: str) -> str:
-    """Address of a server without the path of one of its endpoints. UsageError for what is none, or holds a password:
-    it would be stored with the run.
-    """
-    parts = urlsplit(address.strip())
-    try:
-        is_sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_sound = False
-    if not is_sound or parts.username or parts.password or parts.query or parts.fragment:
-        raise UsageError(
-            f"'{shown(address.rpartition('@')[2])}' is no address of a server; expected http://HOST:PORT, without user,"
-            " query or fragment."
-        )
-    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
-    return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}"
 
 
 class Client:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from ..errors import UsageError
 from ..text import shown
-from .servers import Prompt
 
+Prompt = str | tuple[int, ...]
+ANY_PUBLIC = "*"  # in [probing] servers: any address of the public internet
 RERUN, WARM, LOAD, ORDER, WALK, STREAM, ECHO = "rerun", "warm", "load", "order", "walk", "stream", "echo"
 MEANINGS = {
     RERUN: "the same request alone, twice",
@@ -123,3 +125,35 @@ def told(plan: Plan, tests: Sequence[str] | None = None) -> list[str]:
         " generate."
     )
     return lines
+
+
+def base_of(address: str) -> str:
+    """Address of a server without the path of one of its endpoints. UsageError for what is none, or holds a password:
+    it would be stored with the run.
+    """
+    parts = urlsplit(address.strip())
+    try:
+        is_sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_sound = False
+    if not is_sound or parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            f"'{shown(address.rpartition('@')[2])}' is no address of a server; expected http://HOST:PORT, without user,"
+            " query or fragment."
+        )
+    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}"
+
+
+def is_named(url: str, allowed: Sequence[str]) -> bool:
+    """Whether the address itself stands in the configuration, with its scheme and port."""
+    return any(base_of(each) == base_of(url) for each in allowed if each != ANY_PUBLIC)
+
+
+def check_allowed(url: str, allowed: Sequence[str]) -> None:
+    """UsageError where a hosted server's configuration allows neither this address nor any public one."""
+    if ANY_PUBLIC not in allowed and not is_named(url, allowed):
+        raise UsageError(
+            f"{shown(base_of(url), 200)} may not be probed from this server; whoever runs it names addresses in"
+            " [probing] servers."
+        )

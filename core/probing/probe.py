@@ -16,9 +16,9 @@ from ..runs.sparse.records import UNKNOWN_TOKEN, SparseResponse, SparseRow, Spar
 from ..text import joined as listed
 from ..text import plural
 from .client import ProbeError, StoppedError
-from .plan import ECHO, FILLER_FACTOR, LOAD, ORDER, RERUN, STREAM, WALK, Plan
+from .plan import ECHO, FILLER_FACTOR, LOAD, ORDER, RERUN, STREAM, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
-from .servers import COLD, WARM, Ask, Prompt, Server
+from .servers import COLD, WARM, Ask, Server
 
 Tell = Callable[[str, int, int], None]
 _FILLER = (

@@ -18,8 +18,8 @@ from ..runs.sparse.payloads.recognise import read_payload
 from ..runs.sparse.records import SparseResponse
 from ..text import shown
 from .client import Client, ProbeError
+from .plan import Prompt
 
-Prompt = str | tuple[int, ...]
 COLD, WARM = "cold", "warm"
 
 

@@ -82,8 +82,8 @@ def probe(
     For example:  python -m core probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """
     check_progress(progress)
-    from ...probing.client import Budget, base_of
-    from ...probing.plan import Plan, parsed_tests, told
+    from ...probing.client import Budget
+    from ...probing.plan import Plan, base_of, parsed_tests, told
 
     names, load = parsed_tests(tests)
     given = _prompts(prompt or [], prompt_file or [], prompts)
@@ -100,7 +100,7 @@ def probe(
         raise UsageError(f"--key-variable {shown(key_variable)}: there is no such variable in the environment.")
     budget = Budget(max_requests, 60 * max_minutes)
     models = (model, against_model or model)
-    command = shell_command([*COMMAND.split(), *_without_prompts(sys.argv[1:])])
+    command = shell_command([*COMMAND.split(), *_without_places(sys.argv[1:])])
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         servers, probed = _probed(plan, list(zip(addresses, models, strict=False)), key, budget, say, guarded)
@@ -131,9 +131,14 @@ def _prompts(texts: list[str], files: list[Path], listed: Path | None) -> tuple[
     return tuple(one.token_ids if one.token_ids is not None else one.text or "" for one in found)
 
 
-def _without_prompts(words: list[str]) -> list[str]:
-    """The command as it was typed. A key is never among its words."""
-    return [shown(word, 2000) for word in words]
+def _without_places(words: list[str]) -> list[str]:
+    """The command as it was typed, files by their names. A key is never among its words."""
+    options = ("--prompts", "--prompt-file", "--store")
+    return [
+        shown(Path(word).name if before in options else word, 2000)
+        for before, word in zip(["", *words], words, strict=False)
+        if "--store" not in (before, word)
+    ]
 
 
 def _probed(

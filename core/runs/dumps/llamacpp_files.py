@@ -158,7 +158,7 @@ def results_rows(name: str, key: str, file: io.FileIO, file_bytes: int) -> Rows:
 
 
 class _Header:
-    """Keys and tensors of a GGUF, versions 2 and 3 (github.com/ggml-org/ggml/blob/master/docs/gguf.md). ValueError or
+    """Keys and tensors of a GGUF, versions 2 and 3 (the specification of GGUF in ggml). ValueError or
     struct.error for what is none.
     """
 

@@ -113,6 +113,7 @@ def buttons(app: AppTest) -> set[str]:
     [
         ("capture", {}, "Capture", "editors capture runs"),
         ("ops", {}, "Probe this machine", "editors probe this machine"),
+        ("probe", {}, "Probe", "editors probe servers"),
         ("overview", {"run": "unjudged"}, "Judge it here", "editors can judge it here"),
         ("runs", {"run": "mine"}, "Delete", "viewers do not tag or delete"),
         ("upload", {}, "Save as a run", "editors upload dumps"),

@@ -46,6 +46,7 @@ class Odd:
         self.acts = acts
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.hosts: set[str] = set()
         self.most_at_once = 0
         self._now = 0
         self._lock = threading.Lock()
@@ -53,6 +54,7 @@ class Odd:
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}")
         with self._lock:
+            self.hosts.add(handler.headers.get("Host") or "")
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
             number = len(self.asked)

@@ -10,8 +10,8 @@ import pytest
 from core.errors import UsageError
 from core.judging.judge_sparse import judge_probe
 from core.probing import client as clients
-from core.probing.client import Budget, Client, ProbeError, base_of
-from core.probing.plan import Plan, parsed_tests, told
+from core.probing.client import Budget, Client, ProbeError
+from core.probing.plan import Plan, base_of, parsed_tests, told
 from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Server, events, find_server
 from core.runs.sparse_run import pairs_of

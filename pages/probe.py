@@ -1,0 +1,20 @@
+"""Probe: ask a live server the same in several ways; watch, cancel, open what it sent."""
+
+import streamlit as st
+
+from app.hosting import page_guard
+from app.probe import form
+from app.shell import store_cache, widgets
+from app.shell.job_list import counted, job_list
+from app.shell.widgets import PAGES
+
+jobs = store_cache.jobs()
+widgets.title("Probe")
+st.markdown(counted(jobs.all("probe"), "probe"))
+if st.session_state.get("opened"):
+    st.switch_page(PAGES / "overview.py")
+if not page_guard.may_edit():
+    job_list(jobs, of="probe")
+page_guard.only_editors("probe servers")
+form.draw()
+job_list(jobs, of="probe")

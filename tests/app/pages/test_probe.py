@@ -1,0 +1,110 @@
+"""The Probe page: what it would take is said first, a job is lined up, and the key stands in none of its words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.hosting import identity
+from app.hosting.identity import Identity
+from app.shell import store_cache
+from app.shell.jobs import Jobs
+from core.runs.sparse_run import sparse_of
+from core.runs.store.store import Store
+from tests.app.opening import opened, said
+from tests.core.probing import odd_server as odd
+from tests.waiting import until
+
+
+@pytest.fixture
+def store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    store_cache.jobs.clear()
+    yield Store(tmp_path / "runs")
+    store_cache.jobs().stop()
+    store_cache.jobs.clear()
+
+
+@pytest.fixture
+def lined_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What was submitted; nothing is started."""
+    found: list[dict[str, Any]] = []
+
+    def submit(self: Jobs, arguments: Any, **more: Any) -> Any:
+        del self
+        found.append({"arguments": list(arguments), **more})
+        return type("Job", (), {"number": 1})()
+
+    monkeypatch.setattr(Jobs, "submit", submit)
+    return found
+
+
+def button(app: Any) -> Any:
+    return app.button(key="probe_start")
+
+
+@pytest.mark.usefixtures("store")
+def test_without_an_address_there_is_nothing_to_press() -> None:
+    app = opened("probe")
+    assert "Give the address of a server" in said(app)
+    assert button(app).disabled
+
+
+def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict[str, Any]]) -> None:
+    app = opened("probe")
+    app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
+    assert "Nothing is sent before. At most 23 requests" in said(app).replace("\\", "")
+    app.text_input(key="probe_key").set_value("sk-secret").run()
+    app.text_area(key="probe_prompts").set_value("one\n---\ntwo").run()
+    button(app).click().run()
+    (job,) = lined_up
+    assert job["arguments"] == ["probe", "http://127.0.0.1:9", "--tests=rerun,warm,load:8", "--tokens=32", "--top=20"]
+    assert job["prompts"].content == b'{"prompt": "one"}\n{"prompt": "two"}\n'
+    assert job["secrets"] == {"ULPSCOPE_PROBE_KEY": "sk-secret"}
+    assert "sk-secret" not in job["title"]
+
+
+@pytest.mark.usefixtures("lined_up")
+@pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://a:b@host"])
+def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
+    app = opened("probe")
+    app.text_input(key="probe_url").set_value(address).run()
+    assert "is no address of a server" in app.warning[0].value.replace("\\", "")
+    assert button(app).disabled
+
+
+def test_a_hosted_server_probes_what_its_configuration_names(
+    lined_up: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = Identity("ada", "editor", "token")
+    monkeypatch.setattr(identity, "current", lambda: who)
+    monkeypatch.setattr("app.hosting.page_guard.current", lambda: who)
+    monkeypatch.setenv("ULPSCOPE_PROBING_SERVERS", "http://10.0.0.5:8000")
+    app = opened("probe")
+    app.text_input(key="probe_url").set_value("http://169.254.169.254").run()
+    assert "may not be probed from this server" in app.warning[0].value.replace("\\", "")
+    assert button(app).disabled
+    app.text_input(key="probe_url").set_value("http://10.0.0.5:8000").run()
+    button(app).click().run()
+    assert lined_up[0]["arguments"][-1] == "--guarded"
+
+
+def test_a_probe_becomes_a_run_that_opens(store: Store) -> None:
+    with odd.serving(odd.good) as (address, seen):
+        app = opened("probe")
+        app.text_input(key="probe_url").set_value(address).run()
+        app.text_input(key="probe_key").set_value("sk-secret").run()
+        app.multiselect(key="probe_tests").set_value(["rerun"]).run()
+        button(app).click().run()
+        until(lambda: [job.state for job in store_cache.jobs().all("probe")] == ["done"])
+        assert seen.keys[0] == "Bearer sk-secret"
+    (path,) = store.directory.glob("*.duckdb")
+    run = sparse_of(path)
+    assert [side.name for side in run.sides] == ["cold", "cold again"]
+    assert str(store.directory) not in run.header.command
+    assert "sk-secret" not in f"{run.header} {store_cache.jobs().all('probe')}"
+    app.run()
+    app.button(key="open_1").click().run()
+    assert app.title[0].value == "Overview"
+    assert "identical" in "".join(str(one.value) for one in app.markdown)
