@@ -82,7 +82,8 @@ def test_the_connection_goes_to_the_address_that_was_looked_at(monkeypatch: pyte
         port = address.rpartition(":")[2]
         server = find_server(Client(f"http://engine.invalid:{port}", transport=PublicOnly()))
         assert server.model == "odd"
-        assert set(asked) == {"engine.invalid"}
+        assert asked[0] == "engine.invalid"
+        assert set(asked[1:]) <= {"engine.invalid", "127.0.0.1"}  # the address itself is asked for as well
         assert seen.hosts == {f"engine.invalid:{port}"}
 
 
