@@ -112,25 +112,25 @@ def new_run() -> None:
         st.session_state.pop(key, None)
 
 
-def _settle_variant(names: list[str]) -> None:
-    """Take the variant out of the link if it is there, and keep it one of the run's."""
+def _settle_variant(names: list[str], first: int = 0) -> None:
+    """Take the variant out of the link if it is there, and keep it one of the run's; `first` where none was chosen."""
     asked = link.linked("variant")
     if asked is not None and asked in names:
         st.session_state["variant"] = asked
     elif asked is not None:
         link.report_bad_link(
-            f"The link asks for variant '{shown(asked, 60)}'; this run has {_listed(names)}, and '{names[0]}' is"
+            f"The link asks for variant '{shown(asked, 60)}'; this run has {_listed(names)}, and '{names[first]}' is"
             " selected."
         )
     if st.session_state.get("variant") not in names:
-        st.session_state["variant"] = names[0]
+        st.session_state["variant"] = names[first]
     selection.preset_widget("variant")
 
 
 def _pick_of_sparse(run_id: str) -> selection.SparseView:
     run = store_cache.sparse_run(run_id)
     names = [pair.variant for pair in run.pairs]
-    _settle_variant(names)
+    _settle_variant(names, next((number for number, pair in enumerate(run.pairs) if pair.differing), 0))
     variant = st.selectbox(f"Variant, compared with `{code(run.pairs[0].reference)}`", names, key="variant")
     pair = run.pairs[names.index(variant)]
     table = store_cache.sparse_positions(run_id, names.index(variant))

@@ -21,8 +21,8 @@ from core.text import legible, number, out_of, percent, plural, visible
 def overview(view: selection.SparseView) -> None:
     """Draw what was sent and what follows from it: figures, where texts part, the grid, the lists of the position."""
     pair, said = view.pair, summary_json(view.pair)
-    _verdict(view)
-    st.markdown(f"**{widgets.escaped(sentence(pair))}**")
+    if not _verdict(view) or pair.differing:
+        st.markdown(f"**{widgets.escaped(sentence(pair))}**")
     figures = st.columns(4)
     figures[0].metric(
         "Flips", told_count(said["flips"]), help=f"{meanings()['flip']}; of {len(pair.positions):,} positions"
@@ -41,6 +41,7 @@ def overview(view: selection.SparseView) -> None:
         number(low_of(said["max_abs"]), 6),
         help=f"{parts.unit(view)}, over tokens both sides sent",
     )
+    _ways(view)
     if pair.differing:
         widgets.causes(view)
     for line in (*grid_lines(pair), *meeting_lines(pair)):
@@ -48,13 +49,24 @@ def overview(view: selection.SparseView) -> None:
     for note in pair.notes:
         st.caption(widgets.escaped(note))
     _texts(view)
+    if pair.differing:
+        _over_positions(view)
+    parts.lists(view)
+    _folded(view)
+
+
+def _over_positions(view: selection.SparseView) -> None:
     plots.draw(
         over_positions(view.prompt_table, "max_abs", f"largest change sent, {parts.unit(view)}", view.position),
         key="sparse_over_positions",
         picture=parts.picture(view, "changes"),
     )
     st.caption(f"Largest change of a token that both sides sent, by position{_of_prompt(view)}.")
-    parts.lists(view)
+
+
+def _folded(view: selection.SparseView) -> None:
+    """Bounds, the report and the provenance, which are looked at now and then."""
+    said = summary_json(view.pair)
     with st.expander("Bounds", icon=":material/straighten:"):
         st.caption("What follows of the complete rows, of which some tokens were sent.")
         st.table(
@@ -73,18 +85,64 @@ def overview(view: selection.SparseView) -> None:
     )
     if folded.open:
         with folded:
-            code_block(sparse_markdown(view.run, pair.variant, _link(view)), wraps=True)
+            code_block(sparse_markdown(view.run, view.pair.variant, _link(view)), wraps=True)
     _provenance(view)
 
 
-def _verdict(view: selection.SparseView) -> None:
-    """The verdict on the pair, in its colour, and why."""
+def _verdict(view: selection.SparseView) -> bool:
+    """Draw the verdict on the pair, in its colour, and why; False where it was not judged."""
     found = next((one for one in view.run.verdicts if one.variant == view.pair.variant), None)
     if found is None:
-        return
+        return False
     with st.container(border=True, key="verdict"):
         st.badge(found.name, color=wording.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
         st.markdown(widgets.marked(wording.opening(found.because), bold=True))
+    return True
+
+
+def _ways(view: selection.SparseView) -> None:
+    """Draw a line a side of the run, where there are several; a click selects it."""
+    pairs = view.run.pairs
+    if len(pairs) < 2:
+        return
+    verdicts = {found.variant: found.name for found in view.run.verdicts}
+    rows = []
+    for pair in pairs:
+        said = summary_json(pair)
+        rows.append(
+            {
+                "variant": pair.variant,
+                "verdict": [verdicts.get(pair.variant, "not judged")],
+                "sent by both": said["listed"],
+                "that differ": said["listed_that_differ"],
+                f"largest, {parts.unit(view)}": low_of(said["max_abs"]),
+                "flips": told_count(said["flips"]),
+                "near ties": told_count(said["near_ties"]),
+            }
+        )
+
+    def choose() -> None:
+        said = st.session_state["sparse_ways"]["selection"]
+        chosen = [*said.get("rows", []), *(cell[0] for cell in said.get("cells", []))]
+        if chosen:
+            selection.select(variant=pairs[chosen[0]].variant)
+
+    st.dataframe(
+        pd.DataFrame(rows),
+        hide_index=True,
+        key="sparse_ways",
+        on_select=choose,
+        selection_mode=["single-row", "single-cell"],
+        column_config={
+            "verdict": st.column_config.MultiselectColumn(
+                options=list(wording.VERDICTS), color=list(wording.VERDICTS.values())
+            ),
+            f"largest, {parts.unit(view)}": parts.VALUE,
+            "sent by both": parts.WHOLE,
+            "that differ": parts.WHOLE,
+        },
+        height=widgets.table_height(len(rows), 10),
+    )
 
 
 def _of_prompt(view: selection.SparseView) -> str:

@@ -316,10 +316,11 @@ def find_server(client: Client, model: str = "") -> Server:
     owners = {one.get("owned_by") for one in models}
     props, version = client.get("/props"), client.get("/version")
     if isinstance(props, dict) and ("default_generation_settings" in props or "build_info" in props):
-        build, path = props.get("build_info"), props.get("model_path")
+        build, path = f"{props.get('build_info') or ''}", props.get("model_path")
+        build = "" if "unknown" in build else build
         known = model or (names[0] if names else str(path or "")).rpartition("/")[2]
         meta = models[0].get("meta") if models else None
-        return LlamaCpp(client, shown(build or "", 60), shown(known, 200), count_of((meta or {}).get("n_vocab")))
+        return LlamaCpp(client, shown(build, 60), shown(known, 200), count_of((meta or {}).get("n_vocab")))
     told = client.get("/server_info") or client.get("/get_server_info")
     if isinstance(told, dict) and ("mem_fraction_static" in told or "sglang" in owners or "tokenizer_path" in told):
         return SGLang(

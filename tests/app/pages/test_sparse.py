@@ -107,3 +107,14 @@ def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
     app.session_state["causes"] = True
     app.run()
     assert "No simple cause found." in said(app)
+
+
+def test_a_run_of_several_ways_opens_at_the_first_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
+    made = [engine_side("cold", 1, 8), engine_side("again", 1, 8), engine_side("warm", 2, 8)]
+    write_sparse_run(Store(tmp_path), SparseHeader("ways"), made, run_id="ways")
+    app = opened("overview", run="ways")
+    assert app.query_params["variant"] == "warm"
+    ways = app.dataframe[0].value
+    assert ways["variant"].tolist() == ["again", "warm"]
+    assert ways["that differ"].tolist()[0] == 0
