@@ -44,10 +44,11 @@ class Child:
         may_ask: bool = False,
         more: Mapping[str, str] | None = None,
     ) -> None:
+        environment = _environment(may_ask)
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env=_environment(may_ask) | dict(more or {}),
+            env={**environment, **more} if more else environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

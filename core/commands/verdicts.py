@@ -16,8 +16,10 @@ from ..judging.uploaded_controls import ModelControls, measure_controls
 from ..runs.file.evidence import FAILED, MISSING
 from ..runs.file.records import BUG_SUSPECTED
 from ..runs.reader import RunReader
+from ..runs.sparse_run import is_sparse
 from ..runs.store.store import Store, open_store
 from .request_options import DeviceOption, RevisionOption, TrustOption
+from .sparse.verdicts import verdict_of_lists
 from .terminal.console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
 
 Files = list[Path] | None
@@ -52,6 +54,10 @@ def verdict(
             help="Folder, hub id, .gguf file, smollm2: it measures the rounding floor on the dump's own tokens."
         ),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="With --model, of what a server sent: the dtype that it computes in. Default: as it shows."),
+    ] = None,
     mixture_of_experts: Annotated[
         bool,
         typer.Option(
@@ -74,7 +80,18 @@ def verdict(
     For example:  python -m core verdict 20261121-1200-dump --float32 pair_in_float32.npz
     """
     target = open_store(store)
-    with RunReader(target.path_of(run_id)) as run:
+    path = target.path_of(run_id)
+    if is_sparse(path):
+        if rerun or neighbours or float32 or floor:
+            raise UsageError(
+                "--rerun, --neighbours, --float32 and --floor are dumps of complete rows; of what a server sent,"
+                " --model alone decides more."
+            )
+        verdict_of_lists(target, path, model, dtype, device, revision, trust_remote_code, name, as_json_)
+        return
+    if dtype is not None:
+        raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
+    with RunReader(path) as run:
         if any((rerun, neighbours, float32, floor, model)):
             check_upload(run)
             with stoppable(), steps() as say:

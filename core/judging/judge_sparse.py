@@ -1,7 +1,7 @@
 """Verdicts on sparse pairs: what repeated requests to a server say, as far as lists of some tokens can say it.
 
-There is no rounding floor without complete rows, so a difference that repeats itself is `undecided` here, with what
-would decide it; what differs although nothing changed is `nondeterministic`.
+A difference that repeats itself is `undecided` until a floor is there: that of the model that is served, measured on
+the run's tokens. What differs although nothing changed is `nondeterministic`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..command_name import COMMAND
-from ..runs.file.records import IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, UNDECIDED
+from ..runs.file.records import IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
 from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
 from ..text import number, out_of
 from .explain.hypotheses import causes_of
 from .explain.rows import rows_of_lists
+from .ladder import LARGEST_RATIO, three_digits
 
+LARGEST_AT_ONE = 10.0  # floors at one position: of twenty tokens a mean square varies more than of a vocabulary
+FAR_FROM_MODEL = 10.0  # floors that engines in one dtype are apart at most
 _FLOOR = (
-    f"Complete rows of both ways would decide: `{COMMAND} judge --model MODEL` captures them from the model itself,"
-    " with its rounding floor; a server that computes in float32 would too."
+    f"A rounding floor would decide: `{COMMAND} verdict RUN --model MODEL` measures it with the model that is served,"
+    " on the same tokens."
 )
 
 
@@ -54,6 +60,68 @@ def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: 
         judged = _judged(pair, way, rerun, repeated)
         verdicts.append(SparseVerdict(pair.variant, *_with_causes(judged, pair, sides[0], named[pair.variant])))
     return verdicts
+
+
+@dataclass(frozen=True, eq=False)
+class ListFloor:
+    """A model's rounding floor on a pair of lists: mean squares at each compared position, over the tokens that both
+    sides sent. apart: of the pair; floor: of reorderings of the model in `dtype`; own: of either side against the model
+    [2, positions].
+    """
+
+    model: str
+    dtype: str
+    apart: NDArray[np.float64]
+    floor: NDArray[np.float64]
+    own: NDArray[np.float64]
+
+    @property
+    def ratio(self) -> float:
+        """rms of the pair over rms of the floor."""
+        return _ratio(self.apart, self.floor)
+
+    @property
+    def of_positions(self) -> NDArray[np.float64]:
+        """The same at each position, over the floor there or the middle one, whichever is larger."""
+        least = float(np.median(self.floor))
+        return np.sqrt(self.apart / np.maximum(np.maximum(self.floor, least), 1e-300))
+
+    @property
+    def from_model(self) -> tuple[float, float]:
+        """Either side's distance from the model, in floors."""
+        return _ratio(self.own[0], self.floor), _ratio(self.own[1], self.floor)
+
+
+def _ratio(squares: NDArray[np.float64], floor: NDArray[np.float64]) -> float:
+    total = float(floor.mean())
+    return float(np.sqrt(squares.mean() / total)) if total else float("inf")
+
+
+def judge_with_floor(earlier: SparseVerdict, pair: SparsePair, floor: ListFloor) -> SparseVerdict:
+    """The verdict on a pair that was undecided, by a model's floor: `rounding` where it is within it over all positions
+    and at each, and the model is what the sides were computed with. A list never makes a bug of a pair: what lies
+    beyond may be a cache or activations of fewer bits.
+    """
+    if earlier.name != UNDECIDED:
+        return earlier
+    ratio, worst = floor.ratio, float(floor.of_positions.max())
+    near, far = sorted(floor.from_model)
+    base = f"rounding floors of {floor.model} in {floor.dtype} (4 reorderings, over the tokens that were sent)"
+    said = f"it is {three_digits(ratio)} {base}, {three_digits(worst)} at one position"
+    name = UNDECIDED
+    if near > FAR_FROM_MODEL:
+        says = (
+            f"{said}; but neither side is what this model computes, the nearer one is {three_digits(near)} floors off."
+        )
+    elif far > FAR_FROM_MODEL:
+        side = pair.reference if floor.from_model[0] < floor.from_model[1] else pair.variant
+        says = f"{said}; only '{side}' is what this model computes, the other is {three_digits(far)} floors off."
+    elif ratio <= LARGEST_RATIO and worst <= LARGEST_AT_ONE:
+        name, says = ROUNDING, f"{said}."
+    else:
+        says = f"{said}, more than another order of sums makes: fewer bits somewhere, or a fault."
+    before = earlier.because.replace(_FLOOR, "").strip()
+    return SparseVerdict(pair.variant, name, f"{before} {says[:1].upper()}{says[1:]}".strip())
 
 
 def judge_responses(sides: Sequence[SparseSide], pairs: Sequence[SparsePair]) -> list[SparseVerdict]:

@@ -32,7 +32,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """(arguments, queue) of every job."""
     found: list[tuple[list[str], str]] = []
 
-    def submit(self, arguments, *, title, device, prompts=None, who=""):
+    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None):
         found.append((list(arguments), device))
         return Job(1, title, device, tuple(arguments))
 
