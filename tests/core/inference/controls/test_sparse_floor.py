@@ -1,0 +1,115 @@
+"""The floor of lists: two ways of a model are within it, a fault and another model are not; a bug is never claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import UsageError
+from core.inference.controls.rounding_floor import whole_side
+from core.inference.controls.sparse_floor import floor_of_lists
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths.paths import open_path, parse_path
+from core.judging.judge_sparse import judge_with_floor
+from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
+from core.runs.sparse_run import SparseHeader, SparseRun, SparseVerdict, pairs_of, sparse_of, write_sparse_run
+from core.runs.store.store import Store
+
+pytestmark = pytest.mark.model
+MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
+TEXT = (
+    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def get(self):\n        return self"
+)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def loaded(request: Any) -> LoadedModel:
+    return load_model(str(MODEL), dtype=request.param, device="cpu")
+
+
+def rows_of(loaded: LoadedModel, path: str) -> torch.Tensor:
+    ids = tuple(loaded.tokenizer(TEXT)["input_ids"])
+    with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
+        return torch.log_softmax(whole_side(run, ids).float(), -1)
+
+
+def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True) -> SparseSide:
+    ids = tuple(loaded.tokenizer(TEXT)["input_ids"]) if has_ids else ()
+    sent = []
+    for position, row in enumerate(rows):
+        best = row.topk(20)
+        entries = tuple(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
+        sent.append(SparseRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1))
+    tokens = ids or (-1,) * (len(rows) + 1)
+    return SparseSide(name, (SparseResponse("made", "logprob", "token_id", tokens, sparse_rows(sent, "made")),))
+
+
+def run_of(*sides: SparseSide) -> SparseRun:
+    return SparseRun("made", SparseHeader("made"), sides)
+
+
+def judged(loaded: LoadedModel, run: SparseRun) -> SparseVerdict:
+    (pair,) = run.pairs
+    earlier = SparseVerdict(pair.variant, "undecided", "It differs.")
+    return judge_with_floor(earlier, pair, floor_of_lists(loaded, run, pair))
+
+
+def test_two_ways_of_one_model_are_rounding(loaded: LoadedModel) -> None:
+    found = judged(loaded, run_of(*(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode"))))
+    assert found.name == "rounding", found.because
+    assert "rounding floors of" in found.because
+
+
+def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded: LoadedModel) -> None:
+    rows = rows_of(loaded, "decode").clone()
+    rows[11] = rows[11].roll(1)  # one position of another request
+    found = judged(loaded, run_of(side(loaded, "prefill", rows_of(loaded, "prefill")), side(loaded, "faulty", rows)))
+    assert found.name == "undecided"
+    assert "more than another order of sums makes" in found.because or "only 'prefill' is what" in found.because
+
+
+def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
+    rows = rows_of(loaded, "prefill")
+    noise = torch.from_numpy(np.random.default_rng(1).normal(0, 1, rows.shape)).float()
+    other, again = (torch.log_softmax(rows + noise + shift, -1) for shift in (0.0, rows_of(loaded, "decode") - rows))
+    found = judged(loaded, run_of(side(loaded, "one", other), side(loaded, "two", again)))
+    assert found.name == "undecided"
+    assert "neither side is what this model computes" in found.because
+
+
+def test_a_verdict_that_needs_no_floor_stays(loaded: LoadedModel) -> None:
+    run = run_of(*(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")))
+    floor = floor_of_lists(loaded, run, run.pairs[0])
+    for name in ("nondeterministic", "identical", "invalid dump"):
+        earlier = SparseVerdict("decode", name, "as it was.")
+        assert judge_with_floor(earlier, run.pairs[0], floor) == earlier
+
+
+def test_tokens_that_are_not_known_cannot_be_read(loaded: LoadedModel) -> None:
+    rows = [rows_of(loaded, path) for path in ("prefill", "decode")]
+    run = run_of(*(side(loaded, f"{number}", each, has_ids=False) for number, each in enumerate(rows)))
+    with pytest.raises(UsageError, match="does not say all tokens"):
+        floor_of_lists(loaded, run, run.pairs[0])
+
+
+def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:
+    loaded = load_model(str(MODEL), dtype="float32", device="cpu")
+    made = [side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")]
+    store = Store(tmp_path / "runs")
+    verdicts = [SparseVerdict("decode", "undecided", "It differs.")]
+    run_id = write_sparse_run(store, SparseHeader("ways"), made, verdicts=verdicts)
+    done = cli("verdict", run_id, "--model", MODEL, "--store", store.directory, "--json")
+    assert done.returncode == 0, done.stderr
+    paths = sorted(store.directory.glob("*.duckdb"))
+    assert len(paths) == 2
+    new = next(path for path in paths if path.stem != run_id)
+    judged_run = sparse_of(new)
+    assert [found.name for found in judged_run.verdicts] == ["rounding"]
+    assert judged_run.header.name == "ways, judged"
+    assert len(pairs_of(judged_run.sides)) == 1
+    refused = cli("verdict", run_id, "--floor", "x.npz", "--store", store.directory)
+    assert "dumps of complete rows" in refused.stderr
