@@ -111,7 +111,8 @@ def judge_with_floor(earlier: SparseVerdict, pair: SparsePair, floor: ListFloor)
     name = UNDECIDED
     if near > FAR_FROM_MODEL:
         says = (
-            f"{said}; but neither side is what this model computes, the nearer one is {three_digits(near)} floors off."
+            f"{said}; but neither side is what this model computes, the nearer one is {three_digits(near)} floors off:"
+            " other weights, or fewer bits somewhere, such as a cache of 16."
         )
     elif far > FAR_FROM_MODEL:
         side = pair.reference if floor.from_model[0] < floor.from_model[1] else pair.variant
