@@ -629,6 +629,7 @@ HYPOTHESES: tuple[Callable[[PairRows], Iterator[Cause]], ...] = (
 # What another cause brings with it: where that is claimed, this says nothing more.
 _IMPLIED: tuple[tuple[str, set[str]], ...] = (
     ("logit bias", {"penalty"}),
+    ("sampler", {"shifted rows"}),
     ("upcast", {"temperature", "constant", "soft-capping", "penalty", "logit bias", "rounded"}),
 )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...numerics.formats import values_of
 from ...runs.reader import RunReader
-from ...runs.sparse.pairing import SparsePair
+from ...runs.sparse.pairing import SparsePair, prompt_tokens
 from ...runs.sparse.records import UNKNOWN_TOKEN, SparseResponse, SparseSide
 
 Ids = NDArray[np.int64]
@@ -61,8 +61,8 @@ class PairRows:
     """A pair as rows. at(side, prompt, position): a row of side 0 or 1, None where there is none. `values`: 'logit' or
     'logprob', which come with a constant of their own at every position; dtype: of complete rows, '' for lists.
 
-    tokens: of each side and prompt, as read and emitted. emitted: (side, prompt, position, best, chosen) of generated
-    rows of lists. masks: of complete rows, for each side.
+    tokens: of each side and prompt, as far as they are known; of lists those that were read. emitted: (side, prompt,
+    position, best, chosen) of generated rows of lists. masks: of complete rows, for each side.
     """
 
     reference: str
@@ -199,7 +199,7 @@ def rows_of_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) 
 
 
 def _tokens(side: SparseSide) -> tuple[tuple[int, ...], ...]:
-    return tuple(response.tokens for response in side.responses)
+    return tuple(prompt_tokens(response) or () for response in side.responses)
 
 
 def _by_place(side: SparseSide, values: str) -> dict[tuple[int, int], Listed]:

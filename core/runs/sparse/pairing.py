@@ -148,12 +148,11 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
 
 
 def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bool] | None:
-    """(side that has one token more in front, whether it stands there twice), None where the texts part otherwise."""
-    length = min(len(one), len(other)) - 1
-    if length < 2 or one[:length] == other[:length]:
-        return None
+    """(side that has one token more in front, whether it stands there twice) of two prompts, None where they part
+    otherwise.
+    """
     for side, (longer, shorter) in ((1, (other, one)), (0, (one, other))):
-        if longer[1 : length + 1] == shorter[:length] and UNKNOWN_TOKEN not in longer[: length + 1]:
+        if len(longer) == len(shorter) + 1 > 2 and longer[1:] == shorter and UNKNOWN_TOKEN not in longer:
             return side, longer[0] == longer[1]
     return None
 
@@ -161,8 +160,9 @@ def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bo
 def _why(reference: SparseSide, variant: SparseSide) -> str:
     """A clause on a BOS that only one side has."""
     for one, other in zip(reference.responses, variant.responses, strict=True):
-        if (found := extra_first_token(one.tokens, other.tokens)) is not None:
-            name, tokens = ((reference.name, one.tokens), (variant.name, other.tokens))[found[0]]
+        prompts = prompt_tokens(one) or (), prompt_tokens(other) or ()
+        if (found := extra_first_token(*prompts)) is not None:
+            name, tokens = (reference.name, variant.name)[found[0]], prompts[found[0]]
             return (
                 f": '{name}' has token {tokens[0]} in front{' twice' if found[1] else ''}, a BOS that the other lacks"
             )

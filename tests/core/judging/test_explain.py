@@ -84,18 +84,29 @@ def test_noise_of_any_size_is_no_cause() -> None:
 
 
 @pytest.mark.parametrize(("bos", "words"), [(1, "has token 1 in front,"), (5, "has token 5 in front twice,")])
-def test_a_bos_on_one_side_is_named_where_nothing_can_be_compared(bos: int, words: str) -> None:
-    tokens = [5, 6, 7, 8, 9]
-    rows = {at: {at: -0.5, at + 1: -1.0} for at in range(1, 4)}
-    plain = response(tokens, rows)
+def test_a_bos_on_one_side_is_named_whatever_was_generated_after_it(bos: int, words: str) -> None:
+    prompt = [5, 6, 7, 8]
+    plain = response([*prompt, 9, 3], {at: {9: -0.5, 3: -1.0} for at in (3, 4)}, prompt=4)
+    other = response([bos, *prompt, 2, 2], {at: {9: -0.5, 3: -1.0} for at in (4, 5)}, prompt=5)
     with pytest.raises(DumpError, match=words):
-        compare_sides(side("plain", plain), side("with", response([bos, *tokens], rows)))
+        compare_sides(side("plain", plain), side("with", other))
+
+
+def test_a_doubled_bos_is_named_where_some_rows_can_be_compared() -> None:
+    prompt = [5, 6, 7, 8]
+    sides = [
+        side(name, response(tokens, {at: {9: -0.5, 3: -1.0} for at in range(len(tokens) - 1)}))
+        for name, tokens in (("once", prompt), ("twice", [5, *prompt]))
+    ]
+    found = causes_of(rows_of_lists(compare_sides(*sides), *sides))
+    assert (found[0].name, found[0].parameters["token"]) == ("other tokens", 5)
+    assert "once more in front on 'twice'" in found[0].says
 
 
 def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
     tokens = list(range(13))
     greedy = response(tokens, {at: {at + 1: -0.5, at: -1.0} for at in range(3, 12)}, prompt=4)
-    sampled = response(tokens, {at: {at: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
+    sampled = response(tokens, {at: {500: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
     sides = side("greedy", greedy), side("sampled", sampled)
     found = [cause for cause in causes_of(rows_of_lists(compare_sides(*sides), *sides)) if cause.name == "sampler"]
     assert [cause.parameters["positions"] for cause in found] == [9]
