@@ -21,6 +21,7 @@ from ..runs.reports.report_json import report_of_run
 from ..runs.reports.run_json import card_json, provenance_json, run_json
 from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
 from ..runs.reports.sparse_markdown import sparse_markdown
+from ..runs.sparse.export import write_lines
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store import audit
 from ..runs.store.cards import RunCard, list_runs, read_runs
@@ -242,13 +243,27 @@ def print_continuations(run: RunReader) -> None:
 
 def export(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Where to write.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where to write: FILE.npz, or JSON lines of what was sent.")
+    ],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Write every side of a run back to an npz, in the exact bits and dtype it came in."""
-    with RunReader(open_store(store).path_of(run_id)) as run:
+    """Write every side of a run back to an npz, in the exact bits and dtype it came in; of what a server sent, to JSON
+    lines with every digit.
+    """
+    path = open_store(store).path_of(run_id)
+    if is_sparse(path):
+        sides = sparse_of(path).sides
+        write_lines(sides, file, overwrite=overwrite)
+        names = [side.name for side in sides]
+        if as_json_:
+            print_json({"file": str(file), "sides": names})
+        else:
+            out.print(f"{file}: {', '.join(names)}", markup=False)
+        return
+    with RunReader(path) as run:
         export_npz(run, file, overwrite=overwrite)
         if as_json_:
             print_json({"run_id": run.run_id, "file": str(file), "bytes": file.stat().st_size})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from ...errors import UsageError
 from ...text import joined, shown
 from ..file.bounds import MAX_SIDES
+from .export import is_line, sides_of_lines
 from .pairing import prompt_tokens, sides_of
+from .payloads.bounded_json import documents
 from .payloads.recognise import is_payload, read_responses
 from .records import SparseResponse, SparseSide
 
@@ -27,11 +30,14 @@ def are_payloads(paths: Sequence[Path]) -> bool:
 
 
 def read_sides(paths: Sequence[Path]) -> tuple[SparseSide, ...]:
-    """The sides in the files, the reference first: the repeated answers of one file, or each file as a side of its
-    name. Responses of a second file are put beside those of the first by their prompts' token ids, where known.
+    """The sides in the files, the reference first: those of one exported run, the repeated answers of one file, or each
+    file as a side of its name. Responses of a second file are put beside those of the first by their prompts' token
+    ids, where known.
 
     DumpError for what is no response or cannot be put beside another.
     """
+    if len(paths) == 1 and any(is_line(first) for _, first in islice(documents(paths[0]), 1)):
+        return sides_of_lines(documents(paths[0]))
     if len(paths) == 1:
         return sides_of(read_responses(paths[0]), shown(paths[0].name))
     if len(paths) > MAX_SIDES:
