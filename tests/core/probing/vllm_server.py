@@ -1,0 +1,60 @@
+"""vLLM's own server on a CPU, in the virtual environment of `make engines`: a context that yields its address."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+
+from tests.app.api.serving import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+PYTHON = Path(os.environ.get("ULPSCOPE_ENGINES", ROOT / ".engines")) / "bin" / "python"
+_PATIENCE_SECONDS = 300.0
+
+
+@contextmanager
+def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
+    """The address of a server that answers. RuntimeError, with the end of its log, where none came up."""
+    port = free_port()
+    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
+    command += ["--max-model-len", "512", "--enforce-eager", "--max-logprobs", "-1", "--enable-prefix-caching"]
+    command += ["--enable-prompt-tokens-details"]
+    more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(
+            command, env={**os.environ, **more}, stdout=said, stderr=said, cwd=log.parent, start_new_session=True
+        ) as process,
+    ):
+        try:
+            address = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while not _answers(address):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"no vLLM came up: {log.read_text(errors='replace')[-3000:]}")
+                process_waits(process)
+            yield address
+        finally:
+            os.killpg(process.pid, 9)
+
+
+def process_waits(process: subprocess.Popen[bytes]) -> None:
+    """Half a second, or less where the process ends."""
+    try:
+        process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health", timeout=2.0).status_code == 200
+    except httpx.TransportError:
+        return False
