@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from core.errors import DumpError
+from core.probing import servers
+from core.probing.client import Client
 from core.runs.sparse.pairing import compare_sides
 from core.runs.sparse.payloads import bounded_json, openai
 from core.runs.sparse.payloads.recognise import is_payload, read_payload, read_responses
@@ -334,3 +336,38 @@ def test_is_payload_looks_at_the_beginning(tmp_path: Path) -> None:
     for data, expected in ((b" \n{}", True), (b"\xef\xbb\xbf[", True), (b"PK\x03\x04", False), (b"", False)):
         path.write_bytes(data)
         assert is_payload(path) is expected
+
+
+def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made() -> None:
+    """As a probe asks vLLM 0.32: ids in and out, rows of the prompt beside the generated ones."""
+    (response,) = read_responses(PAYLOADS / "vllm_token_ids.json")
+    said = json.loads((PAYLOADS / "vllm_token_ids.json").read_text())
+    prompt = said["request"]["prompt"]
+    choice = said["response"]["choices"][0]
+    assert response.keys == "token_id"
+    assert list(response.tokens) == [*prompt, *choice["token_ids"]]
+    assert response.rows.positions.tolist() == list(range(len(prompt) + 2))
+    assert response.rows.chosen.tolist() == [*prompt[1:], *choice["token_ids"]]
+    assert (response.generated_from, response.asked, response.cached) == (len(prompt) - 1, 4, 0)
+    rows = choice["prompt_logprobs"]
+    for position in range(len(prompt) - 1):
+        ids, values = response.rows.row(position)
+        sent = {int(key): one["logprob"] for key, one in rows[position + 1].items()}
+        assert dict(zip(ids.tolist(), values.tolist(), strict=True)) == sent
+    first = choice["logprobs"]["top_logprobs"][0]
+    ids, values = response.rows.row(len(prompt) - 1)
+    assert {f"token_id:{token}": value for token, value in zip(ids.tolist(), values.tolist(), strict=True)} == first
+
+
+def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
+    server = servers.VLLM(Client("http://127.0.0.1:1"), "0.32.0", "small")
+    payload = server.joined((PAYLOADS / "vllm_stream.txt").read_bytes(), "/v1/completions")
+    (streamed,) = read_payload(payload, "stream", {"logprobs": 4})
+    (whole,) = read_responses(PAYLOADS / "vllm_token_ids.json")
+    assert streamed.tokens == whole.tokens
+    assert streamed.text == whole.text
+    made = whole.rows.positions >= (whole.generated_from or 0)
+    assert streamed.rows.positions.tolist() == whole.rows.positions[made].tolist()
+    for index, position in enumerate(streamed.rows.positions.tolist()):
+        same = whole.rows.positions.tolist().index(position)
+        assert streamed.rows.row(index)[0].tolist() == whole.rows.row(same)[0].tolist()
