@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..command_name import COMMAND
-from ..runs.file.records import IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
+from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
 from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
@@ -35,12 +35,16 @@ class Way:
     """One side of a probe: how its requests were sent. what: a clause on that, as `with the prefix in its cache`.
 
     again: name of the side that was asked in the same way once more, '' where there is none. is_timed: what it shares a
-    batch with depends on the moment, so that it may differ from itself without a fault.
+    batch with depends on the moment, so that it may differ from itself without a fault. alike, others: names of all
+    sides that were asked beside neighbours of the same content, and beside neighbours of other content and the same
+    lengths.
     """
 
     what: str
     again: str = ""
     is_timed: bool = False
+    alike: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: dict[str, Way]) -> list[SparseVerdict]:
@@ -58,6 +62,8 @@ def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: 
         if way.again in named:
             repeated = compare_sides(named[pair.variant], named[way.again])
         judged = _judged(pair, way, rerun, repeated)
+        if judged[0] in (IDENTICAL, UNDECIDED) and (leak := _leak(way, named)) is not None:
+            judged = BUG_SUSPECTED, leak
         verdicts.append(SparseVerdict(pair.variant, *_with_causes(judged, pair, sides[0], named[pair.variant])))
     return verdicts
 
@@ -177,6 +183,25 @@ def _judged(pair: SparsePair, way: Way, rerun: SparsePair | None, repeated: Spar
         return NONDETERMINISTIC, f"{alone}{way.what} it does not repeat itself: {_difference(repeated)}."
     again = ", and repeats itself there too" if repeated is not None else ""
     return UNDECIDED, f"{alone}{way.what} it differs{again}: {_difference(pair)}. {_FLOOR}"
+
+
+def _leak(way: Way, sides: dict[str, SparseSide]) -> str | None:
+    """What says that neighbours' content reaches a request: all that stood beside one content agree bit for bit, all
+    beside the other too, and the two differ. None where that is not so, or was not asked.
+    """
+    groups = [[sides[name] for name in names if name in sides] for names in (way.alike, way.others)]
+    if any(len(group) < max(3, len(names)) for group, names in zip(groups, (way.alike, way.others), strict=True)):
+        return None
+    if any(_differs(compare_sides(group[0], other)) for group in groups for other in group[1:]):
+        return None
+    apart = compare_sides(groups[0][0], groups[1][0])
+    if not _differs(apart):
+        return None
+    return (
+        f"{way.what} it answers the same {len(groups[0])} times, and {len(groups[1])} times the same beside as many of"
+        f" those lengths with other tokens, but not the same beside the two: {_difference(apart)}. Another request's"
+        " content reaches it; a mixture of experts that shares its capacity over a batch does that too."
+    )
 
 
 def _other_inputs(pair: SparsePair) -> tuple[str, str] | None:

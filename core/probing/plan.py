@@ -13,10 +13,12 @@ from ..text import shown
 Prompt = str | tuple[int, ...]
 ANY_PUBLIC = "*"  # in [probing] servers: any address of the public internet
 RERUN, WARM, LOAD, ORDER, WALK, STREAM, ECHO = "rerun", "warm", "load", "order", "walk", "stream", "echo"
+CONTENT = "content"
 MEANINGS = {
     RERUN: "the same request alone, twice",
     WARM: "with the prompt's prefix in the cache, twice, against cold",
     LOAD: "while N other requests are in flight, twice",
+    CONTENT: "beside N others of equal lengths, and beside as many with other content, three times each",
     ORDER: "all prompts at once, in a shuffled queue",
     WALK: "every prefix of a prompt as a prompt of its own, cold and warm",
     STREAM: "the same request as a stream",
@@ -24,6 +26,7 @@ MEANINGS = {
 }
 DEFAULT = "rerun,warm,load:8"
 MOST_LOAD = 64
+TIMES = 3  # that a request is asked beside the same content: twice alike may be luck
 FILLER_FACTOR = 2  # tokens that a request which loads the server generates, in those of one that is measured
 _CHARACTERS_A_TOKEN = 4.0  # about, of a text whose tokens are not known
 
@@ -59,7 +62,17 @@ class Plan:
     def requests_of(self, test: str) -> int:
         """Requests of one test; '' is the request that every other is compared with."""
         prompts = len(self.prompts)
-        a_prompt = {"": 1, RERUN: 1, WARM: 3, LOAD: 2 * (self.load + 1), ORDER: 1, STREAM: 1, ECHO: 1}
+        loaded = self.load + 1
+        a_prompt = {
+            "": 1,
+            RERUN: 1,
+            WARM: 3,
+            LOAD: 2 * loaded,
+            CONTENT: 2 * TIMES * loaded,
+            ORDER: 1,
+            STREAM: 1,
+            ECHO: 1,
+        }
         if test == WALK:
             return sum(2 * about_tokens(prompt) for prompt in self.prompts)
         return prompts * a_prompt[test]
@@ -79,8 +92,9 @@ class Plan:
         for test in ("", *self.tests):
             each = 1 if test in (WALK, ECHO) else self.tokens
             made += self.requests_of(test) * each
-            if test == LOAD:
-                made += 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
+            if test in (LOAD, CONTENT):
+                times = 2 if test == LOAD else 2 * TIMES
+                made += times * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
         return made * (2 if self.is_against else 1)
 
 
@@ -117,7 +131,7 @@ def told(plan: Plan, tests: Sequence[str] | None = None) -> list[str]:
     ]
     for test in chosen:
         name = f"load:{plan.load}" if test == LOAD else test
-        meaning = MEANINGS[test].replace("N other", f"{plan.load} other")
+        meaning = MEANINGS[test].replace("N others", f"{plan.load} others").replace("N other", f"{plan.load} other")
         lines.append(f"{name:>8}: {plan.requests_of(test) * factor:>6,} requests, {meaning}")
     of = " to both servers together" if plan.is_against else ""
     lines.append(

@@ -16,7 +16,7 @@ from ..runs.sparse.records import UNKNOWN_TOKEN, SparseResponse, SparseRow, Spar
 from ..text import joined as listed
 from ..text import plural
 from .client import ProbeError, StoppedError
-from .plan import ECHO, FILLER_FACTOR, LOAD, ORDER, RERUN, STREAM, WALK, Plan, Prompt
+from .plan import CONTENT, ECHO, FILLER_FACTOR, LOAD, ORDER, RERUN, STREAM, TIMES, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
 from .servers import COLD, WARM, Ask, Server
 
@@ -71,6 +71,8 @@ class Probe:
                     self._alone(server, prompt)
                 for server in self._servers:
                     self._loaded(server, prompt)
+                for server in self._servers:
+                    self._beside_content(server, prompt)
                 for server in self._servers:
                     self._walk(server, prompt)
             for server in self._servers:
@@ -186,13 +188,33 @@ class Probe:
             server.forget()
             self._put(server, name, self._beside_others(server, prompt, name))
 
-    def _beside_others(self, server: Server, prompt: Prompt, stage: str) -> SparseResponse:
-        """The answer to a prompt asked while others, each of another length, are in flight."""
+    def _beside_content(self, server: Server, prompt: Prompt) -> None:
+        """Beside requests of equal lengths and other tokens, by turns, so that nothing else comes with the content."""
+        if CONTENT not in self._plan.tests:
+            return
+        if not server.takes_ids or not isinstance(prompt, tuple):
+            self._note(f"{server.kind} takes no token ids, so no neighbours of equal lengths could be made.")
+            return
+        lengths = [16 * (1 + number % 4) for number in range(self._plan.load)]
+        contents = {
+            kind: [tuple(tokens[(at + start) % len(tokens)] for at in range(n)) for start, n in enumerate(lengths)]
+            for kind, tokens in (("A", prompt), ("B", prompt[::-1]))
+        }
+        for time in range(TIMES):
+            for kind, fillers in contents.items():
+                name = f"content {kind}" + (f" {time + 1}" if time else "")
+                server.forget()
+                self._put(server, name, self._beside_others(server, prompt, name, fillers))
+
+    def _beside_others(
+        self, server: Server, prompt: Prompt, stage: str, fillers: Sequence[Prompt] | None = None
+    ) -> SparseResponse:
+        """The answer to a prompt asked while others are in flight, each of another length where none are given."""
         others = self._plan.load
         started = threading.Barrier(others + 1)
 
         def fill(number: int) -> None:
-            text = f"{number}. " + _FILLER * (1 + number % 7)
+            text = f"{number}. " + _FILLER * (1 + number % 7) if fillers is None else fillers[number]
             asked = replace(self._cold(text, self._plan.tokens * FILLER_FACTOR), is_filler=True)
             started.wait()
             server.ask(asked)
@@ -300,6 +322,7 @@ def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) 
         "warm again": Way("with its prefix in the cache", "warm"),
         f"load:{plan.load}": Way(f"beside {plan.load} others", f"load:{plan.load} again", is_timed=True),
         f"load:{plan.load} again": Way(f"beside {plan.load} others", f"load:{plan.load}", is_timed=True),
+        **_content_ways(plan.load),
         ORDER: Way("in a shuffled queue", is_timed=True),
         STREAM: Way("as a stream"),
         ECHO: Way("scored as a prompt"),
@@ -314,6 +337,22 @@ def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) 
         way = known[name]
         where = "on the first server" if letter == "A" else "on the second server"
         found[side.name] = replace(
-            way, what=f"{where}, {way.what},", again=f"{letter} {way.again}" if way.again else ""
+            way,
+            what=f"{where}, {way.what},",
+            again=f"{letter} {way.again}" if way.again else "",
+            alike=tuple(f"{letter} {each}" for each in way.alike),
+            others=tuple(f"{letter} {each}" for each in way.others),
         )
+    return found
+
+
+def _content_ways(load: int) -> dict[str, Way]:
+    names = {
+        kind: tuple(f"content {kind}" + (f" {time + 1}" if time else "") for time in range(TIMES)) for kind in "AB"
+    }
+    found = {}
+    for kind, other in (("A", "B"), ("B", "A")):
+        for name in names[kind]:
+            again = names[kind][1 if name == names[kind][0] else 0]
+            found[name] = Way(f"beside {load} of equal lengths", again, True, names[kind], names[other])
     return found

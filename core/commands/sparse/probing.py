@@ -51,7 +51,10 @@ def probe(
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one a line, or JSON lines.")] = None,
     model: Annotated[str, typer.Option(help="The model to ask for, where the server has several.")] = "",
     tests: Annotated[
-        str, typer.Option(help="Of rerun, warm, load:N, order, walk, stream, echo; docs/probe.md says what each does.")
+        str,
+        typer.Option(
+            help="Of rerun, warm, load:N, content, order, walk, stream, echo; docs/probe.md says what each does."
+        ),
     ] = "rerun,warm,load:8",
     against: Annotated[
         str | None, typer.Option(help="A second server that gets the same prompts: after an upgrade, in fp8.")
