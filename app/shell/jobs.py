@@ -35,6 +35,7 @@ _NOTHING_STORED = "cancelled; nothing was stored"
 # it, 0.7 s with
 NICENESS = 10
 _DEVICE = re.compile(r"(cpu)|cuda(?::(0|[1-9][0-9]?))?", re.ASCII)
+KEEPING_SECONDS = 20  # the same of a probe, which keeps what had come
 PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
 
 
@@ -216,7 +217,8 @@ class Jobs:
             self._drop_files(number)
             self._start_ready()
         elif process is not None:
-            threading.Thread(target=process.end, args=(PATIENCE_SECONDS,), daemon=True).start()
+            patience = KEEPING_SECONDS if job.device == PROBING else PATIENCE_SECONDS
+            threading.Thread(target=process.end, args=(patience,), daemon=True).start()
         return True
 
     def forget(self, number: int) -> None:

@@ -6,9 +6,10 @@ import random
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ..errors import DumpError
 from ..judging.judge_sparse import Way
@@ -21,6 +22,8 @@ from .plan import WARM as WARM_TEST
 from .servers import COLD, WARM, Ask, Server
 
 Tell = Callable[[str, int, int], None]
+T = TypeVar("T")
+_MOST_AT_ONCE = 64  # prompts of a queue in flight
 _FILLER = (
     "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody counts how many boats"
     " are still out there tonight. "
@@ -79,7 +82,13 @@ class Probe:
                 self._ordered(server, prompts)
         except StoppedError as reason:
             stopped = str(reason)
-        sides, walks = _whole(self._answers), _whole(self._walks)
+        return self.come(stopped)
+
+    def come(self, stopped: str = "") -> Probed:
+        """What has come so far, also while requests are in flight. stopped: why no more is waited for. ProbeError where
+        nothing that could be compared has come.
+        """
+        sides, walks = _whole(dict(self._answers)), _whole(dict(self._walks))
         if len(sides) < 2 and len(walks) < 2:
             ended = f": {stopped}" if stopped else ""
             raise ProbeError(f"nothing that could be compared has come{ended}.")
@@ -224,12 +233,10 @@ class Probe:
             server.client.budget.pause(0.05)  # the others are on their way
             return self._ask(server, stage, self._cold(prompt))
 
-        with ThreadPoolExecutor(others + 1) as pool:
-            filling = [pool.submit(fill, number) for number in range(others)]
-            asking = pool.submit(measured)
-            response = asking.result()
-            beside = sum(not one.done() for one in filling)
-            _end(filling)
+        filling = [_begun(partial(fill, number)) for number in range(others)]
+        response = _begun(measured).result()
+        beside = sum(not one.done() for one in filling)
+        _end(filling)
         if beside < others:
             self._note(
                 f"Of the {others} requests beside a measured one, {others - beside} had ended before it at the worst."
@@ -245,9 +252,13 @@ class Probe:
         server.forget()
         order = list(range(len(prompts)))
         self._chance.shuffle(order)
-        with ThreadPoolExecutor(min(64, len(prompts))) as pool:
-            asked = {index: pool.submit(self._ask, server, "order", self._cold(prompts[index])) for index in order}
-            _end(list(asked.values()))
+        asked: dict[int, Future[SparseResponse]] = {}
+        for index in order:
+            waiting = [one for one in asked.values() if not one.done()]
+            if len(waiting) >= _MOST_AT_ONCE:
+                wait(waiting, return_when=FIRST_COMPLETED)
+            asked[index] = _begun(partial(self._ask, server, "order", self._cold(prompts[index])))
+        _end(list(asked.values()))
         for index in range(len(prompts)):
             self._put(server, "order", asked[index].result())
 
@@ -268,6 +279,20 @@ class Probe:
                 else:
                     answers.append(self._ask_cold(server, name, asked))
             self._walks.setdefault(self._name(server, name), []).append(_walked(prompt, answers))
+
+
+def _begun(call: Callable[[], T]) -> Future[T]:
+    """The outcome of a call in a thread that nobody has to wait for: a probe that is stopped leaves its requests."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="ulpscope-request", daemon=True).start()
+    return outcome
 
 
 def _end(futures: Sequence[Future[Any]]) -> None:

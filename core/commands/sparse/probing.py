@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ...command_name import COMMAND, shell_command
-from ...errors import UsageError
+from ...errors import UlpscopeError, UsageError
 from ...judging.judge_sparse import judge_probe
 from ...prompt_files import GivenPrompt, read_prompts, read_whole
 from ...runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
@@ -33,6 +34,7 @@ from ..terminal.console import (
     steps,
     stoppable,
 )
+from ..terminal.stopping import EXIT_CODE, SENTENCE
 from .tables import print_sparse_pairs
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
@@ -42,6 +44,7 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ...probing.servers import Server
 
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def probe(
@@ -105,8 +108,13 @@ def probe(
     models = (model, against_model or model)
     command = shell_command([*COMMAND.split(), *_without_places(sys.argv[1:])])
     target = open_store(store)
-    with stoppable(), steps(progress) as say:
-        servers, probed = _probed(plan, list(zip(addresses, models, strict=False)), key, budget, say, guarded)
+    try:
+        with steps(progress) as say:
+            servers, probed = _probed(plan, list(zip(addresses, models, strict=False)), key, budget, say, guarded)
+    except KeyboardInterrupt:
+        err.print(SENTENCE)
+        raise typer.Exit(EXIT_CODE) from None
+    with stoppable():
         stored = _stored(target, plan, servers, probed, name, command)
     for run_id in stored:
         audit.record(target.directory, audit.local_user(), "probe", run_id)
@@ -171,7 +179,9 @@ def _probed(
 
 
 def _cancellable(work: Probe, budget: Budget) -> Probed:
-    """Run a probe in a thread of its own, so that Ctrl-C reaches it between two answers and it keeps what had come."""
+    """Run a probe in a thread of its own. Ctrl-C, or a request to end, keeps what had come: requests that are in flight
+    are not waited for. KeyboardInterrupt where that is nothing.
+    """
     ended: list[Probed | BaseException] = []
 
     def run() -> None:
@@ -181,18 +191,25 @@ def _cancellable(work: Probe, budget: Budget) -> Probed:
             ended.append(error)
 
     thread = threading.Thread(target=run, name="ulpscope-probe", daemon=True)
-    thread.start()
+    is_main = threading.current_thread() is threading.main_thread()  # signals are the main thread's
+    handlers = {number: signal.signal(number, lambda *_: budget.cancelled.set()) for number in _ENDS if is_main}
     try:
-        while thread.is_alive():
-            thread.join(0.2)
-    except KeyboardInterrupt:
-        budget.cancelled.set()
-        thread.join(1.0)
-        if thread.is_alive() or not ended or isinstance(ended[0], BaseException):
-            raise
-    if isinstance(ended[0], BaseException):
-        raise ended[0]
-    return ended[0]
+        thread.start()
+        while thread.is_alive() and not budget.cancelled.is_set():
+            thread.join(0.1)
+        if budget.cancelled.is_set():
+            thread.join(0.3)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if ended and not isinstance(ended[0], BaseException):
+        return ended[0]
+    if budget.cancelled.is_set():
+        try:
+            return work.come("it was cancelled")
+        except UlpscopeError:
+            raise KeyboardInterrupt from None
+    raise ended[0] if isinstance(ended[0], BaseException) else AssertionError
 
 
 def _stored(

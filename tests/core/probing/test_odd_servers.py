@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from core.probing.client import Budget, Client, ProbeError
 from core.probing.plan import Plan, base_of, parsed_tests, told
 from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Server, events, find_server
-from core.runs.sparse_run import pairs_of
+from core.runs.sparse_run import pairs_of, sparse_of
 from tests.core.probing import odd_server as odd
 
 
@@ -154,3 +157,38 @@ def test_a_stream_that_ends_with_an_error_says_so() -> None:
         events(b'data: {"choices": []}\n\ndata: {"error": "out of memory"}\n', "/v1/completions")
     with pytest.raises(ProbeError, match="sent nothing that could be read"):
         events(b": ping\n\n", "/v1/completions")
+
+
+def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Path) -> None:
+    leave = threading.Event()
+
+    def hang(handler: Any, asked: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # as a terminal sends it, while this request is in flight
+        leave.wait(60)
+        odd.good(handler, asked)
+
+    before = signal.getsignal(signal.SIGINT)
+    with odd.serving(odd.good, odd.good, odd.good, hang) as (address, _):
+        words = ("--prompt", "one", "--prompt", "two", "--tests", "rerun", "--tokens", "2")
+        done = cli("probe", address, *words, "--store", tmp_path / "runs", "--json")
+        leave.set()
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "runs").glob("*.duckdb")
+    run = sparse_of(path)
+    assert [len(side.responses) for side in run.sides] == [1, 1]
+    assert "The probe ended early, for it was cancelled: what had come of 1 prompt is kept." in run.header.note
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_before_anything_came_stores_nothing(cli: Any, tmp_path: Path) -> None:
+    leave = threading.Event()
+
+    def hang(_: Any, __: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        leave.wait(60)
+
+    with odd.serving(odd.good, hang) as (address, _):
+        done = cli("probe", address, "--prompt", "one", "--store", tmp_path / "runs")
+        leave.set()
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "stopped; nothing was stored.")
+    assert list((tmp_path / "runs").glob("*")) == []
