@@ -107,7 +107,16 @@ def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def _read_prompt_texts(database: Database) -> str:
-    """Joined and cut by the database, so that a foreign file cannot send more than a run has."""
+    """Joined and cut by the database, so that a foreign file cannot send more than a run has; of what a server sent,
+    the texts that it generated.
+    """
+    if read_run(database, "kind")["kind"] == "sparse":
+        found = database.rows(
+            "SELECT left(text, ?) FROM run_file.sparse_response WHERE side = 0 ORDER BY prompt LIMIT ?",
+            [SEARCHED_CHARACTERS, _SEARCHED_PROMPTS],
+            most=_SEARCHED_PROMPTS,
+        )
+        return "\n".join(text for (text,) in found)
     rows = database.rows(
         "SELECT prompt, left(string_agg(left(text, ?), '' ORDER BY position), ?) FROM run_file.token "
         "WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt ORDER BY prompt",

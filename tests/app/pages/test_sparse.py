@@ -118,3 +118,10 @@ def test_a_run_of_several_ways_opens_at_the_first_that_differs(tmp_path: Path, m
     ways = app.dataframe[0].value
     assert ways["variant"].tolist() == ["again", "warm"]
     assert ways["that differ"].tolist()[0] == 0
+
+
+@pytest.mark.usefixtures("store")
+def test_the_gallery_finds_it_by_what_was_generated() -> None:
+    app = opened("runs")
+    app.text_input(key="gallery_search").set_value("cat<b>").run()
+    assert "1 of " in said(app)
