@@ -1,4 +1,4 @@
-"""The Capture page: what it foretells, what it starts, and what it keeps of a viewer's form."""
+"""The Capture and Probe pages: what they foretell, what they start, and what Capture keeps of a viewer's form."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, picture, settle, start
+from tests.core.probing import odd_server
 
 pytestmark = pytest.mark.model
 COUNTED = re.compile(r"1 prompt, 2 sides: 24 forwards of 46 tokens in all")
@@ -213,3 +214,25 @@ def test_a_model_of_a_package_is_got_with_a_button_and_a_cancel_leaves_nothing(
         finally:
             running.process.terminate()
             running.process.wait(20)
+
+
+def test_a_live_server_is_probed_and_what_it_sent_is_opened(page: Page, dashboard: Dashboard):
+    store = Store(dashboard.store)
+    before = set(store.directory.glob("*.duckdb"))
+    with odd_server.serving(odd_server.good) as (address, seen):
+        page.goto(f"{dashboard.url}/probe")
+        settle(page)
+        page.get_by_label("Server", exact=True).fill(address)
+        page.keyboard.press("Tab")
+        settle(page)
+        expect(page.get_by_text("Nothing is sent before. At most 23 requests")).to_be_visible()
+        assert seen.asked == []
+        page.get_by_role("button", name="Probe", exact=True).click()
+        page.get_by_role("button", name="Open run").click(timeout=120_000)
+        expect(page.locator("h1")).to_have_text("Overview", timeout=60_000)
+    settle(page)
+    expect(page.get_by_text("what was not sent is not compared")).to_be_visible()
+    expect(page.get_by_text("What was sent at position")).to_be_visible()
+    picture(page, "probe")
+    for path in set(store.directory.glob("*.duckdb")) - before:
+        store.delete(path.stem)
