@@ -23,7 +23,7 @@ KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
 
 @dataclass(frozen=True)
 class Asked:
-    """What the form says. key: in no argument of the job."""
+    """Values of the form. key: goes to the job's process alone, in no argument."""
 
     url: str
     against: str

@@ -1,1 +1,1 @@
-"""What the Overview, Near ties, Heatmap and Flips pages show of a run of sparse sides."""
+"""Parts of the Overview, Near ties, Heatmap and Flips pages for a run of sparse sides."""

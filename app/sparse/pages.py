@@ -156,7 +156,7 @@ def _link(view: selection.SparseView) -> str:
 
 
 def _texts(view: selection.SparseView) -> None:
-    """What each side generated, where the texts part."""
+    """Draw both generated texts around the place where they part."""
     meeting = next(one for one in view.pair.meetings if one.prompt == view.prompt)
     variant = view.run.pairs.index(view.pair) + 1
     sides = view.run.sides[0], view.run.sides[variant]

@@ -220,7 +220,7 @@ CLEAN = ("fresh-against-cached", "batch-1-against-n", "continuations-that-part",
 
 
 def tried(kind: str, strength: float, *, as_lists: bool) -> list[Cause]:
-    """What is claimed of a pair with one cause injected."""
+    """Causes that are claimed of a pair with one injected."""
     _, inject, _, name, _ = INJECTIONS[kind]
     pair = pair_of(name)
     x, y = inject(pair, strength)

@@ -37,7 +37,7 @@ class Way:
     again: name of the side that was asked in the same way once more, '' where there is none. is_timed: what it shares a
     batch with depends on the moment, so that it may differ from itself without a fault. alike, others: names of all
     sides that were asked beside neighbours of the same content, and beside neighbours of other content and the same
-    lengths.
+    lengths. has_text: its text is an answer to the prompt, as the reference's is.
     """
 
     what: str
@@ -45,6 +45,7 @@ class Way:
     is_timed: bool = False
     alike: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    has_text: bool = True
 
 
 def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: dict[str, Way]) -> list[SparseVerdict]:
@@ -58,10 +59,15 @@ def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: 
     verdicts = []
     for pair in pairs:
         way = ways[pair.variant]
+        is_longer = way.has_text and not _differs(pair) and _texts_differ(sides[0], named[pair.variant])
         repeated = None
         if way.again in named:
             repeated = compare_sides(named[pair.variant], named[way.again])
         judged = _judged(pair, way, rerun, repeated)
+        if is_longer and judged[0] == IDENTICAL:
+            why = "One answer goes on where the other ends, or a server writes the same tokens as another text."
+            says = f"{way.what} the text is another one, although {_equal(pair)} {why}"
+            judged = NONDETERMINISTIC if pair is rerun else UNDECIDED, says
         if judged[0] in (IDENTICAL, UNDECIDED) and (leak := _leak(way, named)) is not None:
             judged = BUG_SUSPECTED, leak
         verdicts.append(SparseVerdict(pair.variant, *_with_causes(judged, pair, sides[0], named[pair.variant])))
@@ -221,6 +227,12 @@ def _differs(pair: SparsePair) -> bool:
     return bool(pair.differing) or any(
         place.figures.is_flip or place.reference_chosen != place.variant_chosen for place in pair.positions
     )
+
+
+def _texts_differ(reference: SparseSide, variant: SparseSide) -> bool:
+    """Whether an answer reads otherwise: one that ended earlier has no other value."""
+    both = zip(reference.responses, variant.responses, strict=True)
+    return any(one.text != other.text for one, other in both)
 
 
 def _difference(pair: SparsePair) -> str:

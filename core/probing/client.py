@@ -98,7 +98,6 @@ class Client:
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
-            timeout=httpx.Timeout(connect=10.0, read=60.0, write=60.0, pool=60.0),
             follow_redirects=False,
             limits=limits,
             transport=transport,
@@ -145,6 +144,7 @@ class Client:
             try:
                 status, answer, after = self._once(method, path, body)
             except httpx.TransportError as error:
+                self.budget.check()
                 if is_last or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
                     raise ProbeError(f"{path}: {_reason(error)}.") from None
                 after = None
@@ -159,9 +159,12 @@ class Client:
         raise AssertionError("the last try returns or raises")
 
     def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes, float | None]:
-        deadline = time.monotonic() + min(self._seconds, self.budget.left())
+        patience = min(self._seconds, self.budget.left())
+        deadline = time.monotonic() + patience
         content = bytearray()
-        with self._http.stream(method, path, json=None if body is None else dict(body)) as answer:
+        timeout = httpx.Timeout(connect=10.0, read=max(patience, 0.1), write=60.0, pool=max(patience, 0.1))
+        sent = None if body is None else dict(body)
+        with self._http.stream(method, path, json=sent, timeout=timeout) as answer:
             for piece in answer.iter_bytes():
                 content += piece
                 if len(content) > MOST_BYTES:

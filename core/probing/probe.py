@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -62,9 +63,9 @@ class Probe:
         self._lock = threading.Lock()
 
     def run(self) -> Probed:
-        """Everything that is asked, prompt by prompt; what had come when it was stopped is kept.
+        """Everything that is asked, prompt by prompt; what had come when it was stopped, or the server failed, is kept.
 
-        ProbeError where nothing that could be compared has come.
+        ProbeError where nothing that could be compared has come: why.
         """
         stopped = ""
         try:
@@ -82,6 +83,10 @@ class Probe:
                 self._ordered(server, prompts)
         except StoppedError as reason:
             stopped = str(reason)
+        except ProbeError as failure:
+            with suppress(ProbeError):
+                return self.come(str(failure).rstrip("."))
+            raise
         return self.come(stopped)
 
     def come(self, stopped: str = "") -> Probed:
@@ -94,7 +99,7 @@ class Probe:
             raise ProbeError(f"nothing that could be compared has come{ended}.")
         if stopped:
             kept = plural(len((sides or walks)[0].responses), "prompt")
-            self._note(f"The probe ended early, for {stopped}: what had come of {kept} is kept.")
+            self._note(f"The probe ended early ({stopped}); what had come of {kept} is kept.")
         return Probed(sides if len(sides) > 1 else (), walks if len(walks) > 1 else (), list(self._notes), stopped)
 
     def _note(self, sentence: str) -> None:
@@ -350,7 +355,7 @@ def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) 
         **_content_ways(plan.load),
         ORDER: Way("in a shuffled queue", is_timed=True),
         STREAM: Way("as a stream"),
-        ECHO: Way("scored as a prompt"),
+        ECHO: Way("scored as a prompt", has_text=False),
         "walk cold": Way("cold"),
         "walk warm": Way("with its prefix in the cache"),
     }

@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ...probing.servers import Server
 
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
+_WITH_PLACES = ("--prompts=", "--prompt-file=", "--store=")
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -144,10 +145,11 @@ def _prompts(texts: list[str], files: list[Path], listed: Path | None) -> tuple[
 
 def _without_places(words: list[str]) -> list[str]:
     """The command as it was typed, files by their names. A key is never among its words."""
-    options = ("--prompts", "--prompt-file", "--store")
+    files = ("--prompts", "--prompt-file")
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith(_WITH_PLACES) else [word])]
     return [
-        shown(Path(word).name if before in options else word, 2000)
-        for before, word in zip(["", *words], words, strict=False)
+        shown(Path(word).name if before in files else word, 2000)
+        for before, word in zip(["", *apart], apart, strict=False)
         if "--store" not in (before, word)
     ]
 
@@ -201,7 +203,7 @@ def _cancellable(work: Probe, budget: Budget) -> Probed:
             thread.join(0.3)
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if ended and not isinstance(ended[0], BaseException):
         return ended[0]
     if budget.cancelled.is_set():

@@ -96,7 +96,7 @@ def sparse_flip_table(pair: SparsePair, limit: int = 20) -> Table:
 
 
 def sparse_side_table(sides: Sequence[Mapping[str, Any]]) -> Table:
-    """What was sent, a line a side of `sparse_json.side_json`."""
+    """Table of what was sent, a line a side of `sparse_json.side_json`."""
     table = Table(title="sides")
     for column in ("side", "format", "values", "prompts", "rows", "values sent", "most a row", "processed"):
         table.add_column(column, justify="left" if column in ("side", "format", "values", "processed") else "right")

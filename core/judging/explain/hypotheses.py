@@ -168,6 +168,8 @@ def _is_normalised(pair: PairRows, side: int) -> bool:
         if listed is None:
             return False
         finite = listed.values[np.isfinite(listed.values)]
+        if not len(finite):
+            return False
         top = float(finite.max(initial=0.0))
         if abs(top + math.log(float(np.exp(finite - top).sum()))) > 0.05:
             return False
@@ -176,7 +178,7 @@ def _is_normalised(pair: PairRows, side: int) -> bool:
 
 def soft_capping(pair: PairRows) -> Iterator[Cause]:
     """variant = cap x tanh(reference / cap), or the other way round."""
-    if pair.values != "logit" or (split := halves(pair.rows, 1)) is None:
+    if pair.values != "logit" or (split := halves(pair.rows)) is None:
         return
     for side in (1, 0):
 
@@ -241,7 +243,7 @@ def _distance(one: Listed, other: Listed) -> float:
     """Mean squared difference of two rows over their best tokens, up to a constant; 64 where they share too few."""
     lists = [_best(listed) for listed in (one, other)]
     ids, here, there = np.intersect1d(lists[0].token_ids, lists[1].token_ids, return_indices=True)
-    if 2 * len(ids) < min(len(listed.token_ids) for listed in lists):
+    if not len(ids) or 2 * len(ids) < min(len(listed.token_ids) for listed in lists):
         return 64.0
     apart = lists[0].values[here] - lists[1].values[there]
     return float(np.minimum((apart - np.median(apart)) ** 2, 64.0).mean())
@@ -294,6 +296,8 @@ def moved_ids(pair: PairRows) -> Iterator[Cause]:
     x, y = (_whole(pair, side, split[1]) for side in (0, 1))
     before = ((y[:, columns] - x[:, columns]) ** 2)[:, moved].sum(axis=1)
     after = ((y[:, there] - x[:, columns]) ** 2)[:, moved].sum(axis=1)
+    if not before.sum():
+        return
     left, explained = float(after.sum() / before.sum()), int((after <= (1 - EXPLAINED) * before).sum())
     if left > 1 - EXPLAINED or 2 * explained <= len(before):
         return
@@ -323,7 +327,7 @@ def _whole(pair: PairRows, side: int, rows: Sequence[RowPair]) -> Values:
 def masked(pair: PairRows) -> Iterator[Cause]:
     """One side leaves out all but its best tokens (top-k, top-p), or the end of the vocabulary."""
     for side in (1, 0):
-        masks = [mask for mask in pair.masks[side] if len(mask.masked_ids)]
+        masks = [mask for mask in pair.masks[side] if len(mask.masked_ids) and mask.kept]
         if not masks or 2 * len(masks) <= len(pair.masks[side]):
             continue
         name = pair.names[side]
@@ -428,7 +432,7 @@ def _are_moved(rows: Sequence[RowPair]) -> bool:
 
 
 def _by_repetition(row: RowPair) -> Values:
-    """What a repetition penalty moves logits by, for each part that it takes: a positive one is divided by it, a
+    """Logits as a repetition penalty moves them, for each part that it takes: a positive one is divided by it, a
     negative one multiplied, which is nearly the same part where the penalty is near 1.
     """
     return np.where(row.x > 0, row.x, -row.x)
@@ -475,7 +479,7 @@ def _score_at(
 
 
 def bias(pair: PairRows) -> Iterator[Cause]:
-    """The same few tokens are moved by the same amount wherever they stand."""
+    """A logit bias: the same few tokens are moved by the same amount wherever they stand."""
     split = halves(pair.rows, 8)
     if split is None:
         return
@@ -558,8 +562,8 @@ def upcast(pair: PairRows) -> Iterator[Cause]:
     sides = [np.concatenate([row.x for row in pair.rows]), np.concatenate([row.y for row in pair.rows])]
     for name, dtype in _SIXTEEN.items():
         on_grid = [bool((side.astype(np.float32).astype(dtype).astype(np.float64) == side).all()) for side in sides]
-        if on_grid[0] != on_grid[1]:
-            side = 1 if on_grid[1] else 0
+        side = 1 if on_grid[1] else 0
+        if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
             yield Cause(
                 "upcast",
                 f"Every value of '{pair.names[side]}' is one of {name}, and those of '{pair.names[1 - side]}' are not:"
@@ -626,6 +630,7 @@ HYPOTHESES: tuple[Callable[[PairRows], Iterator[Cause]], ...] = (
 )
 
 
+_BENT = ("temperature", "soft-capping")
 # What another cause brings with it: where that is claimed, this says nothing more.
 _IMPLIED: tuple[tuple[str, set[str]], ...] = (
     ("logit bias", {"penalty"}),
@@ -639,4 +644,7 @@ def causes_of(pair: PairRows) -> list[Cause]:
     found = [cause for hypothesis in HYPOTHESES for cause in hypothesis(pair)]
     names = {cause.name for cause in found}
     found = [cause for cause in found if not any(cause.name == weak and names & strong for weak, strong in _IMPLIED)]
+    bent = [cause for cause in found if cause.name in _BENT]  # a line and a curve: the better one
+    best = max((cause.explained or 0.0 for cause in bent), default=0.0)
+    found = [cause for cause in found if cause not in bent or (cause.explained or 0.0) >= best]
     return sorted(found, key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))

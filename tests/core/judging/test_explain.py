@@ -13,7 +13,7 @@ import pytest
 from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, lists, pair_of, tried
 from core.errors import DumpError
 from core.judging.explain.hypotheses import causes_of
-from core.judging.explain.rows import rows_of_lists, rows_of_run
+from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.runs.reader import RunReader
 from core.runs.sparse.pairing import compare_sides
 from tests.core.runs.sparse.made_sides import response, side
@@ -111,3 +111,20 @@ def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
     found = [cause for cause in causes_of(rows_of_lists(compare_sides(*sides), *sides)) if cause.name == "sampler"]
     assert [cause.parameters["positions"] for cause in found] == [9]
     assert "'sampled' emitted another token than its best at 9 of 9 positions" in found[0].says
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("empty", [np.nan, -np.inf, 0.0])
+@pytest.mark.parametrize("is_variant", [True, False])
+def test_rows_without_a_number_or_of_one_value_have_no_cause(empty: float, is_variant: bool) -> None:
+    """A side that was never written, or all masked: other checks name it, and nothing here fails on it."""
+    rows = np.random.default_rng(0).normal(0, 3, (20, 300))
+    sides = (rows, np.full_like(rows, empty)) if is_variant else (np.full_like(rows, empty), rows)
+    found = complete_rows(("a", "b"), "float32", ((),), [20], 300, lambda side, _, position: sides[side][position])
+    assert causes_of(found) == []
+
+
+def test_a_temperature_is_no_soft_cap_and_a_soft_cap_no_temperature() -> None:
+    for kind, strength, name in (("temperature", 2.0, "temperature"), ("soft cap", 10.0, "soft-capping")):
+        names = [cause.name for cause in tried(kind, strength, as_lists=False)]
+        assert [one for one in names if one in ("temperature", "soft-capping")] == [name]

@@ -176,7 +176,7 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
     (path,) = (tmp_path / "runs").glob("*.duckdb")
     run = sparse_of(path)
     assert [len(side.responses) for side in run.sides] == [1, 1]
-    assert "The probe ended early, for it was cancelled: what had come of 1 prompt is kept." in run.header.note
+    assert "The probe ended early (it was cancelled); what had come of 1 prompt is kept." in run.header.note
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -192,3 +192,41 @@ def test_ctrl_c_before_anything_came_stores_nothing(cli: Any, tmp_path: Path) ->
         leave.set()
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "stopped; nothing was stored.")
     assert list((tmp_path / "runs").glob("*")) == []
+
+
+def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(cli: Any, tmp_path: Path) -> None:
+    with odd.serving(odd.good, odd.good, odd.good, odd.error_500) as (address, _):
+        words = ("--prompt", "one", "--prompt", "two", "--tests", "rerun", "--tokens", "2")
+        done = cli("probe", address, *words, "--store", tmp_path / "runs", "--json")
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "runs").glob("*.duckdb")
+    run = sparse_of(path)
+    assert [len(side.responses) for side in run.sides] == [1, 1]
+    assert "The probe ended early (/v1/completions: the server answers 500" in run.header.note
+
+
+def test_an_answer_that_ends_earlier_is_not_identical() -> None:
+    def shorter(handler: Any, asked: dict[str, Any]) -> None:
+        odd.reply(handler, odd.completion({**asked, "max_tokens": asked["max_tokens"] - 1}))
+
+    with odd.serving(odd.good, odd.good, odd.good, shorter) as (address, _):
+        found = probed(address, "rerun,stream")
+    assert verdicts_of(found) == {"cold again": "identical", "stream": "undecided"}
+    with odd.serving(odd.good, odd.good, shorter) as (address, _):
+        found = probed(address, "rerun")
+    assert verdicts_of(found) == {"cold again": "nondeterministic"}
+
+
+def test_a_long_silence_is_waited_for_as_long_as_an_answer_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that generates says nothing until it is done: one limit holds for the silence and for the answer."""
+    seen: list[Any] = []
+    stream = clients.httpx.Client.stream
+
+    def noted(self: Any, *given: Any, **more: Any) -> Any:
+        seen.append(more["timeout"].read)
+        return stream(self, *given, **more)
+
+    monkeypatch.setattr(clients.httpx.Client, "stream", noted)
+    with odd.serving(odd.good) as (address, _):
+        probed(address, seconds=250.0)
+    assert set(seen) == {250.0}
