@@ -189,6 +189,13 @@ def decimals(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, np.round(pair.x, int(strength))
 
 
+def gridded(pair: Pair, strength: float) -> tuple[Values, Values]:
+    """So many bits a row with a scale and an offset of its own, as 8-bit caches of logits hold them."""
+    low, high = pair.x.min(axis=1, keepdims=True), pair.x.max(axis=1, keepdims=True)
+    step = (high - low) / (2**strength - 1)
+    return pair.x, (low + step * np.round((pair.x - low) / step)).astype(np.float32).astype(np.float64)
+
+
 def jumping(pair: Pair, strength: float) -> tuple[Values, Values]:
     y = pair.y.copy()
     noise = np.random.default_rng(1).normal(0, strength, y.shape[1])
@@ -213,6 +220,7 @@ INJECTIONS: dict[str, tuple[str, Inject, tuple[float, ...], str, bool]] = {
     "top-p": ("masking", top_p, (0.3, 0.5, 0.9, 0.99, 0.999), "fresh-against-cached", False),
     "cut vocabulary": ("cut vocabulary", cut, (1, 16, 64, 1000, 20000), "fresh-against-cached", False),
     "rounded": ("rounded", rounded, (1, 2, 3, 4, 1), "batch-1-against-n", False),
+    "bits a row": ("rounded", gridded, (4, 6, 8, 10, 12), "batch-1-against-n", False),
     "decimals": ("rounded", decimals, (1, 2, 3, 4, 5), "batch-1-against-n", False),
     "jumps": ("jumps", jumping, (1.0, 3.0, 10.0, 30.0, 100.0), "fresh-against-cached", False),
 }

@@ -18,7 +18,7 @@ from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
 from ..text import number, out_of
-from .explain.hypotheses import causes_of
+from .explain.hypotheses import Cause, causes_of
 from .explain.rows import rows_of_lists
 from .ladder import LARGEST_RATIO, three_digits
 
@@ -135,6 +135,34 @@ def judge_with_floor(earlier: SparseVerdict, pair: SparsePair, floor: ListFloor)
         says = f"{said}, more than another order of sums makes: fewer bits somewhere, or a fault."
     before = earlier.because.replace(_FLOOR, "").strip()
     return SparseVerdict(pair.variant, name, f"{before} {says[:1].upper()}{says[1:]}".strip())
+
+
+def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
+    """The sides of a pair held against a model that they are said to be: the cause where one side or neither is what
+    it computes, None where both are. names: of the reference and the variant.
+    """
+    far = [distance > FAR_FROM_MODEL for distance in floor.from_model]
+    if not any(far):
+        return None
+    reference, variant = (three_digits(distance) for distance in floor.from_model)
+    sides: dict[str, float | int | str | list[int]] = {
+        "floors_of_reference": floor.from_model[0],
+        "floors_of_variant": floor.from_model[1],
+    }
+    base = f"what {floor.model} computes in {floor.dtype}"
+    if all(far):
+        says = (
+            f"Neither side is {base}: '{names[0]}' is {reference} of its rounding floors off, '{names[1]}' {variant};"
+            " both hold another checkpoint, fewer bits, or another text than the run says."
+        )
+        return Cause("another model", says, sides)
+    near, off = (names[1], names[0]) if far[0] else names
+    distances = (variant, reference) if far[0] else (reference, variant)
+    says = (
+        f"'{near}' is {base} ({distances[0]} of its rounding floors off), '{off}' is not ({distances[1]}): other"
+        " weights, another checkpoint, or fewer bits on that side."
+    )
+    return Cause("other weights", says, sides)
 
 
 def judge_responses(sides: Sequence[SparseSide], pairs: Sequence[SparsePair]) -> list[SparseVerdict]:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...judging.explain.rows import RowPair
 from ...judging.judge_sparse import ListFloor
 from ...runs.sparse.pairing import SparsePair
 from ...runs.sparse.records import UNKNOWN_TOKEN
@@ -35,24 +36,44 @@ def floor_of_lists(
 
     UsageError where the run does not say its tokens by id, or a token is beyond the model's vocabulary.
     """
-    prompts = _prompts(run, pair)
+    rows = []
+    for place in pair.positions:
+        ids, here, there = np.intersect1d(
+            place.reference.token_ids, place.variant.token_ids, assume_unique=True, return_indices=True
+        )
+        x, y = place.reference.values[here], place.variant.values[there]
+        rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x, y, {}))
+    return floor_of_rows(loaded, tokens_read(run, pair), rows, pair.values, seeds=seeds, on_progress=on_progress)
+
+
+def floor_of_rows(
+    loaded: LoadedModel,
+    prompts: Sequence[tuple[int, ...]],
+    rows: Sequence[RowPair],
+    values: str,
+    *,
+    seeds: Sequence[int] = SEEDS,
+    on_progress: Callable[[str], None] | None = None,
+) -> ListFloor:
+    """The same of rows. prompts: the tokens that were read, up to the last row's at least; values: 'logit', 'logprob'
+    or 'prob'.
+    """
     check_prompts(loaded, prompts)
-    if (largest := max(int(place.reference.token_ids.max(initial=0)) for place in pair.positions)) >= loaded.vocab_size:
+    if (largest := max((int(row.token_ids.max(initial=0)) for row in rows), default=0)) >= loaded.vocab_size:
         raise UsageError(f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token {largest:,}.")
     of_prompt: dict[int, list[int]] = {}
-    for index, place in enumerate(pair.positions):
-        of_prompt.setdefault(place.prompt, []).append(index)
-    floor = np.zeros(len(pair.positions))
-    own = np.zeros((2, len(pair.positions)))
-    apart = np.zeros(len(pair.positions))
+    for index, row in enumerate(rows):
+        of_prompt.setdefault(row.prompt, []).append(index)
+    floor, apart = np.zeros(len(rows)), np.zeros(len(rows))
+    own = np.zeros((2, len(rows)))
     steps = parse_path("prefill")
     with (
         quiet(),
         torch.inference_mode(),
-        foreign_errors_stop("the floor of a run of lists", "choose a smaller model or another device"),
+        foreign_errors_stop("the model's floor on a run", "choose a smaller model or another device"),
         open_path(steps, loaded) as forward,
     ):
-        for prompt, places in of_prompt.items():
+        for prompt, indices in of_prompt.items():
             if on_progress is not None:
                 on_progress(f"{len(seeds)} reorderings of prompt {prompt} in {loaded.dtype}")
             plain = whole_side(forward, prompts[prompt])
@@ -60,24 +81,22 @@ def floor_of_lists(
             for seed in seeds:
                 with reordered(loaded.model, seed):
                     changed.append(whole_side(forward, prompts[prompt]))
-            for index in places:
-                place = pair.positions[index]
-                ids, here, there = np.intersect1d(
-                    place.reference.token_ids, place.variant.token_ids, assume_unique=True, return_indices=True
-                )
-                if not len(ids):
+            for index in indices:
+                row = rows[index]
+                if not len(row.token_ids):
                     continue
-                sent = place.reference.values[here], place.variant.values[there]
-                model = _values(plain[place.position], ids, pair.values)
-                moved = [_values(each[place.position], ids, pair.values) - model for each in changed]
+                model = _values(plain[row.position], row.token_ids, values)
+                moved = [_values(each[row.position], row.token_ids, values) - model for each in changed]
                 floor[index] = float(np.mean([(one**2).mean() for one in moved]))
-                own[:, index] = [float(((side - model) ** 2).mean()) for side in sent]
-                apart[index] = float(((sent[1] - sent[0]) ** 2).mean())
+                own[:, index] = [float(((side - model) ** 2).mean()) for side in (row.x, row.y)]
+                apart[index] = float(((row.y - row.x) ** 2).mean())
     return ListFloor(f"'{loaded.name}'", loaded.dtype, apart, floor, own)
 
 
-def _prompts(run: SparseRun, pair: SparsePair) -> list[tuple[int, ...]]:
-    """Tokens of each prompt up to the last compared position of it; one token where none is compared."""
+def tokens_read(run: SparseRun, pair: SparsePair) -> list[tuple[int, ...]]:
+    """Tokens of each prompt up to the last compared position of it; one token where none is compared. UsageError where
+    the run does not say them by id.
+    """
     ends: dict[int, int] = {}
     for place in pair.positions:
         ends[place.prompt] = max(ends.get(place.prompt, 0), place.position + 1)

@@ -40,6 +40,7 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
         ("cut vocabulary", 64, "tokens", 64),
         ("rounded", 1, "to", "bfloat16"),
         ("decimals", 2, "to", "2 decimals"),
+        ("bits a row", 8, "to", "even steps, as 8 bits a row with a scale hold them"),
     ],
 )
 def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, parameter: str, value: float) -> None:

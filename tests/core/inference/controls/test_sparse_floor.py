@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,35 @@ def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:
     assert len(pairs_of(judged_run.sides)) == 1
     refused = cli("verdict", run_id, "--floor", "x.npz", "--store", store.directory)
     assert "dumps of complete rows" in refused.stderr
+
+
+def test_explain_says_which_side_is_not_the_models(cli: Any, tmp_path: Path) -> None:
+    loaded = load_model(str(MODEL), dtype="float32", device="cpu")
+    own = rows_of(loaded, "prefill")
+    other = torch.log_softmax(own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(), -1)
+    sides = [
+        side(loaded, "ours", own),
+        side(loaded, "theirs", other),
+        side(loaded, "cached", rows_of(loaded, "decode")),
+    ]
+    run_id = write_sparse_run(Store(tmp_path), SparseHeader("made"), sides, pairs=pairs_of(sides))
+    done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")
+    assert done.returncode == 0, done.stderr
+    theirs, cached = json.loads(done.stdout)["pairs"]
+    assert [cause["name"] for cause in theirs["causes"]] == ["other weights"]
+    assert "'ours' is what" in theirs["causes"][0]["says"]
+    assert "'theirs' is not" in theirs["causes"][0]["says"]
+    assert theirs["causes"][0]["parameters"]["floors_of_variant"] > 1000
+    assert cached["causes"] == []
+
+
+def test_explain_asks_the_model_of_a_complete_run_too(cli: Any, tmp_path: Path) -> None:
+    texts = ["--prompt", TEXT, "--dtype", "float32", "--store", str(tmp_path)]
+    made = cli("capture", "--model", str(MODEL), "--reference", "prefill", "--variant", "decode", *texts)
+    assert made.returncode == 0, made.stderr
+    run_id = made.stdout.split()[-1]
+    done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")
+    assert json.loads(done.stdout)["pairs"][0]["causes"] == []
+    done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--dtype", "bfloat16", "--json")
+    (found,) = json.loads(done.stdout)["pairs"]
+    assert found["causes"] == []  # within a floor of bfloat16
