@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import streamlit as st
 
@@ -18,6 +19,17 @@ from core.probing.plan import LOAD, MEANINGS, MOST_LOAD, Plan, base_of, check_al
 from core.text import shown
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
+DEFAULTS: dict[str, Any] = {
+    "probe_url": "",
+    "probe_against": "",
+    "probe_prompts": SAMPLE,
+    "probe_tests": ["rerun", "warm", "load"],
+    "probe_load": 8,
+    "probe_tokens": 32,
+    "probe_top": 20,
+    "probe_model": "",
+    "probe_name": "",
+}
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
 
 
@@ -56,19 +68,28 @@ def draw() -> None:
 
 
 def _ask() -> Asked | None:
+    kept = st.session_state.setdefault("probe_kept", dict(DEFAULTS))  # the widgets' own values go with the page
+    for key, value in kept.items():
+        st.session_state.setdefault(key, value)
+    asked = _fields()
+    kept.update({key: st.session_state[key] for key in DEFAULTS})
+    return asked
+
+
+def _fields() -> Asked | None:
     left, right = st.columns(2)
     url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000").strip()
     against = right.text_input(
         "Against a second server", key="probe_against", placeholder="none", help="the same prompts: after an upgrade"
     ).strip()
     text = st.text_area(
-        "Prompts", SAMPLE, height=140, key="probe_prompts", help="a line of three dashes (---) separates prompts"
+        "Prompts", height=140, key="probe_prompts", help="a line of three dashes (---) separates prompts"
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        tests = st.multiselect("Tests", list(MEANINGS), ["rerun", "warm", "load"], key="probe_tests", width=330)
-        load = int(st.number_input("In flight beside", 1, MOST_LOAD, 8, key="probe_load", width=130))
-        tokens = int(st.number_input("Tokens to generate", 1, 4096, 32, key="probe_tokens", width=150))
-        top = int(st.number_input("Values a position", 1, 1 << 18, 20, key="probe_top", width=140))
+        tests = st.multiselect("Tests", list(MEANINGS), key="probe_tests", width=330)
+        load = int(st.number_input("In flight beside", 1, MOST_LOAD, key="probe_load", width=130))
+        tokens = int(st.number_input("Tokens to generate", 1, 4096, key="probe_tokens", width=150))
+        top = int(st.number_input("Values a position", 1, 1 << 18, key="probe_top", width=140))
     left, middle, right = st.columns(3)
     model = left.text_input("Model", key="probe_model", placeholder="the one that it serves").strip()
     key = middle.text_input(
