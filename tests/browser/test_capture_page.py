@@ -234,5 +234,17 @@ def test_a_live_server_is_probed_and_what_it_sent_is_opened(page: Page, dashboar
     expect(page.get_by_text("what was not sent is not compared")).to_be_visible()
     expect(page.get_by_text("What was sent at position")).to_be_visible()
     picture(page, "probe")
+    page.get_by_role("link", name="Probe").click()
+    expect(page.get_by_label("Server", exact=True)).to_have_value(address)
+    stored = set(store.directory.glob("*.duckdb"))
+    with odd_server.serving(odd_server.slow) as (address, seen):
+        settle(page)
+        page.get_by_label("Server", exact=True).fill(address)
+        page.keyboard.press("Tab")
+        settle(page)
+        page.get_by_role("button", name="Probe", exact=True).click()
+        page.get_by_role("button", name="Cancel").click(timeout=60_000)
+        expect(page.get_by_text("cancelled; nothing was stored").first).to_be_visible(timeout=60_000)
+    assert set(store.directory.glob("*.duckdb")) == stored
     for path in set(store.directory.glob("*.duckdb")) - before:
         store.delete(path.stem)
