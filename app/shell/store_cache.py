@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +20,8 @@ from app.shell.once import Once
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
 from core.judging.explain.hypotheses import Cause, causes_of
-from core.judging.explain.rows import PairRows, rows_of_lists, rows_of_run
+from core.judging.explain.rows import rows_of_lists
+from core.judging.explain.stored import causes_of_pair
 from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
@@ -240,15 +240,13 @@ def sparse_positions(run_id: str, pair: int) -> pd.DataFrame:
 
 def causes(view: View | SparseView) -> list[Cause]:
     """Simple causes of the pair's difference; a second or three for complete rows. See core.judging.explain."""
-    rows: Callable[[], PairRows]
     if isinstance(view, SparseView):
         run, number = view.run, view.run.pairs.index(view.pair)
-        rows = partial(rows_of_lists, view.pair, run.sides[0], run.sides[number + 1])
         stamp = _stamp(store().path_of(run.run_id))
-    else:
-        number, stamp = view.pair.index, _stamp(view.run.path)
-        rows = partial(rows_of_run, view.run, number)
-    return kept("causes", stamp, (number,), lambda: causes_of(rows()))
+        sides = run.sides[0], run.sides[number + 1]
+        return kept("causes", stamp, (number,), lambda: causes_of(rows_of_lists(view.pair, *sides)))
+    number = view.pair.index
+    return kept("causes", _stamp(view.run.path), (number,), lambda: causes_of_pair(view.run, number))
 
 
 def delete(run_id: str) -> None:

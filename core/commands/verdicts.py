@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import UsageError
+from ..judging.explain.stored import causes_of_pair
 from ..judging.rejudge import check_upload, judge_stored
 from ..judging.uploaded_controls import ModelControls, measure_controls
 from ..runs.file.evidence import FAILED, MISSING
@@ -142,14 +144,21 @@ def model_controls_of(
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:
     with RunReader(store.path_of(run_id)) as run:
         pairs = verdicts_as_json(run)
+        with steps() as say:
+            for number, pair in enumerate(pairs):
+                say("looking for causes", number, len(pairs), "pairs")
+                pair["causes"] = [asdict(cause) for cause in causes_of_pair(run, number)]
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": pairs})
         else:
             out.print(run.run_id, markup=False)
             print_verdicts(run)
             for pair in pairs:
+                names = f"{pair['variant']} against {pair['reference']}"
                 if pair["verdict"] is None:
-                    out.print(f"not judged  {pair['variant']} against {pair['reference']}", markup=False)
+                    out.print(f"not judged  {names}", markup=False)
+                for cause in pair["causes"]:
+                    out.print(f"{cause['name']}  {names}: {cause['says']}", markup=False, soft_wrap=True)
     if any(pair["verdict"] == BUG_SUSPECTED for pair in pairs):
         raise typer.Exit(1)
 

@@ -12,6 +12,7 @@ import typer
 from ...errors import UsageError
 from ...judging.explain.hypotheses import Cause, causes_of
 from ...judging.explain.rows import PairRows, rows_of_lists, rows_of_run
+from ...judging.explain.stored import causes_of_pair
 from ...judging.judge_sparse import other_weights
 from ...runs.reader import RunReader
 from ...runs.sparse_run import is_sparse, sparse_of
@@ -97,11 +98,10 @@ def _of_run(path: Path, variant: str | None, load: Load | None, say: Tell) -> Fo
             say("looking for causes", number, len(run.pairs), "pairs")
             if variant not in (None, pair.variant):
                 continue
-            found[pair.reference, pair.variant] = []
-            if pair.summary.bit_identical:
-                continue
-            rows = rows_of_run(run, pair.index)
-            found[rows.names] = [*_weights(loaded, tokens, rows, say), *causes_of(rows)]
+            causes = causes_of_pair(run, pair.index)
+            if loaded is not None and not pair.summary.bit_identical:
+                causes = [*_weights(loaded, tokens, rows_of_run(run, pair.index), say), *causes]
+            found[pair.reference, pair.variant] = causes
     return found
 
 

@@ -50,7 +50,7 @@ Undo = Callable[[RowPair], Values]
 class Cause:
     """One cause that is claimed. parameters: as fitted; explained: share of the squared difference over the scored
     rows, None for an observation; rows, rows_scored: at how many of them it explains nine tenths; left_rms: what is
-    left, in the values' unit. says: one sentence.
+    left, in the values' unit; left_floors: over the pair's rounding floor, where it has one. says: one sentence.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Cause:
     rows: int = 0
     rows_scored: int = 0
     left_rms: float | None = None
+    left_floors: float | None = None
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,17 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     assert {card["name"] for card in listed} == {"d", "d, judged", "the fault"}
 
 
+def test_a_simple_cause_is_part_of_the_verdict(cli, tmp_path):
+    logits = in_bfloat16(X, HEAD, 1)
+    late = np.concatenate([logits[1:], logits[:1]])
+    run_id = json.loads(cli("ingest", saved(tmp_path / "late.npz", reference=logits, variant=late), "--json").stdout)[
+        "run_id"
+    ]
+    (told,) = json.loads(cli("verdict", run_id, "--json").stdout)["pairs"]
+    assert told["causes"][0]["name"] == "shifted rows"
+    assert "shifted rows  " in cli("verdict", run_id).stdout
+
+
 def test_the_command_that_the_verdict_names_works_as_it_stands(cli, dump):
     run_id, pair, _ = dump
     because = json.loads(cli("verdict", run_id, "--json").stdout)["pairs"][0]["because"]

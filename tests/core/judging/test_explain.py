@@ -12,8 +12,10 @@ import pytest
 
 from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, lists, pair_of, tried
 from core.errors import DumpError
-from core.judging.explain.hypotheses import causes_of
+from core.judging.explain import stored
+from core.judging.explain.hypotheses import Cause, causes_of
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
+from core.runs.file.evidence import PairFigures
 from core.runs.reader import RunReader
 from core.runs.sparse.pairing import compare_sides
 from tests.core.runs.sparse.made_sides import response, side
@@ -129,3 +131,19 @@ def test_a_temperature_is_no_soft_cap_and_a_soft_cap_no_temperature() -> None:
     for kind, strength, name in (("temperature", 2.0, "temperature"), ("soft cap", 10.0, "soft-capping")):
         names = [cause.name for cause in tried(kind, strength, as_lists=False)]
         assert [one for one in names if one in ("temperature", "soft-capping")] == [name]
+
+
+def test_what_a_cause_leaves_is_said_in_floors_of_a_judged_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunReader(SAMPLES / "fresh-against-cached.duckdb") as run:
+        (floor,) = {
+            row.figures.floor_rms_logits
+            for row in run.evidence(0)
+            if isinstance(row.figures, PairFigures) and row.figures.compute_dtype == run.header.compute_dtype
+        }
+        assert stored.causes_of_pair(run, 0) == []
+        seen = [Cause("temperature", "It leaves so much.", left_rms=3 * floor), Cause("jumps", "Seen.")]
+        monkeypatch.setattr(stored, "causes_of", lambda _: seen)
+        found = stored.causes_of_pair(run, 0)
+    assert found[0].left_floors == pytest.approx(3)
+    assert found[0].says == "It leaves so much, 3 rounding floors."
+    assert found[1] == seen[1]
