@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import UlpscopeError
+from core.judging.explain.hypotheses import causes_of
+from core.judging.explain.rows import rows_of_lists
 from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
@@ -27,8 +29,14 @@ from core.runs.reports.baseline import bounds_text
 from core.runs.reports.gate import GateReport, check_measured, gate_notes, parse_conditions
 from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
+from core.runs.reports.sparse_gate import judge_sparse
+from core.runs.reports.sparse_json import sparse_run_json
+from core.runs.reports.sparse_markdown import sparse_markdown
+from core.runs.sparse.export import lines_of
+from core.runs.sparse_run import is_sparse, sparse_of
 from core.runs.store.cards import prompt_texts, read_runs
 from core.runs.store.store import Store
+from core.runs.views.sparse import changes_by_rank, figures_by_position, lists_of
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +105,8 @@ def read_everything(path: Path) -> None:
         raise card
     if card.kind == "ops":
         read_ops(Store(path.parent), path.stem)
+    elif is_sparse(path):
+        _read_lists(path)
     else:
         _read_run(path)
 
@@ -126,6 +136,23 @@ def _read_run(path: Path) -> None:
         json.dumps(gate.as_json(), allow_nan=False)
         (junit_text(gate) + markdown_text(gate)).encode()
         bounds_text(pairs, run.header.prompts, run.header.compute_dtype, run.header.vocab)
+
+
+def _read_lists(path: Path) -> None:
+    run = sparse_of(path)
+    conditions = [one for one in parse_conditions(GATE) if one.kind not in ("ulps", "rms", "verdict")]
+    for number, pair in enumerate(run.pairs):
+        figures_by_position(pair)
+        for place in pair.positions:
+            lists_of(place, pair)
+        for prompt in range(len(run.sides[0].responses)):
+            changes_by_rank(pair, prompt)
+        causes_of(rows_of_lists(pair, run.sides[0], run.sides[number + 1]))
+        for condition in conditions:
+            judge_sparse(condition, pair)
+    json.dumps(sparse_run_json(run, with_positions=True), allow_nan=False)
+    json.dumps(list(lines_of(run.sides)), allow_nan=False)
+    sparse_markdown(run, None, "").encode()
 
 
 def _plant(fault: str) -> None:
