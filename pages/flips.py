@@ -7,9 +7,7 @@ import streamlit as st
 
 from app.components import best_tokens
 from app.components.code_block import code_block
-from app.flips import continuations
-from app.flips import parts as flips_parts
-from app.near_ties import parts as near_ties_parts
+from app.flips import continuations, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from app.sparse import pages as sparse
 from core.runs.views.flips import sentence
@@ -32,7 +30,7 @@ with heading:
         or "flips"
     )
 has_near_ties = listing != "flips"
-found = flips_parts.table(view, has_near_ties)
+found = parts.table(view, has_near_ties)
 count = int(found["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
@@ -45,17 +43,17 @@ if found.empty:
 with heading:
     exports.download({listing: found}, exports.file_stem(view, listing.replace(" ", "-")), "flips")
 st.dataframe(
-    flips_parts.columns(found, view, has_near_ties),
+    parts.columns(found, view, has_near_ties),
     hide_index=True,
     key="flip_table",
-    on_select=partial(near_ties_parts.choose_row, found, "flip_table"),
+    on_select=partial(selection.select_row, found, "flip_table"),
     selection_mode=["single-row", "single-cell"],
-    column_config=flips_parts.COLUMNS,
+    column_config=parts.COLUMNS,
     placeholder="–",
     height=widgets.table_height(len(found), 11),
 )
 counted = f"{plural(count, 'flip')} and {plural(len(found) - count, 'near tie')} in {plural(len(table), 'position')}."
-if said := (counted if has_near_ties else "") + flips_parts.unread(found):
+if said := (counted if has_near_ties else "") + parts.unread(found):
     st.caption(said)
 
 here = view.here
@@ -73,7 +71,7 @@ if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
 st.subheader(f"Position {view.position}")
 if view.texts:
     before = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
-    for column, side in zip(st.columns(2), flips_parts.SIDES, strict=True):
+    for column, side in zip(st.columns(2), parts.SIDES, strict=True):
         token = here[f"{side}_token"]
         name = getattr(view.pair, side)
         column.caption(
@@ -83,9 +81,9 @@ if view.texts:
         with column:
             code_block(before + "▸" + visible(chosen) + "◂", key=f"context_{side}", wraps=True)
 top = store_cache.top(view)
-st.markdown("**Why it could flip.** " + flips_parts.why(here, top))
-st.markdown(flips_parts.is_it_rounding(finding(view.run, view.pair, view.table)))
-flips_parts.draw_candidates(view, top)
+st.markdown("**Why it could flip.** " + parts.why(here, top))
+st.markdown(parts.is_it_rounding(finding(view.run, view.pair, view.table)))
+parts.draw_candidates(view, top)
 best_tokens.section(view)
 ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]
 st.dataframe(
@@ -101,8 +99,8 @@ st.dataframe(
     hide_index=True,
     key="flip_ranks",
     placeholder="–",
-    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in flips_parts.SIDES}
-    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in flips_parts.SIDES}
-    | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in flips_parts.SIDES},
+    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in parts.SIDES}
+    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in parts.SIDES}
+    | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in parts.SIDES},
 )
 exports.picture_format()

@@ -81,7 +81,7 @@ st.dataframe(
     key="close_margins",
     height=widgets.table_height(max(len(listed), 1), 7),
     column_config=parts.COLUMNS,
-    on_select=partial(parts.choose_row, listed, "close_margins"),
+    on_select=partial(selection.select_row, listed, "close_margins"),
     selection_mode=["single-row", "single-cell"],
     placeholder="–",
 )

@@ -128,11 +128,3 @@ COLUMNS = (
     | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
     | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
 )
-
-
-def choose_row(listed: pd.DataFrame, key: str) -> None:
-    """Select the position of the clicked row of the table `key`."""
-    selection = st.session_state[key]["selection"]
-    rows = selection["rows"] or [cell[0] for cell in selection["cells"]]
-    if rows:
-        state.select(prompt=int(listed["prompt"].iloc[rows[0]]), position=int(listed["position"].iloc[rows[0]]))

@@ -111,6 +111,15 @@ def select(**values: str | int) -> None:
         st.session_state[key] = value
 
 
+def select_row(listed: pd.DataFrame, key: str) -> None:
+    """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt and position."""
+    clicked = st.session_state[key]["selection"]
+    rows = [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
+    if rows:
+        row = listed.iloc[rows[0]]
+        select(prompt=int(row["prompt"]), position=int(row["position"]))
+
+
 def preset_widget(key: str) -> None:
     """Have the widget of this key show what the session holds, before it is drawn.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -45,15 +46,6 @@ def follow(key: str) -> None:
         choose(prompt, position)
 
 
-def choose_row(found: pd.DataFrame, key: str) -> None:
-    """Select the position of the row of `found` that was clicked in the table `key`."""
-    said = st.session_state[key]["selection"]
-    rows = [*said.get("rows", []), *(cell[0] for cell in said.get("cells", []))]
-    if rows:
-        row = found.iloc[rows[0]]
-        choose(int(row["prompt"]), int(row["position"]))
-
-
 def positions_table(view: selection.SparseView, found: pd.DataFrame, key: str) -> None:
     """Draw positions with their best tokens, margins and largest change; a click selects one."""
     has_ulps = found[["reference_margin_ulps", "variant_margin_ulps"]].notna().any().any()
@@ -72,7 +64,7 @@ def positions_table(view: selection.SparseView, found: pd.DataFrame, key: str) -
         columns,
         hide_index=True,
         key=key,
-        on_select=lambda: choose_row(found, key),
+        on_select=partial(selection.select_row, found, key),
         selection_mode=["single-row", "single-cell"],
         height=widgets.table_height(max(len(found), 1), 9),
         placeholder="–",
