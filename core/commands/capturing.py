@@ -74,7 +74,7 @@ def judge(
         if as_json_:
             print_json({"run_id": run_id, "pairs": pairs})
         elif progress != "json":
-            print_verdicts(run)
+            print_verdicts(run, pairs)
     if as_json_:
         for sentence in failure:
             err.print(f"error: {sentence}", markup=False, soft_wrap=True)

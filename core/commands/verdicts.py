@@ -144,43 +144,46 @@ def model_controls_of(
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:
     with RunReader(store.path_of(run_id)) as run:
         pairs = verdicts_as_json(run)
-        with steps() as say:
-            for number, pair in enumerate(pairs):
-                say("looking for causes", number, len(pairs), "pairs")
-                pair["causes"] = [asdict(cause) for cause in causes_of_pair(run, number)]
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": pairs})
         else:
             out.print(run.run_id, markup=False)
-            print_verdicts(run)
+            print_verdicts(run, pairs)
             for pair in pairs:
-                names = f"{pair['variant']} against {pair['reference']}"
                 if pair["verdict"] is None:
-                    out.print(f"not judged  {names}", markup=False)
-                for cause in pair["causes"]:
-                    out.print(f"{cause['name']}  {names}: {cause['says']}", markup=False, soft_wrap=True)
+                    out.print(f"not judged  {pair['variant']} against {pair['reference']}", markup=False)
     if any(pair["verdict"] == BUG_SUSPECTED for pair in pairs):
         raise typer.Exit(1)
 
 
 def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
-    """Verdicts of the pairs as JSON: one object a pair, its evidence included."""
-    return [
-        {
-            "reference": pair.reference,
-            "variant": pair.variant,
-            "verdict": pair.verdict,
-            "because": pair.because,
-            "noise_ratio": pair.noise_ratio,
-            "evidence": [row.to_json() for row in run.evidence(pair.index)],
-        }
-        for pair in run.pairs
-    ]
+    """Verdicts of the pairs as JSON: one object a pair, its evidence and what simply explains it included."""
+    found = []
+    with steps() as say:
+        for pair in run.pairs:
+            say("looking for causes", pair.index, len(run.pairs), "pairs")
+            found.append(
+                {
+                    "reference": pair.reference,
+                    "variant": pair.variant,
+                    "verdict": pair.verdict,
+                    "because": pair.because,
+                    "noise_ratio": pair.noise_ratio,
+                    "causes": [asdict(cause) for cause in causes_of_pair(run, pair.index)],
+                    "evidence": [row.to_json() for row in run.evidence(pair.index)],
+                }
+            )
+    return found
 
 
-def print_verdicts(run: RunReader) -> None:
-    """Each judged pair: the verdict, the sentence for it, and a row for every piece of evidence."""
-    for pair in run.pairs:
+def print_verdicts(run: RunReader, told: Sequence[dict[str, Any]]) -> None:
+    """Each judged pair: the verdict, the sentence for it, and a row for every piece of evidence; and of every pair what
+    simply explains it. told: the pairs as JSON.
+    """
+    for pair, as_json_ in zip(run.pairs, told, strict=True):
+        for cause in as_json_["causes"]:
+            said = f"{cause['name']}  {pair.variant} against {pair.reference}: {cause['says']}"
+            out.print(said, markup=False, soft_wrap=True)
         if pair.verdict is None:
             continue
         out.print(
