@@ -106,7 +106,9 @@ class ListFloor:
 
 def _ratio(squares: NDArray[np.float64], floor: NDArray[np.float64]) -> float:
     total = float(floor.mean())
-    return float(np.sqrt(squares.mean() / total)) if total else float("inf")
+    if not total:
+        return float("inf") if squares.any() else 0.0
+    return float(np.sqrt(squares.mean() / total))
 
 
 def judge_with_floor(earlier: SparseVerdict, pair: SparsePair, floor: ListFloor) -> SparseVerdict:
@@ -139,8 +141,10 @@ def judge_with_floor(earlier: SparseVerdict, pair: SparsePair, floor: ListFloor)
 
 def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
     """The sides of a pair held against a model that they are said to be: the cause where one side or neither is what
-    it computes, None where both are. names: of the reference and the variant.
+    it computes, None where both are, or where the model has no floor there. names: of the reference and the variant.
     """
+    if not floor.floor.any():
+        return None
     far = [distance > FAR_FROM_MODEL for distance in floor.from_model]
     if not any(far):
         return None
@@ -220,8 +224,8 @@ def _judged(pair: SparsePair, way: Way, rerun: SparsePair | None, repeated: Spar
 
 
 def _leak(way: Way, sides: dict[str, SparseSide]) -> str | None:
-    """What says that neighbours' content reaches a request: all that stood beside one content agree bit for bit, all
-    beside the other too, and the two differ. None where that is not so, or was not asked.
+    """Sentence that says that neighbours' content reaches a request: all that stood beside one content agree bit for
+    bit, all beside the other too, and the two differ. None where that is not so, or was not asked.
     """
     groups = [[sides[name] for name in names if name in sides] for names in (way.alike, way.others)]
     if any(len(group) < max(3, len(names)) for group, names in zip(groups, (way.alike, way.others), strict=True)):

@@ -90,8 +90,8 @@ class Probe:
         return self.come(stopped)
 
     def come(self, stopped: str = "") -> Probed:
-        """What has come so far, also while requests are in flight. stopped: why no more is waited for. ProbeError where
-        nothing that could be compared has come.
+        """Sides of the answers so far, also while requests are in flight. stopped: why no more is waited for.
+        ProbeError where nothing that could be compared has come.
         """
         sides, walks = _whole(dict(self._answers)), _whole(dict(self._walks))
         if len(sides) < 2 and len(walks) < 2:

@@ -53,6 +53,8 @@ def explain(
     Each is fitted to half of the positions and scored on the other half; what is not well above the bar of
     docs/causes.md is not named, and "no simple cause found" is an answer.
     """
+    if not model and any((dtype, device, revision, trust_remote_code)):
+        raise UsageError("--dtype, --device, --revision and --trust-remote-code are of the model that --model names.")
     path = open_store(store).path_of(run_id)
     with stoppable(), steps() as say:
         load = None

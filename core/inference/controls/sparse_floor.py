@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from ...runs.sparse.records import UNKNOWN_TOKEN
 from ...runs.sparse_run import SparseRun
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.paths import open_path, parse_path
+from ..paths.paths import Run, open_path, parse_path
 from .reordering import reordered
-from .rounding_floor import check_prompts, whole_side
+from .rounding_floor import check_prompts
 
 SEEDS = range(4)
 
@@ -55,15 +55,17 @@ def floor_of_rows(
     seeds: Sequence[int] = SEEDS,
     on_progress: Callable[[str], None] | None = None,
 ) -> ListFloor:
-    """The same of rows. prompts: the tokens that were read, up to the last row's at least; values: 'logit', 'logprob'
-    or 'prob'.
+    """Mean squares at every row, as `floor_of_lists` has them. prompts: the tokens that were read, up to the last row's
+    at least; values: 'logit', 'logprob' or 'prob'.
     """
     check_prompts(loaded, prompts)
-    if (largest := max((int(row.token_ids.max(initial=0)) for row in rows), default=0)) >= loaded.vocab_size:
+    tokens = [int(row.token_ids.max(initial=0)) for row in rows] + [max(prompt) for prompt in prompts]
+    if (largest := max(tokens)) >= loaded.vocab_size:
         raise UsageError(f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token {largest:,}.")
-    of_prompt: dict[int, list[int]] = {}
+    of_prompt: dict[int, dict[int, int]] = {}
     for index, row in enumerate(rows):
-        of_prompt.setdefault(row.prompt, []).append(index)
+        if len(row.token_ids):
+            of_prompt.setdefault(row.prompt, {})[row.position] = index
     floor, apart = np.zeros(len(rows)), np.zeros(len(rows))
     own = np.zeros((2, len(rows)))
     steps = parse_path("prefill")
@@ -73,24 +75,36 @@ def floor_of_rows(
         foreign_errors_stop("the model's floor on a run", "choose a smaller model or another device"),
         open_path(steps, loaded) as forward,
     ):
-        for prompt, indices in of_prompt.items():
+        for prompt, places in of_prompt.items():
             if on_progress is not None:
                 on_progress(f"{len(seeds)} reorderings of prompt {prompt} in {loaded.dtype}")
-            plain = whole_side(forward, prompts[prompt])
+            wanted = {position: rows[index].token_ids for position, index in places.items()}
+            plain = _values_of(forward, prompts[prompt], wanted, values)
             changed = []
             for seed in seeds:
                 with reordered(loaded.model, seed):
-                    changed.append(whole_side(forward, prompts[prompt]))
-            for index in indices:
-                row = rows[index]
-                if not len(row.token_ids):
-                    continue
-                model = _values(plain[row.position], row.token_ids, values)
-                moved = [_values(each[row.position], row.token_ids, values) - model for each in changed]
-                floor[index] = float(np.mean([(one**2).mean() for one in moved]))
+                    changed.append(_values_of(forward, prompts[prompt], wanted, values))
+            for position, index in places.items():
+                row, model = rows[index], plain[position]
+                floor[index] = float(np.mean([((each[position] - model) ** 2).mean() for each in changed]))
                 own[:, index] = [float(((side - model) ** 2).mean()) for side in (row.x, row.y)]
                 apart[index] = float(((row.y - row.x) ** 2).mean())
     return ListFloor(f"'{loaded.name}'", loaded.dtype, apart, floor, own)
+
+
+def _values_of(
+    run: Run, prompt: Sequence[int], wanted: Mapping[int, NDArray[np.int64]], values: str
+) -> dict[int, NDArray[np.float64]]:
+    """Values of the wanted tokens at each wanted position of a prompt. No whole row is kept."""
+    found = {}
+
+    def keep(position: int, logits: torch.Tensor) -> None:
+        for at, row in enumerate(logits, start=position):
+            if at in wanted:
+                found[at] = _values(row, wanted[at], values)
+
+    run(prompt, keep)
+    return found
 
 
 def tokens_read(run: SparseRun, pair: SparsePair) -> list[tuple[int, ...]]:

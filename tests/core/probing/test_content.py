@@ -37,7 +37,7 @@ class Hall:
 class Made(Server):
     """A server in this process that takes token ids."""
 
-    hall: Hall = None  # type: ignore[assignment]
+    hall: Hall = field(kw_only=True)
     kind: ClassVar[str] = "made"
     way_to_be_cold: ClassVar[str] = "it has no cache"
     takes_ids: ClassVar[bool] = True

@@ -15,7 +15,7 @@ from core.inference.controls.rounding_floor import whole_side
 from core.inference.controls.sparse_floor import floor_of_lists
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import open_path, parse_path
-from core.judging.judge_sparse import judge_with_floor
+from core.judging.judge_sparse import ListFloor, judge_with_floor, other_weights
 from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
 from core.runs.sparse_run import SparseHeader, SparseRun, SparseVerdict, pairs_of, sparse_of, write_sparse_run
 from core.runs.store.store import Store
@@ -134,6 +134,20 @@ def test_explain_says_which_side_is_not_the_models(cli: Any, tmp_path: Path) -> 
     assert "'theirs' is not" in theirs["causes"][0]["says"]
     assert theirs["causes"][0]["parameters"]["floors_of_variant"] > 1000
     assert cached["causes"] == []
+
+
+def test_a_floor_without_size_names_no_cause_and_equal_sides_are_no_floors_apart() -> None:
+    zeros = np.zeros(3)
+    assert ListFloor("'m'", "bfloat16", zeros, zeros, np.zeros((2, 3))).from_model == (0.0, 0.0)
+    off = ListFloor("'m'", "bfloat16", zeros + 1, zeros, np.array([zeros, zeros + 1]))
+    assert off.ratio == np.inf
+    assert other_weights(("a", "b"), off) is None
+
+
+def test_options_of_a_model_need_one(cli: Any) -> None:
+    refused = cli("explain", "any", "--dtype", "float32")
+    assert refused.returncode == 2
+    assert "--model names" in refused.stderr
 
 
 def test_explain_asks_the_model_of_a_complete_run_too(cli: Any, tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_is_payload_looks_at_the_beginning(tmp_path: Path) -> None:
 
 
 def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made() -> None:
-    """As a probe asks vLLM 0.32: ids in and out, rows of the prompt beside the generated ones."""
+    """A probe of vLLM 0.32 was answered so: ids in and out, rows of the prompt beside the generated ones."""
     (response,) = read_responses(PAYLOADS / "vllm_token_ids.json")
     said = json.loads((PAYLOADS / "vllm_token_ids.json").read_text())
     prompt = said["request"]["prompt"]
