@@ -1,0 +1,136 @@
+"""The engine's end of the protocol between ULPscope and an engine, version 1 (docs/engines.md). It needs Python 3.8 and
+numpy only: copy it, or import it from an adapter that ULPscope starts, which finds it on its path.
+
+A frame is 4 bytes b"ULPE", the length of its head (uint32, little-endian), its head (a JSON object in UTF-8), and
+`bytes` bytes of payload where the head says so. Frames of the hub come on stdin, frames of the engine leave on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import struct
+import sys
+import threading
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple  # noqa: UP035 - an engine may have an old Python
+
+import numpy as np
+
+PROTOCOL = 1
+MAGIC = b"ULPE"
+CARRIERS = {"float32": "<u4", "float16": "<u2", "bfloat16": "<u2", "float64": "<u8"}
+
+
+class Refused(Exception):  # noqa: N818 - what is said to the user, not a fault of the program
+    """Something this engine cannot do, in one sentence that says what to do instead."""
+
+
+class Rows:
+    """Takes the logits of a prompt: `rows(start, logits)`, each piece once, in any order.
+
+    logits: [positions, vocab], float16, float32 or float64; bfloat16 as unsigned 16-bit carriers with
+    dtype="bfloat16".
+    """
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+
+    def __call__(self, start: int, logits: Any, dtype: Optional[str] = None) -> None:
+        array = np.asarray(logits)
+        dtype = dtype or str(array.dtype)
+        if dtype not in CARRIERS or array.ndim != 2:
+            raise Refused("the adapter gave logits %s of %s; expected [positions, vocab]." % (list(array.shape), dtype))
+        data = np.ascontiguousarray(array).view(CARRIERS[dtype])
+        self._send({"type": "rows", "start": int(start), "dtype": dtype, "shape": list(array.shape)}, data)
+
+    def module(self, name: str, start: int, values: Any) -> None:
+        """What a module put out, [positions, features], float32, by the name that transformers gives it."""
+        array = np.ascontiguousarray(values, dtype="<f4")
+        head = {"type": "module", "name": name, "start": int(start), "dtype": "float32", "shape": list(array.shape)}
+        self._send(head, array)
+
+    def working(self, says: str) -> None:
+        """Say that a long step goes on, so that nobody takes it for a hang."""
+        self._send({"type": "working", "says": says})
+
+
+def serve(hello: Dict[str, Any], load: Callable[[Dict[str, Any]], Tuple[Dict[str, Any], Callable[..., None]]]) -> None:
+    """Answer the hub until it closes stdin.
+
+    hello: {"engine": name, "version": text, "bases": {...}, "modifiers": {...}, "dtypes": [...]}, what the engine can
+    do, said before it is imported. load(request): {"model": folder or file, "dtype": "float32", "base": [name,
+    values...], "modifiers": {name: value}} -> ({"vocab": V, "parts": {...}, "versions": {...}}, run), where
+    run(ids, rows) computes one prompt.
+    """
+    frames = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the engine prints goes where errors go, and never between frames
+    lock = threading.Lock()
+
+    def send(head: Dict[str, Any], payload: Any = None) -> None:
+        if payload is not None:
+            head = dict(head, bytes=payload.nbytes)
+        text = json.dumps(head).encode()
+        with lock:
+            frames.write(MAGIC + struct.pack("<I", len(text)) + text)
+            if payload is not None:
+                frames.write(payload.data)
+            frames.flush()
+
+    asked: "queue.Queue[Dict[str, Any]]" = queue.Queue()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    send(dict(hello, type="hello", protocol=PROTOCOL))
+    run: Optional[Callable[..., None]] = None
+    rows = Rows(send)
+    while True:
+        head = asked.get()
+        try:
+            if head["type"] == "load":
+                run = None  # the old one goes before the new one comes
+                said, run = load(head)
+                send(dict(said, type="loaded"))
+            elif head["type"] == "run" and run is not None:
+                run([int(token) for token in head["ids"]], rows)
+                send({"type": "done"})
+            else:
+                send({"type": "error", "says": "the adapter was asked for '%s', which it does not know." % head["type"]})
+        except Refused as error:
+            send({"type": "refused", "says": str(error)})
+        except MemoryError:
+            send({"type": "error", "says": "out of memory."})
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            send({"type": "error", "says": "%s: %s" % (type(error).__name__, " ".join(str(error).split())[:500])})
+
+
+def _listen(asked: "queue.Queue[Dict[str, Any]]") -> None:
+    """Read frames of the hub. Where it is gone, so are we, whatever the engine is at."""
+    try:
+        while True:
+            start = _exactly(8)
+            if start[:4] != MAGIC:
+                break
+            asked.put(json.loads(_exactly(struct.unpack("<I", start[4:])[0])))
+    except EOFError:
+        pass
+    os._exit(0)
+
+
+def _exactly(count: int) -> bytes:
+    data = sys.stdin.buffer.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
+def modifier(says: str, values: Iterable[Any] = (), least: Optional[int] = None, **more: Any) -> Dict[str, Any]:
+    """A modifier of the hello: one of some words, or a whole number of at least `least`."""
+    found: Dict[str, Any] = {"says": says}
+    words: List[Any] = list(values)
+    if words:
+        found["values"] = words
+    if least is not None:
+        found["least"] = least
+    return dict(found, **more)
