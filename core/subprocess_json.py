@@ -44,7 +44,7 @@ class Child:
         may_ask: bool = False,
         more: Mapping[str, str] | None = None,
     ) -> None:
-        environment = _environment(may_ask)
+        environment = environment_of_child(may_ask)
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
@@ -147,7 +147,7 @@ class Child:
                 self._errors.append(line)
 
 
-def _environment(may_ask: bool) -> dict[str, str]:
+def environment_of_child(may_ask: bool) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()

@@ -69,7 +69,7 @@ def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others
     assert not found & set(own)
     assert found & set(others) == (set(others) if may_ask else set())
     with monkeypatch.context() as planted:
-        planted.setattr(subprocess_json, "_environment", lambda may_ask: None)
+        planted.setattr(subprocess_json, "environment_of_child", lambda may_ask: None)
         with child("import json, os; print(json.dumps(dict(os.environ)))", may_ask=may_ask) as process:
             assert {*own, *others} <= set(process.answer())
 

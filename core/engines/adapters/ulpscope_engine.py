@@ -13,7 +13,7 @@ import queue
 import struct
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple  # noqa: UP035 - an engine may have an old Python
+from typing import Any, Callable, Iterable  # noqa: UP035 - an engine may have an old Python
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Rows:
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
 
-    def __call__(self, start: int, logits: Any, dtype: Optional[str] = None) -> None:
+    def __call__(self, start: int, logits: Any, dtype: str | None = None) -> None:
         array = np.asarray(logits)
         dtype = dtype or str(array.dtype)
         if dtype not in CARRIERS or array.ndim != 2:
@@ -55,7 +55,7 @@ class Rows:
         self._send({"type": "working", "says": says})
 
 
-def serve(hello: Dict[str, Any], load: Callable[[Dict[str, Any]], Tuple[Dict[str, Any], Callable[..., None]]]) -> None:
+def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str, Any], Callable[..., None]]]) -> None:
     """Answer the hub until it closes stdin.
 
     hello: {"engine": name, "version": text, "bases": {...}, "modifiers": {...}, "dtypes": [...]}, what the engine can
@@ -67,7 +67,7 @@ def serve(hello: Dict[str, Any], load: Callable[[Dict[str, Any]], Tuple[Dict[str
     os.dup2(2, 1)  # whatever the engine prints goes where errors go, and never between frames
     lock = threading.Lock()
 
-    def send(head: Dict[str, Any], payload: Any = None) -> None:
+    def send(head: dict[str, Any], payload: Any = None) -> None:
         if payload is not None:
             head = dict(head, bytes=payload.nbytes)
         text = json.dumps(head).encode()
@@ -77,10 +77,10 @@ def serve(hello: Dict[str, Any], load: Callable[[Dict[str, Any]], Tuple[Dict[str
                 frames.write(payload.data)
             frames.flush()
 
-    asked: "queue.Queue[Dict[str, Any]]" = queue.Queue()
+    asked: queue.Queue[dict[str, Any]] = queue.Queue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     send(dict(hello, type="hello", protocol=PROTOCOL))
-    run: Optional[Callable[..., None]] = None
+    run: Callable[..., None] | None = None
     rows = Rows(send)
     while True:
         head = asked.get()
@@ -93,7 +93,9 @@ def serve(hello: Dict[str, Any], load: Callable[[Dict[str, Any]], Tuple[Dict[str
                 run([int(token) for token in head["ids"]], rows)
                 send({"type": "done"})
             else:
-                send({"type": "error", "says": "the adapter was asked for '%s', which it does not know." % head["type"]})
+                send(
+                    {"type": "error", "says": "the adapter was asked for '%s', which it does not know." % head["type"]}
+                )
         except Refused as error:
             send({"type": "refused", "says": str(error)})
         except MemoryError:
@@ -105,7 +107,7 @@ def serve(hello: Dict[str, Any], load: Callable[[Dict[str, Any]], Tuple[Dict[str
             send({"type": "error", "says": "%s: %s" % (type(error).__name__, " ".join(str(error).split())[:500])})
 
 
-def _listen(asked: "queue.Queue[Dict[str, Any]]") -> None:
+def _listen(asked: queue.Queue[dict[str, Any]]) -> None:
     """Read frames of the hub. Where it is gone, so are we, whatever the engine is at."""
     try:
         while True:
@@ -125,10 +127,10 @@ def _exactly(count: int) -> bytes:
     return data
 
 
-def modifier(says: str, values: Iterable[Any] = (), least: Optional[int] = None, **more: Any) -> Dict[str, Any]:
+def modifier(says: str, values: Iterable[Any] = (), least: int | None = None, **more: Any) -> dict[str, Any]:
     """A modifier of the hello: one of some words, or a whole number of at least `least`."""
-    found: Dict[str, Any] = {"says": says}
-    words: List[Any] = list(values)
+    found: dict[str, Any] = {"says": says}
+    words: list[Any] = list(values)
     if words:
         found["values"] = words
     if least is not None:

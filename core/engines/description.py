@@ -1,0 +1,95 @@
+"""Description of an engine: what its adapter says it can do, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CaptureError, UsageError
+from ..text import joined, shown
+
+Value = int | str
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """One engine as its adapter describes it. name: as the grammar calls it; bases and modifiers: name -> what may be
+    said of it (`says`, `values`, `least`, `default`); dtypes: those it computes in; logits: the dtype that they come
+    in, "" for the one it computes in; model: what it loads, "gguf" or "folder".
+    """
+
+    name: str
+    engine: str
+    version: str
+    bases: Mapping[str, Mapping[str, Any]]
+    modifiers: Mapping[str, Mapping[str, Any]]
+    dtypes: tuple[str, ...]
+    logits: str
+    model: str
+    is_here: bool
+
+    @classmethod
+    def of(cls, name: str, hello: Mapping[str, Any]) -> EngineDescription:
+        """Read the adapter's first frame; CaptureError where it is not one of version 1."""
+        if hello.get("type") != "hello" or hello.get("protocol") != 1:
+            raise CaptureError(
+                f"engine '{name}': the adapter speaks version {shown(hello.get('protocol'))} of the protocol;"
+                " expected 1."
+            )
+        bases, modifiers = hello.get("bases"), hello.get("modifiers", {})
+        if not _are_steps(bases) or not _are_steps(modifiers) or not bases:
+            raise CaptureError(f"engine '{name}': the adapter names no bases; expected {{name: {{'says': text}}}}.")
+        return cls(
+            name,
+            str(hello.get("engine", name)),
+            str(hello.get("version", "")),
+            bases,
+            modifiers,
+            tuple(map(str, hello.get("dtypes", ("float32",)))),
+            str(hello.get("logits", "")),
+            str(hello.get("model", "folder")),
+            bool(hello.get("is_here", True)),
+        )
+
+    def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
+        """`kv:f32` -> ("kv", ("f32",)); UsageError says what the engine can do where the text asks for something
+        else.
+        """
+        known = self.bases if kind == "base" else self.modifiers
+        name, *given = (part.strip().lower() for part in text.split(":"))
+        if name not in known:
+            raise UsageError(
+                f"path '{path}': {self.engine} has no {kind} '{name}'; its {kind}s are {self.shown(kind)}."
+            )
+        about = known[name]
+        takes = "values" in about or "least" in about
+        if len(given) != int(takes):
+            raise UsageError(f"path '{path}': {kind} '{name}' takes {int(takes)} values; write {_shown(name, about)}.")
+        return name, tuple(self._read(path, name, about, one) for one in given)
+
+    def shown(self, kind: str) -> str:
+        """The bases or modifiers as the grammar writes them."""
+        known = self.bases if kind == "base" else self.modifiers
+        return joined([_shown(name, about) for name, about in known.items()]) or "none"
+
+    def _read(self, path: str, name: str, about: Mapping[str, Any], text: str) -> Value:
+        words = [str(word) for word in about.get("values", ())]
+        if words:
+            if text not in words:
+                raise UsageError(f"path '{path}': {self.engine}'s {name} is {joined(words)}, not '{shown(text)}'.")
+            return text
+        least = int(about["least"])
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+            raise UsageError(f"path '{path}': {name} takes a whole number of at least {least}, not '{shown(text)}'.")
+        return int(text)
+
+
+def _shown(name: str, about: Mapping[str, Any]) -> str:
+    if "values" in about:
+        return f"{name}:{'|'.join(map(str, about['values']))}"
+    return f"{name}:N" if "least" in about else name
+
+
+def _are_steps(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(about, dict) for about in found.values())

@@ -1,0 +1,156 @@
+"""Registry of the engines that can be sides: which adapter runs each, and with which interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CaptureError, UsageError
+from ..text import joined
+from .description import EngineDescription
+from .process import ADAPTERS, EngineProcess
+
+VARIABLE = "ULPSCOPE_ENGINE_"  # followed by the engine's name in capitals
+_RUNNING = 2  # processes that are kept, one a side
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine is: the interpreter that has it, and the adapter that it runs."""
+
+    python: str
+    adapter: Path
+
+
+ADAPTER_OF = {"llamacpp": "adapter_llamacpp.py", "ct2": "adapter_ctranslate2.py"}
+_given: dict[str, Place] = {}
+_described: dict[tuple[str, Place], EngineDescription] = {}
+_running: OrderedDict[tuple[Any, ...], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
+_lock = threading.RLock()
+
+
+def names() -> list[str]:
+    """Engines that this process knows, those that were given included."""
+    own = [name.removeprefix(VARIABLE).lower() for name in os.environ if name.startswith(VARIABLE)]
+    return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_given]))
+
+
+def use(text: str) -> None:
+    """Take `NAME=PYTHON` or `NAME=PYTHON,ADAPTER.py` from now on; UsageError for what is neither."""
+    name, equals, where = text.partition("=")
+    name = name.strip().lower()
+    if not equals or not name.isidentifier() or not where.strip():
+        raise UsageError(f"--engine '{text}': expected NAME=PYTHON or NAME=PYTHON,ADAPTER.py.")
+    _given[name] = _place(name, where)
+
+
+def place_of(name: str) -> Place:
+    """Interpreter and adapter of an engine: as given, as the environment says, else this Python."""
+    if name in _given:
+        return _given[name]
+    where = os.environ.get(VARIABLE + name.upper())
+    if where:
+        return _place(name, where)
+    if name not in ADAPTER_OF:
+        raise UsageError(
+            f"no engine '{name}'; known are {joined(names())}, and --engine {name}=PYTHON,ADAPTER.py adds one."
+        )
+    return Place(sys.executable, ADAPTERS / ADAPTER_OF[name])
+
+
+def _place(name: str, where: str) -> Place:
+    python, comma, adapter = where.strip().partition(",")
+    if not comma and name not in ADAPTER_OF:
+        raise UsageError(
+            f"--engine {name}: ULPscope has no adapter of that name; write {name}=PYTHON,ADAPTER.py (docs/engines.md)."
+        )
+    file = Path(adapter) if comma else ADAPTERS / ADAPTER_OF[name]
+    if not file.is_file():
+        raise UsageError(f"--engine {name}: there is no adapter {file}.")
+    return Place(python, file.resolve())
+
+
+def described(name: str) -> EngineDescription:
+    """What an engine can do, from its adapter, which imports nothing large for it."""
+    place = place_of(name)
+    if (name, place) not in _described:
+        with EngineProcess(name, place.python, place.adapter, quiet_seconds=60) as process:
+            _described[name, place] = EngineDescription.of(name, process.hello)
+    return _described[name, place]
+
+
+def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[str, Any]]:
+    """Process that has loaded what the request says, kept for the next prompt; with what it said of it."""
+    place = place_of(name)
+    key = (name, place, _frozen(request))
+    with _lock:
+        found = _running.pop(key, None)
+        if found is not None and not found[0].has_ended:
+            _running[key] = found
+            return found
+        while len(_running) >= _RUNNING:
+            _running.popitem(last=False)[1][0].end()
+        process = EngineProcess(name, place.python, place.adapter)
+        try:
+            EngineDescription.of(name, process.hello)
+            said = process.load(request)
+        except BaseException:
+            process.end()
+            raise
+        _running[key] = process, said
+        return process, said
+
+
+def drop(process: EngineProcess) -> None:
+    """End a process that was left in the middle of a prompt: what it sends next would be another's rows."""
+    with _lock:
+        for key in [key for key, (kept, _) in _running.items() if kept is process]:
+            del _running[key]
+    process.end()
+
+
+def end_all() -> None:
+    """End every engine that runs."""
+    with _lock:
+        while _running:
+            _running.popitem()[1][0].end()
+
+
+def listed() -> list[dict[str, Any]]:
+    """Every engine: where it is, its version, what it can do; or why it cannot be had."""
+    found = []
+    for name in names():
+        try:
+            about = described(name)
+            found.append(
+                {
+                    "name": name,
+                    "engine": about.engine,
+                    "version": about.version,
+                    "is_here": about.is_here,
+                    "python": place_of(name).python,
+                    "bases": about.shown("base"),
+                    "modifiers": about.shown("modifier"),
+                    "dtypes": list(about.dtypes),
+                    "note": "",
+                }
+            )
+        except (CaptureError, UsageError) as error:
+            found.append({"name": name, "engine": name, "version": "", "is_here": False, "note": str(error)})
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _frozen(one)) for key, one in value.items()))
+    return tuple(map(_frozen, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+atexit.register(end_all)
