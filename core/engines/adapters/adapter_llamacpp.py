@@ -5,10 +5,10 @@ one's own named by LLAMA_CPP_LIB.
 from __future__ import annotations
 
 import ctypes
-import glob
 import importlib.util
 import os
 import struct
+from pathlib import Path
 
 import numpy as np
 from ulpscope_engine import Refused, modifier, serve
@@ -29,6 +29,7 @@ HELLO = {
         "reuse": {"says": "the first N tokens' keys and values from an earlier call", "least": 1},
     },
     "modifiers": {
+        "weights": modifier("type of the matrices; own: as the model's GGUF has them", ["f32", "f16", "bf16", "own"]),
         "kv": modifier("type of the KV cache", list(TYPES), default="f16", part="kv"),
         "flash": modifier("flash attention", list(FLASH), default="auto"),
         "ubatch": modifier("tokens a physical batch takes at most (n_ubatch)", least=1),
@@ -104,8 +105,8 @@ def library():
     for package, pattern in (("xllamacpp", "*.so"), ("llama_cpp", "lib/libllama.*"), ("xllamacpp", "*.dylib")):
         found = importlib.util.find_spec(package)
         for folder in found.submodule_search_locations or [] if found else []:
-            for path in glob.glob(os.path.join(folder, pattern)):
-                return path
+            for path in Path(folder).glob(pattern):
+                return str(path)
     return None
 
 
@@ -114,10 +115,10 @@ def version():
     from importlib import metadata
 
     if os.environ.get("LLAMA_CPP_LIB"):
-        return os.path.basename(os.environ["LLAMA_CPP_LIB"])
+        return Path(os.environ["LLAMA_CPP_LIB"]).name
     for package in ("xllamacpp", "llama-cpp-python"):
         try:
-            return "%s %s" % (package, metadata.version(package))
+            return f"{package} {metadata.version(package)}"
         except metadata.PackageNotFoundError:
             pass
     return ""
@@ -158,10 +159,10 @@ class Engine:
         self.request, self.room, self.context = request, 0, None
         self.model = lib.llama_model_load_from_file(request["model"].encode(), lib.llama_model_default_params())
         if not self.model:
-            raise Refused("llama.cpp cannot load %s." % os.path.basename(request["model"]))
+            raise Refused(f"llama.cpp cannot load {Path(request['model']).name}.")
         self.vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
         self.base, *values = request["base"]
-        self.value = values[0] if values else None
+        self.value = int(values[0]) if values else 0
         self.options = request["modifiers"]
         self.rows = int(self.options.get("batch", 1))
         kind = self.options.get("kv", "f16")
@@ -171,7 +172,7 @@ class Engine:
             "vocab": self.vocab,
             "versions": {"llama.cpp": version()},
             "parts": {
-                "weights": request["dtype"],
+                "weights": "own" if self.options.get("weights") == "own" else request["dtype"],
                 "kv": NAMES.get(kind, kind),
                 "activations": request["dtype"],
                 "accumulation": "float32",
@@ -212,7 +213,7 @@ class Engine:
                 batch.logits[n] = 1  # of every row: what is asked for must not change what is computed
             code = self.lib.llama_decode(self.context, batch)
             if code:
-                raise RuntimeError("llama_decode returned %d" % code)
+                raise RuntimeError(f"llama_decode returned {code}")
             if rows is None:
                 return
             first = [self.lib.llama_get_logits_ith(self.context, n) for n in range(len(sequences[0]))]

@@ -40,7 +40,7 @@ class Rows:
         array = np.asarray(logits)
         dtype = dtype or str(array.dtype)
         if dtype not in CARRIERS or array.ndim != 2:
-            raise Refused("the adapter gave logits %s of %s; expected [positions, vocab]." % (list(array.shape), dtype))
+            raise Refused(f"the adapter gave logits {list(array.shape)} of {dtype}; expected [positions, vocab].")
         data = np.ascontiguousarray(array).view(CARRIERS[dtype])
         self._send({"type": "rows", "start": int(start), "dtype": dtype, "shape": list(array.shape)}, data)
 
@@ -93,9 +93,7 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
                 run([int(token) for token in head["ids"]], rows)
                 send({"type": "done"})
             else:
-                send(
-                    {"type": "error", "says": "the adapter was asked for '%s', which it does not know." % head["type"]}
-                )
+                send({"type": "error", "says": f"the adapter was asked for '{head['type']}', which it does not know."})
         except Refused as error:
             send({"type": "refused", "says": str(error)})
         except MemoryError:
@@ -104,7 +102,7 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
             import traceback
 
             traceback.print_exc()
-            send({"type": "error", "says": "%s: %s" % (type(error).__name__, " ".join(str(error).split())[:500])})
+            send({"type": "error", "says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})
 
 
 def _listen(asked: queue.Queue[dict[str, Any]]) -> None:

@@ -327,7 +327,7 @@ def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> t
 def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
     """Every path can be taken, by prompts of so many tokens, or of any length where `positions` is None."""
     for path in paths:
-        refusal = path.refusal(loaded, positions)
+        refusal = path.refusal(loaded, positions) or path.cannot_be_stored(loaded)
         if refusal:
             raise CaptureError(f"path '{path}': {refusal}.")
 

@@ -85,6 +85,8 @@ def side_of(given: str | Engine) -> RunnableSide:
     """A path by its name, or a callable under its own."""
     if isinstance(given, str):
         path = parse_path(given)
+        if path.engine is not None:  # a process of its own, of which only the logits are seen
+            return RunnableSide(str(path), lambda loaded, _: open_path(path, loaded))
         return RunnableSide(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
     name = getattr(given, "__name__", type(given).__name__)
     hands_in = _takes_watch(given)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from ...engines.description import EngineDescription
+from ...engines.registry import described
 from ...errors import CaptureError, UsageError
 from ..models.model import LoadedModel
+from . import engine_side
 from .bases import BASES, without_cache
 from .batch import Emit, Follower, PromptBatch, Run, rows_of_a_chunk
 from .cache_watch import CacheWatch
@@ -44,27 +47,35 @@ Choose = Callable[[torch.Tensor], int | None]
 @dataclass(frozen=True)
 class Path:
     """A base and its modifiers, in canonical order: two ways to write the same steps are equal, and `str` gives one of
-    them.
+    them. engine: whose steps they are; None: transformers'.
     """
 
     base: Step
     modifiers: tuple[Step, ...] = ()
+    engine: EngineDescription | None = field(default=None, hash=False)
 
     def __str__(self) -> str:
-        return "+".join(map(str, (self.base, *self.modifiers)))
+        steps = "+".join(map(str, (self.base, *self.modifiers)))
+        return steps if self.engine is None else f"{self.engine.name}:{steps}"
 
     @property
     def rows(self) -> int:
         """Sequences in the batch."""
+        if self.engine is not None:
+            return next((int(step.values[0]) for step in self.modifiers if step.name == "batch"), 1)
         return max([1, *(MODIFIERS[step.name].rows(*step.values) for step in self.modifiers)])
 
     @property
     def has_real_neighbours(self) -> bool:
         """True where the other rows of its batch are windows of real text."""
+        if self.engine is not None:
+            return False
         return self.rows > 1 and not any(MODIFIERS[step.name].has_own_neighbours for step in self.modifiers)
 
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
         """Bytes of the logits that are on the device at once, for a prompt of `positions` tokens."""
+        if self.engine is not None:
+            return rows_of_a_chunk(loaded) * loaded.vocab_size * loaded.torch_dtype.itemsize
         kept = BASES[self.base.name].at_once(positions, *self.base.values)
         columns = kept + sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
         if not any(MODIFIERS[step.name].is_one_piece for step in self.modifiers):
@@ -75,6 +86,8 @@ class Path:
         """Bytes a forward of this path needs at least beside the weights: logits, one layer's activations, the cache it
         reads.
         """
+        if self.engine is not None:  # in a process of its own
+            return self.logits_bytes(loaded, positions)
         text = loaded.model.config.get_text_config(decoder=True)
         hidden = int(getattr(text, "hidden_size", 0) or 0)
         wide = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
@@ -90,20 +103,28 @@ class Path:
 
     def forwards(self, positions: int) -> int:
         """Calls of the model that a prompt of so many tokens takes."""
+        if self.engine is not None:
+            return positions if self.base.name == "decode" else 1
         return BASES[self.base.name].forwards(positions, *self.base.values)
 
     @property
     def reads_cache(self) -> bool:
         """True where any of its forwards reads the keys and values of an earlier one."""
+        if self.engine is not None:  # of its own, which nobody sees
+            return False
         return BASES[self.base.name].reads_cache
 
     def compute_dtype(self, loaded: LoadedModel) -> str:
         """The dtype this path computes its logits in; they leave it in the model's, which holds them exactly."""
+        if self.engine is not None:
+            return engine_side.computes_in(self.modifiers, loaded)
         changed = (MODIFIERS[step.name].computes_in(*step.values) for step in self.modifiers)
         return next((dtype for dtype in changed if dtype), loaded.dtype)
 
     def contradiction(self) -> str | None:
         """A fault of the path whatever the model, and what to do about it, or None."""
+        if self.engine is not None:
+            return None
         others = self._values()
         found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
         return next((sentence for sentence in found if sentence), None)
@@ -114,16 +135,24 @@ class Path:
 
         Without `positions` only what holds for prompts of any length is said.
         """
+        if self.engine is not None:
+            return engine_side.refusal(self.engine, self.modifiers, loaded)
         others = self._values()
         found = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
         found += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
         return next((sentence for sentence in found if sentence), None)
+
+    def cannot_be_stored(self, loaded: LoadedModel) -> str | None:
+        """Reason why a run in the model's dtype cannot hold the logits and what to do about it, or None."""
+        return None if self.engine is None else engine_side.not_stored(self.engine, str(self), loaded)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
         """Reason why nothing can be generated after a prompt on this path and what to do about it, or None.
 
         `positions`: of the prompt and what is to follow, as far as it is fed; None: whatever their number.
         """
+        if self.engine is not None:
+            return f"{self.engine.engine} gives logits of given tokens only; continue with a path of transformers"
         if any(MODIFIERS[step.name].ends_prompt(*step.values) for step in self.modifiers):
             return "padding after the prompt leaves no place for what follows it; choose pad:left"
         return without_cache(loaded, positions)
@@ -135,6 +164,9 @@ class Path:
 def parse_path(text: str) -> Path:
     """`prefill+batch:8` -> Path; UsageError says what exists where the text names something else."""
     base_text, *modifier_texts = text.split("+")
+    name, colon, own = base_text.partition(":")
+    if colon and name.strip().lower() not in BASES:
+        return _path_of_engine(text, name.strip().lower(), own, modifier_texts)
     base = read_step(text, base_text, "base", BASES)
     modifiers = [read_step(text, part, "modifier", MODIFIERS) for part in modifier_texts]
     for number, step in enumerate(modifiers):
@@ -148,6 +180,21 @@ def parse_path(text: str) -> Path:
     return path
 
 
+def _path_of_engine(text: str, name: str, base: str, modifiers: Sequence[str]) -> Path:
+    """`llamacpp:decode+kv:f32` -> Path; the engine's adapter says what there is."""
+    try:
+        engine = described(name)
+    except UsageError as error:
+        raise UsageError(f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}") from error
+    steps = [Step(*engine.values_of(text, part, "modifier")) for part in modifiers]
+    twice = next((step.name for n, step in enumerate(steps) if step.name in [one.name for one in steps[:n]]), None)
+    if twice:
+        raise UsageError(f"path '{text}': modifier '{twice}' stands twice; expected it once.")
+    order = list(engine.modifiers)
+    ordered = tuple(sorted(steps, key=lambda step: order.index(step.name)))
+    return Path(Step(*engine.values_of(text, base, "base")), ordered, engine)
+
+
 class OpenPath:
     """The model made ready for a path, for any number of prompts. Calling it runs one.
 
@@ -155,14 +202,19 @@ class OpenPath:
     twice.
     """
 
-    def __init__(self, path: Path, batch: PromptBatch, loaded: LoadedModel) -> None:
+    def __init__(
+        self, path: Path, batch: PromptBatch, loaded: LoadedModel, engine: engine_side.EngineRun | None = None
+    ) -> None:
         self.path = path
+        self._engine = engine
         self._batch = batch
         self._asked = loaded  # as it was before the modifiers: its dtype is the run's
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
         """Hand `emit` the logits of a prompt's token ids."""
-        self._run(self._of(token_ids), emit)
+        if self._engine is not None:
+            return self._engine(token_ids, emit)
+        return self._run(self._of(token_ids), emit)
 
     def continued(self, token_ids: Sequence[int], count: int, choose: Choose, emit: Emit) -> None:
         """Run a prompt, then go on token by token with the cache that it left, as every engine does.
@@ -234,6 +286,10 @@ def open_path(
     `with`, so only one path can be open at a time.
     """
     _refuse(path, loaded, None)
+    if path.engine is not None:
+        steps = (path.base, *path.modifiers)
+        yield OpenPath(path, PromptBatch(loaded), loaded, engine_side.EngineRun(str(path), path.engine, steps, loaded))
+        return
     with ExitStack() as stack:
         batch = PromptBatch(loaded, watch=watch, trace=trace)
         for step in path.modifiers:

@@ -1,0 +1,185 @@
+"""GGUF of a loaded model, for engines that read nothing else: the very weights that transformers runs, in one dtype."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import CaptureError
+from ...packaged_models import cache_folder, require_gguf
+from .bits import bits_of
+from .model import LoadedModel
+
+# transformers' model_type -> llama.cpp's architecture; those of it whose arithmetic is the same function
+_ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma": "GEMMA"}
+_KEPT_FILES = 6
+_digests: WeakKeyDictionary[torch.nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
+
+
+def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
+    """A GGUF of the model with its matrices in `dtype` (norms and biases are float32, as llama.cpp has them), written
+    once into the user's cache; without a vocabulary, for token ids go in. CaptureError for an architecture that is not
+    among those known, and for weights that `dtype` does not hold exactly.
+    """
+    require_gguf()
+    config = loaded.model.config.get_text_config(decoder=True)
+    kind = str(getattr(config, "model_type", ""))
+    if kind not in _ARCHITECTURES:
+        raise CaptureError(
+            f"a GGUF of a '{kind}' model is not written here, only of {', '.join(_ARCHITECTURES)}; give a GGUF of it"
+            " as the model."
+        )
+    _check(kind, config, loaded, dtype)
+    digest = hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32]
+    folder = cache_folder() / "gguf"
+    path = folder / f"{digest}.gguf"
+    if path.is_file():
+        os.utime(path)
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.glob("*.gguf"), key=lambda one: one.stat().st_mtime)[: -_KEPT_FILES + 1]:
+            old.unlink(missing_ok=True)
+        handle, begun = tempfile.mkstemp(dir=folder, suffix=".part")
+        os.close(handle)
+        try:
+            _write(Path(begun), kind, config, loaded, dtype)
+            Path(begun).replace(path)
+        finally:
+            Path(begun).unlink(missing_ok=True)
+    except OSError as error:
+        raise CaptureError(f"a GGUF of the model cannot be written to {folder}: {error.strerror or error}.") from error
+    return path
+
+
+def digest_of(loaded: LoadedModel) -> str:
+    """sha256 of a model's weights, names and configuration, remembered until one of them is written to."""
+    versions = tuple(parameter._version for parameter in loaded.model.parameters())
+    found = _digests.get(loaded.model)
+    if found is None or found[0] != versions:
+        digest = hashlib.sha256(json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str).encode())
+        for name, tensor in loaded.model.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(bits_of(tensor.detach()).data)
+        found = _digests[loaded.model] = versions, digest.hexdigest()
+    return found[1]
+
+
+def _check(kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise CaptureError(f"llama.cpp has no weights in {dtype}; it computes in float32 at most.")
+    if kind == "mistral" and getattr(config, "sliding_window", None):
+        raise CaptureError("a GGUF of a Mistral with a sliding window is not written here; give one as the model.")
+    if getattr(config, "attention_bias", False) and kind == "llama":
+        raise CaptureError("a GGUF of a Llama with biases is not written here; give one as the model.")
+    if _ARCHITECTURES[kind] != "LLAMA" and _rope_type(config) != "default":
+        raise CaptureError(f"a GGUF of a {kind} with scaled RoPE is not written here; give one as the model.")
+    if float(getattr(_rotary(loaded), "attention_scaling", 1.0)) != 1.0:
+        raise CaptureError("a GGUF with attention scaled by its RoPE is not written here; give one as the model.")
+
+
+def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:
+    import gguf
+
+    architecture = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[kind])
+    layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    names = gguf.get_tensor_name_map(architecture, layers)
+    file = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    file.add_context_length(int(getattr(config, "max_position_embeddings", 0) or 4096))
+    file.add_embedding_length(int(config.hidden_size))
+    file.add_block_count(layers)
+    file.add_feed_forward_length(int(config.intermediate_size))
+    file.add_head_count(heads)
+    file.add_head_count_kv(kv_heads)
+    file.add_key_length(size)
+    file.add_value_length(size)
+    file.add_rope_dimension_count(size)
+    file.add_rope_freq_base(_rope_base(config))
+    file.add_layer_norm_rms_eps(float(config.rms_norm_eps))
+    file.add_vocab_size(loaded.vocab_size)
+    file.add_tokenizer_model("no_vocab")
+    for name, values in _tensors(loaded):
+        stem, _, ending = name.rpartition(".")
+        tensor = names.get_name(stem)
+        if tensor is None:
+            raise CaptureError(f"a GGUF has no place for the model's '{name}'; give a GGUF of it as the model.")
+        if _ARCHITECTURES[kind] == "LLAMA" and ending == "weight" and tensor.endswith(("attn_q", "attn_k")):
+            values = _rotated_as_neighbours(values, heads if tensor.endswith("attn_q") else kv_heads)
+        if kind == "gemma" and tensor.endswith("norm"):
+            values = values + np.float32(1)  # transformers adds it, llama.cpp has it in the file
+        is_matrix = values.ndim > 1 and dtype != "float32"
+        data, stored = _in_dtype(name, values, dtype) if is_matrix else (values, gguf.GGMLQuantizationType.F32)
+        file.add_tensor(f"{tensor}.{ending}", data, raw_dtype=stored)
+    factors = _frequency_factors(config, loaded, size)
+    if factors is not None:
+        file.add_tensor("rope_freqs.weight", factors)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+def _tensors(loaded: LoadedModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Every weight once, in float32: a head that is the embedding is left to the engine."""
+    tied = loaded.model.get_output_embeddings()
+    embedding: Any = loaded.model.get_input_embeddings()
+    is_tied = tied is not None and tied.weight.data_ptr() == embedding.weight.data_ptr()
+    for name, tensor in loaded.model.state_dict().items():
+        if not (is_tied and name == "lm_head.weight"):
+            yield name, np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+
+
+def _in_dtype(name: str, values: NDArray[np.float32], dtype: str) -> tuple[NDArray[Any], Any]:
+    import gguf
+
+    tensor = torch.from_numpy(values)
+    narrowed = tensor.to(getattr(torch, dtype))
+    if not torch.equal(narrowed.float(), tensor):
+        raise CaptureError(f"{dtype} does not hold the model's '{name}' exactly; leave the engine's dtype out.")
+    if dtype == "float16":
+        return narrowed.numpy(), gguf.GGMLQuantizationType.F16
+    return bits_of(narrowed).view(np.uint8), gguf.GGMLQuantizationType.BF16
+
+
+def _rotated_as_neighbours(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of queries or keys as llama.cpp's Llama rotates them, neighbours instead of halves."""
+    return np.ascontiguousarray(
+        values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    )
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    return dict(getattr(config, "rope_parameters", None) or {})
+
+
+def _rope_type(config: Any) -> str:
+    return str(_rope(config).get("rope_type", "default"))
+
+
+def _rope_base(config: Any) -> float:
+    return float(_rope(config).get("rope_theta", getattr(config, "rope_theta", 10000.0)))
+
+
+def _rotary(loaded: LoadedModel) -> Any:
+    return next((module for module in loaded.model.modules() if hasattr(module, "inv_freq")), None)
+
+
+def _frequency_factors(config: Any, loaded: LoadedModel, size: int) -> NDArray[np.float32] | None:
+    """What llama.cpp divides each RoPE frequency by; None where they are the base's own. [size / 2]"""
+    rotary = _rotary(loaded)
+    if rotary is None or _rope_type(config) == "default":
+        return None
+    plain = 1.0 / _rope_base(config) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return (plain / rotary.inv_freq.double().cpu()).float().numpy()

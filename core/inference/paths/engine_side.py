@@ -1,0 +1,123 @@
+"""Sides of another engine: its rows as tensors, checked, in a process that is kept for the next prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...engines import registry
+from ...engines.description import EngineDescription
+from ...engines.process import Rows
+from ...errors import CaptureError
+from ..models.gguf_writer import gguf_of
+from ..models.model import LoadedModel
+from .batch import Emit
+from .grammar import Step
+
+_SIGNED = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+OWN = "own"  # weights as they stand in the file
+
+
+def computes_in(steps: Sequence[Step], loaded: LoadedModel) -> str:
+    """The dtype of the engine's weights: as `weights:` says, else the run's."""
+    asked = next((str(step.values[0]) for step in steps if step.name == "weights"), "")
+    return _DTYPES.get(asked, loaded.dtype)
+
+
+def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedModel) -> str | None:
+    """Reason why this engine cannot run this model, and what to do about it, or None."""
+    if not engine.is_here:
+        return f"{engine.engine} is not installed for this interpreter; see `engines`, or name one by --engine"
+    dtype = computes_in(steps, loaded)
+    if dtype not in engine.dtypes:
+        return f"{engine.engine} computes in {', '.join(engine.dtypes)}, not in {dtype}"
+    return None
+
+
+def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str | None:
+    """Reason why a run in the model's dtype cannot hold this engine's logits bit for bit, and what to do, or None."""
+    if not engine.logits or engine.logits == loaded.dtype:
+        return None
+    short = next((key for key, dtype in _DTYPES.items() if dtype == loaded.dtype), "f32")
+    way = f"--dtype {engine.logits} --reference prefill+dtype:{loaded.dtype}"
+    if "weights" in engine.modifiers:
+        way += f" --variant {name}+weights:{short}"
+    return f"{engine.engine} gives its logits in {engine.logits}, which {loaded.dtype} cannot hold; capture with {way}"
+
+
+class EngineRun:
+    """One engine made ready for a model. Calling it runs a prompt."""
+
+    def __init__(self, name: str, engine: EngineDescription, steps: tuple[Step, ...], loaded: LoadedModel) -> None:
+        self._name, self._engine, self._loaded = name, engine, loaded
+        base, *modifiers = steps
+        dtype = computes_in(modifiers, loaded)
+        self._process, self.said = registry.running(
+            engine.name,
+            {
+                "model": str(self._model(modifiers, dtype)),
+                "dtype": dtype,
+                "base": [base.name, *base.values],
+                "modifiers": {step.name: step.values[0] if step.values else True for step in modifiers},
+            },
+        )
+        if self.said["vocab"] < loaded.vocab_size:
+            raise CaptureError(
+                f"path '{name}': {engine.engine} has {self.said['vocab']} tokens where the model has"
+                f" {loaded.vocab_size}; it runs another model."
+            )
+
+    def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
+        """Hand `emit` the logits of a prompt's token ids, as far as they come without a gap."""
+        done, is_whole = 0, False
+        try:
+            for rows in self._process.run([int(token) for token in token_ids]):
+                if rows.start != done or done + len(rows.bits) > len(token_ids):
+                    raise CaptureError(
+                        f"path '{self._name}': positions {rows.start} to {rows.start + len(rows.bits) - 1} came where"
+                        f" {done} was expected, of {len(token_ids)}."
+                    )
+                emit(done, self._logits(rows))
+                done += len(rows.bits)
+            is_whole = done == len(token_ids)
+            if not is_whole:
+                raise CaptureError(f"path '{self._name}': {done} positions came, expected {len(token_ids)}.")
+        finally:
+            if not is_whole:
+                registry.drop(self._process)
+
+    def _model(self, modifiers: Sequence[Step], dtype: str) -> Path:
+        """What the engine loads: the model's own file or folder, or a GGUF of the very weights."""
+        own = Path(self._loaded.name)
+        is_own = any(step.name == "weights" and step.values == (OWN,) for step in modifiers)
+        if is_own and not own.exists():
+            raise CaptureError(f"path '{self._name}': the model has no file of its own here; leave weights:own out.")
+        if is_own:
+            return own.resolve()
+        if self._engine.model == "gguf":
+            return gguf_of(self._loaded, dtype)
+        if not own.is_dir():
+            raise CaptureError(f"path '{self._name}': {self._engine.engine} loads a folder; {own} is none.")
+        return own.resolve()
+
+    def _logits(self, rows: Rows) -> torch.Tensor:
+        """Rows on the model's device, in its dtype where that holds them; a padded vocabulary is cut."""
+        bits = np.array(rows.bits[:, : self._loaded.vocab_size]).view(_SIGNED[rows.dtype])
+        if bits.shape[1] != self._loaded.vocab_size:
+            raise CaptureError(
+                f"path '{self._name}': rows of {bits.shape[1]} logits came; the vocabulary has"
+                f" {self._loaded.vocab_size}."
+            )
+        logits = torch.from_numpy(bits).view(getattr(torch, rows.dtype)).to(self._loaded.device)
+        if logits.dtype == self._loaded.torch_dtype:
+            return logits
+        narrowed: Any = logits.to(self._loaded.torch_dtype)
+        is_exact = torch.equal(narrowed.to(logits.dtype), logits) and torch.promote_types(
+            logits.dtype, narrowed.dtype
+        ) in (logits.dtype, narrowed.dtype)
+        return narrowed if is_exact else logits
