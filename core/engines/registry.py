@@ -51,6 +51,12 @@ def use(text: str) -> None:
     _given[name] = _place(name, where)
 
 
+def use_all(given: Sequence[str] | None) -> None:
+    """`use` each of the options given."""
+    for text in given or ():
+        use(text)
+
+
 def place_of(name: str) -> Place:
     """Interpreter and adapter of an engine: as given, as the environment says, else this Python."""
     if name in _given:

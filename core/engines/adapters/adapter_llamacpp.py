@@ -29,9 +29,20 @@ HELLO = {
         "reuse": {"says": "the first N tokens' keys and values from an earlier call", "least": 1},
     },
     "modifiers": {
-        "weights": modifier("type of the matrices; own: as the model's GGUF has them", ["f32", "f16", "bf16", "own"]),
-        "kv": modifier("type of the KV cache", list(TYPES), default="f16", part="kv"),
-        "flash": modifier("flash attention", list(FLASH), default="auto"),
+        "weights": modifier(
+            "type of the matrices; own: as the model's GGUF has them",
+            ["f32", "f16", "bf16", "own"],
+            widest="f32",
+            bits={"f16": 11, "bf16": 8, "own": 8},
+        ),
+        "kv": modifier(
+            "type of the KV cache",
+            list(TYPES),
+            default="f16",
+            widest="f32",
+            bits={"f16": 11, "bf16": 8, "q8_0": 7, "q4_0": 3},
+        ),
+        "flash": modifier("flash attention", list(FLASH), default="auto", widest="off", bits={"auto": 11, "on": 11}),
         "ubatch": modifier("tokens a physical batch takes at most (n_ubatch)", least=1),
         "threads": modifier("threads of the CPU", least=1),
         "batch": modifier("this prompt with N - 1 others in one batch, each a sequence of its own", least=1),

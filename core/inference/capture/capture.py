@@ -141,7 +141,7 @@ def plan_capture(
             seed=seed,
             command=request.typed() if request else command,
             request=request.to_json() if request else None,
-            versions=_versions(loaded),
+            versions=_versions(loaded) | _engine_versions(paths),
         ),
         vocabulary=vocabulary,
     )
@@ -153,6 +153,9 @@ def plan_capture(
         raise UsageError(
             "modules are compared where prompts are scored, not where they are continued; leave --layers out."
         )
+    other = next((path for path in paths if path.engine is not None), None)
+    if layers and other is not None:
+        raise UsageError(f"'{other}' shows nothing of its modules; leave --layers out.")
     lengths = [len(ids) for ids in token_ids]
     looked_at = plan_layers(loaded, lengths, paths[0], layer_floor, layer_positions) if layers else None
     return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations), looked_at)
@@ -347,6 +350,11 @@ def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequen
     if any(path.has_real_neighbours for path in paths):
         for ids in token_ids:
             neighbour_rows(loaded.tokenizer, ids, 1)
+
+
+def _engine_versions(paths: Sequence[Path]) -> dict[str, str]:
+    """Engine name -> its version."""
+    return {path.engine.name: path.engine.version or "unknown" for path in paths if path.engine is not None}
 
 
 def _versions(loaded: LoadedModel) -> dict[str, str]:

@@ -57,7 +57,8 @@ from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
-from .answer_precision import Narrow, narrow_evidence
+from .answer_precision import PLAIN, Narrow, narrow_evidence
+from .engine_settings import narrow_settings, taken_apart
 from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
 from .module_growth import growth_over_modules
@@ -480,8 +481,10 @@ class _ModelLadder(Ladder):
         if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
             return
         try:
-            self.lowered = self._precisions_tried()
-            if OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
+            self.lowered = self._settings_tried() or self._precisions_tried()
+            if any(each.evidence.check == Check.SETTINGS for each in self.lowered):
+                pass  # measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
+            elif OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
                 seeds = self.seeds[:SEEDS_OF_MODULES]
                 self.lowered = [
                     checked_in_16_bits(self.loaded, self.prompts, each, seeds, self.say) for each in self.lowered
@@ -493,6 +496,26 @@ class _ModelLadder(Ladder):
             self.add(Check.PRECISIONS, control, Unmeasured(), MISSING, says)
             return
         self.evidence += [each.evidence for each in self.lowered]
+
+    def _settings_tried(self) -> list[Lowered]:
+        """Sides of other engines by their settings, and the other side by the precisions that engines offer; empty
+        where no engine rounds coarser than float32.
+        """
+        if not any(map(narrow_settings, self.sides)):
+            return []
+        floor = self.measured["float32"]
+        with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(self.loaded) as widened:
+            found = [taken_apart(widened, self.prompts, side, floor, self.say) for side in self.sides]
+            others = [
+                side for side, one in zip(self.sides, found, strict=True) if one is None and side.path != PLAIN.path
+            ]
+            beyond = (
+                []
+                if not others
+                else lowered(widened, self.prompts, (PLAIN, others[0]), floor, self.seeds, self.blocks, self.say)
+            )
+        is_far = [each for each in beyond if each.evidence.side != PLAIN.name and each.evidence.outcome != NOTED]
+        return [*(one for one in found if one is not None), *is_far]
 
     def _precisions_tried(self) -> list[Lowered]:
         dtype, widening = (FLOAT64, in_float64) if FLOAT64 in self.measured else ("float32", in_float32)

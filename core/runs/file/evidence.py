@@ -330,6 +330,22 @@ class DrawnPrecisionFigures(DrawnFigures):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SettingsFigures(CheckFigures):
+    """A side of another engine with its settings at their widest, and with each alone as it is."""
+
+    noise_ratio: float = figure(_NOISE_RATIO)
+    settings: tuple[str, ...] = figure("settings that round coarser than float32")
+    setting_noise_ratios: tuple[float, ...] = figure("noise ratio of each alone, the others at their widest")
+    widest_noise_ratio: float = figure("noise ratio with all at their widest")
+    bits: int = figure("bits of the coarsest setting's significand")
+    share_of_rounding_in_bits: float = figure("distance over that of the model with every product in so many bits")
+
+    def __post_init__(self) -> None:
+        if len(self.settings) != len(self.setting_noise_ratios):
+            raise UsageError("the figures 'settings' and 'setting_noise_ratios' are of different lengths")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SymmetryFigures(CheckFigures):
     reference_rms_logits: float = figure("rms of the reference to float64, logits")
     variant_rms_logits: float = figure("rms of the variant to float64, logits")
@@ -400,6 +416,7 @@ class Check(StrEnum):
     ONLY_IN_FLOAT32 = "the pair in float32 alone", FLOAT32, OnlyInFloat32Figures
     PRECISIONS = "precisions that engines offer", PRECISION, PrecisionsFigures
     EXPLAINED = "one lower precision", PRECISION, ExplainedFigures
+    SETTINGS = "an engine's settings", PRECISION, SettingsFigures
     DRAWN_PRECISION = "one precision in 16 bits", PRECISION, DrawnPrecisionFigures
     FROM_FLOAT64 = "error against float64", SYMMETRY, SymmetryFigures
     OUTLIERS = "positions that stand out", STRUCTURE, StructureFigures

@@ -1,0 +1,121 @@
+"""Settings of an engine that round coarser than float32, taken apart: with all of them at their widest is it the
+model's own function, and how much does each contribute?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CaptureError
+from ...judging.divergence import mean_squares
+from ...judging.ladder import floor_test, place_in_words, structure_of, three_digits
+from ...runs.file.evidence import FAILED, PASSED, Check, Evidence, SettingsFigures
+from ..models.model import LoadedModel
+from ..paths.engines import RunnableSide, divergences_of, side_of
+from ..paths.grammar import Step
+from .answer_precision import PLAIN
+from .lower_precision import Lowered
+
+_BITS = 8  # significand of bfloat16, whose forward is the measure
+_COARSE = "prefill+dtype:bfloat16"
+_FLOAT32_BITS = 24
+
+
+def narrow_settings(side: RunnableSide) -> dict[str, Any]:
+    """Settings of an engine's side, by name, at which it rounds coarser than at their widest."""
+    if side.engine_path is None or side.engine_path.engine is None:
+        return {}
+    given = {step.name: step.values[0] for step in side.engine_path.modifiers if step.values}
+    found = {}
+    for name, about in side.engine_path.engine.modifiers.items():
+        value = given.get(name, about.get("default"))
+        if "widest" in about and value is not None and value != about["widest"]:
+            found[name] = value
+    return found
+
+
+def taken_apart(
+    widened: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    side: RunnableSide,
+    floor: NDArray[np.float64],
+    say: Callable[[str], None] = lambda _: None,
+) -> Lowered | None:
+    """Judge an engine's side by its settings; None where it has none that round coarser than float32.
+
+    With every setting at its widest the engine has to be within the floor: what is beyond it there is a fault. The
+    settings themselves may move the logits as far as a whole forward does that rounds every product to as few bits: the
+    model in bfloat16, whose error is scaled by 2^(8 - bits) (rounding errors are proportional to the step). floor: mean
+    squares of the reorderings in float32 [seeds, positions].
+    """
+    narrow = narrow_settings(side)
+    if not narrow:
+        return None
+    path = side.engine_path
+    assert path is not None
+    assert path.engine is not None
+    about = path.engine.modifiers
+
+    def distance(other: RunnableSide) -> NDArray[np.float64]:
+        return mean_squares(divergences_of(widened, prompts, (PLAIN, other)))
+
+    def at(values: dict[str, Any]) -> RunnableSide:
+        kept = tuple(step for step in path.modifiers if step.name not in narrow)
+        return side_of(str(replace(path, modifiers=(*kept, *(Step(name, (one,)) for name, one in values.items())))))
+
+    def ratio(squares: NDArray[np.float64]) -> float:
+        return float(np.sqrt(squares.mean() / max(float(floor.mean()), np.finfo(np.float64).tiny)))
+
+    widest = {name: about[name]["widest"] for name in narrow}
+    lengths = [len(ids) for ids in prompts]
+    say(f"'{side.name}' with its settings one at a time")
+    own, wide = distance(side), distance(at(widest))
+    by_setting: dict[str, float] = {}
+    for name, value in narrow.items():
+        with suppress(CaptureError):  # llama.cpp quantises V only under flash attention
+            by_setting[name] = ratio(distance(at(widest | {name: value})))
+    wide_test = floor_test(wide, floor)
+    bits = min(int(about[name].get("bits", {}).get(str(value), _FLOAT32_BITS)) for name, value in narrow.items())
+    coarse = distance(side_of(_COARSE)) * 4.0 ** (_BITS - bits)
+    share = float(np.sqrt(own.mean() / max(float(coarse.mean()), np.finfo(np.float64).tiny)))
+    words = {name: three_digits(by_setting[name]) if name in by_setting else "cannot be set alone" for name in narrow}
+    shown = ", ".join(f"{name}:{value} {words[name]}" for name, value in narrow.items())
+    best = "+".join(f"{name}:{value}" for name, value in widest.items())
+    engine = path.engine.engine
+    figures = SettingsFigures(
+        noise_ratio=ratio(own),
+        settings=tuple(f"{name}:{narrow[name]}" for name in by_setting),
+        setting_noise_ratios=tuple(by_setting.values()),
+        widest_noise_ratio=ratio(wide),
+        bits=bits,
+        share_of_rounding_in_bits=share,
+    )
+    control = f"'{side.name}' against the model's own forward, with {best}, and with each setting alone"
+    row = Evidence(Check.SETTINGS, control, figures, PASSED, "", side.name)
+    if not wide_test.is_passed:
+        first = structure_of(wide_test.outliers, lengths).first
+        where = f", {place_in_words(int(wide_test.outliers[0]), lengths)} first" if len(wide_test.outliers) else ""
+        says = (
+            f"With {best}, where {engine} computes in float32 throughout, '{side.name}' is still"
+            f" {three_digits(max(wide_test.ratio, wide_test.worst))} rounding floors from the model{where}: no setting"
+            " explains that."
+        )
+        return Lowered(replace(row, outcome=FAILED, says=says), first)
+    if share > 1.0:
+        says = (
+            f"With {best} '{side.name}' is the model's own function ({ratio(wide):.2f} rounding floors), but its"
+            f" settings ({shown}) move it {three_digits(share)} times as far as rounding everything to {bits} bits"
+            " would: a fault in what they switch on."
+        )
+        return Lowered(replace(row, outcome=FAILED, says=says))
+    says = (
+        f"'{side.name}' is the model's own function in a lower precision, {three_digits(ratio(own))} rounding floors"
+        f" from float32. Each setting alone: {shown}. With {best}: {ratio(wide):.2f}."
+    )
+    return Lowered(replace(row, says=says), None, side)
