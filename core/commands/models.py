@@ -1,4 +1,4 @@
-"""`model`: models that come by package, got, listed and removed; `engines`: what can compute them beside transformers."""
+"""`model`: models that come by package, got, listed and removed; `engines`: what computes them beside transformers."""
 
 from __future__ import annotations
 

@@ -29,7 +29,11 @@ class Place:
     adapter: Path
 
 
-ADAPTER_OF = {"llamacpp": "adapter_llamacpp.py", "ct2": "adapter_ctranslate2.py"}
+ADAPTER_OF = {
+    "llamacpp": "adapter_llamacpp.py",
+    "ct2": "adapter_ctranslate2.py",
+    "transformers": "adapter_transformers.py",
+}
 _given: dict[str, Place] = {}
 _described: dict[tuple[str, Place], EngineDescription] = {}
 _running: OrderedDict[tuple[Any, ...], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
