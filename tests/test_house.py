@@ -84,7 +84,9 @@ ROOMS = {
     "core.judging.ladder": ("core.numerics", "core.runs.file.evidence", "core.runs.file.records"),
     "core.judging.sixteen_bits": ("core.numerics", "core.runs.file.evidence", "core.judging.ladder"),
     "core.judging": ("core.command_name", "core.numerics", "core.runs"),
+    "core.engines": ("core.subprocess_json",),
     "core.inference": (
+        "core.engines",
         "core.numerics",
         "core.runs",
         "core.judging",
@@ -96,7 +98,14 @@ ROOMS = {
     "core.push": (),
     "core.probing": ("core.command_name", "core.configuration", "core.numerics", "core.runs", "core.judging"),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
-    "core.commands": (*_CORE_FOR_PAGES, "core.inference", "core.prompt_files", "core.push", "core.probing"),
+    "core.commands": (
+        *_CORE_FOR_PAGES,
+        "core.engines",
+        "core.inference",
+        "core.prompt_files",
+        "core.push",
+        "core.probing",
+    ),
     "core": ("core",),
     "app.hosting": _CORE_FOR_PAGES,
     "app.shell": _SHARED,
@@ -119,8 +128,8 @@ LIBRARIES = {
     "itsdangerous": ("app/hosting/live_settings.py",),
     "duckdb": ("core/runs/file/database.py",),
     "pytest": ("core/pytest_plugin.py",),
-    "torch": ("core/inference/",),
-    "transformers": ("core/inference/",),
+    "torch": ("core/inference/", "core/engines/adapters/"),  # an adapter runs in the engine's own environment
+    "transformers": ("core/inference/", "core/engines/adapters/"),
     "triton": ("core/inference/invariant/cuda/",),
     "streamlit": ("app/", "pages/"),
     "plotly": (

@@ -23,7 +23,7 @@ HELLO = {
             "compute type; what it is called without one is the run's dtype",
             COMPUTE,
             widest="float32",
-            bits={"bfloat16": 8, "float16": 11, "int8_float32": 7, "int8_bfloat16": 7, "int8_float16": 7},
+            bits={"bfloat16": 8, "float16": 11, "int8_float32": 4, "int8_bfloat16": 4, "int8_float16": 4},
         ),
         "threads": modifier("threads of the CPU", least=1),
         "batch": modifier("this prompt with N - 1 others in one batch", least=1),

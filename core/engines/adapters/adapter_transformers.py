@@ -54,9 +54,8 @@ def load(request):
             return self.model(tokens, use_cache=False).logits
 
     how = options.get("run", "eager")
-    forward = Logits()
-    if how == "compile":
-        forward = torch.compile(forward)
+    plain = Logits()
+    forward = torch.compile(plain) if how == "compile" else plain
 
     def emit(rows, start, logits):
         if logits.dtype == torch.bfloat16:  # numpy has none: its bits
@@ -68,8 +67,9 @@ def load(request):
         tokens = torch.tensor([ids])
         with torch.inference_mode():
             if base == "prefill":
-                whole = torch.export.export(forward, (tokens,)).module() if how == "export" else forward
-                return emit(rows, 0, whole(tokens)[0])
+                whole = torch.export.export(plain, (tokens,)).module() if how == "export" else forward
+                emit(rows, 0, whole(tokens)[0])
+                return
             cache = None
             for place in range(len(ids)):
                 found = model(tokens[:, place : place + 1], past_key_values=cache, use_cache=True)

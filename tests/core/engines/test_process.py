@@ -1,0 +1,248 @@
+"""A process of an engine: whatever an adapter does, the hub says one sentence, and no process is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.engines import registry
+from core.engines.description import EngineDescription
+from core.engines.process import EngineProcess
+from core.errors import CaptureError, UsageError
+
+HELLO = """
+import os, struct, sys, time
+import numpy as np
+from ulpscope_engine import MAGIC, Refused, modifier, serve
+hello = {"engine": "toy", "version": "1", "bases": {"prefill": {"says": "all"}}, "dtypes": ["float32"],
+         "modifiers": {"kv": modifier("cache", ["f16", "f32"]), "threads": modifier("threads", least=1)}}
+said = {"vocab": 8, "parts": {}}
+"""
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Write an adapter whose end is given, and start it."""
+    started = []
+
+    def start(end: str, quiet_seconds: float = 60.0) -> EngineProcess:
+        path = tmp_path / f"adapter_{len(started)}.py"
+        path.write_text(HELLO + textwrap.dedent(end))
+        started.append(EngineProcess("toy", sys.executable, path, quiet_seconds=quiet_seconds))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+def test_rows_come_with_every_bit(adapter):
+    """Each dtype's bits, NaN payloads and negative zeros included, are those that the engine has."""
+    process = adapter(
+        """
+        def run(ids, rows):
+            print("garbage on stdout", flush=True)
+            os.write(1, b"more of it")
+            rows(0, np.array([[0x7FC00001, 0x80000000]], "<u4").view("<f4"))
+            rows(1, np.array([[0x3F80, 0xFF81]], "<u2"), dtype="bfloat16")
+            rows(2, np.array([[1.5, -0.0]], np.float16))
+        serve(hello, lambda request: (said, run))
+        """
+    )
+    assert process.hello["engine"] == "toy"
+    assert process.load({"model": "m"})["vocab"] == 8
+    first, second, third = process.run([1, 2, 3])
+    assert first.bits.tolist() == [[0x7FC00001, 0x80000000]]
+    assert (second.start, second.dtype, second.bits.tolist()) == (1, "bfloat16", [[0x3F80, 0xFF81]])
+    assert third.bits.tolist() == [[0x3E00, 0x8000]]
+    assert len(list(process.run([1]))) == 3  # asked again, it answers again
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        ("raise SystemExit(3)", "engine 'toy' ended with exit code 3."),
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("print('hello there, I am no frame', flush=True); time.sleep(60)", "wrote 'hello th...' where a frame"),
+        ("sys.stdout.buffer.write(MAGIC + struct.pack('<I', 3) + b'{{{'); sys.stdout.flush()", "is no JSON object"),
+        (
+            "sys.stdout.buffer.write(MAGIC + struct.pack('<I', 1 << 30)); sys.stdout.flush(); time.sleep(60)",
+            "where a frame was expected",
+        ),
+        ("os.kill(os.getpid(), 9)", "ended by SIGKILL, as where memory runs out"),
+        ("sys.stderr.write('fatal error: no room\\n'); os.abort()", 'its last lines: "fatal error: no room"'),
+    ],
+)
+def test_an_adapter_that_does_not_begin_is_one_sentence(adapter, end, sentence):
+    with pytest.raises(CaptureError) as caught:
+        adapter(end)
+    assert sentence in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        ("raise Refused('no such thing here; ask for another.')", "engine 'toy': no such thing here; ask for another."),
+        ("raise ValueError('several\\nlines')", "failed: ValueError: several lines"),
+        ("raise MemoryError", "failed: out of memory"),
+        ("os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
+        ("rows(0, np.zeros(8))", "expected [positions, vocab]"),
+        ("rows._send({'type': 'rows', 'start': 0, 'dtype': 'int8', 'shape': [1, 8]}, np.zeros(8))", "sent rows of"),
+        (
+            "rows._send({'type': 'rows', 'start': 0, 'dtype': 'float32', 'shape': [2, 8]}, np.zeros(8, '<f4'))",
+            "sent 32 bytes",
+        ),
+        ("rows._send({'type': 'nonsense'})", "sent 'nonsense' where rows or done was expected"),
+    ],
+)
+def test_a_fault_in_the_middle_is_one_sentence(adapter, run, sentence):
+    process = adapter(f"def run(ids, rows):\n    {run}\nserve(hello, lambda request: (said, run))")
+    process.load({})
+    with pytest.raises(CaptureError) as caught:
+        list(process.run([1, 2]))
+    assert sentence in str(caught.value)
+
+
+def test_an_engine_that_hangs_is_ended(adapter):
+    process = adapter(
+        "def run(ids, rows):\n    time.sleep(600)\nserve(hello, lambda request: (said, run))", quiet_seconds=2
+    )
+    process.load({})
+    with pytest.raises(CaptureError, match="said nothing for 2 s and was ended"):
+        list(process.run([1]))
+    assert process.has_ended
+
+
+def test_a_long_step_that_says_so_is_no_hang(adapter):
+    process = adapter(
+        """
+        def run(ids, rows):
+            for _ in range(8):
+                time.sleep(0.5)
+                rows.working("still at it")
+            rows(0, np.zeros((1, 8), np.float32))
+        serve(hello, lambda request: (said, run))
+        """,
+        quiet_seconds=3,
+    )
+    process.load({})
+    assert len(list(process.run([1]))) == 1
+
+
+def _is_there(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def _is_gone(pid: int, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while _is_there(pid):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
+    """The hub is killed while the engine computes; the engine, which reads end of file, goes as well."""
+    path = tmp_path / "adapter.py"
+    path.write_text(HELLO + "def run(ids, rows):\n    time.sleep(600)\nserve(hello, lambda request: (said, run))")
+    hub = textwrap.dedent(
+        f"""
+        import sys
+        from pathlib import Path
+        from core.engines.process import EngineProcess
+        process = EngineProcess("toy", sys.executable, Path({str(path)!r}))
+        process.load({{}})
+        print(process._process.pid, flush=True)
+        list(process.run([1]))
+        """
+    )
+    started = subprocess.Popen([sys.executable, "-c", hub], stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    pid = int(started.stdout.readline())
+    assert _is_there(pid)
+    started.kill()
+    started.wait()
+    assert _is_gone(pid)
+
+
+def test_what_an_engine_started_is_ended_with_it(adapter):
+    process = adapter(
+        """
+        import subprocess
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        said["versions"] = {"child": child.pid}
+        serve(hello, lambda request: (said, None))
+        """
+    )
+    child = process.load({})["versions"]["child"]
+    assert _is_there(child)
+    process.end()
+    assert _is_gone(child)
+
+
+def test_secrets_of_the_server_are_not_handed_to_an_engine(adapter, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_PUSH_TOKEN", "hidden")
+    process = adapter("said['names'] = sorted(os.environ)\nserve(hello, lambda request: (said, None))")
+    assert "ULPSCOPE_PUSH_TOKEN" not in process.load({})["names"]
+    assert "ULPSCOPE_PUSH_TOKEN" in os.environ
+
+
+# ---- what an engine says of itself
+
+
+def test_what_an_engine_cannot_do_is_refused_by_name():
+    toy = EngineDescription.of(
+        "toy",
+        {
+            "type": "hello",
+            "protocol": 1,
+            "engine": "Toy",
+            "bases": {"prefill": {}, "chunked": {"least": 1}},
+            "modifiers": {"kv": {"values": ["f16", "f32"]}},
+        },
+    )
+    assert toy.values_of("p", "chunked:8", "base") == ("chunked", (8,))
+    assert toy.values_of("p", "kv:F32", "modifier") == ("kv", ("f32",))
+    for text, kind, sentence in (
+        ("decode", "base", "Toy has no base 'decode'; its bases are prefill and chunked:N"),
+        ("chunked", "base", "takes 1 values; write chunked:N"),
+        ("chunked:0", "base", "a whole number of at least 1, not '0'"),
+        ("kv:f8", "modifier", "Toy's kv is f16 and f32, not 'f8'"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            toy.values_of("p", text, kind)
+        assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("hello", [{}, {"type": "hello", "protocol": 2}, {"type": "hello", "protocol": 1, "bases": 3}])
+def test_a_hello_of_another_version_is_refused(hello):
+    with pytest.raises(CaptureError):
+        EngineDescription.of("toy", hello)
+
+
+@pytest.mark.parametrize("text", ["x", "=python", "a b=python", "new=python", "llamacpp=python,nowhere.py", "x="])
+def test_an_option_that_names_no_engine_is_refused(text):
+    with pytest.raises(UsageError):
+        registry.use(text)
+
+
+def test_rows_are_checked_against_memory_of_their_own(adapter):
+    """A carrier that is read only may not be handed on as if it could be written to."""
+    process = adapter(
+        "def run(ids, rows):\n    rows(0, np.arange(8, dtype=np.float32)[None])\n"
+        "serve(hello, lambda request: (said, run))"
+    )
+    process.load({})
+    (rows,) = process.run([5])
+    assert np.array_equal(rows.bits.view(np.float32)[0], np.arange(8))
