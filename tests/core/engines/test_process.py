@@ -18,7 +18,7 @@ from core.engines.process import EngineProcess
 from core.errors import CaptureError, UsageError
 
 HELLO = """
-import os, struct, sys, time
+import os, struct, sys, threading
 import numpy as np
 from ulpscope_engine import MAGIC, Refused, modifier, serve
 hello = {"engine": "toy", "version": "1", "bases": {"prefill": {"says": "all"}}, "dtypes": ["float32"],
@@ -70,10 +70,13 @@ def test_rows_come_with_every_bit(adapter):
     [
         ("raise SystemExit(3)", "engine 'toy' ended with exit code 3."),
         ("import no_such_library", "No module named 'no_such_library'"),
-        ("print('hello there, I am no frame', flush=True); time.sleep(60)", "wrote 'hello th...' where a frame"),
+        (
+            "print('hello there, I am no frame', flush=True); threading.Event().wait()",
+            "wrote 'hello th...' where a frame",
+        ),
         ("sys.stdout.buffer.write(MAGIC + struct.pack('<I', 3) + b'{{{'); sys.stdout.flush()", "is no JSON object"),
         (
-            "sys.stdout.buffer.write(MAGIC + struct.pack('<I', 1 << 30)); sys.stdout.flush(); time.sleep(60)",
+            "sys.stdout.buffer.write(MAGIC + struct.pack('<I', 1 << 30)); sys.stdout.flush(); threading.Event().wait()",
             "where a frame was expected",
         ),
         ("os.kill(os.getpid(), 9)", "ended by SIGKILL, as where memory runs out"),
@@ -114,7 +117,7 @@ def test_a_fault_in_the_middle_is_one_sentence(adapter, run, sentence):
 
 def test_an_engine_that_hangs_is_ended(adapter):
     process = adapter(
-        "def run(ids, rows):\n    time.sleep(600)\nserve(hello, lambda request: (said, run))", quiet_seconds=2
+        "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said, run))", quiet_seconds=2
     )
     process.load({})
     with pytest.raises(CaptureError, match="said nothing for 2 s and was ended"):
@@ -127,7 +130,7 @@ def test_a_long_step_that_says_so_is_no_hang(adapter):
         """
         def run(ids, rows):
             for _ in range(8):
-                time.sleep(0.5)
+                threading.Event().wait(0.5)
                 rows.working("still at it")
             rows(0, np.zeros((1, 8), np.float32))
         serve(hello, lambda request: (said, run))
@@ -155,7 +158,9 @@ def _is_gone(pid: int, seconds: float = 20.0) -> bool:
 def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
     """The hub is killed while the engine computes; the engine, which reads end of file, goes as well."""
     path = tmp_path / "adapter.py"
-    path.write_text(HELLO + "def run(ids, rows):\n    time.sleep(600)\nserve(hello, lambda request: (said, run))")
+    path.write_text(
+        HELLO + "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said, run))"
+    )
     hub = textwrap.dedent(
         f"""
         import sys
@@ -180,7 +185,7 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
     process = adapter(
         """
         import subprocess
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
         said["versions"] = {"child": child.pid}
         serve(hello, lambda request: (said, None))
         """

@@ -1,0 +1,282 @@
+"""Engines as sides: real ones, against transformers, in the run file and on trial."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from core.engines import registry
+from core.errors import CaptureError, UsageError
+from core.inference.controls.judge_model import judge
+from core.inference.models import gguf_writer
+from core.inference.models.model import load_model, loaded_from
+from core.inference.paths import engine_side
+from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.paths import parse_path
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = str(ROOT / "sample_runs" / "model")
+TEXT = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
+WIDE = "kv:f32+flash:off"  # float32 in every part of llama.cpp
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model(MODEL, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def ids(loaded):
+    return tuple(loaded.tokenizer(TEXT)["input_ids"][:48])
+
+
+def _logits(loaded, path, ids):
+    with torch.inference_mode():
+        return whole_side(side_of(path).run_on(loaded), ids)
+
+
+# ---- the same function, measured: ENGINES of the documents says 1e-5 between engines in float32
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"llamacpp:prefill+{WIDE}",
+        f"llamacpp:decode+{WIDE}",
+        f"llamacpp:chunked:7+{WIDE}",
+        f"llamacpp:reuse:31+{WIDE}",
+        f"llamacpp:prefill+{WIDE}+batch:4",
+        f"llamacpp:prefill+{WIDE}+ubatch:16+threads:1",
+        "ct2:prefill",
+        "ct2:prefill+batch:3+threads:1",
+        "transformers:decode+attn:eager",
+        "transformers:prefill+run:export",
+    ],
+)
+def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
+    reference, found = _logits(loaded, "prefill", ids), _logits(loaded, path, ids)
+    assert found.dtype == torch.float32
+    assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
+    assert torch.equal(_logits(loaded, path, ids), found)  # the process is kept, and repeats itself
+
+
+def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_coarse(loaded, ids):
+    """Each setting stands hundreds of times above float32, as ENGINES of the documents measured on a real model."""
+    reference = _logits(loaded, "prefill", ids)
+
+    def rms(path):
+        return float((_logits(loaded, path, ids) - reference).double().pow(2).mean().sqrt())
+
+    wide = rms(f"llamacpp:prefill+{WIDE}")
+    assert rms("llamacpp:prefill+kv:f16+flash:off") > 100 * wide
+    assert rms("llamacpp:prefill+kv:f32+flash:on") > 100 * wide
+
+
+def test_transformers_of_the_same_environment_gives_the_same_bits(ids):
+    """bfloat16 crosses the pipe as its bits, so that a run in bfloat16 takes them."""
+    narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
+    found = _logits(narrow, "transformers:prefill", ids)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, _logits(narrow, "prefill", ids))
+
+
+# ---- a GGUF of the very weights
+
+_SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+FAMILIES = {
+    "llama": transformers.LlamaConfig(**_SHAPE),
+    "llama, own head": transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=False),
+    "llama 3 RoPE": transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
+    "mistral": transformers.MistralConfig(**_SHAPE, head_dim=16, sliding_window=None),
+    "qwen2": transformers.Qwen2Config(**_SHAPE),
+    "qwen3": transformers.Qwen3Config(**_SHAPE, head_dim=32),
+    "gemma": transformers.GemmaConfig(**_SHAPE, head_dim=16, pad_token_id=0),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gguf_written_here_is_the_model(family):
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms that are not 1, biases that are not 0, attention that looks around
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    tiny, tokens = loaded_from(model), list(range(1, 100, 2))
+    reference, found = _logits(tiny, "prefill", tokens), _logits(tiny, f"llamacpp:prefill+{WIDE}", tokens)
+    assert float((found - reference).abs().max()) < 2e-5 * float(reference.abs().max())
+
+
+def test_a_family_that_is_not_written_is_refused():
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
+    ).eval()
+    with pytest.raises(CaptureError, match="a GGUF of a 'gpt2' model is not written here"):
+        _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
+
+
+def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).float().eval()
+    with pytest.raises(CaptureError, match="bfloat16 does not hold the model's"):
+        _logits(loaded_from(model), "llamacpp:prefill+weights:bf16", [1, 2])
+
+
+def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
+    before = gguf_writer.digest_of(loaded)
+    weight = loaded.model.model.norm.weight
+    with torch.no_grad():
+        kept = weight[0].clone()
+        weight[0] += 1
+        changed = gguf_writer.digest_of(loaded)
+        weight[0] = kept
+    assert changed != before
+    assert gguf_writer.digest_of(loaded) == before
+
+
+# ---- on trial
+
+
+@pytest.mark.parametrize(
+    ("path", "verdict"),
+    [
+        (f"llamacpp:prefill+{WIDE}", "rounding"),
+        (f"llamacpp:decode+{WIDE}+threads:1", "rounding"),
+        ("llamacpp:decode", "lower precision"),
+        ("llamacpp:prefill+kv:f32", "lower precision"),
+        ("llamacpp:prefill+kv:q8_0", "lower precision"),
+        ("llamacpp:prefill+kv:q4_0", "lower precision"),
+        ("llamacpp:prefill+kv:bf16+flash:off", "lower precision"),
+        ("llamacpp:prefill+weights:f16+flash:off", "lower precision"),
+        ("llamacpp:reuse:20+weights:bf16", "lower precision"),
+        ("ct2:prefill", "rounding"),
+        ("ct2:prefill+compute:int8_float32", "lower precision"),
+        ("transformers:prefill", "identical"),
+        ("transformers:decode", "rounding"),
+    ],
+)
+def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
+    found = judge(loaded, [ids], variant=path)
+    assert found.name == verdict, found.because
+
+
+def test_what_each_setting_contributes_is_said(loaded, ids):
+    found = judge(loaded, [ids], variant="llamacpp:decode")
+    (row,) = [row for row in found.evidence if row.check == "an engine's settings"]
+    assert row.figures.settings == ("kv:f16", "flash:auto")
+    assert min(row.figures.setting_noise_ratios) > 50
+    assert row.figures.widest_noise_ratio < 2
+    assert "With kv:f32+flash:off:" in found.because
+
+
+def _edit(path: Path, target: Path, *, metadata=None, tensors=None) -> Path:
+    """A copy of a GGUF with values of its metadata and tensors changed in place."""
+    shutil.copy(path, target)
+    file = gguf.GGUFReader(target, "r+")
+    for key, value in (metadata or {}).items():
+        field = file.fields[key]
+        field.parts[field.data[0]][:] = value
+    by_name = {tensor.name: tensor.data for tensor in file.tensors}
+    for name, change in (tensors or {}).items():
+        change(by_name[name])
+    file.data.flush()
+    return target
+
+
+def _zero_row(data):
+    data[7] = 0
+
+
+def _swap_heads(data):
+    data[:128] = np.concatenate([data[64:128], data[:64]])
+
+
+def _transpose_block(data):
+    data[:64, :64] = data[:64, :64].T.copy()
+
+
+def _plain_norm(data):
+    data[:] = 1
+
+
+PLANTED = {
+    "RoPE's base": {"metadata": {"llama.rope.freq_base": 10500.0}},
+    "the norms' epsilon": {"metadata": {"llama.attention.layer_norm_rms_epsilon": 1e-3}},
+    "a row of a projection": {"tensors": {"blk.1.ffn_up.weight": _zero_row}},
+    "two heads swapped": {"tensors": {"blk.1.attn_q.weight": _swap_heads}},
+    "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
+    "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
+def test_a_fault_in_a_gguf_is_called_a_bug(loaded, ids, monkeypatch, tmp_path, fault, path):
+    """Also under llama.cpp's own defaults, whose float16 is as large as some faults."""
+    sound = gguf_writer.gguf_of(loaded, "float32")
+    edited = _edit(sound, tmp_path / "edited.gguf", **PLANTED[fault])
+    monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
+    found = judge(loaded, [ids], variant=path)
+    assert found.name == "bug suspected", found.because
+
+
+def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, monkeypatch):
+    """A cache said to be float16 that keeps four bits: the model is sound with float32, the setting is not."""
+    about = dict(registry.described("llamacpp").modifiers)
+    about["kv"] = {**about["kv"], "bits": {**about["kv"]["bits"], "q4_0": 11}}
+    told = registry.described("llamacpp")
+    monkeypatch.setitem(
+        registry._described,
+        ("llamacpp", registry.place_of("llamacpp")),
+        type(told)(**{**vars(told), "modifiers": about}),
+    )
+    found = judge(loaded, [ids], variant="llamacpp:prefill+kv:q4_0")
+    assert found.name == "bug suspected"
+    assert "a fault in what they switch on" in found.because
+
+
+# ---- refused before anything is loaded
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("nowhere:prefill", "no base 'nowhere', and no engine 'nowhere'"),
+        ("llamacpp:static", "llama.cpp has no base 'static'; its bases are prefill, decode"),
+        ("llamacpp:prefill+compile", "llama.cpp has no modifier 'compile'"),
+        ("llamacpp:prefill+kv:f32+kv:f16", "modifier 'kv' stands twice"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_by_its_name(path, sentence):
+    with pytest.raises(UsageError) as caught:
+        parse_path(path)
+    assert sentence in str(caught.value)
+
+
+def test_two_ways_to_write_a_side_are_one():
+    assert str(parse_path("LLAMACPP:decode+flash:off+kv:F32")) == "llamacpp:decode+kv:f32+flash:off"
+    assert parse_path("llamacpp:decode") == parse_path("llamacpp:decode")
+    assert parse_path("transformers:decode") != parse_path("decode")
