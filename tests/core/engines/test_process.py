@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from core.engines import registry
 from core.engines.description import EngineDescription
 from core.engines.process import EngineProcess
 from core.errors import CaptureError, UsageError
+from tests.waiting import until
 
 HELLO = """
 import os, struct, sys, threading
@@ -146,15 +146,6 @@ def _is_there(pid: int) -> bool:
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def _is_gone(pid: int, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while _is_there(pid):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
     """The hub is killed while the engine computes; the engine, which reads end of file, goes as well."""
     path = tmp_path / "adapter.py"
@@ -178,7 +169,7 @@ def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
     assert _is_there(pid)
     started.kill()
     started.wait()
-    assert _is_gone(pid)
+    until(lambda: not _is_there(pid))
 
 
 def test_what_an_engine_started_is_ended_with_it(adapter):
@@ -193,7 +184,7 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
     child = process.load({})["versions"]["child"]
     assert _is_there(child)
     process.end()
-    assert _is_gone(child)
+    until(lambda: not _is_there(child))
 
 
 def test_secrets_of_the_server_are_not_handed_to_an_engine(adapter, monkeypatch):

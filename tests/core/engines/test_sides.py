@@ -46,6 +46,7 @@ def _logits(loaded, path, ids):
 # ---- the same function, measured: ENGINES of the documents says 1e-5 between engines in float32
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "path",
     [
@@ -127,7 +128,9 @@ def test_a_gguf_written_here_is_the_model(family):
             parameter.add_(0.2 * torch.randn_like(parameter))
     tiny, tokens = loaded_from(model), list(range(1, 100, 2))
     reference, found = _logits(tiny, "prefill", tokens), _logits(tiny, f"llamacpp:prefill+{WIDE}", tokens)
-    assert float((found - reference).abs().max()) < 2e-5 * float(reference.abs().max())
+    # llama.cpp looks GELU up in a table of float16, whatever else is float32
+    allowed = 1e-3 if family == "gemma" else 2e-5
+    assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
 
 
 def test_a_family_that_is_not_written_is_refused():
@@ -160,6 +163,7 @@ def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
 # ---- on trial
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("path", "verdict"),
     [
@@ -170,7 +174,7 @@ def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
         ("llamacpp:prefill+kv:q8_0", "lower precision"),
         ("llamacpp:prefill+kv:q4_0", "lower precision"),
         ("llamacpp:prefill+kv:bf16+flash:off", "lower precision"),
-        ("llamacpp:prefill+weights:f16+flash:off", "lower precision"),
+        ("llamacpp:prefill+weights:bf16+flash:off", "lower precision"),
         ("llamacpp:reuse:20+weights:bf16", "lower precision"),
         ("ct2:prefill", "rounding"),
         ("ct2:prefill+compute:int8_float32", "lower precision"),
@@ -225,13 +229,14 @@ def _plain_norm(data):
 PLANTED = {
     "RoPE's base": {"metadata": {"llama.rope.freq_base": 10500.0}},
     "the norms' epsilon": {"metadata": {"llama.attention.layer_norm_rms_epsilon": 1e-3}},
-    "a row of a projection": {"tensors": {"blk.1.ffn_up.weight": _zero_row}},
+    "a row of a projection": {"tensors": {"blk.1.attn_output.weight": _zero_row}},
     "two heads swapped": {"tensors": {"blk.1.attn_q.weight": _swap_heads}},
     "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
     "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("fault", PLANTED)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
 def test_a_fault_in_a_gguf_is_called_a_bug(loaded, ids, monkeypatch, tmp_path, fault, path):
