@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 import transformers
 
+from benchmarks.verdicts.engines import PLANTED, SETTINGS, WIDE, planted
 from core.engines import registry
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
@@ -23,7 +21,6 @@ from core.inference.paths.paths import parse_path
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
 TEXT = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
-WIDE = "kv:f32+flash:off"  # float32 in every part of llama.cpp
 
 pytestmark = pytest.mark.model
 
@@ -164,24 +161,7 @@ def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
 
 
 @pytest.mark.spread(4)
-@pytest.mark.parametrize(
-    ("path", "verdict"),
-    [
-        (f"llamacpp:prefill+{WIDE}", "rounding"),
-        (f"llamacpp:decode+{WIDE}+threads:1", "rounding"),
-        ("llamacpp:decode", "lower precision"),
-        ("llamacpp:prefill+kv:f32", "lower precision"),
-        ("llamacpp:prefill+kv:q8_0", "lower precision"),
-        ("llamacpp:prefill+kv:q4_0", "lower precision"),
-        ("llamacpp:prefill+kv:bf16+flash:off", "lower precision"),
-        ("llamacpp:prefill+weights:bf16+flash:off", "lower precision"),
-        ("llamacpp:reuse:20+weights:bf16", "lower precision"),
-        ("ct2:prefill", "rounding"),
-        ("ct2:prefill+compute:int8_float32", "lower precision"),
-        ("transformers:prefill", "identical"),
-        ("transformers:decode", "rounding"),
-    ],
-)
+@pytest.mark.parametrize(("path", "verdict"), SETTINGS.items())
 def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
     found = judge(loaded, [ids], variant=path)
     assert found.name == verdict, found.because
@@ -196,53 +176,12 @@ def test_what_each_setting_contributes_is_said(loaded, ids):
     assert "With kv:f32+flash:off:" in found.because
 
 
-def _edit(path: Path, target: Path, *, metadata=None, tensors=None) -> Path:
-    """A copy of a GGUF with values of its metadata and tensors changed in place."""
-    shutil.copy(path, target)
-    file = gguf.GGUFReader(target, "r+")
-    for key, value in (metadata or {}).items():
-        field = file.fields[key]
-        field.parts[field.data[0]][:] = value
-    by_name = {tensor.name: tensor.data for tensor in file.tensors}
-    for name, change in (tensors or {}).items():
-        change(by_name[name])
-    file.data.flush()
-    return target
-
-
-def _zero_row(data):
-    data[7] = 0
-
-
-def _swap_heads(data):
-    data[:128] = np.concatenate([data[64:128], data[:64]])
-
-
-def _transpose_block(data):
-    data[:64, :64] = data[:64, :64].T.copy()
-
-
-def _plain_norm(data):
-    data[:] = 1
-
-
-PLANTED = {
-    "RoPE's base": {"metadata": {"llama.rope.freq_base": 10500.0}},
-    "the norms' epsilon": {"metadata": {"llama.attention.layer_norm_rms_epsilon": 1e-3}},
-    "a row of a projection": {"tensors": {"blk.1.attn_output.weight": _zero_row}},
-    "two heads swapped": {"tensors": {"blk.1.attn_q.weight": _swap_heads}},
-    "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
-    "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
-}
-
-
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("fault", PLANTED)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
 def test_a_fault_in_a_gguf_is_called_a_bug(loaded, ids, monkeypatch, tmp_path, fault, path):
     """Also under llama.cpp's own defaults, whose float16 is as large as some faults."""
-    sound = gguf_writer.gguf_of(loaded, "float32")
-    edited = _edit(sound, tmp_path / "edited.gguf", **PLANTED[fault])
+    edited = planted(loaded, fault, tmp_path / "edited.gguf")
     monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
     found = judge(loaded, [ids], variant=path)
     assert found.name == "bug suspected", found.because
