@@ -1,5 +1,5 @@
-"""Engines on trial: their settings, none of which is a bug, and faults planted in the GGUF that llama.cpp loads, each of
-which is one. `python -m benchmarks.verdicts.engines MODEL [--positions N]` prints the table of docs/engines.md.
+"""Engines on trial: their settings, none of which is a bug, and faults planted in the GGUF that llama.cpp loads, each
+of which is one. `python -m benchmarks.verdicts.engines MODEL [--positions N]` prints the table of docs/engines.md.
 """
 
 from __future__ import annotations

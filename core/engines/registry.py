@@ -31,7 +31,9 @@ class Place:
 
 ADAPTER_OF = {
     "llamacpp": "adapter_llamacpp.py",
+    "vllm": "adapter_vllm.py",
     "ct2": "adapter_ctranslate2.py",
+    "ort": "adapter_onnxruntime.py",
     "transformers": "adapter_transformers.py",
 }
 _given: dict[str, Place] = {}

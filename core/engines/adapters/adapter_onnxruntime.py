@@ -1,0 +1,93 @@
+"""ONNX Runtime as an engine: the model exported by torch to one graph, which the CPU provider runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from ulpscope_engine import Refused, modifier, serve
+
+LEVELS = ["off", "basic", "extended", "all"]
+HELLO = {
+    "engine": "ONNX Runtime",
+    "model": "folder",
+    "dtypes": ["float32"],
+    "bases": {"prefill": {"says": "the whole prompt in one call"}},
+    "modifiers": {
+        "optimize": modifier("optimisation of the graph", LEVELS, default="all"),
+        "threads": modifier("threads of the CPU", least=1),
+    },
+}
+NEEDED = ("onnxruntime", "onnxscript", "torch", "transformers")
+
+
+def version():
+    """Version of the package."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("onnxruntime")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def export(folder, path):
+    """Write the model as a graph of token ids to logits. -> width of the logits"""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
+    ).eval()
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens):
+            return self.model(tokens, use_cache=False).logits
+
+    sizes = {"tokens": {1: torch.export.Dim("positions", min=2, max=4096)}}
+    tokens = torch.arange(1, 17)[None]
+    torch.onnx.export(Logits(), (tokens,), path, dynamo=True, dynamic_shapes=sizes, external_data=True, verbose=False)
+    return model.get_output_embeddings().weight.shape[0]
+
+
+def load(request):
+    """Export the folder and open a session."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Refused(f"there is no {missing[0]} here, which the export needs; pip install {' '.join(missing)}.")
+    import onnxruntime
+
+    options = request["modifiers"]
+    asked = onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    asked.graph_optimization_level = {
+        "off": levels.ORT_DISABLE_ALL,
+        "basic": levels.ORT_ENABLE_BASIC,
+        "extended": levels.ORT_ENABLE_EXTENDED,
+        "all": levels.ORT_ENABLE_ALL,
+    }[options.get("optimize", "all")]
+    asked.intra_op_num_threads = int(options.get("threads", 0))
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        vocab = export(request["model"], path)
+        session = onnxruntime.InferenceSession(path, asked, providers=["CPUExecutionProvider"])
+
+    def run(ids, rows):
+        import numpy as np
+
+        name = session.get_inputs()[0].name
+        padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
+        rows(0, session.run(None, {name: np.array([padded], np.int64)})[0][0][: len(ids)])
+
+    parts = {"weights": "float32", "kv": "float32", "activations": "float32", "accumulation": "float32"}
+    return {"vocab": vocab, "versions": {"onnxruntime": version()}, "parts": parts}, run
+
+
+if __name__ == "__main__":
+    here = importlib.util.find_spec("onnxruntime") is not None
+    serve(dict(HELLO, version=version(), is_here=here), load)
