@@ -53,6 +53,7 @@ def _logits(loaded, path, ids):
         f"llamacpp:reuse:31+{WIDE}",
         f"llamacpp:prefill+{WIDE}+batch:4",
         f"llamacpp:prefill+{WIDE}+ubatch:16+threads:1",
+        "ort:prefill+optimize:off",
         "ct2:prefill",
         "ct2:prefill+batch:3+threads:1",
         "transformers:decode+attn:eager",
