@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 
 from core.inference.controls.judge_model import judge
-from core.inference.models.gguf_writer import gguf_of
+from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import engine_side
 

@@ -13,7 +13,7 @@ from ...engines import registry
 from ...engines.description import EngineDescription
 from ...engines.process import Rows
 from ...errors import CaptureError
-from ..models.gguf_writer import gguf_of
+from ..models.engine_files import folder_of, gguf_of
 from ..models.model import LoadedModel
 from .batch import Emit
 from .grammar import Step
@@ -101,9 +101,7 @@ class EngineRun:
             return own.resolve()
         if self._engine.model == "gguf":
             return gguf_of(self._loaded, dtype)
-        if not own.is_dir():
-            raise CaptureError(f"path '{self._name}': {self._engine.engine} loads a folder; {own} is none.")
-        return own.resolve()
+        return folder_of(self._loaded)
 
     def _logits(self, rows: Rows) -> torch.Tensor:
         """Rows on the model's device, in its dtype where that holds them; a padded vocabulary is cut."""

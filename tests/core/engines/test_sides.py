@@ -12,7 +12,7 @@ from benchmarks.verdicts.engines import PLANTED, SETTINGS, WIDE, planted
 from core.engines import registry
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
-from core.inference.models import gguf_writer
+from core.inference.models import engine_files
 from core.inference.models.model import load_model, loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
@@ -147,15 +147,15 @@ def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
 
 
 def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
-    before = gguf_writer.digest_of(loaded)
+    before = engine_files.digest_of(loaded)
     weight = loaded.model.model.norm.weight
     with torch.no_grad():
         kept = weight[0].clone()
         weight[0] += 1
-        changed = gguf_writer.digest_of(loaded)
+        changed = engine_files.digest_of(loaded)
         weight[0] = kept
     assert changed != before
-    assert gguf_writer.digest_of(loaded) == before
+    assert engine_files.digest_of(loaded) == before
 
 
 # ---- on trial

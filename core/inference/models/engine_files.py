@@ -1,12 +1,13 @@
-"""GGUF of a loaded model, for engines that read nothing else: the very weights that transformers runs, in one dtype."""
+"""Files of a loaded model for other engines: the very weights that transformers runs, as a GGUF or as a folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
-from ...packaged_models import cache_folder, require_gguf
+from ...packaged_models import cache_folder, packaged_folder, require_gguf
 from .bits import bits_of
-from .model import LoadedModel
+from .model import LoadedModel, save_model
 
 # transformers' model_type -> llama.cpp's architecture; those of it whose arithmetic is the same function
 _ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma": "GEMMA"}
@@ -40,25 +41,36 @@ def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
             " as the model."
         )
     _check(kind, config, loaded, dtype)
-    digest = hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32]
-    folder = cache_folder() / "gguf"
-    path = folder / f"{digest}.gguf"
-    if path.is_file():
-        os.utime(path)
-        return path
+    return _kept(loaded, dtype, ".gguf", lambda path: _write(path, kind, config, loaded, dtype))
+
+
+def folder_of(loaded: LoadedModel) -> Path:
+    """A folder of transformers with the model: its own, or one written once into the user's cache where it came from
+    the hub, a GGUF or memory.
+    """
+    own = Path(loaded.name)
+    if own.is_dir():
+        return own.resolve()
+    return packaged_folder(loaded.name) or _kept(loaded, loaded.dtype, "", lambda path: save_model(loaded, path))
+
+
+def _kept(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[Path], None]) -> Path:
+    """What `write` writes of the model, in the cache under the digest of its weights; the oldest make room."""
+    place = cache_folder() / "engines"
+    path = place / (hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32] + ending)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in sorted(folder.glob("*.gguf"), key=lambda one: one.stat().st_mtime)[: -_KEPT_FILES + 1]:
-            old.unlink(missing_ok=True)
-        handle, begun = tempfile.mkstemp(dir=folder, suffix=".part")
-        os.close(handle)
-        try:
-            _write(Path(begun), kind, config, loaded, dtype)
-            Path(begun).replace(path)
-        finally:
-            Path(begun).unlink(missing_ok=True)
+        if path.exists():
+            os.utime(path)
+            return path
+        place.mkdir(parents=True, exist_ok=True)
+        whole = [one for one in place.iterdir() if not one.name.startswith("begun-")]
+        for old in sorted(whole, key=lambda one: one.stat().st_mtime)[: -_KEPT_FILES + 1]:
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=place, prefix="begun-") as begun:
+            write(Path(begun) / "model")
+            (Path(begun) / "model").replace(path)
     except OSError as error:
-        raise CaptureError(f"a GGUF of the model cannot be written to {folder}: {error.strerror or error}.") from error
+        raise CaptureError(f"the model cannot be written to {place}: {error.strerror or error}.") from error
     return path
 
 
