@@ -1,0 +1,120 @@
+"""Engines as sides of captures: every bit in the run file, and nothing of a capture whose engine failed."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from core.runs.reader import RunReader
+from core.runs.store.store import open_store
+
+MODEL = "sample_runs/model"
+ADAPTER = """
+import os
+import numpy as np
+from ulpscope_engine import serve
+HELLO = {"engine": "Toy", "version": "7", "dtypes": ["float32", "bfloat16"], "logits": "float32",
+         "bases": {"prefill": {"says": "all"}}, "modifiers": {"batch": {"says": "rows", "least": 1}}}
+
+def run(ids, rows):
+    for place, token in enumerate(ids):
+        FAULT
+        rows(place, np.random.default_rng(token).standard_normal((1, VOCAB), np.float32))
+
+serve(HELLO, lambda request: ({"vocab": VOCAB, "parts": {}}, run))
+"""
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture
+def captured(cli, tmp_path):
+    """Capture with a toy engine as the variant. -> what the command gave, and the store"""
+
+    def capture(*more: str, fault: str = "pass", vocab: int = 4096, dtype: str = "float32", command: str = "capture"):
+        adapter = tmp_path / "toy.py"
+        adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", str(vocab)))
+        store = tmp_path / "store"
+        given = ["--model", MODEL, "--dtype", dtype, "--prompt", "def add(a, b):", "--variant", "toy:prefill"]
+        engine = ["--engine", f"toy={sys.executable},{adapter}"]
+        return cli(command, *given, *engine, "--store", str(store), *more), store
+
+    return capture
+
+
+def test_every_bit_of_an_engine_is_in_the_run(captured):
+    said, store = captured()
+    assert said.returncode == 0, said.stderr
+    (path,) = open_store(store).paths()
+    with RunReader(path) as run:
+        header = run.header
+        ids = header.prompts[0].token_ids
+        expected = np.concatenate([np.random.default_rng(t).standard_normal((1, 4096), np.float32) for t in ids])
+        assert np.array_equal(run.rows(1, 0, len(ids)), expected.view(np.uint32))
+        assert header.sides[1].path == "toy:prefill"
+        assert header.provenance.versions["toy"] == "7"
+
+
+@pytest.mark.parametrize("vocab", [5000, 100])
+def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, vocab):
+    said, store = captured(vocab=vocab)
+    if vocab > 4096:
+        assert said.returncode == 0, said.stderr
+        (path,) = open_store(store).paths()
+        with RunReader(path) as run:
+            assert run.header.vocab == 4096
+    else:
+        assert said.returncode == 2
+        assert "Toy has 100 tokens where the model has 4096" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("if place == 2: os.kill(os.getpid(), 11)", "engine 'toy' ended by SIGSEGV"),
+        ("if place == 2: raise RuntimeError('no room')", "engine 'toy' failed: RuntimeError: no room."),
+        ("if place == 2: continue", "positions 3 to 3 came where 2 was expected"),
+        ("if place == 2: break", "2 positions came, expected"),
+    ],
+)
+def test_of_a_capture_whose_engine_fails_nothing_is_kept(captured, fault, sentence):
+    said, store = captured(fault=fault)
+    assert said.returncode == 2
+    assert sentence in said.stderr
+    assert "Traceback" not in said.stderr
+    assert open_store(store).paths() == []
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--layers"], "'toy:prefill' shows nothing of its modules; leave --layers out."),
+        (["--kernels"], "--kernels looks into transformers, and 'toy:prefill' is computed elsewhere; leave it out."),
+        (["--remedies"], "--remedies looks into transformers"),
+        (["--variant", "toy:decode"], "Toy has no base 'decode'; its bases are prefill"),
+    ],
+)
+def test_what_cannot_be_had_of_an_engine_is_refused(captured, more, sentence):
+    said, store = captured(*more)
+    assert said.returncode == 2
+    assert sentence in said.stderr
+    assert open_store(store).paths() == []
+
+
+def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
+    said, _ = captured(dtype="bfloat16")
+    assert said.returncode == 2
+    assert "capture with --dtype float32 --reference prefill+dtype:bfloat16" in said.stderr
+
+
+def test_engines_are_listed_with_what_they_can_do(cli):
+    said = cli("engines", "--json")
+    assert said.returncode == 0
+    import json
+
+    found = {each["name"]: each for each in json.loads(said.stdout)}
+    assert found["llamacpp"]["is_here"]
+    assert found["ct2"]["is_here"]
+    assert "kv:f32|f16" in found["llamacpp"]["modifiers"]
+    assert {"vllm", "ort", "transformers"} <= set(found)
