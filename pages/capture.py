@@ -169,7 +169,8 @@ def choose() -> CaptureForm:
             help=(
                 "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache,"
                 " batch:N puts N-1 other prompts beside yours; type any other path of docs/paths.md, such as"
-                " decode+threads:1 or prefill+attn:eager"
+                " decode+threads:1 or prefill+attn:eager, or one of another engine, such as llamacpp:decode"
+                " (docs/engines.md)"
             ),
         )
         sweep = st.text_input(
