@@ -1,145 +1,144 @@
-"""Engines on trial: their settings, none of which is a bug, and faults planted in the GGUF that llama.cpp loads, each
-of which is one. `python -m benchmarks.verdicts.engines MODEL [--positions N]` prints the table of docs/engines.md.
+"""What mutations and variations of a path are made of: forwards with a cache between them, and changes that last for
+one call.
+
+An engine here is what core.inference.controls.judge_model takes for a side: (model, token_ids [positions]) -> logits
+[positions, vocab].
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
-import gguf
-import numpy as np
+import torch
+from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from core.inference.controls.judge_model import judge
-from core.inference.models.engine_files import gguf_of
-from core.inference.models.model import LoadedModel, load_model
-from core.inference.paths import engine_side
-
-WIDE = "kv:f32+flash:off"  # float32 in every part of llama.cpp
-SETTINGS = {
-    f"llamacpp:prefill+{WIDE}": "rounding",
-    f"llamacpp:decode+{WIDE}+threads:1": "rounding",
-    f"llamacpp:chunked:16+{WIDE}": "rounding",
-    f"llamacpp:prefill+{WIDE}+batch:4": "rounding",
-    "llamacpp:decode": "lower precision",
-    "llamacpp:prefill+kv:f32": "lower precision",
-    "llamacpp:prefill+flash:off": "lower precision",
-    "llamacpp:prefill+kv:q8_0": "lower precision",
-    "llamacpp:prefill+kv:q4_0": "lower precision",
-    "llamacpp:prefill+kv:bf16+flash:off": "lower precision",
-    "llamacpp:prefill+weights:bf16+flash:off": "lower precision",
-    "llamacpp:reuse:20+weights:bf16": "lower precision",
-    "ct2:prefill": "rounding",
-    "ct2:prefill+compute:int8_float32": "lower precision",
-    "transformers:prefill": "identical",
-    "transformers:decode": "rounding",
-}
-PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
+Engine = Callable[[Any, torch.Tensor], torch.Tensor]
+PREFIX = 16  # tokens that an earlier call computed
+BLOCK = 4  # tokens of a block of the cache: fits into the smallest window
 
 
-def edit(
-    path: Path,
-    target: Path,
-    metadata: dict[str, float] | None = None,
-    tensors: dict[str, Callable[[Any], None]] | None = None,
-) -> Path:
-    """A copy of a GGUF with values of its metadata and tensors changed in place."""
-    shutil.copy(path, target)
-    file = gguf.GGUFReader(target, "r+")
-    for key, value in (metadata or {}).items():
-        field = file.fields[key]
-        field.parts[field.data[0]][:] = value
-    by_name = {tensor.name: tensor.data for tensor in file.tensors}
-    for name, change in (tensors or {}).items():
-        change(by_name[name])
-    file.data.flush()
-    return target
+def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """One plain forward. [positions] -> [positions, vocab]"""
+    logits: torch.Tensor = model(input_ids=ids[None], use_cache=False, **arguments).logits
+    return logits[0]
 
 
-def _zero_row(data: Any) -> None:
-    data[7] = 0
+def walk(
+    model: Any,
+    ids: torch.Tensor,
+    stops: Sequence[int],
+    after: Callable[[Any, int], None] = lambda *_: None,
+    arguments: Callable[[int, int], dict[str, Any]] = lambda *_: {},
+) -> torch.Tensor:
+    """Forwards that end before each of `stops` and before the end; `after`(cache, stop) is called after each. ->
+    [positions, vocab]
+
+    arguments(start, stop): what else a forward is given.
+    """
+    cache = DynamicCache(config=model.config)
+    parts, start = [], 0
+    for stop in [*(stop for stop in stops if stop < len(ids)), len(ids)]:
+        given = arguments(start, stop)
+        parts.append(model(input_ids=ids[None, start:stop], past_key_values=cache, use_cache=True, **given).logits[0])
+        after(cache, stop)
+        start = stop
+    return torch.cat(parts)
 
 
-def _swap_heads(data: Any) -> None:
-    data[:128] = np.concatenate([data[64:128], data[:64]])
+def cache_of(model: Any, ids: torch.Tensor) -> Any:
+    """What a forward of these tokens leaves behind."""
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids[None], past_key_values=cache, use_cache=True)
+    return cache
 
 
-def _transpose_block(data: Any) -> None:
-    data[:64, :64] = data[:64, :64].T.copy()
+def other_tokens(ids: torch.Tensor) -> torch.Tensor:
+    """Another prompt of the same length."""
+    return ids.flip(0)
 
 
-def _plain_norm(data: Any) -> None:
-    data[:] = 1
+def layers(model: Any) -> Any:
+    """Its decoder layers."""
+    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
-PLANTED: dict[str, dict[str, Any]] = {
-    "RoPE's base 5 % larger": {"metadata": {"llama.rope.freq_base": 1.05}},
-    "the norms' epsilon 1e-3": {"metadata": {"llama.attention.layer_norm_rms_epsilon": 1e-3}},
-    "a row of a projection zero": {"tensors": {"blk.1.attn_output.weight": _zero_row}},
-    "two heads swapped": {"tensors": {"blk.1.attn_q.weight": _swap_heads}},
-    "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
-    "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
-}
+def attention_of(layer: Any) -> Any:
+    """The attention module of a layer."""
+    return layer.attn if hasattr(layer, "attn") else layer.self_attn
 
 
-def planted(loaded: LoadedModel, fault: str, target: Path) -> Path:
-    """The model's GGUF in float32 with one fault in it."""
-    how = dict(PLANTED[fault])
-    sound = gguf_of(loaded, "float32")
-    if "llama.rope.freq_base" in how.get("metadata", {}):
-        field = gguf.GGUFReader(sound).fields["llama.rope.freq_base"]
-        base = float(field.parts[field.data[0]][0])
-        how["metadata"] = {"llama.rope.freq_base": base * how["metadata"]["llama.rope.freq_base"]}
-    return edit(sound, target, **how)
+def is_windowed(model: Any) -> bool:
+    """True where a layer sees only the last tokens."""
+    config = model.config
+    kinds = getattr(config, "layer_types", None)
+    return "sliding_attention" in kinds if kinds else getattr(config, "sliding_window", None) is not None
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--positions", type=int, default=60)
-    asked = parser.parse_args(arguments)
-    loaded = load_model(asked.model, dtype="float32", device="cpu")
-    ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: asked.positions])
-    wrong = 0
-
-    def row(path: str, fault: str, wanted: str) -> int:
-        began = time.perf_counter()
-        found = judge(loaded, [ids], variant=path)
-        seconds = time.perf_counter() - began
-        ratio = "" if found.noise_ratio is None else f"{found.noise_ratio:.3g}"
-        alone = next((one for one in found.evidence if one.check == "an engine's settings"), None)
-        each = ""
-        if alone is not None and fault == "none":
-            figures: Any = alone.figures
-            pairs = zip(figures.settings, figures.setting_noise_ratios, strict=True)
-            each = (
-                ", ".join(f"{name} {value:.3g}" for name, value in pairs)
-                + f"; all wide {figures.widest_noise_ratio:.2f}"
-            )
-        mark = "" if found.name == wanted else f" (expected {wanted})"
-        sys.stdout.write(f"| `{path}` | {fault} | {found.name}{mark} | {ratio} | {each} | {seconds:.1f} |\n")
-        sys.stdout.flush()
-        return int(bool(mark))
-
-    sys.stdout.write("| side | fault | verdict | floors | each setting alone | s |\n|---|---|---|---|---|---|\n")
-    for path, wanted in SETTINGS.items():
-        wrong += row(path, "none", wanted)
-    with tempfile.TemporaryDirectory() as folder:
-        for number, fault in enumerate(PLANTED):
-            edited = planted(loaded, fault, Path(folder) / f"{number}.gguf")
-            with mock.patch.object(engine_side, "gguf_of", lambda *_, edited=edited: edited):
-                for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode"):
-                    wrong += row(path, fault, "bug suspected")
-    sys.stdout.write(f"{wrong} of {len(SETTINGS) + 2 * len(PLANTED)} otherwise than expected\n")
-    return int(wrong > 0)
+def has_rotary_positions(model: Any) -> bool:
+    """True where only distances between tokens count."""
+    return hasattr(model, "model") and hasattr(model.model, "rotary_emb")
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+@contextmanager
+def attention(model: Any, change: Callable[..., Any]) -> Iterator[None]:
+    """Every layer's attention is change(original, module, query, key, value, mask, options), for this call.
+
+    original takes the same; query [rows, heads, queries, dim]; mask [rows or 1, heads or 1, queries, keys], True where
+    seen, as it would be if a kernel did not make its own; the result is ([rows, queries, heads, dim], ...).
+    """
+    name = model.config._attn_implementation
+    written = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
+    plain = ALL_ATTENTION_FUNCTIONS.get(name, written)
+
+    def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+        if name == "eager":  # an additive mask
+            mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+        return plain(module, query, key, value, mask, **options)
+
+    def changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        queries, keys = query.shape[2], key.shape[2]
+        if mask is None:
+            mask = torch.ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
+        elif mask.dtype != torch.bool:
+            mask = mask >= 0
+        return change(original, module, query, key, value, mask.clone(), options)
+
+    before = ALL_ATTENTION_FUNCTIONS._local_mapping.get(name)
+    ALL_ATTENTION_FUNCTIONS[name] = changed
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[name]
+        if before is not None:
+            ALL_ATTENTION_FUNCTIONS[name] = before
+
+
+@contextmanager
+def hooked(module: Any, change: Callable[..., Any]) -> Iterator[None]:
+    """The module's output is change(arguments, output), for this call."""
+    hook = module.register_forward_hook(lambda _, arguments, output: change(arguments, output))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute is another value, for this call."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Values rounded to `bits` bits of mantissa after the leading one. Same shape and dtype."""
+    mantissa, exponent = torch.frexp(values)
+    return torch.ldexp((mantissa * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent).to(values.dtype)

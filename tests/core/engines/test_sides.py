@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.verdicts.engines import PLANTED, SETTINGS, WIDE, planted
+from benchmarks.verdicts.other_engines import PLANTED, SETTINGS, WIDE, planted
 from core.engines import registry
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge

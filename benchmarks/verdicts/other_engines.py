@@ -1,0 +1,145 @@
+"""Engines on trial: their settings, none of which is a bug, and faults planted in the GGUF that llama.cpp loads, each
+of which is one. `python -m benchmarks.verdicts.other_engines MODEL [--positions N]` prints the table of docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gguf
+import numpy as np
+
+from core.inference.controls.judge_model import judge
+from core.inference.models.engine_files import gguf_of
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths import engine_side
+
+WIDE = "kv:f32+flash:off"  # float32 in every part of llama.cpp
+SETTINGS = {
+    f"llamacpp:prefill+{WIDE}": "rounding",
+    f"llamacpp:decode+{WIDE}+threads:1": "rounding",
+    f"llamacpp:chunked:16+{WIDE}": "rounding",
+    f"llamacpp:prefill+{WIDE}+batch:4": "rounding",
+    "llamacpp:decode": "lower precision",
+    "llamacpp:prefill+kv:f32": "lower precision",
+    "llamacpp:prefill+flash:off": "lower precision",
+    "llamacpp:prefill+kv:q8_0": "lower precision",
+    "llamacpp:prefill+kv:q4_0": "lower precision",
+    "llamacpp:prefill+kv:bf16+flash:off": "lower precision",
+    "llamacpp:prefill+weights:bf16+flash:off": "lower precision",
+    "llamacpp:reuse:20+weights:bf16": "lower precision",
+    "ct2:prefill": "rounding",
+    "ct2:prefill+compute:int8_float32": "lower precision",
+    "transformers:prefill": "identical",
+    "transformers:decode": "rounding",
+}
+PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
+
+
+def edit(
+    path: Path,
+    target: Path,
+    metadata: dict[str, float] | None = None,
+    tensors: dict[str, Callable[[Any], None]] | None = None,
+) -> Path:
+    """A copy of a GGUF with values of its metadata and tensors changed in place."""
+    shutil.copy(path, target)
+    file = gguf.GGUFReader(target, "r+")
+    for key, value in (metadata or {}).items():
+        field = file.fields[key]
+        field.parts[field.data[0]][:] = value
+    by_name = {tensor.name: tensor.data for tensor in file.tensors}
+    for name, change in (tensors or {}).items():
+        change(by_name[name])
+    file.data.flush()
+    return target
+
+
+def _zero_row(data: Any) -> None:
+    data[7] = 0
+
+
+def _swap_heads(data: Any) -> None:
+    data[:128] = np.concatenate([data[64:128], data[:64]])
+
+
+def _transpose_block(data: Any) -> None:
+    data[:64, :64] = data[:64, :64].T.copy()
+
+
+def _plain_norm(data: Any) -> None:
+    data[:] = 1
+
+
+PLANTED: dict[str, dict[str, Any]] = {
+    "RoPE's base 5 % larger": {"metadata": {"llama.rope.freq_base": 1.05}},
+    "the norms' epsilon 1e-3": {"metadata": {"llama.attention.layer_norm_rms_epsilon": 1e-3}},
+    "a row of a projection zero": {"tensors": {"blk.1.attn_output.weight": _zero_row}},
+    "two heads swapped": {"tensors": {"blk.1.attn_q.weight": _swap_heads}},
+    "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
+    "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
+}
+
+
+def planted(loaded: LoadedModel, fault: str, target: Path) -> Path:
+    """The model's GGUF in float32 with one fault in it."""
+    how = dict(PLANTED[fault])
+    sound = gguf_of(loaded, "float32")
+    if "llama.rope.freq_base" in how.get("metadata", {}):
+        field = gguf.GGUFReader(sound).fields["llama.rope.freq_base"]
+        base = float(field.parts[field.data[0]][0])
+        how["metadata"] = {"llama.rope.freq_base": base * how["metadata"]["llama.rope.freq_base"]}
+    return edit(sound, target, **how)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--positions", type=int, default=60)
+    asked = parser.parse_args(arguments)
+    loaded = load_model(asked.model, dtype="float32", device="cpu")
+    ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: asked.positions])
+    wrong = 0
+
+    def row(path: str, fault: str, wanted: str) -> int:
+        began = time.perf_counter()
+        found = judge(loaded, [ids], variant=path)
+        seconds = time.perf_counter() - began
+        ratio = "" if found.noise_ratio is None else f"{found.noise_ratio:.3g}"
+        alone = next((one for one in found.evidence if one.check == "an engine's settings"), None)
+        each = ""
+        if alone is not None and fault == "none":
+            figures: Any = alone.figures
+            pairs = zip(figures.settings, figures.setting_noise_ratios, strict=True)
+            each = (
+                ", ".join(f"{name} {value:.3g}" for name, value in pairs)
+                + f"; all wide {figures.widest_noise_ratio:.2f}"
+            )
+        mark = "" if found.name == wanted else f" (expected {wanted})"
+        sys.stdout.write(f"| `{path}` | {fault} | {found.name}{mark} | {ratio} | {each} | {seconds:.1f} |\n")
+        sys.stdout.flush()
+        return int(bool(mark))
+
+    sys.stdout.write("| side | fault | verdict | floors | each setting alone | s |\n|---|---|---|---|---|---|\n")
+    for path, wanted in SETTINGS.items():
+        wrong += row(path, "none", wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, fault in enumerate(PLANTED):
+            edited = planted(loaded, fault, Path(folder) / f"{number}.gguf")
+            with mock.patch.object(engine_side, "gguf_of", lambda *_, edited=edited: edited):
+                for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode"):
+                    wrong += row(path, fault, "bug suspected")
+    sys.stdout.write(f"{wrong} of {len(SETTINGS) + 2 * len(PLANTED)} otherwise than expected\n")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
