@@ -1,5 +1,6 @@
 """Engines on trial: their settings, none of which is a bug, and faults planted in the GGUF that llama.cpp loads, each
-of which is one. `python -m benchmarks.verdicts.other_engines MODEL [--positions N]` prints the table of docs/engines.md.
+of which is one. `python -m benchmarks.verdicts.other_engines MODEL [--positions N]` prints the tables of
+docs/engines.md.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def parse_path(text: str) -> Path:
     """`prefill+batch:8` -> Path; UsageError says what exists where the text names something else."""
     base_text, *modifier_texts = text.split("+")
     name, colon, own = base_text.partition(":")
-    if colon and name.strip().lower() not in BASES:
+    if colon and name.strip().lower() not in (*BASES, *MODIFIERS):
         return _path_of_engine(text, name.strip().lower(), own, modifier_texts)
     base = read_step(text, base_text, "base", BASES)
     modifiers = [read_step(text, part, "modifier", MODIFIERS) for part in modifier_texts]

@@ -341,6 +341,7 @@ class SettingsFigures(CheckFigures):
     share_of_rounding_in_bits: float = figure("distance over that of the model with every product in so many bits")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.settings) != len(self.setting_noise_ratios):
             raise UsageError("the figures 'settings' and 'setting_noise_ratios' are of different lengths")
 

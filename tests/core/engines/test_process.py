@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -242,3 +243,23 @@ def test_rows_are_checked_against_memory_of_their_own(adapter):
     process.load({})
     (rows,) = process.run([5])
     assert np.array_equal(rows.bits.view(np.float32)[0], np.arange(8))
+
+
+def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
+    """As it stands there, beside the library that it is written for."""
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "adapter.py").write_text(example)
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "class Model:\n"
+        "    vocab = 4\n"
+        "    def __init__(self, folder, cache): self.cache = cache\n"
+        "    def logits(self, ids): return np.full((len(ids), 4), float(self.cache[1:]), np.float32)\n"
+    )
+    with EngineProcess("mine", sys.executable, tmp_path / "adapter.py") as process:
+        described = EngineDescription.of("mine", process.hello)
+        assert described.shown("modifier") == "kv:f16|f32"
+        assert process.load({"model": "m", "modifiers": {"kv": "f32"}})["vocab"] == 4
+        (rows,) = process.run([1, 2, 3])
+    assert rows.bits.view(np.float32).tolist() == [[32.0] * 4] * 3
