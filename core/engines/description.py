@@ -16,7 +16,8 @@ Value = int | str
 class EngineDescription:
     """One engine as its adapter describes it. name: as the grammar calls it; bases and modifiers: name -> what may be
     said of it (`says`, `values`, `least`, `default`); dtypes: those it computes in; logits: the dtype that they come
-    in, "" for the one it computes in; model: what it loads, "gguf" or "folder".
+    in, "" for the one it computes in; model: what it loads, "gguf" or "folder"; shows_modules: it hands on what its
+    modules put out.
     """
 
     name: str
@@ -28,6 +29,7 @@ class EngineDescription:
     logits: str
     model: str
     is_here: bool
+    shows_modules: bool = False
 
     @classmethod
     def of(cls, name: str, hello: Mapping[str, Any]) -> EngineDescription:
@@ -50,6 +52,7 @@ class EngineDescription:
             str(hello.get("logits", "")),
             str(hello.get("model", "folder")),
             bool(hello.get("is_here", True)),
+            bool(hello.get("modules", False)),
         )
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:

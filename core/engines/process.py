@@ -36,11 +36,14 @@ _WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
 @dataclass(frozen=True)
 class Rows:
-    """Logits of a prompt from position `start` on. bits: [positions, vocab], unsigned carriers of `dtype`."""
+    """Logits of a prompt from position `start` on, or where `module` names one, what that put out. bits: [positions,
+    features], unsigned carriers of `dtype`.
+    """
 
     start: int
     dtype: str
     bits: NDArray[np.unsignedinteger]
+    module: str = ""
 
 
 class EngineProcess:
@@ -97,10 +100,10 @@ class EngineProcess:
         return said
 
     def run(self, ids: Sequence[int]) -> Iterator[Rows]:
-        """Have one prompt computed; its rows as they come."""
+        """Have one prompt computed; its rows, and those of its modules, as they come."""
         self._send({"type": "run", "ids": list(ids)})
         while True:
-            head, payload = self._answer("rows", "done")
+            head, payload = self._answer("rows", "module", "done")
             if head["type"] == "done":
                 return
             yield self._rows(head, payload)
@@ -109,12 +112,13 @@ class EngineProcess:
         dtype, shape, start = head.get("dtype"), head.get("shape"), head.get("start")
         is_shape = isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
         if not isinstance(dtype, str) or dtype not in CARRIERS or not is_shape or not isinstance(start, int):
-            raise self._fault(f"sent rows of {shown(dtype)}, {shown(shape)}; expected logits [positions, vocab]")
+            raise self._fault(f"sent rows of {shown(dtype)}, {shown(shape)}; expected [positions, features]")
         assert isinstance(shape, list)
         carrier = np.dtype(CARRIERS[dtype])
         if len(payload) != shape[0] * shape[1] * carrier.itemsize:
             raise self._fault(f"sent {len(payload)} bytes for {shape} of {dtype}")
-        return Rows(start, dtype, np.frombuffer(payload, carrier).reshape(shape))
+        module = str(head.get("name", "")) if head["type"] == "module" else ""
+        return Rows(start, dtype, np.frombuffer(payload, carrier).reshape(shape), module)
 
     def _send(self, head: Mapping[str, Any]) -> None:
         text = json.dumps(head).encode()
@@ -136,7 +140,7 @@ class EngineProcess:
                 if kind == "error":
                     raise self._fault(f"failed: {said.rstrip('.')}", with_lines=False)
                 raise CaptureError(f"engine '{self.name}': {said}")
-            if kind not in ("working", "module"):
+            if kind != "working":
                 raise self._fault(f"sent '{shown(kind)}' where {' or '.join(wanted)} was expected")
 
     def _next(self) -> tuple[dict[str, Any], bytes]:

@@ -16,12 +16,31 @@ from ulpscope_engine import Refused, modifier, serve
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # enum ggml_type
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 FLASH = {"auto": -1, "off": 0, "on": 1}
+# what llama.cpp calls the tensors of its graph, by what transformers calls the modules that put them out
+OF_BLOCK = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "Qcur",
+    "self_attn.k_proj": "Kcur",
+    "self_attn.v_proj": "Vcur",
+    "self_attn.o_proj": "attn_out",
+    "self_attn": "attn_out",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_out",
+    "mlp": "ffn_out",
+    "": "l_out",
+}
+BIASED = ("qwen2",)  # architectures whose queries, keys and values have one
+OF_MODEL = {"model.embed_tokens": ("inp_embd", "embd"), "model.norm": ("result_norm",)}
+EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 ROOM = 4096  # bytes: more than any version's parameters take
 HELLO = {
     "engine": "llama.cpp",
     "model": "gguf",
     "dtypes": ["float32", "float16", "bfloat16"],
     "logits": "float32",
+    "modules": True,
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
@@ -90,6 +109,13 @@ class ContextParams:
         if len(at) != 1 or len(cache) != 1:
             raise Refused("this build's llama_context_params are laid out otherwise than those of the builds known.")
         self.threads, self.flash, self.cache = 4 * at[0], 4 * (at[0] + 6), 4 * cache[0]
+        self.evaluated = self.cache - 16  # cb_eval and what it is given stand before the cache's types
+
+    def follow(self, callback):
+        """Have every tensor of the graph shown to an EVALUATED."""
+        if any(self.params.data[self.evaluated : self.cache]):
+            raise Refused("this build's llama_context_params have no callback where the builds known have it.")
+        self.params.set(self.evaluated, "<Q", ctypes.cast(callback, ctypes.c_void_p).value)
 
     def set(self, **given):
         places = {
@@ -161,6 +187,12 @@ class Engine:
             ("llama_decode", number, [pointer, Batch]),
             ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, number]),
             ("llama_free", None, [pointer]),
+            ("llama_model_n_head", number, [pointer]),
+            ("llama_model_n_head_kv", number, [pointer]),
+            ("llama_model_meta_val_str", number, [pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]),
+            ("ggml_get_name", ctypes.c_char_p, [pointer]),
+            ("ggml_op_desc", ctypes.c_char_p, [pointer]),
+            ("ggml_backend_tensor_get", None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
         ):
             function = getattr(lib, name)
             function.restype, function.argtypes = gives, takes
@@ -179,6 +211,7 @@ class Engine:
         kind = self.options.get("kv", "f16")
         if kind.startswith("q") and self.options.get("flash") == "off":
             raise Refused("a quantised V cache needs flash attention; leave flash:off out.")
+        self.modules = Modules(self, request["modules"]) if request.get("modules") else None
         self.said = {
             "vocab": self.vocab,
             "versions": {"llama.cpp": version()},
@@ -203,6 +236,8 @@ class Engine:
             given["n_ubatch"] = min(room, int(self.options.get("ubatch", room)))
             given["flash"] = FLASH[self.options.get("flash", "auto")]
             threads = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
+            if self.modules is not None:
+                params.follow(self.modules.callback)
             given.update(threads=threads, threads_batch=threads)
             self.context = self.lib.llama_init_from_model(self.model, params.set(**given))
             if not self.context:
@@ -222,7 +257,11 @@ class Engine:
                 batch.token[n], batch.pos[n], batch.n_seq_id[n] = token, position, 1
                 batch.seq_id[n][0] = row
                 batch.logits[n] = 1  # of every row: what is asked for must not change what is computed
+            if self.modules is not None:
+                self.modules.begin(rows, start)
             code = self.lib.llama_decode(self.context, batch)
+            if self.modules is not None:
+                self.modules.end()
             if code:
                 raise RuntimeError(f"llama_decode returned {code}")
             if rows is None:
@@ -249,6 +288,89 @@ class Engine:
             self.step([row[start : start + step] for row in others], start, rows)
 
 
+class Modules:
+    """What tensors of the graph hold as they are computed, handed on under the names of transformers' modules.
+
+    The graph is evaluated up to each tensor that is wanted, which changes no bit of it. names: as transformers calls
+    them; those that llama.cpp has no tensor for are left out.
+    """
+
+    def __init__(self, engine, names):
+        if engine.rows > 1:
+            raise Refused("the modules of a batch are not followed; leave batch:N out.")
+        self.lib, self.model = engine.lib, engine.model
+        self.architecture = self.meta(b"general.architecture")
+        self.names = {}
+        for name in names:
+            for tensor in self.tensors(name):
+                self.names.setdefault(tensor, []).append(name)
+        self.callback = EVALUATED(self.see)
+        self.rows, self.failed = None, None
+
+    def meta(self, key):
+        text = ctypes.create_string_buffer(256)
+        self.lib.llama_model_meta_val_str(self.model, key, text, len(text))
+        return text.value.decode()
+
+    def tensors(self, name):
+        """Names of the tensor that is this module's output."""
+        if name in OF_MODEL:
+            return OF_MODEL[name]
+        start, _, rest = name.partition("model.layers.")
+        block, _, part = rest.partition(".")
+        return (f"{OF_BLOCK[part]}-{block}",) if not start and block.isdigit() and part in OF_BLOCK else ()
+
+    def begin(self, rows, start):
+        """The next call computes positions from `start` on; rows: takes them, None where nobody wants them."""
+        self.rows, self.failed, self.done = rows, None, dict.fromkeys(self.names, start)
+
+    def end(self):
+        self.rows = None
+        if self.failed is not None:
+            raise self.failed
+
+    def see(self, tensor, is_asked, _):
+        """What the scheduler calls: first whether a tensor is wanted, then with its values."""
+        try:
+            name = self.lib.ggml_get_name(tensor).decode(errors="replace")
+            if self.rows is None or name not in self.names:
+                return not is_asked  # a tensor that nobody wants is computed with those that follow it
+            if is_asked:
+                return self.is_output(tensor, name)
+            features, positions = (ctypes.c_int64 * 2).from_address(tensor + 16)
+            values = np.empty((positions, features), np.float32)
+            self.lib.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
+            values = self.in_order(name, values)
+            for module in self.names[name]:
+                self.rows.module(module, self.done[name], values)
+            self.done[name] += len(values)
+        except Exception as error:  # nothing may leave a callback of C
+            self.failed = error
+        return True
+
+    def is_output(self, tensor, name):
+        """Whether this is what the module puts out: tensors that are made of it bear its name too, by heads and
+        rotated, and so does the product to which a bias is added.
+        """
+        kind = ctypes.c_int32.from_address(tensor).value
+        size = tuple((ctypes.c_int64 * 4).from_address(tensor + 16))
+        step = tuple((ctypes.c_size_t * 2).from_address(tensor + 48))
+        if kind != TYPES["f32"] or size[2:] != (1, 1) or step != (4, 4 * size[0]):
+            return False
+        if name.partition("-")[0] not in ("Qcur", "Kcur", "Vcur"):
+            return True
+        return self.lib.ggml_op_desc(tensor) == (b"ADD" if self.architecture in BIASED else b"MUL_MAT")
+
+    def in_order(self, name, values):
+        """Queries and keys of a Llama as transformers orders them: halves of each head, not neighbours."""
+        stem = name.partition("-")[0]
+        if self.architecture != "llama" or stem not in ("Qcur", "Kcur"):
+            return values
+        count = self.lib.llama_model_n_head if stem == "Qcur" else self.lib.llama_model_n_head_kv
+        by_head = values.reshape(len(values), count(self.model), -1, 2)
+        return np.ascontiguousarray(by_head.swapaxes(2, 3)).reshape(values.shape)
+
+
 class _First:
     """Hands on the first positions only."""
 
@@ -257,6 +379,10 @@ class _First:
 
     def __call__(self, start, logits):
         self.rows(start, logits[: self.count])
+
+    def module(self, name, start, values):
+        if start < self.count:
+            self.rows.module(name, start, values[: self.count - start])
 
 
 def load(request):

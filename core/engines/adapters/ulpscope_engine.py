@@ -37,18 +37,20 @@ class Rows:
         self._send = send
 
     def __call__(self, start: int, logits: Any, dtype: str | None = None) -> None:
-        array = np.asarray(logits)
+        self._send_rows({"type": "rows"}, start, logits, dtype)
+
+    def module(self, name: str, start: int, values: Any, dtype: str | None = None) -> None:
+        """What a module put out, [positions, features], under one of the names that `modules` of the request lists."""
+        self._send_rows({"type": "module", "name": name}, start, values, dtype)
+
+    def _send_rows(self, head: dict[str, Any], start: int, values: Any, dtype: str | None) -> None:
+        array = np.asarray(values)
         dtype = dtype or str(array.dtype)
         if dtype not in CARRIERS or array.ndim != 2:
-            raise Refused(f"the adapter gave logits {list(array.shape)} of {dtype}; expected [positions, vocab].")
+            what = f"'{head['name']}' as" if "name" in head else "logits"
+            raise Refused(f"the adapter gave {what} {list(array.shape)} of {dtype}; expected [positions, features].")
         data = np.ascontiguousarray(array).view(CARRIERS[dtype])
-        self._send({"type": "rows", "start": int(start), "dtype": dtype, "shape": list(array.shape)}, data)
-
-    def module(self, name: str, start: int, values: Any) -> None:
-        """What a module put out, [positions, features], float32, by the name that transformers gives it."""
-        array = np.ascontiguousarray(values, dtype="<f4")
-        head = {"type": "module", "name": name, "start": int(start), "dtype": "float32", "shape": list(array.shape)}
-        self._send(head, array)
+        self._send(dict(head, start=int(start), dtype=dtype, shape=list(array.shape)), data)
 
     def working(self, says: str) -> None:
         """Say that a long step goes on, so that nobody takes it for a hang."""
@@ -60,8 +62,8 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
 
     hello: {"engine": name, "version": text, "bases": {...}, "modifiers": {...}, "dtypes": [...]}, what the engine can
     do, said before it is imported. load(request): {"model": folder or file, "dtype": "float32", "base": [name,
-    values...], "modifiers": {name: value}} -> ({"vocab": V, "parts": {...}, "versions": {...}}, run), where
-    run(ids, rows) computes one prompt.
+    values...], "modifiers": {name: value}, "modules": names of those whose outputs are wanted} -> ({"vocab": V,
+    "parts": {...}, "versions": {...}}, run), where run(ids, rows) computes one prompt.
     """
     frames = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the engine prints goes where errors go, and never between frames

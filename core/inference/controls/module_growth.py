@@ -75,7 +75,9 @@ class KeptOutputs(ModuleTrace):
 
 
 def _run(loaded: LoadedModel, side: RunnableSide, trace: KeptOutputs) -> None:
-    with nullcontext() if side.hands_in else trace.following(loaded.model, traced_modules(loaded.model)):
+    modules = traced_modules(loaded.model)
+    trace.modules = modules.keys()
+    with nullcontext() if side.hands_in else trace.following(loaded.model, modules):
         side.run_on(loaded, trace)(trace.prompt, ignore)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...engines import registry
 from ...engines.description import EngineDescription
@@ -17,6 +18,7 @@ from ..models.engine_files import folder_of, gguf_of
 from ..models.model import LoadedModel
 from .batch import Emit
 from .grammar import Step
+from .hooks import ModuleTrace
 
 _SIGNED = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -51,10 +53,20 @@ def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str
 
 
 class EngineRun:
-    """One engine made ready for a model. Calling it runs a prompt."""
+    """One engine made ready for a model. Calling it runs a prompt. trace: takes what its modules put out."""
 
-    def __init__(self, name: str, engine: EngineDescription, steps: tuple[Step, ...], loaded: LoadedModel) -> None:
-        self._name, self._engine, self._loaded = name, engine, loaded
+    def __init__(
+        self,
+        name: str,
+        engine: EngineDescription,
+        steps: tuple[Step, ...],
+        loaded: LoadedModel,
+        trace: ModuleTrace | None = None,
+    ) -> None:
+        self._name, self._engine, self._loaded, self._trace = name, engine, loaded, trace
+        modules = [] if trace is None else list(trace.modules)
+        if modules and not engine.shows_modules:
+            raise CaptureError(f"path '{name}': {engine.engine} shows nothing of its modules.")
         base, *modifiers = steps
         dtype = computes_in(modifiers, loaded)
         self._process, self.said = registry.running(
@@ -64,6 +76,7 @@ class EngineRun:
                 "dtype": dtype,
                 "base": [base.name, *base.values],
                 "modifiers": {step.name: step.values[0] if step.values else True for step in modifiers},
+                "modules": modules,
             },
         )
         if self.said["vocab"] < loaded.vocab_size:
@@ -77,6 +90,9 @@ class EngineRun:
         done, is_whole = 0, False
         try:
             for rows in self._process.run([int(token) for token in token_ids]):
+                if rows.module:
+                    self._hand_in(rows, len(token_ids))
+                    continue
                 if rows.start != done or done + len(rows.bits) > len(token_ids):
                     raise CaptureError(
                         f"path '{self._name}': positions {rows.start} to {rows.start + len(rows.bits) - 1} came where"
@@ -103,15 +119,26 @@ class EngineRun:
             return gguf_of(self._loaded, dtype)
         return folder_of(self._loaded)
 
+    def _hand_in(self, rows: Rows, positions: int) -> None:
+        """Give the trace what a module put out."""
+        if self._trace is None or rows.module not in self._trace.modules:
+            return
+        if not 0 <= rows.start < rows.start + len(rows.bits) <= positions:
+            raise CaptureError(
+                f"path '{self._name}': '{rows.module}' came for positions {rows.start} to"
+                f" {rows.start + len(rows.bits) - 1} of {positions}."
+            )
+        self._trace.hand_in(rows.module, _tensor(rows.bits, rows.dtype).to(self._loaded.device), rows.start)
+
     def _logits(self, rows: Rows) -> torch.Tensor:
         """Rows on the model's device, in its dtype where that holds them; a padded vocabulary is cut."""
-        bits = np.array(rows.bits[:, : self._loaded.vocab_size]).view(_SIGNED[rows.dtype])
+        bits = rows.bits[:, : self._loaded.vocab_size]
         if bits.shape[1] != self._loaded.vocab_size:
             raise CaptureError(
                 f"path '{self._name}': rows of {bits.shape[1]} logits came; the vocabulary has"
                 f" {self._loaded.vocab_size}."
             )
-        logits = torch.from_numpy(bits).view(getattr(torch, rows.dtype)).to(self._loaded.device)
+        logits = _tensor(bits, rows.dtype).to(self._loaded.device)
         if logits.dtype == self._loaded.torch_dtype:
             return logits
         narrowed: Any = logits.to(self._loaded.torch_dtype)
@@ -119,3 +146,8 @@ class EngineRun:
             logits.dtype, narrowed.dtype
         ) in (logits.dtype, narrowed.dtype)
         return narrowed if is_exact else logits
+
+
+def _tensor(bits: NDArray[np.unsignedinteger], dtype: str) -> torch.Tensor:
+    """A copy of the bits as torch has them."""
+    return torch.from_numpy(np.array(bits).view(_SIGNED[dtype])).view(getattr(torch, dtype))

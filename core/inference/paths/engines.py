@@ -37,7 +37,7 @@ Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 @dataclass(frozen=True)
 class RunnableSide:
     """Side that can be run on a model: a path or a callable, made ready the same way. block_sizes: values of its base,
-    which may be those of blocks; hands_in: a callable that hands in what its modules put out (Watch), so nobody has to
+    which may be those of blocks; hands_in: a callable or engine that hands in what its modules put out, so nobody has to
     follow the model's own; engine_path: of another engine, in a process of its own.
     """
 
@@ -86,8 +86,10 @@ def side_of(given: str | Engine) -> RunnableSide:
     """A path by its name, or a callable under its own."""
     if isinstance(given, str):
         path = parse_path(given)
-        if path.engine is not None:  # a process of its own, of which only the logits are seen
-            return RunnableSide(str(path), lambda loaded, _: open_path(path, loaded), engine_path=path)
+        if path.engine is not None:
+            return RunnableSide(
+                str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), hands_in=True, engine_path=path
+            )
         return RunnableSide(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
     name = getattr(given, "__name__", type(given).__name__)
     hands_in = _takes_watch(given)

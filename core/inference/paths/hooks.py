@@ -6,7 +6,7 @@ it is spooled (core.inference.watching.layers), or kept and compared (core.infer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +19,14 @@ class ModuleTrace:
     """Takes module outputs of one prompt. A path tells which positions a forward computes, by `forward`; of those of a
     callable the tokens and the cache tell: the row that holds the prompt's tokens from the cache's length on.
 
-    prompt: token ids; positions: which of them, ascending. is_ambiguous: neither tells, for several rows hold the
+    prompt: token ids; positions: which of them, ascending; modules: names of those that an engine may hand in.
+    is_ambiguous: neither tells, for several rows hold the
     tokens. Of a module that runs several times in a forward the first output counts.
     """
 
     def __init__(self, prompt: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
         self.prompt, self.positions = prompt, positions
+        self.modules: Collection[str] = ()
         self.is_ambiguous = False
         self.is_told = False
         self._computed: tuple[int, int, int, int] | None = None  # row, first column, first position, end

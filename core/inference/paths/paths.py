@@ -21,6 +21,7 @@ from .bases import BASES, without_cache
 from .batch import Emit, Follower, PromptBatch, Run, rows_of_a_chunk
 from .cache_watch import CacheWatch
 from .grammar import Base, Modifier, Others, Step, read_step
+from .hooks import ModuleTrace
 from .modifiers import MODIFIERS
 from .sliced_head import columns_at_once
 
@@ -288,7 +289,9 @@ def open_path(
     _refuse(path, loaded, None)
     if path.engine is not None:
         steps = (path.base, *path.modifiers)
-        yield OpenPath(path, PromptBatch(loaded), loaded, engine_side.EngineRun(str(path), path.engine, steps, loaded))
+        seen = trace if isinstance(trace, ModuleTrace) else None
+        run = engine_side.EngineRun(str(path), path.engine, steps, loaded, seen)
+        yield OpenPath(path, PromptBatch(loaded), loaded, run)
         return
     with ExitStack() as stack:
         batch = PromptBatch(loaded, watch=watch, trace=trace)
