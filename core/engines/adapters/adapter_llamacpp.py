@@ -300,7 +300,7 @@ class Modules:
             raise Refused("the modules of a batch are not followed; leave batch:N out.")
         self.lib, self.model = engine.lib, engine.model
         self.architecture = self.meta(b"general.architecture")
-        self.names = {}
+        self.names: dict[str, list[str]] = {}
         for name in names:
             for tensor in self.tensors(name):
                 self.names.setdefault(tensor, []).append(name)

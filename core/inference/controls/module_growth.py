@@ -7,7 +7,7 @@ so no second trace is ever in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -74,8 +74,11 @@ class KeptOutputs(ModuleTrace):
         return super()._own_row(output) if is_of_rows else None
 
 
-def _run(loaded: LoadedModel, side: RunnableSide, trace: KeptOutputs) -> None:
-    modules = traced_modules(loaded.model)
+def run_traced(
+    loaded: LoadedModel, side: RunnableSide, trace: KeptOutputs, modules: Mapping[str, torch.nn.Module] | None = None
+) -> None:
+    """Run a side on the trace's prompt, its modules followed or handed in; None: those that growth is measured over."""
+    modules = traced_modules(loaded.model) if modules is None else modules
     trace.modules = modules.keys()
     with nullcontext() if side.hands_in else trace.following(loaded.model, modules):
         side.run_on(loaded, trace)(trace.prompt, ignore)
@@ -115,9 +118,9 @@ def growth_over_modules(
         if not positions:
             continue
         kept = KeptOutputs(ids, positions)
-        _run(loaded, sides[0], kept)
+        run_traced(loaded, sides[0], kept)
         compared = KeptOutputs(ids, positions, kept)
-        _run(loaded, sides[1], compared)
+        run_traced(loaded, sides[1], compared)
         if kept.is_ambiguous or compared.is_ambiguous:
             raise CaptureError(
                 "a side computes or hands in positions twice, or in several rows alike, so its forwards could not be"
@@ -149,12 +152,12 @@ def _floor(
     """Mean squares of the reorderings of a prompt at every module; kept: of the plain forward, None to run it."""
     if kept is None:
         kept = KeptOutputs(ids, positions)
-        _run(loaded, PLAIN, kept)
+        run_traced(loaded, PLAIN, kept)
     floor: Squares = {}
     for seed in seeds:
         moved = KeptOutputs(ids, positions, kept)
         with reordered(loaded.model, seed):
-            _run(loaded, PLAIN, moved)
+            run_traced(loaded, PLAIN, moved)
         for name, squares in moved.squares.items():
             floor.setdefault(name, []).append(squares)
     return floor

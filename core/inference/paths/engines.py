@@ -37,7 +37,7 @@ Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 @dataclass(frozen=True)
 class RunnableSide:
     """Side that can be run on a model: a path or a callable, made ready the same way. block_sizes: values of its base,
-    which may be those of blocks; hands_in: a callable or engine that hands in what its modules put out, so nobody has to
+    which may be those of blocks; hands_in: a side that hands in what its modules put out, so nobody has to
     follow the model's own; engine_path: of another engine, in a process of its own.
     """
 
