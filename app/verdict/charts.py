@@ -148,8 +148,15 @@ def residues(outliers: np.ndarray, starts: np.ndarray, block: int) -> go.Figure:
     return layout(figure, 260, barmode="stack", bargap=0.15)
 
 
-def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: str | None) -> go.Figure:
-    """rms of a pair and of its rounding floor at the output of every module, in the order in which they run, log axis.
+def over_modules(
+    names: list[str],
+    pair: np.ndarray,
+    floor: np.ndarray,
+    first: str | None,
+    called: tuple[str, str] = ("this pair", "rounding floor"),
+) -> go.Figure:
+    """rms of a pair and of its rounding floor, or of two others that are `called` so, at the output of every module, in
+    the order in which they run, log axis.
 
     Units are those of each module's output. first: the module at which the pair leaves the floor, marked. Blocks, which
     a name that ends in a number is, are labelled; their parts are told by hovering.
@@ -162,7 +169,7 @@ def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: s
         y=gaps_at_zero(floor),
         mode="lines",
         line={"color": QUIET, "width": 1.6, "dash": "dot"},
-        name="rounding floor",
+        name=called[1],
         hoverinfo="skip",
     )
     add_lone(figure, places, gaps_at_zero(floor), QUIET, 8)
@@ -172,9 +179,11 @@ def over_modules(names: list[str], pair: np.ndarray, floor: np.ndarray, first: s
         mode="lines+markers",
         line={"color": REFERENCE, "width": 1.6},
         marker={"size": 5},
-        name="this pair",
+        name=called[0],
         customdata=np.stack([np.array(shown, object), floor.astype(object)], axis=1),
-        hovertemplate="%{customdata[0]}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>",
+        hovertemplate=(
+            f"%{{customdata[0]}}<br>{called[0]} %{{y:.3g}}, {called[1]} %{{customdata[1]:.3g}}<extra></extra>"
+        ),
     )
     if first in names:
         place = names.index(first)

@@ -23,6 +23,7 @@ from core.runs.file.evidence import (
     NOTED,
     PASSED,
     RUNGS,
+    AloneFigures,
     DrawnFigures,
     Evidence,
     ModulesFigures,
@@ -59,7 +60,13 @@ _OUTCOMES = {
     MISSING: (":material/help:", "orange"),
     NOTED: (":material/info:", "blue"),
 }
-_OF_MODULES = ("modules", "pair_rms", "floor_rms")  # figures of a row, one value a module
+_OF_MODULES = (
+    "modules",
+    "pair_rms",
+    "floor_rms",
+    "alone_rms",
+    "own_rounding_rms",
+)  # figures of a row, one value a module
 
 
 def verdict(view: selection.View) -> None:
@@ -174,6 +181,8 @@ def _charts(view: selection.View, row: Evidence) -> None:
         _beside_floor(view, row.rung, row.figures)
     elif isinstance(row.figures, ModulesFigures):
         _modules(row.figures)
+    elif isinstance(row.figures, AloneFigures):
+        _modules_alone(row.figures)
     elif isinstance(row.figures, StructureFigures):
         deciding = _deciding(view)
         if deciding is not None:
@@ -242,6 +251,22 @@ def _modules(figures: ModulesFigures) -> None:
     plots.draw(figure, key="over_modules", picture=_picture("over-modules"))
     st.caption(
         "rms of the difference at the output of every module, in units of that output, beside its rounding floor."
+    )
+
+
+def _modules_alone(figures: AloneFigures) -> None:
+    """Draw each module alone beside its own rounding."""
+    figure = charts.over_modules(
+        list(figures.modules),
+        np.array(figures.alone_rms, float),
+        np.array(figures.own_rounding_rms, float),
+        next(iter(figures.modules_beyond), None),
+        ("this side", "own rounding"),
+    )
+    plots.draw(figure, key="modules_alone", picture=_picture("modules-alone"))
+    st.caption(
+        "rms to float64 of every module's output, given what ran before it on that side, beside the model's own"
+        " rounding on the same input."
     )
 
 

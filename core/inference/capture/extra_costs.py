@@ -162,12 +162,15 @@ def _judging(plan: CapturePlan, variant: Path, *, is_first: bool, keeps: bool) -
 
 
 def _precisions(plan: CapturePlan, variants: Sequence[Path]) -> Work:
-    """Search for a lower precision, of each side that can be further from the model than rounding."""
+    """What is asked only of a side that can be further from the model than rounding: its modules one at a time, and the
+    search for a lower precision.
+    """
     lengths = [len(ids) for ids in plan.token_ids]
     found = Work()
     for variant in variants:
         for path in [variant] if plan.paths[0] == _PLAIN else [plan.paths[0], variant]:
             of_side = _over(plan, path)
+            found += of_side + _over(plan, _PLAIN) * 2
             found += Work(*most_work(plan.loaded, lengths, (of_side.forwards, of_side.tokens), SEEDS, SEEDS_OF_MODULES))
     return found
 

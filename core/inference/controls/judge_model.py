@@ -29,12 +29,13 @@ from ...judging.ladder import (
     Verdict,
     conclude,
     floor_test,
-    growth_evidence,
     is_larger_everywhere,
+    place_of,
     structure_of,
     symmetry_evidence,
     three_digits,
 )
+from ...judging.module_evidence import alone_evidence, growth_evidence
 from ...judging.sixteen_bits import SixteenTest
 from ...runs.file.evidence import (
     FAILED,
@@ -62,6 +63,7 @@ from .engine_settings import narrow_settings, taken_apart
 from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
 from .module_growth import growth_over_modules
+from .modules_alone import fits, modules_alone
 from .precisions import Precision
 from .rounding_floor import check_prompts, in_float32, not_finite_of
 
@@ -565,6 +567,30 @@ class _ModelLadder(Ladder):
                 control, found.names, found.pair_rms, found.floor_rms, dtype, deciding, is_handed_in=is_handed_in
             )
         )
+        if not deciding.is_passed:
+            self._modules_alone(deciding.worst_row)
+
+    def _modules_alone(self, worst_row: int) -> None:
+        """Take each side that is not the plain forward apart, module by module, on the prompt with the worst row."""
+        prompt, position = place_of(worst_row, self.lengths)
+        for side in self.sides:
+            if side.path is not None and side.path == PLAIN.path:
+                continue
+            self.say(f"each module of '{side.name}' alone")
+            count = fits(self.loaded, self.lengths[prompt])
+            control = (
+                f"every module of '{side.name}' on prompt {prompt}, given what ran before it there, beside float64"
+            )
+            try:
+                if count <= position:
+                    raise CaptureError(f"position {position} of prompt {prompt} is beyond what memory has room for.")
+                found = modules_alone(self.loaded, self.prompts[prompt][:count], side)
+            except CaptureError as error:
+                says = f"The modules cannot be taken one at a time: {error}"
+                self.add(Check.ALONE, control, Unmeasured(), MISSING, says, side.name)
+                continue
+            row = alone_evidence(control, found.names, found.ratios, found.side_rms, found.own_rms, side.name)
+            self.evidence.append(row)
 
     def _one_order(self, *, differ: bool) -> None:
         """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in

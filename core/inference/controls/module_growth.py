@@ -87,7 +87,8 @@ def run_traced(
 @dataclass(frozen=True)
 class Growth:
     """The distance of a pair and of its floor at each module. names: in the order in which they run; rms: [modules], in
-    units of the module's output; positions: how many were looked at.
+    units of the module's output, the floor's at least one unit in the last place where no reordering reaches;
+    positions: how many were looked at.
     """
 
     names: tuple[str, ...]
@@ -114,6 +115,7 @@ def growth_over_modules(
     seen: dict[str, bool] = {}
     pair: dict[str, list[NDArray[np.float64]]] = {}
     floor: dict[str, list[NDArray[np.float64]]] = {}
+    values: dict[str, list[NDArray[np.float64]]] = {}
     for ids, positions in zip(prompts, chosen, strict=True):
         if not positions:
             continue
@@ -130,6 +132,7 @@ def growth_over_modules(
             seen[name] = seen.get(name, True) and bool(kept.seen[name].all() and compared.seen[name].all())
         for name, squares in compared.squares.items():
             pair.setdefault(name, []).append(squares)
+            values.setdefault(name, []).append(row_sums(kept.kept[name].double().square()) / kept.kept[name].shape[1])
         key = (loaded.dtype, tuple(seeds), tuple(ids), tuple(positions))
         is_plain = sides[0].name == PLAIN.name
         measured = partial(_floor, loaded, seeds, ids, positions, kept if is_plain else None)
@@ -142,7 +145,9 @@ def growth_over_modules(
             f"'{sides[1].name}' computes positions in forwards that could not be followed; an engine may hand in what"
             " its modules put out (docs/extend.md, `watch`)."
         )
-    pair_rms, floor_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor))
+    pair_rms, floor_rms, value_rms = (np.array([_rms(of[name]) for name in names]) for of in (pair, floor, values))
+    unreached = floor_rms == 0  # the first norm, where no reordering comes before it: it may still round otherwise
+    floor_rms[unreached] = torch.finfo(loaded.torch_dtype).eps * value_rms[unreached]
     return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
 
 

@@ -27,7 +27,7 @@ from ..watching.modules import traced_modules, watched_modules
 from .module_growth import KEPT_BYTES, PLAIN, KeptOutputs, run_traced
 from .rounding_floor import in_float32
 
-_HALF_ULP = 2.0**-24  # of float32, over the value: a module that rounds exactly is as far from float64
+_ULP = 2.0**-23  # of float32, over the value: of one huge feature of a position a single rounding may be all there is
 _INSIDE = ("projection", "mlp")  # kinds of the modules inside attention and MLP that are looked at beside these
 
 
@@ -59,7 +59,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         for name in [name for name in kept if _repeats_its_parent(name, kept)]:
             del kept[name]
         apart: dict[str, torch.Tensor] = {}
-        with _grafted(widened.model, modules, kept, lambda name, own, given: apart.update({name: own - given})):
+        with _grafted(modules, kept, lambda name, own, given: apart.update({name: own - given})):
             PLAIN.run_on(widened)(prompt, ignore)
     found: dict[str, tuple[NDArray[np.float64], ...]] = {}
 
@@ -68,7 +68,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         own = apart[name].double() - beside
         found[name] = tuple(row_sums(rows.square()) / rows.shape[1] for rows in (beside, own, given.double()))
 
-    with in_float64(loaded) as widened, _grafted(widened.model, modules, kept, compare):
+    with in_float64(loaded) as widened, _grafted(modules, kept, compare):
         PLAIN.run_on(widened)(prompt, ignore)
     names = tuple(name for name in apart if name in found)
     if not names:
@@ -99,7 +99,6 @@ def _repeats_its_parent(name: str, kept: dict[str, torch.Tensor]) -> bool:
 
 @contextmanager
 def _grafted(
-    model: Any,
     modules: dict[str, torch.nn.Module],
     kept: dict[str, torch.Tensor],
     see: Callable[[str, torch.Tensor, torch.Tensor], Any],
@@ -130,6 +129,6 @@ def _figures(
     side: NDArray[np.float64], own: NDArray[np.float64], values: NDArray[np.float64]
 ) -> tuple[float, float, float]:
     """(largest ratio of a position, rms of the side, rms of the own rounding). All [positions], mean squares."""
-    least = float(values.mean()) * _HALF_ULP**2 / 3
-    measure = np.maximum(np.maximum(own, own.mean()), max(least, np.finfo(np.float64).tiny))
+    measure = np.maximum.reduce([own, np.full_like(own, own.mean()), values * _ULP**2])
+    measure = np.maximum(measure, np.finfo(np.float64).tiny)
     return float(np.sqrt((side / measure).max())), float(np.sqrt(side.mean())), float(np.sqrt(own.mean()))

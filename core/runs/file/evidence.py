@@ -378,6 +378,23 @@ class ModulesFigures(CheckFigures):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AloneFigures(CheckFigures):
+    """The modules of a side, each given what ran before it on that side."""
+
+    largest_ratio_allowed: float = figure("largest ratio of rounding, to a module's own")
+    modules_beyond: tuple[str, ...] = figure("modules that alone differ by more")
+    largest_ratio_of_others: float = figure("largest ratio of the others")
+    modules: tuple[str, ...] = figure("modules as they run")
+    alone_rms: tuple[float | None, ...] = figure("rms of the side to float64, in units of each module's output")
+    own_rounding_rms: tuple[float | None, ...] = figure("rms of the model's own float32 to float64, likewise")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.modules) == len(self.alone_rms) == len(self.own_rounding_rms):
+            raise UsageError("the figures 'modules', 'alone_rms' and 'own_rounding_rms' are of different lengths")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OneOrderFigures(CheckFigures):
     compute_dtype: str = figure(_DTYPE)
     bit_identical: bool = figure(_IDENTICAL)
@@ -423,6 +440,7 @@ class Check(StrEnum):
     OUTLIERS = "positions that stand out", STRUCTURE, StructureFigures
     DIFFERING = "positions that differ", STRUCTURE, StructureFigures
     GROWTH = "outputs of modules", MODULES, ModulesFigures
+    ALONE = "each module alone", MODULES, AloneFigures
     IN_ONE_ORDER = "sums in one order", ONE_ORDER, OneOrderFigures
 
 

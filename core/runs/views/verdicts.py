@@ -32,6 +32,7 @@ from ..file.evidence import (
     STRUCTURE,
     SYMMETRY,
     VALIDITY,
+    AloneFigures,
     Evidence,
     ModulesFigures,
     RatioFigures,
@@ -149,6 +150,7 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
             for row in evidence
             if (isinstance(row.figures, StructureFigures) and row.figures.first)
             or (isinstance(row.figures, ModulesFigures) and row.figures.first_module)
+            or (isinstance(row.figures, AloneFigures) and row.figures.modules_beyond)
         ]
     return Finding(name, pair.because or "", rungs, True, " ".join(filter(None, more)))
 

@@ -1,0 +1,151 @@
+"""The rows of evidence on the outputs of a model's modules: where a pair leaves its floor, and which module alone does.
+None of them decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runs.file.evidence import NOTED, PASSED, AloneFigures, Check, Evidence, ModulesFigures
+from ..text import joined, plural
+from .ladder import FloorTest, three_digits
+
+LARGEST_ALONE = 10.0  # times a module's own rounding; docs/verdict_calibration.md has what was measured
+_BLOCK = re.compile(r"\.\d+(?=\.|$)")
+_NAMED = 3  # modules by name; more are told as parts of so many blocks
+
+
+def growth_evidence(
+    control: str,
+    names: Sequence[str],
+    pair: NDArray[np.float64],
+    floor: NDArray[np.float64],
+    dtype: str,
+    test: FloorTest,
+    *,
+    is_handed_in: bool = False,
+) -> Evidence:
+    """The row on where, over the modules as they run, a pair leaves the floor; rms of both [modules]. Never
+    decides.
+
+    `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie
+    between. A module leaves the floor where the pair is more times as large as logits may be.
+    """
+    tiny = np.finfo(np.float64).tiny
+    is_number = np.isfinite(pair) & np.isfinite(floor)
+    ratios = np.where(pair > 0, pair / np.maximum(floor, tiny), 0.0)
+    ratios = np.where(is_number, ratios, np.inf)  # NaN in one side's output, which no rounding makes
+    beyond = np.flatnonzero(ratios > test.largest_ratio)
+    figures = ModulesFigures(
+        compute_dtype=dtype,
+        first_module=names[beyond[0]] if len(beyond) else None,
+        modules=tuple(names),
+        pair_rms=tuple(float(x) if np.isfinite(x) else None for x in pair),
+        floor_rms=tuple(float(x) if np.isfinite(x) else None for x in floor),
+    )
+    if not pair.any() and test.is_passed:
+        says = "None of these modules' outputs differs at all at these positions."
+        return Evidence(Check.GROWTH, control, figures, PASSED, says)
+    if not len(beyond) and not test.is_passed:
+        says = (
+            "None of these modules leaves the floor at these positions, so what is wrong comes after them (the head, or"
+            " which row or position is returned), or at another position."
+            if not is_handed_in
+            else (
+                "None of the modules that were handed in leaves the floor at these positions: what is wrong comes after"
+                " them, or in one that was not."
+            )
+        )
+        return Evidence(Check.GROWTH, control, figures, NOTED, says)
+    if not len(beyond):
+        most = float(ratios.max()) if len(ratios) else 0.0
+        says = (
+            f"From module to module it grows as the floor does: at most {most:.2f} times it at any of these modules,"
+            " over these positions."
+        )
+        return Evidence(Check.GROWTH, control, figures, PASSED, says)
+    first = int(beyond[0])
+    largest = float(ratios[:first].max()) if first else 0.0
+    before = (
+        f", at most {largest:.2f} times in what runs before it"
+        if largest
+        else ", and nothing differs in what runs before it" * bool(first)
+    )
+    larger = (
+        "NaN or infinite"
+        if not is_number[first]
+        else "out of nothing"
+        if floor[first] <= tiny
+        else f"{three_digits(ratios[first])} times the floor there"
+    )
+    between = ", or at one before it that was not handed in" * is_handed_in
+    says = f"In the model it enters at {names[first]}{between}: {larger}{before}."
+    return Evidence(Check.GROWTH, control, figures, NOTED, says)
+
+
+def alone_evidence(
+    control: str,
+    names: Sequence[str],
+    ratios: NDArray[np.float64],
+    side_rms: NDArray[np.float64],
+    own_rms: NDArray[np.float64],
+    side: str,
+) -> Evidence:
+    """The row on what each module of a side does, given what ran before it there. All [modules]: the largest ratio of a
+    position to the module's own rounding, rms of the side's output and of the model's own to float64.
+    """
+    is_number = np.isfinite(ratios) & np.isfinite(side_rms) & np.isfinite(own_rms)
+    is_beyond = (ratios > LARGEST_ALONE) | ~is_number
+    within = float(ratios[~is_beyond].max()) if not is_beyond.all() else 0.0
+    beyond = [name for name, is_it in zip(names, is_beyond, strict=True) if is_it]
+    figures = AloneFigures(
+        largest_ratio_allowed=LARGEST_ALONE,
+        modules_beyond=tuple(beyond),
+        largest_ratio_of_others=within,
+        modules=tuple(names),
+        alone_rms=tuple(float(x) if np.isfinite(x) else None for x in side_rms),
+        own_rounding_rms=tuple(float(x) if np.isfinite(x) else None for x in own_rms),
+    )
+    fed = f"Given what ran before it in '{side}'"
+    if not beyond:
+        says = (
+            f"{fed}, each of {plural(len(names), 'module')} puts out what the model's own does, within {within:.2f}"
+            " times its own rounding: what is wrong is in none of them, but in what they were given or in the head."
+        )
+        return Evidence(Check.ALONE, control, figures, NOTED, says, side)
+    found = ratios[is_beyond]
+    if np.isfinite(found).all():
+        low, high = three_digits(float(found.min())), three_digits(float(found.max()))
+        size = f"{high if low == high else f'{low} to {high}'} times"
+    else:
+        size = "NaN or infinite where the model's own is not, or more than"
+    others = f"the other {plural(len(names) - len(beyond), 'module')} stay within {within:.2f} times theirs"
+    are = "differs" if len(beyond) == 1 else "differ"
+    says = f"{fed}, {_in_words(beyond, names)} alone {are}, {size} its own rounding; {others}."
+    return Evidence(Check.ALONE, control, figures, NOTED, says, side)
+
+
+def _in_words(beyond: Sequence[str], names: Sequence[str]) -> str:
+    """Few modules by name; many as `self_attn in 30 of 30 blocks`."""
+    if len(beyond) <= _NAMED:
+        return joined(beyond)
+    counts: dict[str, int] = {}
+    for name in beyond:
+        counts[_kind_of(name)] = counts.get(_kind_of(name), 0) + 1
+    all_counts = {kind: sum(_kind_of(name) == kind for name in names) for kind in counts}
+    return joined(
+        [
+            kind if all_counts[kind] == 1 else f"{kind} in {count} of {all_counts[kind]} blocks"
+            for kind, count in counts.items()
+        ]
+    )
+
+
+def _kind_of(name: str) -> str:
+    """`self_attn` of `model.layers.3.self_attn`: which part of a block it is; elsewhere its own name."""
+    found = list(_BLOCK.finditer(name))
+    return (name[found[-1].end() + 1 :] or "the block itself") if found else name
