@@ -44,6 +44,7 @@ from ...runs.file.evidence import (
     NOTED,
     OWN_DTYPE,
     PASSED,
+    AloneFigures,
     Check,
     Evidence,
     OtherPromptsFigures,
@@ -568,10 +569,13 @@ class _ModelLadder(Ladder):
             )
         )
         if not deciding.is_passed:
-            self._modules_alone(deciding.worst_row)
+            self._modules_alone(deciding.worst_row, is_below_float32=dtype == FLOAT64)
 
-    def _modules_alone(self, worst_row: int) -> None:
-        """Take each side that is not the plain forward apart, module by module, on the prompt with the worst row."""
+    def _modules_alone(self, worst_row: int, *, is_below_float32: bool) -> None:
+        """Take each side that is not the plain forward apart, module by module, on the prompt with the worst row.
+
+        is_below_float32: what was decided in float64 may be too small for any module to stand out.
+        """
         prompt, position = place_of(worst_row, self.lengths)
         for side in self.sides:
             if side.path is not None and side.path == PLAIN.path:
@@ -590,7 +594,8 @@ class _ModelLadder(Ladder):
                 self.add(Check.ALONE, control, Unmeasured(), MISSING, says, side.name)
                 continue
             row = alone_evidence(control, found.names, found.ratios, found.side_rms, found.own_rms, side.name)
-            self.evidence.append(row)
+            if not is_below_float32 or (isinstance(row.figures, AloneFigures) and row.figures.modules_beyond):
+                self.evidence.append(row)
 
     def _one_order(self, *, differ: bool) -> None:
         """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in

@@ -99,13 +99,13 @@ def test_an_adapter_that_does_not_begin_is_one_sentence(adapter, end, sentence):
         ("raise ValueError('several\\nlines')", "failed: ValueError: several lines"),
         ("raise MemoryError", "failed: out of memory"),
         ("os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
-        ("rows(0, np.zeros(8))", "expected [positions, vocab]"),
+        ("rows(0, np.zeros(8))", "expected [positions, features]"),
         ("rows._send({'type': 'rows', 'start': 0, 'dtype': 'int8', 'shape': [1, 8]}, np.zeros(8))", "sent rows of"),
         (
             "rows._send({'type': 'rows', 'start': 0, 'dtype': 'float32', 'shape': [2, 8]}, np.zeros(8, '<f4'))",
             "sent 32 bytes",
         ),
-        ("rows._send({'type': 'nonsense'})", "sent 'nonsense' where rows or done was expected"),
+        ("rows._send({'type': 'nonsense'})", "sent 'nonsense' where rows or module or done was expected"),
     ],
 )
 def test_a_fault_in_the_middle_is_one_sentence(adapter, run, sentence):

@@ -38,6 +38,7 @@ from core.runs.file.evidence import (
     RERUN,
     STRUCTURE,
     SYMMETRY,
+    Check,
     Evidence,
     OtherRowFigures,
 )
@@ -51,6 +52,11 @@ PROMPT = tuple(range(5, 29))
 def rows(verdict: Verdict) -> dict[str, Evidence]:
     """The last row of each rung."""
     return {row.rung: row for row in verdict.evidence}
+
+
+def growth_of(verdict: Verdict) -> Evidence:
+    """The row on where over the modules it leaves the floor."""
+    return next(row for row in verdict.evidence if row.check == Check.GROWTH)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +136,7 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
     verdict = judge_pair(small, [PROMPT[:9], PROMPT], "prefill", engine).verdict
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
-    places, modules = rows(verdict)[STRUCTURE], rows(verdict)[MODULES]
+    places, modules = rows(verdict)[STRUCTURE], growth_of(verdict)
     assert places.figures.positions == 1
     assert places.says == "It begins at position 17 of prompt 1."
     assert "what is wrong comes after them" in modules.says
@@ -425,7 +431,7 @@ def test_a_fault_of_two_float32_floors_is_decided_in_float64(small: LoadedModel)
     assert single.says.endswith("Rounding seldom goes as far, and a fault can be as small, so float64 decides.")
     assert (double.outcome, double.figures.compute_dtype) == (FAILED, "float64")
     assert verdict.is_bug_suspected
-    assert rows(verdict)[MODULES].figures.first_module == "model.layers.1.input_layernorm"
+    assert growth_of(verdict).figures.first_module == "model.layers.1.input_layernorm"
 
 
 @pytest.mark.model

@@ -259,9 +259,12 @@ def test_the_worked_example_of_the_documentation_names_its_module():
     loaded = tiny_model("llama")
     known = {"torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded)}
     exec(example, known)
-    assert known["row"].figures.first_module == "model.layers.1"
-    assert known["row"].figures.modules == tuple(f"model.layers.{number}" for number in range(3))
-    assert "enters at model.layers.1, or at one before it that was not handed in: " in known["row"].says
+    growth, alone = known["growth"], known["alone"]
+    assert growth.figures.first_module == "model.layers.1"
+    assert growth.figures.modules == tuple(f"model.layers.{number}" for number in range(3))
+    assert "enters at model.layers.1, or at one before it that was not handed in: " in growth.says
+    assert alone.figures.modules_beyond == ("model.layers.1",)  # and not layer 2, which was fed what it put out
+    assert alone.figures.largest_ratio_of_others < 2
 
 
 def _in_parts(model, ids, watch, fault=1.0, at=1):
