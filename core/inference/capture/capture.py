@@ -153,7 +153,7 @@ def plan_capture(
         raise UsageError(
             "modules are compared where prompts are scored, not where they are continued; leave --layers out."
         )
-    other = next((path for path in paths if path.engine is not None), None)
+    other = next((path for path in paths if path.engine is not None and not path.engine.shows_modules), None)
     if layers and other is not None:
         raise UsageError(f"'{other}' shows nothing of its modules; leave --layers out.")
     lengths = [len(ids) for ids in token_ids]

@@ -121,7 +121,7 @@ def has_a_core_to_spare(loaded: LoadedModel) -> bool:
 
 def is_one_piece(path: Path) -> bool:
     """True where a compiler makes its kernels, out of reach of whoever looks on."""
-    return any(MODIFIERS[step.name].is_one_piece for step in path.modifiers)
+    return path.engine is None and any(MODIFIERS[step.name].is_one_piece for step in path.modifiers)
 
 
 class SpooledOutputs(ModuleTrace):
@@ -135,6 +135,7 @@ class SpooledOutputs(ModuleTrace):
     ) -> None:
         """end: is told the number of each prompt that is over."""
         super().__init__()
+        self.modules = of.modules
         self._of, self._emit, self._end, self._is_reference = of, emit, end, is_reference
         self._number = 0
         self._waiting: dict[str, _Waiting] = {}
