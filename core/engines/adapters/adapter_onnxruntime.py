@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import tempfile
 from pathlib import Path
@@ -13,12 +14,15 @@ HELLO = {
     "engine": "ONNX Runtime",
     "model": "folder",
     "dtypes": ["float32"],
+    "modules": True,
     "bases": {"prefill": {"says": "the whole prompt in one call"}},
     "modifiers": {
         "optimize": modifier("optimisation of the graph", LEVELS, default="all"),
         "threads": modifier("threads of the CPU", least=1),
     },
 }
+SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it was exported from, outermost first
+OWN = "model."  # what the wrapper below calls the model
 NEEDED = ("onnxruntime", "onnxscript", "torch", "transformers")
 
 
@@ -55,6 +59,30 @@ def export(folder, path):
     return model.get_output_embeddings().weight.shape[0]
 
 
+def show(path, modules):
+    """Make what these modules put out outputs of the graph. -> names of the outputs, by module"""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    found = {}
+    for node in model.graph.node:  # the last of a module's nodes gives what it puts out
+        scopes = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "[]")
+        for scope in ast.literal_eval(scopes):
+            name = scope.removeprefix(OWN)
+            if name in modules and "rotary" not in name:  # which puts out two tensors, and the last is not the first
+                found[name] = node.output[0]
+    known = {value.name: value for value in model.graph.value_info}
+    is_wide = {name for name in found if known.get(found[name]) is not None and _rank(known[found[name]]) == 3}
+    found = {name: output for name, output in found.items() if name in is_wide}
+    model.graph.output.extend(known[output] for output in dict.fromkeys(found.values()))
+    onnx.save(model, path)
+    return found
+
+
+def _rank(value):
+    return len(value.type.tensor_type.shape.dim)
+
+
 def load(request):
     """Export the folder and open a session."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -75,6 +103,7 @@ def load(request):
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.onnx")
         vocab = export(request["model"], path)
+        shown = show(path, request["modules"]) if request.get("modules") else {}
         session = onnxruntime.InferenceSession(path, asked, providers=["CPUExecutionProvider"])
 
     def run(ids, rows):
@@ -82,7 +111,11 @@ def load(request):
 
         name = session.get_inputs()[0].name
         padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
-        rows(0, session.run(None, {name: np.array([padded], np.int64)})[0][0][: len(ids)])
+        outputs = [one.name for one in session.get_outputs()]
+        given = dict(zip(outputs, session.run(None, {name: np.array([padded], np.int64)}), strict=True))
+        for module, output in shown.items():
+            rows.module(module, 0, given[output][0][: len(ids)])
+        rows(0, given[outputs[0]][0][: len(ids)])
 
     parts = {"weights": "float32", "kv": "float32", "activations": "float32", "accumulation": "float32"}
     return {"vocab": vocab, "versions": {"onnxruntime": version()}, "parts": parts}, run

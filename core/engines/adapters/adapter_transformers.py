@@ -7,12 +7,13 @@ from __future__ import annotations
 import importlib.util
 from importlib import metadata
 
-from ulpscope_engine import modifier, serve
+from ulpscope_engine import Refused, modifier, serve
 
 HELLO = {
     "engine": "transformers",
     "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
+    "modules": True,
     "bases": {
         "prefill": {"says": "the whole prompt in one forward"},
         "decode": {"says": "token by token, with the KV cache"},
@@ -57,14 +58,35 @@ def load(request):
     plain = Logits()
     forward = torch.compile(plain) if how == "compile" else plain
 
+    def bits(tensor):
+        """As numpy has it, and its dtype."""
+        if tensor.dtype == torch.bfloat16:  # numpy has none: its bits
+            return tensor.contiguous().view(torch.int16).numpy(), "bfloat16"
+        return tensor.numpy(), None
+
     def emit(rows, start, logits):
-        if logits.dtype == torch.bfloat16:  # numpy has none: its bits
-            rows(start, logits.contiguous().view(torch.int16).numpy(), dtype="bfloat16")
-        else:
-            rows(start, logits.numpy())
+        array, dtype = bits(logits)
+        rows(start, array, dtype=dtype)
+
+    place, taker = 0, None
+
+    def follow(name):
+        def see(_, __, output):
+            first = output[0] if isinstance(output, tuple) else output
+            if first.ndim == 3:
+                array, dtype = bits(first[0].detach())
+                taker.module(name, place, array, dtype=dtype)
+
+        model.get_submodule(name).register_forward_hook(see)
+
+    if request.get("modules") and how != "eager":
+        raise Refused(f"run:{how} makes one piece of the model, whose modules cannot be followed.")
+    for name in request.get("modules", ()):
+        follow(name)
 
     def run(ids, rows):
-        tokens = torch.tensor([ids])
+        nonlocal place, taker
+        place, taker, tokens = 0, rows, torch.tensor([ids])
         with torch.inference_mode():
             if base == "prefill":
                 whole = torch.export.export(plain, (tokens,)).module() if how == "export" else forward

@@ -12,6 +12,7 @@ HELLO = {
     "engine": "vLLM",
     "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
+    "modules": True,
     "bases": {
         "prefill": {"says": "one request, its prompt's rows"},
         "walk": {"says": "a request for every prefix, and the row of the token that it generates"},
@@ -39,6 +40,51 @@ def version():
     return ""
 
 
+class Modules:
+    """What modules put out, under the names of transformers: vLLM merges projections and carries the stream of a block
+    beside its output.
+    """
+
+    def __init__(self, model, wanted):
+        self.wanted, self.begin, self.last_only = set(wanted), None, False
+        for name, module in model.named_modules():
+            module.register_forward_hook(lambda module, _, output, name=name: self.see(name, module, output))
+
+    def start(self, rows, place=0, *, last_only=False):
+        """The next request's rows begin at `place`; last_only: but for one, they are an earlier request's."""
+        self.rows, self.begin, self.last_only, self.done = rows, place, last_only, {}
+
+    def see(self, name, module, output):
+        if self.begin is None:
+            return
+        first = output[0] if isinstance(output, tuple) else output
+        stem, _, part = name.rpartition(".")
+        if part == "qkv_proj":
+            sizes = [module.num_heads * module.head_size] + 2 * [module.num_kv_heads * module.head_size]
+            for own, piece in zip(("q_proj", "k_proj", "v_proj"), first.split(sizes, -1), strict=True):
+                self.hand_on(f"{stem}.{own}", piece)
+        elif part == "gate_up_proj":
+            for own, piece in zip(("gate_proj", "up_proj"), first.chunk(2, -1), strict=True):
+                self.hand_on(f"{stem}.{own}", piece)
+        elif part.isdigit() and isinstance(output, tuple):
+            self.hand_on(name, output[0] + output[1])
+        elif part != "act_fn":  # which multiplies by the other half, where transformers does that outside
+            self.hand_on(name, first)
+
+    def hand_on(self, name, values):
+        import torch
+
+        if name not in self.wanted or not isinstance(values, torch.Tensor) or values.ndim != 2:
+            return
+        start = self.begin + self.done.get(name, 0)
+        self.done[name] = self.done.get(name, 0) + len(values)
+        values = (values[-1:] if self.last_only else values).detach().contiguous()
+        if values.dtype == torch.bfloat16:
+            self.rows.module(name, start, values.view(torch.int16).numpy(), dtype="bfloat16")
+        else:
+            self.rows.module(name, start, values.numpy())
+
+
 def load(request):
     """Start the engine with raw logits of the whole vocabulary."""
     if importlib.util.find_spec("vllm") is None:
@@ -62,6 +108,12 @@ def load(request):
     )
     vocab = llm.llm_engine.model_config.get_vocab_size()
     rows = int(options.get("batch", 1))
+    modules = None
+    if request.get("modules"):
+        if rows > 1 or options.get("run") == "compiled" or int(options.get("tensor", 1)) > 1:
+            raise Refused("modules are followed of one request, eager, on one device.")
+        model = llm.llm_engine.model_executor.driver_worker.get_model()
+        modules = Modules(model, request["modules"])
 
     def ask(prompts, **more):
         asked = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, flat_logprobs=True, **more)
@@ -81,9 +133,13 @@ def load(request):
         others = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(1, rows)]
         if base == "walk":
             for place in range(len(ids)):
+                if modules is not None:
+                    modules.start(emit, place, last_only=True)
                 found = ask([ids[: place + 1], *(other[: place + 1] for other in others)], logprobs=-1)
                 emit(place, dense(found[0].outputs[0].logprobs, 0))
             return
+        if modules is not None:
+            modules.start(emit)
         found = ask([ids, *others], logprobs=-1, prompt_logprobs=-1)[0]
         for place in range(1, len(ids)):
             emit(place - 1, dense(found.prompt_logprobs, place))
