@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 from importlib import metadata
+from typing import Any
 
 from ulpscope_engine import Refused, modifier, serve
 
@@ -68,7 +69,8 @@ def load(request):
         array, dtype = bits(logits)
         rows(start, array, dtype=dtype)
 
-    place, taker = 0, None
+    place = 0
+    taker: Any = None
 
     def follow(name):
         def see(_, __, output):

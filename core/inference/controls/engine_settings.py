@@ -40,6 +40,21 @@ def narrow_settings(side: RunnableSide) -> dict[str, Any]:
     return found
 
 
+def at_widest(side: RunnableSide) -> RunnableSide:
+    """The side with every setting of its engine that rounds coarser than float32 at its widest; itself without any."""
+    path, narrow = side.engine_path, narrow_settings(side)
+    if path is None or path.engine is None or not narrow:
+        return side
+    return _with(side, {name: path.engine.modifiers[name]["widest"] for name in narrow})
+
+
+def _with(side: RunnableSide, values: dict[str, Any]) -> RunnableSide:
+    path = side.engine_path
+    assert path is not None
+    kept = tuple(step for step in path.modifiers if step.name not in values)
+    return side_of(str(replace(path, modifiers=(*kept, *(Step(name, (one,)) for name, one in values.items())))))
+
+
 def taken_apart(
     widened: LoadedModel,
     prompts: Sequence[Sequence[int]],
@@ -65,21 +80,17 @@ def taken_apart(
     def distance(other: RunnableSide) -> NDArray[np.float64]:
         return mean_squares(divergences_of(widened, prompts, (PLAIN, other)))
 
-    def at(values: dict[str, Any]) -> RunnableSide:
-        kept = tuple(step for step in path.modifiers if step.name not in narrow)
-        return side_of(str(replace(path, modifiers=(*kept, *(Step(name, (one,)) for name, one in values.items())))))
-
     def ratio(squares: NDArray[np.float64]) -> float:
         return float(np.sqrt(squares.mean() / max(float(floor.mean()), np.finfo(np.float64).tiny)))
 
     widest = {name: about[name]["widest"] for name in narrow}
     lengths = [len(ids) for ids in prompts]
     say(f"'{side.name}' with its settings one at a time")
-    own, wide = distance(side), distance(at(widest))
+    own, wide = distance(side), distance(_with(side, widest))
     by_setting: dict[str, float] = {}
     for name, value in narrow.items():
         with suppress(CaptureError):  # llama.cpp quantises V only under flash attention
-            by_setting[name] = ratio(distance(at(widest | {name: value})))
+            by_setting[name] = ratio(distance(_with(side, widest | {name: value})))
     wide_test = floor_test(wide, floor)
     bits = min(int(about[name].get("bits", {}).get(str(value), _FLOAT32_BITS)) for name, value in narrow.items())
     coarse = distance(side_of(_COARSE)) * 4.0 ** (_BITS - bits)

@@ -60,7 +60,7 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import PLAIN, Narrow, narrow_evidence
-from .engine_settings import narrow_settings, taken_apart
+from .engine_settings import at_widest, narrow_settings, taken_apart
 from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
 from .module_growth import growth_over_modules
@@ -577,25 +577,34 @@ class _ModelLadder(Ladder):
         is_below_float32: what was decided in float64 may be too small for any module to stand out.
         """
         prompt, position = place_of(worst_row, self.lengths)
+        count = fits(self.loaded, self.lengths[prompt])
         for side in self.sides:
             if side.path is not None and side.path == PLAIN.path:
                 continue
             self.say(f"each module of '{side.name}' alone")
-            count = fits(self.loaded, self.lengths[prompt])
-            control = (
-                f"every module of '{side.name}' on prompt {prompt}, given what ran before it there, beside float64"
-            )
             try:
                 if count <= position:
                     raise CaptureError(f"position {position} of prompt {prompt} is beyond what memory has room for.")
-                found = modules_alone(self.loaded, self.prompts[prompt][:count], side)
+                row = self._alone(side, prompt, count)
             except CaptureError as error:
                 says = f"The modules cannot be taken one at a time: {error}"
-                self.add(Check.ALONE, control, Unmeasured(), MISSING, says, side.name)
+                self.add(Check.ALONE, f"every module of '{side.name}' alone", Unmeasured(), MISSING, says, side.name)
                 continue
-            row = alone_evidence(control, found.names, found.ratios, found.side_rms, found.own_rms, side.name)
-            if not is_below_float32 or (isinstance(row.figures, AloneFigures) and row.figures.modules_beyond):
+            if not is_below_float32 or _names_modules(row):
                 self.evidence.append(row)
+
+    def _alone(self, side: RunnableSide, prompt: int, count: int) -> Evidence:
+        """The row on one side; of an engine whose settings do not explain it, first with these at their widest."""
+        is_bug = any(each.evidence.side == side.name and each.evidence.outcome == FAILED for each in self.lowered)
+        for taken in dict.fromkeys([at_widest(side), side] if is_bug else [side]):
+            found = modules_alone(self.loaded, self.prompts[prompt][:count], taken)
+            control = (
+                f"every module of '{taken.name}' on prompt {prompt}, given what ran before it there, beside float64"
+            )
+            row = alone_evidence(control, found.names, found.ratios, found.side_rms, found.own_rms, taken.name)
+            if _names_modules(row):
+                break
+        return replace(row, side=side.name)
 
     def _one_order(self, *, differ: bool) -> None:
         """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in
@@ -630,6 +639,10 @@ class _ModelLadder(Ladder):
             self.add(Check.FROM_FLOAT64, control, Unmeasured(), MISSING, says)
             return
         self.evidence.append(symmetry_evidence(control, self.names, errors))
+
+
+def _names_modules(row: Evidence) -> bool:
+    return isinstance(row.figures, AloneFigures) and bool(row.figures.modules_beyond)
 
 
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:

@@ -12,15 +12,21 @@ from benchmarks.verdicts.other_engines import PLANTED, SETTINGS, WIDE, planted
 from core.engines import registry
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
+from core.inference.controls.module_growth import KeptOutputs
+from core.inference.controls.modules_alone import modules_alone
 from core.inference.models import engine_files
 from core.inference.models.model import load_model, loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
+from core.inference.watching.modules import traced_modules
+from core.judging.module_evidence import LARGEST_ALONE
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
 TEXT = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
+
+VLLM = ROOT / ".engines" / "bin" / "python"  # `make engines`
 
 pytestmark = pytest.mark.model
 
@@ -177,15 +183,105 @@ def test_what_each_setting_contributes_is_said(loaded, ids):
     assert "With kv:f32+flash:off:" in found.because
 
 
+MODULES_OF = {
+    "RoPE's base 5 % larger": {f"model.layers.{n}.self_attn" for n in range(3)},
+    "the norms' epsilon 1e-3": {
+        "model.norm",
+        *(f"model.layers.{n}.{norm}" for n in range(3) for norm in ("input_layernorm", "post_attention_layernorm")),
+    },
+    "a row of a projection zero": {"model.layers.1.self_attn"},
+    "two heads swapped": {"model.layers.1.self_attn.q_proj"},
+    "a block transposed": {"model.layers.2.self_attn"},
+    "a norm left out": {"model.layers.1.post_attention_layernorm"},
+}
+
+
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("fault", PLANTED)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
-def test_a_fault_in_a_gguf_is_called_a_bug(loaded, ids, monkeypatch, tmp_path, fault, path):
+def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(loaded, ids, monkeypatch, tmp_path, fault, path):
     """Also under llama.cpp's own defaults, whose float16 is as large as some faults."""
     edited = planted(loaded, fault, tmp_path / "edited.gguf")
     monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
     found = judge(loaded, [ids], variant=path)
     assert found.name == "bug suspected", found.because
+    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
+    assert alone.figures.largest_ratio_of_others < LARGEST_ALONE / 2
+
+
+# ---- modules
+
+
+@pytest.mark.spread(3)
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"llamacpp:decode+{WIDE}",
+        f"llamacpp:chunked:7+{WIDE}",
+        f"llamacpp:reuse:20+{WIDE}",
+        f"llamacpp:prefill+{WIDE}+ubatch:16",
+        "ort:prefill",
+        "transformers:decode",
+    ],
+)
+def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):
+    """By name and by value, at every position: 10 norms, embedding and blocks at least, none beyond rounding."""
+    with torch.inference_mode():
+        found = modules_alone(loaded, ids, side_of(path))
+    assert {"model.embed_tokens", "model.layers.2", "model.layers.0.self_attn.k_proj", "model.norm"} <= set(found.names)
+    assert len(found.names) >= 32
+    assert found.positions == len(ids)
+    assert found.ratios.max() < LARGEST_ALONE / 2
+
+
+def test_a_float16_cache_is_in_the_attention_and_nowhere_else(loaded, ids):
+    found = judge(loaded, [ids], variant="llamacpp:prefill+flash:off")
+    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    assert alone.figures.modules_beyond == tuple(f"model.layers.{n}.self_attn" for n in range(3))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama 3 RoPE"])
+def test_the_modules_of_other_families_have_their_names(family):
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        found = modules_alone(loaded_from(model), list(range(1, 60, 2)), side_of(f"llamacpp:decode+{WIDE}"))
+    assert {"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj"} <= set(found.names)
+    assert found.ratios.max() < LARGEST_ALONE / 2
+
+
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:prefill", "llamacpp:decode"])
+def test_being_followed_changes_no_bit(loaded, ids, path):
+    trace = KeptOutputs(ids, range(len(ids)))
+    with torch.inference_mode():
+        trace.modules = traced_modules(loaded.model).keys()
+        followed = whole_side(side_of(path).run_on(loaded, trace), ids)
+    assert len(trace.kept) > 10
+    assert torch.equal(followed, _logits(loaded, path, ids))
+
+
+def test_an_engine_that_cannot_be_followed_says_so(loaded, ids):
+    with pytest.raises(CaptureError, match="CTranslate2 shows nothing of its modules"):
+        modules_alone(loaded, ids, side_of("ct2:prefill"))
+    with pytest.raises(CaptureError, match="modules of a batch are not followed"):
+        modules_alone(loaded, ids, side_of(f"llamacpp:prefill+{WIDE}+batch:2"))
+
+
+@pytest.mark.thorough
+@pytest.mark.engine
+@pytest.mark.skipif(not VLLM.exists(), reason="`make engines` has not made vLLM's environment")
+@pytest.mark.parametrize("path", ["vllm:prefill", "vllm:walk"])
+def test_vllm_is_the_model_and_so_is_every_module_of_it(loaded, ids, monkeypatch, path):
+    monkeypatch.setenv("ULPSCOPE_ENGINE_VLLM", str(VLLM))
+    found = judge(loaded, [ids[:24]], variant=path)
+    assert found.name == "rounding", found.because
+    with torch.inference_mode():
+        modules = modules_alone(loaded, ids[:24], side_of(path))
+    assert len(modules.names) >= 32
+    assert modules.ratios.max() < LARGEST_ALONE / 2
 
 
 def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, monkeypatch):
