@@ -22,6 +22,7 @@ from core.inference.controls.judge_model import judge
 from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import engine_side
+from core.judging.module_evidence import in_words
 
 WIDE = "kv:f32+flash:off"  # float32 in every part of llama.cpp
 SETTINGS = {
@@ -125,11 +126,10 @@ def main(arguments: Sequence[str]) -> int:
                 ", ".join(f"{name} {value:.3g}" for name, value in pairs)
                 + f"; all wide {figures.widest_noise_ratio:.2f}"
             )
-        if fault != "none":
-            each = next(
-                (", ".join(row.figures.modules_beyond) for row in found.evidence if row.check == "each module alone"),
-                "",
-            )
+        taken = next((one for one in found.evidence if one.check == "each module alone"), None)
+        if taken is not None and fault != "none":
+            of_modules: Any = taken.figures
+            each = in_words(of_modules.modules_beyond, of_modules.modules)
         mark = "" if found.name == wanted else f" (expected {wanted})"
         sys.stdout.write(f"| `{path}` | {fault} | {found.name}{mark} | {ratio} | {each} | {seconds:.1f} |\n")
         sys.stdout.flush()

@@ -34,6 +34,8 @@ ADAPTER_OF = {
     "vllm": "adapter_vllm.py",
     "ct2": "adapter_ctranslate2.py",
     "ort": "adapter_onnxruntime.py",
+    "ov": "adapter_openvino.py",
+    "mlx": "adapter_mlx.py",
     "transformers": "adapter_transformers.py",
 }
 _given: dict[str, Place] = {}

@@ -125,11 +125,11 @@ def alone_evidence(
         size = "NaN or infinite where the model's own is not, or more than"
     others = f"the other {plural(len(names) - len(beyond), 'module')} stay within {within:.2f} times theirs"
     are = "differs" if len(beyond) == 1 else "differ"
-    says = f"{fed}, {_in_words(beyond, names)} alone {are}, {size} its own rounding; {others}."
+    says = f"{fed}, {in_words(beyond, names)} alone {are}, {size} its own rounding; {others}."
     return Evidence(Check.ALONE, control, figures, NOTED, says, side)
 
 
-def _in_words(beyond: Sequence[str], names: Sequence[str]) -> str:
+def in_words(beyond: Sequence[str], names: Sequence[str]) -> str:
     """Few modules by name; many as `self_attn in 30 of 30 blocks`."""
     if len(beyond) <= _NAMED:
         return joined(beyond)

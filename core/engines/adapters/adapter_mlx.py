@@ -1,0 +1,112 @@
+"""MLX as an engine: mlx-lm's own model of the folder, on whatever device MLX computes on here."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+from ulpscope_engine import Refused, modifier, serve
+
+HELLO = {
+    "engine": "MLX",
+    "model": "folder",
+    "dtypes": ["float32", "bfloat16", "float16"],
+    "modules": True,
+    "bases": {
+        "prefill": {"says": "the whole prompt in one call"},
+        "decode": {"says": "token by token, with the KV cache"},
+        "chunked": {"says": "N tokens a call, with the KV cache", "least": 1},
+    },
+    "modifiers": {
+        "kv": modifier(
+            "type of the KV cache; q8 and q4: groups of 64 (mlx-lm's --kv-bits)",
+            ["own", "q8", "q4"],
+            default="own",
+            widest="own",
+            bits={"q8": 5, "q4": 2},
+        )
+    },
+}
+
+
+def version():
+    """Versions of MLX and mlx-lm."""
+    from importlib import metadata
+
+    try:
+        return f"{metadata.version('mlx')}, mlx-lm {metadata.version('mlx-lm')}"
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def bits_of(array):
+    """An array as numpy has it, and its dtype."""
+    import mlx.core as mx
+
+    if array.dtype == mx.bfloat16:  # numpy has none: its bits
+        return np.array(array.view(mx.uint16)), "bfloat16"
+    return np.array(array), None
+
+
+class Modules:
+    """What modules put out, by the names that they share with transformers."""
+
+    def __init__(self, model, wanted):
+        self.rows, self.start = None, 0
+        for name, module in model.named_modules():
+            if name in wanted:
+                self.follow(name, module)
+
+    def follow(self, name, module):
+        """Have this one module's calls seen: Python looks `__call__` up in the class."""
+        plain, see = type(module), self.see
+
+        class Followed(plain):
+            def __call__(self, *given, **named):
+                output = plain.__call__(self, *given, **named)
+                see(name, output)
+                return output
+
+        module.__class__ = Followed
+
+    def see(self, name, output):
+        if self.rows is not None and output.ndim == 3:
+            values, dtype = bits_of(output[0])
+            self.rows.module(name, self.start, values, dtype=dtype)
+
+
+def load(request):
+    """Load a folder as mlx-lm does, in the dtype asked for."""
+    if importlib.util.find_spec("mlx_lm") is None:
+        raise Refused("there is no mlx-lm here; pip install 'mlx[cpu]' mlx-lm.")
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(Path(request["model"]))
+    model.set_dtype(getattr(mx, request["dtype"]))
+    modules = Modules(model, set(request["modules"])) if request.get("modules") else None
+    base, *values = request["base"]
+    kind = request["modifiers"].get("kv", "own")
+
+    def run(ids, rows):
+        step = {"prefill": len(ids), "decode": 1, "chunked": int(values[0]) if values else 0}[base]
+        cache = None if base == "prefill" and kind == "own" else make_prompt_cache(model)
+        if kind != "own":
+            cache = [layer.to_quantized(group_size=64, bits=int(kind[1:])) for layer in cache]
+        for start in range(0, len(ids), step):
+            if modules is not None:
+                modules.rows, modules.start = rows, start
+            logits = model(mx.array([ids[start : start + step]]), cache=cache)[0]
+            array, dtype = bits_of(logits)
+            rows(start, array, dtype=dtype)
+
+    vocab = int(model(mx.array([[0]])).shape[-1])
+    kv = request["dtype"] if kind == "own" else kind
+    parts = {"weights": request["dtype"], "kv": kv, "activations": request["dtype"]}
+    return {"vocab": vocab, "versions": {"mlx": version()}, "parts": parts}, run
+
+
+if __name__ == "__main__":
+    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("mlx_lm") is not None), load)

@@ -1,0 +1,81 @@
+"""OpenVINO as an engine: the graph that torch exports for ONNX Runtime, compiled by its CPU plugin."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from adapter_onnxruntime import export, show
+from ulpscope_engine import Refused, modifier, serve
+
+HELLO = {
+    "engine": "OpenVINO",
+    "model": "folder",
+    "dtypes": ["float32"],
+    "modules": True,
+    "bases": {"prefill": {"says": "the whole prompt in one call"}},
+    "modifiers": {
+        "precision": modifier(
+            "what the plugin computes in (INFERENCE_PRECISION_HINT)",
+            ["f32", "bf16", "f16"],
+            default="f32",
+            widest="f32",
+            bits={"bf16": 8, "f16": 11},
+        ),
+        "threads": modifier("threads of the CPU", least=1),
+    },
+}
+NEEDED = ("openvino", "onnx", "onnxscript", "torch", "transformers")
+
+
+def version():
+    """Version of the package."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("openvino")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def load(request):
+    """Export the folder and compile it."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Refused(f"there is no {missing[0]} here, which the export needs; pip install {' '.join(missing)}.")
+    import numpy as np
+    import openvino
+
+    options, core = request["modifiers"], openvino.Core()
+    asked = {"INFERENCE_PRECISION_HINT": options.get("precision", "f32")}
+    if "threads" in options:
+        asked["INFERENCE_NUM_THREADS"] = int(options["threads"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        vocab = export(request["model"], path)
+        shown = show(path, request["modules"]) if request.get("modules") else {}
+        compiled = core.compile_model(core.read_model(path), "CPU", asked)
+    computes_in = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
+    if computes_in != options.get("precision", "f32"):
+        raise Refused(f"this processor has no {options['precision']}; the plugin would compute in {computes_in}.")
+
+    def run(ids, rows):
+        padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
+        found = compiled([np.array([padded], np.int64)])
+        values = [found[output] for output in compiled.outputs]
+        for module, name in shown.items():
+            rows.module(module, 0, _of(compiled, values, name)[0][: len(ids)])
+        rows(0, values[0][0][: len(ids)])
+
+    parts = {"weights": "float32", "kv": "float32", "activations": computes_in, "accumulation": "float32"}
+    return {"vocab": vocab, "versions": {"openvino": version()}, "parts": parts}, run
+
+
+def _of(compiled, values, name):
+    """The output that bears a name, among others that the compiler gave it."""
+    return next(value for output, value in zip(compiled.outputs, values, strict=True) if name in output.get_names())
+
+
+if __name__ == "__main__":
+    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("openvino") is not None), load)
