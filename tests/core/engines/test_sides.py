@@ -293,7 +293,8 @@ def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, mon
     try:
         found = judge(loaded, [ids[:24]], variant=path)
     except CaptureError as error:
-        assert "this processor has no" in str(error)
+        if "this processor has no" not in str(error):
+            raise
         pytest.skip(str(error))
     assert found.name == "lower precision", found.because
 
