@@ -134,6 +134,13 @@ class Probing:
 
 
 @dataclass(frozen=True)
+class Engines:
+    """Where engines beside transformers are: "NAME=PYTHON", or "NAME=PYTHON,ADAPTER.py" for one of one's own."""
+
+    places: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
+
+
+@dataclass(frozen=True)
 class Configuration:
     """All sections, as they are in force; `source` is the file they came from, if one was there."""
 
@@ -142,6 +149,7 @@ class Configuration:
     hosting: Hosting = Hosting()
     sign_in: SignIn = SignIn()
     probing: Probing = Probing()
+    engines: Engines = Engines()
     source: Path | None = None
 
 
@@ -173,6 +181,7 @@ _SECTIONS: dict[str, type] = {
     "hosting": Hosting,
     "sign_in": SignIn,
     "probing": Probing,
+    "engines": Engines,
 }
 
 

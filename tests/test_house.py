@@ -84,7 +84,7 @@ ROOMS = {
     "core.judging.ladder": ("core.numerics", "core.runs.file.evidence", "core.runs.file.records"),
     "core.judging.sixteen_bits": ("core.numerics", "core.runs.file.evidence", "core.judging.ladder"),
     "core.judging": ("core.command_name", "core.numerics", "core.runs"),
-    "core.engines": ("core.subprocess_json",),
+    "core.engines": ("core.configuration", "core.subprocess_json"),
     "core.inference": (
         "core.engines",
         "core.numerics",

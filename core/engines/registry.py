@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..configuration import configuration
 from ..errors import CaptureError, UsageError
 from ..text import joined
 from .description import EngineDescription
@@ -47,16 +48,26 @@ _lock = threading.RLock()
 def names() -> list[str]:
     """Engines that this process knows, those that were given included."""
     own = [name.removeprefix(VARIABLE).lower() for name in os.environ if name.startswith(VARIABLE)]
-    return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_given]))
+    return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_configured(), *_given]))
 
 
 def use(text: str) -> None:
     """Take `NAME=PYTHON` or `NAME=PYTHON,ADAPTER.py` from now on; UsageError for what is neither."""
+    name, where = _apart(text)
+    _given[name] = _place(name, where)
+
+
+def _apart(text: str) -> tuple[str, str]:
     name, equals, where = text.partition("=")
     name = name.strip().lower()
     if not equals or not name.isidentifier() or not where.strip():
         raise UsageError(f"--engine '{text}': expected NAME=PYTHON or NAME=PYTHON,ADAPTER.py.")
-    _given[name] = _place(name, where)
+    return name, where
+
+
+def _configured() -> dict[str, str]:
+    """Places of the configuration file, by name."""
+    return dict(_apart(text) for text in configuration().engines.places)
 
 
 def use_all(given: Sequence[str] | None) -> None:
@@ -66,10 +77,12 @@ def use_all(given: Sequence[str] | None) -> None:
 
 
 def place_of(name: str) -> Place:
-    """Interpreter and adapter of an engine: as given, as the environment says, else this Python."""
+    """Interpreter and adapter of an engine: as given, as the environment or the configuration says, else this
+    Python.
+    """
     if name in _given:
         return _given[name]
-    where = os.environ.get(VARIABLE + name.upper())
+    where = os.environ.get(VARIABLE + name.upper()) or _configured().get(name)
     if where:
         return _place(name, where)
     if name not in ADAPTER_OF:

@@ -263,3 +263,16 @@ def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
         assert process.load({"model": "m", "modifiers": {"kv": "f32"}})["vocab"] == 4
         (rows,) = process.run([1, 2, 3])
     assert rows.bits.view(np.float32).tolist() == [[32.0] * 4] * 3
+
+
+def test_the_configuration_says_where_engines_are(monkeypatch, tmp_path):
+    """The environment comes before it, and what is no place is one sentence."""
+    file = tmp_path / "ulpscope.toml"
+    file.write_text('[engines]\nplaces = ["vllm=/opt/vllm/bin/python", "ct2=/opt/ct2/bin/python"]\n')
+    monkeypatch.setenv("ULPSCOPE_CONFIG", str(file))
+    monkeypatch.setenv("ULPSCOPE_ENGINE_CT2", "/home/me/bin/python")
+    assert registry.place_of("vllm").python == "/opt/vllm/bin/python"
+    assert registry.place_of("ct2").python == "/home/me/bin/python"
+    file.write_text('[engines]\nplaces = ["/opt/vllm/bin/python"]\n')
+    with pytest.raises(UsageError, match="expected NAME=PYTHON"):
+        registry.place_of("vllm")
