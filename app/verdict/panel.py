@@ -182,7 +182,7 @@ def _charts(view: selection.View, row: Evidence) -> None:
     elif isinstance(row.figures, ModulesFigures):
         _modules(row.figures)
     elif isinstance(row.figures, AloneFigures):
-        _modules_alone(row.figures)
+        _modules_alone(row.figures, str(row.side))
     elif isinstance(row.figures, StructureFigures):
         deciding = _deciding(view)
         if deciding is not None:
@@ -254,8 +254,10 @@ def _modules(figures: ModulesFigures) -> None:
     )
 
 
-def _modules_alone(figures: AloneFigures) -> None:
-    """Draw each module alone beside its own rounding."""
+def _modules_alone(figures: AloneFigures, side: str) -> None:
+    """Draw each module of a side alone beside its own rounding."""
+    if not figures.modules:
+        return
     figure = charts.over_modules(
         list(figures.modules),
         np.array(figures.alone_rms, float),
@@ -263,7 +265,7 @@ def _modules_alone(figures: AloneFigures) -> None:
         next(iter(figures.modules_beyond), None),
         ("this side", "own rounding"),
     )
-    plots.draw(figure, key="modules_alone", picture=_picture("modules-alone"))
+    plots.draw(figure, key=f"modules_alone_{side}", picture=_picture("modules-alone"))
     st.caption(
         "rms to float64 of every module's output, given what ran before it on that side, beside the model's own"
         " rounding on the same input."

@@ -17,6 +17,7 @@ from app.shell.jobs import Job
 from app.verdict import charts
 from app.verdict.panel_actions import is_loadable
 from core.runs.file.evidence import (
+    AloneFigures,
     PRECISION,
     RUNGS,
     Check,
@@ -406,6 +407,27 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
     assert "<b>x" not in drawn.replace("\\u003c", "<")
     assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
     assert figure.data[1].y[3] == 1e-3
+
+
+def test_modules_alone_are_drawn_for_each_side(own_store):
+    """Two rows of one rung: charts of one name would end the page."""
+    figures = AloneFigures(
+        largest_ratio_allowed=10.0,
+        modules_beyond=("model.layers.0.self_attn",),
+        largest_ratio_of_others=1.5,
+        modules=MODULES.modules,
+        alone_rms=(0.0, 1e-3, 2e-6, 1e-6),
+        own_rounding_rms=(0.0, 1e-6, 1e-6, 1e-6),
+    )
+    rows = [
+        Evidence(Check.ALONE, "c", figures, "noted", f"Given what ran before it in '{side}', layer 0 differs.", side)
+        for side in ("decode", "<b>x</b>")
+    ]
+    run_id = judged_run(own_store, "bug suspected", evidence=rows)
+    app = opened(run=run_id, open_=("rung_modules_0", "rung_modules_1"))
+    assert not app.exception
+    assert said(app).count("beside the model's own rounding on the same input") == 2
+    assert "largest ratio of the others" in said(app) or "1.5" in said(app)
 
 
 def test_growth_over_no_modules_draws_nothing(own_store):

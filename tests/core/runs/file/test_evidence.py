@@ -124,6 +124,10 @@ def test_lists_over_modules_of_different_lengths_are_refused() -> None:
     for key in ("modules", "pair_rms", "floor_rms"):
         with pytest.raises(UsageError, match="of different lengths"):
             figures_of(Check.GROWTH, whole | {key: whole[key][:1]})
+    alone = figures(Check.ALONE).to_json()
+    for key in ("modules", "alone_rms", "own_rounding_rms"):
+        with pytest.raises(UsageError, match="of different lengths"):
+            figures_of(Check.ALONE, alone | {key: alone[key][:1]})
 
 
 def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured() -> None:
