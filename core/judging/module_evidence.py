@@ -124,8 +124,8 @@ def alone_evidence(
     else:
         size = "NaN or infinite where the model's own is not, or more than"
     others = f"the other {plural(len(names) - len(beyond), 'module')} stay within {within:.2f} times theirs"
-    are = "differs" if len(beyond) == 1 else "differ"
-    says = f"{fed}, {in_words(beyond, names)} alone {are}, {size} its own rounding; {others}."
+    are, whose = ("differs", "its") if len(beyond) == 1 else ("differ", "their")
+    says = f"{fed}, {in_words(beyond, names)} alone {are}, {size} {whose} own rounding; {others}."
     return Evidence(Check.ALONE, control, figures, NOTED, says, side)
 
 
