@@ -62,6 +62,7 @@ _OUTCOMES = {
 }
 _OF_MODULES = (
     "modules",
+    "modules_beyond",
     "pair_rms",
     "floor_rms",
     "alone_rms",
