@@ -585,7 +585,8 @@ class _ModelLadder(Ladder):
             try:
                 if count <= position:
                     raise CaptureError(f"position {position} of prompt {prompt} is beyond what memory has room for.")
-                row = self._alone(side, prompt, count)
+                with foreign_errors_stop("modules one at a time", "choose a smaller model"):
+                    row = self._alone(side, prompt, count)
             except CaptureError as error:
                 says = f"The modules cannot be taken one at a time: {error}"
                 self.add(Check.ALONE, f"every module of '{side.name}' alone", Unmeasured(), MISSING, says, side.name)

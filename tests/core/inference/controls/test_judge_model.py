@@ -622,3 +622,18 @@ def test_float64_is_undone_however_it_ends(error: type[BaseException], narrow: L
         raise error
     assert state(narrow) == before
     assert torch.zeros(1, dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.model
+def test_a_verdict_stands_where_its_modules_cannot_be_taken_one_at_a_time(small: LoadedModel, monkeypatch) -> None:
+    """Some models compute no float64: torch's error is a missing row, not the end of the judgement."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("not implemented for 'Double'")
+
+    monkeypatch.setattr(judge_model, "modules_alone", fails)
+    verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", scaled_value).verdict
+    assert verdict.is_bug_suspected
+    (row,) = [row for row in verdict.evidence if row.check == Check.ALONE]
+    assert row.outcome == MISSING
+    assert "The modules cannot be taken one at a time: " in row.says
