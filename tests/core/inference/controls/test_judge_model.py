@@ -632,7 +632,7 @@ def test_a_verdict_stands_where_its_modules_cannot_be_taken_one_at_a_time(small:
         raise RuntimeError("not implemented for 'Double'")
 
     monkeypatch.setattr(judge_model, "modules_alone", fails)
-    verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", scaled_value).verdict
+    verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", scaled_value(1.01)).verdict
     assert verdict.is_bug_suspected
     (row,) = [row for row in verdict.evidence if row.check == Check.ALONE]
     assert row.outcome == MISSING
