@@ -31,7 +31,8 @@ OF_BLOCK = {
     "mlp": "ffn_out",
     "": "l_out",
 }
-BIASED = ("qwen2",)  # architectures whose queries, keys and values have one
+# architectures whose tensors are known to be these, and the operation that ends a projection (ADD: of a bias)
+PROJECTS_BY = {"llama": b"MUL_MAT", "qwen3": b"MUL_MAT", "gemma": b"MUL_MAT", "qwen2": b"ADD"}
 OF_MODEL = {"model.embed_tokens": ("inp_embd", "embd"), "model.norm": ("result_norm",)}
 EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 ROOM = 4096  # bytes: more than any version's parameters take
@@ -289,7 +290,7 @@ class Engine:
 
 
 class Modules:
-    """What tensors of the graph hold as they are computed, handed on under the names of transformers' modules.
+    """Tensors of the graph, handed on as they are computed under the names of transformers' modules.
 
     The graph is evaluated up to each tensor that is wanted, which changes no bit of it. names: as transformers calls
     them; those that llama.cpp has no tensor for are left out.
@@ -300,6 +301,8 @@ class Modules:
             raise Refused("the modules of a batch are not followed; leave batch:N out.")
         self.lib, self.model = engine.lib, engine.model
         self.architecture = self.meta(b"general.architecture")
+        if self.architecture not in PROJECTS_BY:
+            raise Refused(f"which tensors are the modules of a '{self.architecture}' is not known here.")
         self.names: dict[str, list[str]] = {}
         for name in names:
             for tensor in self.tensors(name):
@@ -330,7 +333,7 @@ class Modules:
             raise self.failed
 
     def see(self, tensor, is_asked, _):
-        """What the scheduler calls: first whether a tensor is wanted, then with its values."""
+        """Callback of the scheduler: asked first whether a tensor is wanted, then shown its values."""
         try:
             name = self.lib.ggml_get_name(tensor).decode(errors="replace")
             if self.rows is None or name not in self.names:
@@ -359,7 +362,7 @@ class Modules:
             return False
         if name.partition("-")[0] not in ("Qcur", "Kcur", "Vcur"):
             return True
-        return self.lib.ggml_op_desc(tensor) == (b"ADD" if self.architecture in BIASED else b"MUL_MAT")
+        return self.lib.ggml_op_desc(tensor) == PROJECTS_BY[self.architecture]
 
     def in_order(self, name, values):
         """Queries and keys of a Llama as transformers orders them: halves of each head, not neighbours."""

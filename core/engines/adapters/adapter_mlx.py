@@ -50,7 +50,7 @@ def bits_of(array):
 
 
 class Modules:
-    """What modules put out, by the names that they share with transformers."""
+    """Outputs of modules, by the names that they share with transformers."""
 
     def __init__(self, model, wanted):
         self.rows, self.start = None, 0

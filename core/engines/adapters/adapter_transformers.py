@@ -60,7 +60,7 @@ def load(request):
     forward = torch.compile(plain) if how == "compile" else plain
 
     def bits(tensor):
-        """As numpy has it, and its dtype."""
+        """An array of the tensor's bits, and their dtype where numpy has none."""
         if tensor.dtype == torch.bfloat16:  # numpy has none: its bits
             return tensor.contiguous().view(torch.int16).numpy(), "bfloat16"
         return tensor.numpy(), None

@@ -41,7 +41,7 @@ def version():
 
 
 class Modules:
-    """What modules put out, under the names of transformers: vLLM merges projections and carries the stream of a block
+    """Outputs of modules, under the names of transformers: vLLM merges projections and carries the stream of a block
     beside its output.
     """
 

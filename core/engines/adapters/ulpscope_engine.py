@@ -40,7 +40,7 @@ class Rows:
         self._send_rows({"type": "rows"}, start, logits, dtype)
 
     def module(self, name: str, start: int, values: Any, dtype: str | None = None) -> None:
-        """What a module put out, [positions, features], under one of the names that `modules` of the request lists."""
+        """Send the output of a module, [positions, features], under a name that `modules` of the request lists."""
         self._send_rows({"type": "module", "name": name}, start, values, dtype)
 
     def _send_rows(self, head: dict[str, Any], start: int, values: Any, dtype: str | None) -> None:

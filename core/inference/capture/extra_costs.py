@@ -162,8 +162,8 @@ def _judging(plan: CapturePlan, variant: Path, *, is_first: bool, keeps: bool) -
 
 
 def _precisions(plan: CapturePlan, variants: Sequence[Path]) -> Work:
-    """What is asked only of a side that can be further from the model than rounding: its modules one at a time, and the
-    search for a lower precision.
+    """Work of what only a side beyond its floor is asked: its modules one at a time, and the search for a lower
+    precision.
     """
     lengths = [len(ids) for ids in plan.token_ids]
     found = Work()

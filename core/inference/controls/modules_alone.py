@@ -56,6 +56,11 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         if theirs.is_ambiguous:
             raise CaptureError(f"'{side.name}' computes positions twice, so its forwards could not be followed.")
         kept = {name: kept for name, kept in theirs.kept.items() if bool(theirs.seen[name].all())}
+        broken = next((name for name, rows in kept.items() if not bool(torch.isfinite(rows).all())), None)
+        if broken is not None:
+            raise CaptureError(
+                f"'{side.name}' puts out NaN or infinity, first at {broken}; of what is fed that, nothing can be told."
+            )
         for name in [name for name in kept if _repeats_its_parent(name, kept)]:
             del kept[name]
         apart: dict[str, torch.Tensor] = {}

@@ -55,7 +55,7 @@ def folder_of(loaded: LoadedModel) -> Path:
 
 
 def _kept(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[Path], None]) -> Path:
-    """What `write` writes of the model, in the cache under the digest of its weights; the oldest make room."""
+    """File or folder of the model that `write` makes, kept in the cache by digest; the oldest make room."""
     place = cache_folder() / "engines"
     path = place / (hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32] + ending)
     try:

@@ -79,6 +79,16 @@ def test_one_position_is_enough(loaded):
     assert beyond == ["model.layers.1.self_attn.k_proj"]
 
 
+def test_nan_is_told_where_it_begins_and_no_module_after_it_is_blamed(loaded):
+    def change(output):
+        output = output.clone()
+        output[:, 3, 0] = float("nan")
+        return output
+
+    with pytest.raises(CaptureError, match=r"NaN or infinity, first at model\.layers\.1\.mlp\.up_proj;"):
+        alone(loaded, with_fault("model.layers.1.mlp.up_proj", change))
+
+
 def test_the_model_is_as_it_was(loaded):
     prompt = torch.tensor([tiny_prompts(loaded)[0]])
     with torch.inference_mode():
