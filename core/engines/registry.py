@@ -37,6 +37,8 @@ ADAPTER_OF = {
     "ort": "adapter_onnxruntime.py",
     "ov": "adapter_openvino.py",
     "mlx": "adapter_mlx.py",
+    "sglang": "adapter_sglang.py",
+    "trtllm": "adapter_tensorrt_llm.py",
     "transformers": "adapter_transformers.py",
 }
 _given: dict[str, Place] = {}

@@ -1,0 +1,90 @@
+"""SGLang as an engine: raw logits of its model runner, the way its own `sglang.bench_one_batch` drives it. Written to
+version 0.5.23 and never run: it needs a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+from ulpscope_engine import Refused, modifier, serve
+
+HELLO = {
+    "engine": "SGLang",
+    "model": "folder",
+    "dtypes": ["float32", "bfloat16", "float16"],
+    "bases": {
+        "walk": {"says": "a prefill of every prefix, and the row of its last token"},
+        "decode": {"says": "a prefill of the first token, then token by token out of the cache"},
+    },
+    "modifiers": {
+        "attn": modifier(
+            "kernels of attention, SGLang's choice by default", ["triton", "flashinfer", "torch_native", "fa3"]
+        ),
+        "run": modifier("eager, or decoding by recorded CUDA graphs", ["eager", "graphs"], default="eager"),
+        "batch": modifier("this request with N - 1 others of other tokens at once", least=1),
+    },
+}
+
+
+def version():
+    """Version of the package, "" where there is none."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def load(request):
+    """Load the model runner without a scheduler: nothing is reused that was not asked for."""
+    if importlib.util.find_spec("sglang") is None:
+        raise Refused("there is no sglang here; name the interpreter that has it by --engine sglang=PYTHON.")
+    import torch
+    from sglang import bench_one_batch as bench
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    options, base = request["modifiers"], request["base"][0]
+    settings = {"attention_backend": options["attn"]} if "attn" in options else {}
+    args = ServerArgs(
+        model_path=request["model"],
+        dtype=request["dtype"],
+        disable_cuda_graph=options.get("run", "eager") == "eager",
+        disable_radix_cache=True,
+        random_seed=0,
+        **settings,
+    )
+    runner, _ = bench.load_model(args, PortArgs.init_new(args), 0, 0)
+    rows = int(options.get("batch", 1))
+
+    def extend(prompts):
+        runner.clear()
+        asked = bench.prepare_synthetic_inputs_for_latency_test(len(prompts), len(prompts[0]), prompts)
+        _, logits, batch = runner.extend(asked)
+        return logits, batch
+
+    def hand_on(emit, place, logits):
+        row = logits[:1].detach().to("cpu", torch.float32).numpy()
+        emit(place, np.ascontiguousarray(row))
+
+    def run(ids, emit):
+        prompts = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(rows)]
+        if base == "walk":
+            for place in range(len(ids)):
+                hand_on(emit, place, extend([prompt[: place + 1] for prompt in prompts])[0])
+            return
+        logits, batch = extend([prompt[:1] for prompt in prompts])
+        hand_on(emit, 0, logits)
+        for place in range(1, len(ids)):
+            fed = torch.tensor([prompt[place] for prompt in prompts], device=logits.device)
+            hand_on(emit, place, runner.decode(fed, batch)[1])
+        runner.cleanup(batch)
+
+    probe, _ = extend([[0]])  # the width of a row, padding of the vocabulary included, is known of a row only
+    parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
+    return {"vocab": int(probe.shape[1]), "versions": {"sglang": version()}, "parts": parts}, run
+
+
+if __name__ == "__main__":
+    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("sglang") is not None), load)
