@@ -1,25 +1,32 @@
-"""Engines on trial: their settings, none of which is a bug, and faults planted in the GGUF that llama.cpp loads, each
-of which is one. `python -m benchmarks.verdicts.other_engines MODEL [--positions N]` prints the tables of
-docs/engines.md.
+"""Engines on trial: their settings, none of which is a bug, and faults planted in what they load (the GGUF of
+llama.cpp, the folder of the others) or in what they are fed, each of which is one. `python -m
+benchmarks.verdicts.other_engines MODEL [--positions N]` prints the tables of docs/engines.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import gguf
 import numpy as np
+from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
+from safetensors.numpy import load_file, save_file
 
+from core.engines.process import EngineProcess, Rows
+from core.engines.registry import described
 from core.inference.controls.judge_model import judge
-from core.inference.models.engine_files import gguf_of
+from core.inference.models.engine_files import folder_of, gguf_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import engine_side
 from core.judging.module_evidence import in_words
@@ -43,6 +50,7 @@ SETTINGS = {
     "transformers:prefill": "identical",
     "transformers:decode": "rounding",
 }
+FOLDER_SIDES = ("ct2:prefill", "ort:prefill", "ov:prefill", "mlx:prefill", "vllm:prefill")
 PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
 
 
@@ -89,17 +97,69 @@ PLANTED: dict[str, dict[str, Any]] = {
     "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
     "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
 }
+SCALED = "positions scaled by a half"  # as a context twice as long is served: of a GGUF only
+FED = "a token before the prompt"  # as an engine that adds a BOS of its own
+_OF_FOLDER = {
+    "blk.1.attn_output.weight": "model.layers.1.self_attn.o_proj.weight",
+    "blk.1.attn_q.weight": "model.layers.1.self_attn.q_proj.weight",
+    "blk.2.attn_output.weight": "model.layers.2.self_attn.o_proj.weight",
+    "blk.1.ffn_norm.weight": "model.layers.1.post_attention_layernorm.weight",
+}
 
 
 def planted(loaded: LoadedModel, fault: str, target: Path) -> Path:
     """The model's GGUF in float32 with one fault in it."""
-    how = dict(PLANTED[fault])
     sound = gguf_of(loaded, "float32")
+    if fault == SCALED:
+        reader = gguf.GGUFReader(sound)
+        writer = gguf.GGUFWriter(target, "llama")
+        scaling = {
+            "llama.rope.scaling.type": MetadataDetails(gguf.GGUFValueType.STRING, "linear"),
+            "llama.rope.scaling.factor": MetadataDetails(gguf.GGUFValueType.FLOAT32, 2.0),
+        }
+        copy_with_new_metadata(reader, writer, scaling, [])
+        return target
+    how = dict(PLANTED[fault])
     if "llama.rope.freq_base" in how.get("metadata", {}):
         field = gguf.GGUFReader(sound).fields["llama.rope.freq_base"]
         base = float(field.parts[field.data[0]][0])
         how["metadata"] = {"llama.rope.freq_base": base * how["metadata"]["llama.rope.freq_base"]}
     return edit(sound, target, **how)
+
+
+def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
+    """A copy of the model's folder with one fault in its configuration or weights."""
+    shutil.copytree(folder_of(loaded), target)
+    config = json.loads((target / "config.json").read_text())
+    how = PLANTED[fault]
+    if "llama.rope.freq_base" in how.get("metadata", {}):
+        rope = config.get("rope_parameters", config)
+        base = float(rope["rope_theta"]) * how["metadata"]["llama.rope.freq_base"]
+        rope["rope_theta"] = config["rope_theta"] = base  # mlx-lm 0.32 reads the second only
+    elif "metadata" in how:
+        config["rms_norm_eps"] = how["metadata"]["llama.attention.layer_norm_rms_epsilon"]
+    (target / "config.json").write_text(json.dumps(config))
+    for name, change in how.get("tensors", {}).items():
+        for path in target.glob("*.safetensors"):
+            tensors = load_file(path)
+            if _OF_FOLDER[name] in tensors:
+                change(tensors[_OF_FOLDER[name]])
+                save_file(tensors, path, {"format": "pt"})
+    return target
+
+
+def fed_one_more(token: int) -> AbstractContextManager[Any]:
+    """Every engine is fed a token before each prompt, whose row is dropped, until the context ends."""
+    run = EngineProcess.run
+
+    def run_shifted(process: EngineProcess, ids: Sequence[int]) -> Iterator[Rows]:
+        for rows in run(process, [token, *ids]):
+            if rows.start:
+                yield dataclasses.replace(rows, start=rows.start - 1)
+            elif len(rows.bits) > 1:
+                yield dataclasses.replace(rows, bits=rows.bits[1:])
+
+    return mock.patch.object(EngineProcess, "run", run_shifted)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -141,13 +201,26 @@ def main(arguments: Sequence[str]) -> int:
     settings = {} if asked.only_faults else SETTINGS
     for path, wanted in settings.items():
         wrong += row(path, "none", wanted)
+    tried = len(settings)
     with tempfile.TemporaryDirectory() as folder:
-        for number, fault in enumerate(PLANTED):
+        for number, fault in enumerate([*PLANTED, SCALED]):
             edited = planted(loaded, fault, Path(folder) / f"{number}.gguf")
             with mock.patch.object(engine_side, "gguf_of", lambda *_, edited=edited: edited):
                 for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode"):
                     wrong += row(path, fault, "bug suspected")
-    sys.stdout.write(f"{wrong} of {len(settings) + 2 * len(PLANTED)} otherwise than expected\n")
+                    tried += 1
+        others = [path for path in FOLDER_SIDES if described(path.partition(":")[0]).is_here]
+        for number, fault in enumerate(PLANTED):
+            edited = planted_folder(loaded, fault, Path(folder) / str(number))
+            with mock.patch.object(engine_side, "folder_of", lambda *_, edited=edited: edited):
+                for path in others:
+                    wrong += row(path, fault, "bug suspected")
+                    tried += 1
+    with fed_one_more(ids[0]):
+        for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode", *others):
+            wrong += row(path, FED, "bug suspected")
+            tried += 1
+    sys.stdout.write(f"{wrong} of {tried} otherwise than expected\n")
     return int(wrong > 0)
 
 

@@ -8,13 +8,24 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.verdicts.other_engines import PLANTED, SETTINGS, WIDE, planted
+from benchmarks.verdicts.other_engines import (
+    FED,
+    PLANTED,
+    SCALED,
+    SETTINGS,
+    WIDE,
+    edit,
+    fed_one_more,
+    planted,
+    planted_folder,
+)
 from core.engines import registry
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.module_growth import KeptOutputs
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.models import engine_files
+from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model, loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
@@ -193,11 +204,12 @@ MODULES_OF = {
     "two heads swapped": {"model.layers.1.self_attn.q_proj"},
     "a block transposed": {"model.layers.2.self_attn"},
     "a norm left out": {"model.layers.1.post_attention_layernorm"},
+    SCALED: {f"model.layers.{n}.self_attn" for n in range(3)},
 }
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", MODULES_OF)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
 def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(loaded, ids, monkeypatch, tmp_path, fault, path):
     """Also under llama.cpp's own defaults, whose float16 is as large as some faults."""
@@ -208,6 +220,41 @@ def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(loaded, ids, mon
     (alone,) = [row for row in found.evidence if row.check == "each module alone"]
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
     assert alone.figures.largest_ratio_of_others < LARGEST_ALONE / 2
+
+
+@pytest.mark.spread(3)
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_in_a_converted_folder_is_called_a_bug(loaded, ids, monkeypatch, tmp_path, fault):
+    edited = planted_folder(loaded, fault, tmp_path / "edited")
+    monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
+    assert judge(loaded, [ids], variant="ct2:prefill").name == "bug suspected"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(loaded, ids, monkeypatch, tmp_path, fault):
+    edited = planted_folder(loaded, fault, tmp_path / "edited")
+    monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
+    found = judge(loaded, [ids], variant="ort:prefill")
+    assert found.name == "bug suspected", found.because
+    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
+
+
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode", "ct2:prefill"])
+def test_an_engine_that_adds_a_token_of_its_own_is_called_a_bug(loaded, ids, path):
+    """As one that puts a BOS before ids that have one already."""
+    with fed_one_more(ids[0]):
+        assert judge(loaded, [ids], variant=path).name == "bug suspected", FED
+
+
+def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids, monkeypatch, tmp_path):
+    """llama.cpp checks the shapes of tensors against it."""
+    edited = edit(gguf_of(loaded, "float32"), tmp_path / "edited.gguf", {"llama.attention.head_count_kv": 1})
+    monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
+    with pytest.raises(CaptureError, match=r"llama\.cpp|llamacpp") as said:
+        judge(loaded, [ids], variant="llamacpp:decode")
+    assert "\n" not in str(said.value)
 
 
 # ---- modules
