@@ -107,11 +107,16 @@ def _place(name: str, where: str) -> Place:
 
 
 def described(name: str) -> EngineDescription:
-    """What an engine can do, from its adapter, which imports nothing large for it."""
+    """What an engine can do, from its adapter, which imports nothing large for it. One that is not here is asked anew
+    each time: it may be installed while the dashboard is open.
+    """
     place = place_of(name)
     if (name, place) not in _described:
         with EngineProcess(name, place.python, place.adapter, quiet_seconds=60) as process:
-            _described[name, place] = EngineDescription.of(name, process.hello)
+            about = EngineDescription.of(name, process.hello)
+        if not about.is_here:
+            return about
+        _described[name, place] = about
     return _described[name, place]
 
 

@@ -4,6 +4,7 @@ rows stand at their positions, and what an engine leaves out is refused. The eng
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,16 +109,27 @@ def loaded():
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """Write modules where the adapters' Python finds them."""
+    """Write modules that an interpreter of this test alone finds: what it can do is remembered under its path."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    for name in ("SGLANG", "TRTLLM"):
+        monkeypatch.setenv(registry.VARIABLE + name, str(python))
 
     def write(files):
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     yield write
     registry.end_all()
+
+
+def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages):
+    """A dashboard is open for weeks."""
+    assert not registry.described("sglang").is_here
+    packages(SGLANG)
+    assert registry.described("sglang").is_here
 
 
 @pytest.mark.parametrize(
