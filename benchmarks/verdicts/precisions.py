@@ -206,6 +206,11 @@ ON_TOP: tuple[Mutation, ...] = (
         applies=_tokens_in_layers,
     ),
     Mutation(
+        "a stale slot in an fp8 cache of an engine in bfloat16",
+        _in_bfloat16(stale_slot_in_fp8),
+        applies=single_precision,
+    ),
+    Mutation(
         "a stale slot in an engine in bfloat16",
         _in_bfloat16(overwriting(another_prompt, PREFIX, -3)),
         applies=single_precision,

@@ -31,6 +31,7 @@ from ..paths.batch import Run
 from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
+from .precisions import Precision
 from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of, in_float32, whole_side
 
@@ -115,11 +116,15 @@ class _Sums:
     mean_squares: Any = 0.0
     gains: list[float] = field(default_factory=list)
     nonfinite: int = 0
+    along: list[NDArray[np.float64]] = field(default_factory=list)
+    made: list[NDArray[np.float64]] = field(default_factory=list)
 
-    def add(self, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """Add one prompt: logits and the float32 forward's. [positions, vocab] each"""
+    def add(self, logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor] = ()) -> None:
+        """Add one prompt: logits, the float32 forward's, and where that is in lower precisions, those of the forwards
+        without each of them. [positions, vocab] each
+        """
         total = torch.zeros(exact.shape[1], dtype=torch.float64, device=exact.device)
-        along = size = 0.0
+        along, size, done = 0.0, 0.0, 0
         rows = max(1, _CHUNK_BYTES // (8 * exact.shape[1]))
         for mine, plain in zip(logits.split(rows), exact.split(rows), strict=True):
             finite = mine.isfinite() & plain.isfinite()
@@ -137,6 +142,13 @@ class _Sums:
             total += error.sum(0)
             along += float((error * centred).sum())
             size += float(centred.square().sum())
+            if without:
+                apart = [plain.double() - other[done : done + len(plain)].double() for other in without]
+                made = torch.where(finite, torch.stack(apart), 0.0)
+                count = finite.sum(1).clamp_min(1)
+                self.along.append(((error * made).sum(2) / count).cpu().numpy())
+                self.made.append((made.square().sum(2) / count).cpu().numpy())
+            done += len(plain)
         mean = total / len(exact)
         self.means, self.mean_squares = self.means + mean, self.mean_squares + mean.square()
         self.gains.append(along / size if size else 0.0)
@@ -145,7 +157,14 @@ class _Sums:
         squares = np.concatenate(self.squares)
         by_token, means, mean_squares = (each.cpu().numpy() for each in (self.by_token, self.means, self.mean_squares))
         rest = np.concatenate(self.rest) if self.rest else None
-        return Errors(squares, by_token / len(squares), means, mean_squares, np.array(self.gains), self.nonfinite, rest)
+        found = Errors(
+            squares, by_token / len(squares), means, mean_squares, np.array(self.gains), self.nonfinite, rest
+        )
+        if not self.made:
+            return found
+        made = np.concatenate(self.made, axis=1)
+        held = 1 + np.concatenate(self.along, axis=1) / np.maximum(made, np.finfo(np.float64).tiny)
+        return replace(found, made=made, held=held)
 
 
 def errors_of(
@@ -155,9 +174,10 @@ def errors_of(
     seeds: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
     plain: RunnableSide = PREFILL,
+    without: Sequence[RunnableSide] = (),
 ) -> tuple[list[Errors], list[Errors]]:
     """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which
-    is `plain`.
+    is `plain`. without: where that is in lower precisions, the forwards without each of them.
 
     Of the logits, only the float32 forward of a few prompts at a time is kept. CaptureError where float32 does not fit,
     or a side fails.
@@ -169,18 +189,19 @@ def errors_of(
         say("a forward in float32")
         with in_float32(loaded) as widened:
             exact = [whole_side(plain.run_on(widened), ids) for ids in group]
+            others = [[whole_side(each.run_on(widened), ids) for each in without] for ids in group]
         if seeds and drawn[0].directions is None:
             directions = _directions(loaded, plain, group, exact, seeds)
             for sums in (*found, *drawn):
                 sums.directions = directions
         for sums, side in zip(found, sides, strict=True):
             say(f"'{side.name}' against it")
-            for ids, wide in zip(group, exact, strict=True):
-                sums.add(whole_side(side.run_on(loaded), ids), wide)
+            for ids, wide, rest in zip(group, exact, others, strict=True):
+                sums.add(whole_side(side.run_on(loaded), ids), wide, rest)
         for sums, seed in zip(drawn, seeds, strict=True):
             say(f"draw {seed} of {len(seeds)}")
-            for ids, wide in zip(group, exact, strict=True):
-                sums.add(_drawn(loaded, plain, ids, seed), wide)
+            for ids, wide, rest in zip(group, exact, others, strict=True):
+                sums.add(_drawn(loaded, plain, ids, seed), wide, rest)
     return [sums.errors() for sums in found], [sums.errors() for sums in drawn]
 
 
@@ -229,16 +250,47 @@ def sixteen_rows(
     sides: Sequence[RunnableSide],
     blocks: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
-    plain: RunnableSide = PREFILL,
 ) -> tuple[list[Evidence], list[SixteenTest | None]]:
     """(a row for each side, the test of each that failed, None of another): what can be said of sides of which there
     is nothing but 16 bits.
-
-    plain: what they ought to compute, the model's own forward or that in a lower precision.
     """
+    rows, tests = _tested(loaded, prompts, sides, blocks, say, PREFILL, ())
+    failed = [test if row.outcome == FAILED else None for row, test in zip(rows, tests, strict=True)]
+    if len(sides) > 1 and all(failed):
+        return [of_neither_side(row, f"'{loaded.name}'", loaded.dtype) for row in rows], [None] * len(rows)
+    return rows, failed
+
+
+def beside_a_precision(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    side: RunnableSide,
+    blocks: Sequence[int],
+    precision: Precision,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Evidence, SixteenTest]:
+    """The same of one side that ought to compute the model's own forward in lower precisions: with what it holds of
+    each of them.
+    """
+    parts = precision.together
+    without = [each.side for each in reversed(parts)] if len(parts) > 1 else [PREFILL]
+    (row,), (test,) = _tested(loaded, prompts, [side], blocks, say, precision.side, without)
+    return row, test
+
+
+def _tested(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: Sequence[RunnableSide],
+    blocks: Sequence[int],
+    say: Callable[[str], None],
+    plain: RunnableSide,
+    without: Sequence[RunnableSide],
+) -> tuple[list[Evidence], list[SixteenTest]]:
+    """A row and a test of each side. plain: what they ought to compute; without: as of `errors_of`."""
     lengths = [len(ids) for ids in prompts]
     ways = _ways_of(loaded, prompts, plain)
-    found, drawn = errors_of(loaded, prompts, [*sides, *ways], range(DRAWS), say, plain)
+    found, drawn = errors_of(loaded, prompts, [*sides, *ways], range(DRAWS), say, plain, without)
     tests = [sixteen_test(one, drawn, lengths, blocks=blocks) for one in found]
     own = dict(zip([way.name for way in ways], tests[len(sides) :], strict=True))
     ratios = [test.ratio for test in own.values()]
@@ -252,11 +304,8 @@ def sixteen_rows(
             f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of"
             " this model's rounding."
         )
-        return [replace(row, outcome=MISSING, says=why) for row in rows], [None] * len(rows)
-    failed = [test if row.outcome == FAILED else None for test, row in zip(tests, rows, strict=False)]
-    if len(sides) > 1 and all(failed):
-        return [of_neither_side(row, f"'{loaded.name}'", loaded.dtype) for row in rows], [None] * len(rows)
-    return rows, failed
+        rows = [replace(row, outcome=MISSING, says=why) for row in rows]
+    return rows, tests[: len(sides)]
 
 
 def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide) -> list[RunnableSide]:

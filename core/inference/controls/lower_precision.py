@@ -38,9 +38,9 @@ from ..paths.batch import Emit, Run
 from ..paths.engines import RunnableSide, seen_by
 from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
-from .drawn_roundings import DRAWS, PREFILL, sixteen_rows
+from .drawn_roundings import DRAWS, PREFILL, beside_a_precision, sixteen_rows
 from .precision_search import MOST_LEFT, Found, PrecisionSearch, most_walks
-from .precisions import CACHE, LAYERS, Precision, catalogue
+from .precisions import CACHE, LAYERS, Precision, catalogue, weights_are_of_16_bits
 from .reordering import reordered
 from .rounding_floor import EXACT_BYTES, as_many_as, divergence, groups_of, in_float32, whole_side
 
@@ -175,10 +175,7 @@ def _lowered(
     *,
     is_fixed: bool,
 ) -> Lowered:
-    offered = [*given, *catalogue(loaded)]
-    if is_fixed:
-        offered += [each.weights_in_float64 for each in offered if each.part == LAYERS]
-    search = _search(loaded, prompts, far, offered)
+    search = _search(loaded, prompts, far, _offered(loaded, given, is_fixed=is_fixed))
     say("other precisions")
     best = search.singles() if search is not None else []
 
@@ -215,6 +212,16 @@ def _lowered(
     if is_part:
         return _explained(trials[0], far, loaded.dtype, lengths)
     return whole if whole is not None else _unexplained(far, [*best[:1], *two[:1]])
+
+
+def _offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool = False) -> list[Precision]:
+    """Precisions to try. Those of weights in float64 too where values in the middle of two are many, as in a checkpoint
+    of 16 bits, or where the side cannot be asked in float64.
+    """
+    offered = [*given, *catalogue(loaded)]
+    if is_fixed or weights_are_of_16_bits(loaded.model):
+        offered += [each.weights_in_float64 for each in offered if each.part == LAYERS]
+    return offered
 
 
 def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
@@ -535,11 +542,11 @@ def lowered_in_16_bits(
     """
     ids, differs = _shortest_that_differs(prompts, failed)
     wanted = whole_side(side.run_on(loaded), ids)
-    offered = [each for each in (*given, *catalogue(loaded)) if _is_coarser(each, loaded.torch_dtype)]
+    offered = [each for each in _offered(loaded, given) if _is_coarser(each, loaded.torch_dtype)]
     control = (
         f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
     )
-    nearest: tuple[Found, Evidence] | None = None
+    nearest: tuple[Found, Evidence, SixteenTest] | None = None
     say("other precisions")
     with in_float32(loaded) as widened:
         search = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True)
@@ -550,25 +557,28 @@ def lowered_in_16_bits(
             continue
         precision = found[0].precision
         say(f"roundings drawn anew with {precision.name}")
-        (row,), (still,) = sixteen_rows(loaded, prompts, [side], blocks, say, precision.side)
+        row, test = beside_a_precision(loaded, prompts, side, blocks, precision, say)
         figures = _beside_draws(row, failed.ratio, precision.name)
-        if still is None and row.outcome == PASSED and _explains(failed.ratio, figures.ratio_over_draws):
+        explained = test.holds_its_precisions and _explains(failed.ratio, test.ratio)
+        if row.outcome == PASSED and explained:
             says = (
                 f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
                 f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
             )
             return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
-        nearest = found[0], row
+        nearest = found[0], row, test
     if nearest is None:
         says = "No precision of caches or weights explains it, nor do two at once."
         return Lowered(
             Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, side.name)
         )
-    best, row = nearest
+    best, row, test = nearest
     figures = _beside_draws(row, failed.ratio, best.precision.name)
     why = row.says
     if row.outcome == PASSED:
         why = f"Beside it the error is still {figures.ratio_over_draws:.2f} times that of rounding drawn anew."
+        if not test.holds_its_precisions:
+            why = "The error is as large as that precision makes it, and not what that precision makes."
     says = f"{best.precision.name} comes nearest and does not explain it. {why}"
     says = says[0].upper() + says[1:]
     return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, NOTED, says, side.name))

@@ -185,29 +185,40 @@ def _round_newest(cache: Any, tokens: int, rounding: Rounding) -> None:
 def _weights_rounded(model: torch.nn.Module, rounding: Rounding, *, is_all: bool) -> Iterator[None]:
     """Every parameter, or the matrices of linear layers but the head's; the original bits are put back."""
     originals: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-    head = getattr(model, "get_output_embeddings", lambda: None)()
     try:
         with torch.inference_mode(False), torch.no_grad():
-            for module in model.modules():
-                is_layer = isinstance(module, torch.nn.Linear | Conv1D) and module is not head
-                for parameter in module._parameters.values():
-                    if (
-                        parameter is None
-                        or not parameter.is_floating_point()
-                        or any(parameter is kept for kept, _ in originals)
-                    ):
-                        continue
-                    if not is_all and not (is_layer and parameter.ndim == 2):
-                        continue
-                    originals.append((parameter, parameter.data))
-                    across = isinstance(module, Conv1D) and parameter.ndim == 2  # [in, out]
-                    rounded = rounding(parameter.data.T).T if across else rounding(parameter.data)
-                    parameter.data = rounded.to(parameter.dtype).contiguous()
+            for module, parameter in _parameters(model, is_all=is_all):
+                originals.append((parameter, parameter.data))
+                across = isinstance(module, Conv1D) and parameter.ndim == 2  # [in, out]
+                rounded = rounding(parameter.data.T).T if across else rounding(parameter.data)
+                parameter.data = rounded.to(parameter.dtype).contiguous()
         yield
     finally:
         with torch.inference_mode(False), torch.no_grad():
             for parameter, data in originals:
                 parameter.data = data
+
+
+def _parameters(model: torch.nn.Module, *, is_all: bool) -> list[tuple[torch.nn.Module, torch.nn.Parameter]]:
+    """Every parameter with its module, or the matrices of linear layers but the head's; tied ones once."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    found: dict[int, tuple[torch.nn.Module, torch.nn.Parameter]] = {}
+    for module in model.modules():
+        is_layer = isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+        for parameter in module._parameters.values():
+            if (
+                parameter is not None
+                and parameter.is_floating_point()
+                and (is_all or (is_layer and parameter.ndim == 2))
+            ):
+                found.setdefault(id(parameter), (module, parameter))
+    return list(found.values())
+
+
+def weights_are_of_16_bits(model: torch.nn.Module) -> bool:
+    """Return whether the matrices of linear layers hold values of bfloat16 alone, or of float16, in whatever dtype."""
+    matrices = [parameter.data for _, parameter in _parameters(model, is_all=False)]
+    return any(all(torch.equal(each, rounding(each)) for each in matrices) for rounding in _SIXTEEN_BITS)
 
 
 @contextmanager
@@ -399,6 +410,7 @@ def _grouped(values: torch.Tensor, group: int) -> torch.Tensor:
 
 # The catalogue
 
+_SIXTEEN_BITS = (through(torch.bfloat16), through(torch.float16))
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _IN_CACHE: tuple[tuple[str, Rounding], ...] = (
     ("float8_e4m3fn", through(_E4M3)),

@@ -238,6 +238,33 @@ def test_rows_say_what_was_seen_and_how_small_a_fault_would_not_be() -> None:
     assert failed.figures.beyond["position"] == (57,)
 
 
+def _held(of_engine: NDArray[np.float64], of_draws: float, made: NDArray[np.float64]) -> SixteenTest:
+    """An engine and draws that hold so much of what one precision makes. [positions]; made: mean squares"""
+    generator = np.random.default_rng(5)
+    mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
+    engine, *draws = (errors(rounding(generator, 1, mixing), 1) for _ in range(DRAWS + 1))
+    theirs = [
+        replace(each, made=made[None], held=of_draws + 0.05 * generator.standard_normal((1, LENGTH))) for each in draws
+    ]
+    return sixteen_test(replace(engine, made=made[None], held=of_engine[None]), theirs, [LENGTH])
+
+
+def test_an_engine_holds_a_precision_where_the_draws_do_and_a_fault_of_its_size_does_not() -> None:
+    """Positions before a cache is rounded say nothing, and another expert at a few of them is not asked either."""
+    made, engine = np.full(LENGTH, 4.0), np.full(LENGTH, 0.7)
+    made[:16], engine[:16] = 1e-9, 30.0  # not rounded yet: a share of next to nothing
+    engine[20:24] = -8.0
+    test = _held(engine, 0.75, made)
+    assert test.holds_its_precisions
+    assert test.held == (pytest.approx(0.7 / 0.75, rel=0.02),)
+    assert not _held(np.full(LENGTH, 0.02), 0.75, made).holds_its_precisions
+    assert not _held(np.full(LENGTH, 2.0), 0.75, made).holds_its_precisions
+    assert _held(engine, 0.01, made).held == (None,)  # the draws hold too little of it to agree
+    assert _held(engine, 0.75, np.full(LENGTH, 1e-9)).held == (None,)
+    assert not _held(engine, 0.01, made).holds_its_precisions
+    assert tried(1, 1).holds_its_precisions  # beside the model's own forward there is nothing to hold
+
+
 def test_too_few_draws_or_draws_of_other_positions_are_refused() -> None:
     one = errors(np.ones((LENGTH, VOCAB)), 1)
     with pytest.raises(UsageError, match="3 draws beside"):

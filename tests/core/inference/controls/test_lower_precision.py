@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -23,13 +24,14 @@ from benchmarks.verdicts.mutations import (
 )
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from benchmarks.verdicts.trial import model_named, try_case
+from benchmarks.verdicts.trial import SHIPPED, model_named, try_case
 from core.inference.controls import lower_precision, precision_search, precisions
-from core.inference.controls.drawn_roundings import PREFILL
+from core.inference.controls.drawn_roundings import PREFILL, beside_a_precision, sixteen_rows
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.controls.lower_precision import Lowered, _is_coarser, answering, lowered, ordinals
 from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision
 from core.inference.controls.rounding_floor import rounding_floor, whole_side
+from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.divergence import mean_squares
@@ -42,6 +44,7 @@ TWO_AT_ONCE = {
     "weights of 4 bits and an fp8 cache (e5m2)",
     "all of it in bfloat16 and an fp8 cache",
 }
+SHIPPED_MODEL = Path(__file__).parents[4] / "sample_runs" / "model" / "config.json"
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
 NAMED = {  # what the sentence has to name
     "int8 cache": "int8, a scale for each token and head",
@@ -136,6 +139,43 @@ def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_
     wrong = _asked(small, with_weights(eight_bits, stale_slot_in_fp8), 20)
     assert (wrong.evidence.outcome, wrong.place) == (FAILED, (0, 16))
     assert "KV cache in float8_e4m3fn" in wrong.evidence.says
+
+
+def test_weights_of_16_bits_in_the_middle_of_two_values_fall_as_the_side_s_own_arithmetic_has_them() -> None:
+    """Of a checkpoint in bfloat16 many lie there. Scales in float32 alone leave something at position 0, which hid the
+    cache that is rounded from 8 on; with a stale slot that is read from 16 on as the twin.
+    """
+    with converted(tiny_model("llama", "bfloat16"), "float32") as widened:
+        assert precisions.weights_are_of_16_bits(widened.model)
+        assert not precisions.weights_are_of_16_bits(tiny_model("llama").model)
+        found = _asked(widened, with_weights(eight_bits, stored(fp8)), 14)
+        assert found.evidence.outcome == PASSED
+        assert all(each in found.evidence.says for each in NAMED_BOTH["weights of 8 bits and an fp8 cache"])
+        wrong = _asked(widened, with_weights(eight_bits, stale_slot_in_fp8), 20)
+        assert (wrong.evidence.outcome, wrong.place) == (FAILED, (0, 16))
+
+
+@pytest.mark.parametrize(
+    ("case", "is_explained"), [("fp8 cache", True), ("one layer's cache not updated for one token", False)]
+)
+def test_a_fault_that_an_fp8_cache_would_be_large_enough_for_is_not_made_of_what_it_rounds(
+    narrow: LoadedModel, case: str, is_explained: bool
+) -> None:
+    """Beside roundings drawn anew with such a cache the fault is 1.7 times as large, where 2 is rounding, and nowhere
+    stands out; 0.02 of what the cache makes is in it, and 1.1 in the cache.
+    """
+    engine, own, prompts = CASES[case].engine, copy.deepcopy(narrow.model), tiny_prompts(narrow)
+    assert engine is not None
+    side = side_of(lambda _, ids: engine(own, ids))
+    by_name = {each.name: each for each in precisions.catalogue(narrow)}
+    cache = replace(by_name["KV cache in float8_e4m3fn"], stored=precisions.Stored(8, 8))
+    with torch.inference_mode():
+        _, (failed,) = sixteen_rows(narrow, prompts, [side], ())
+        row, test = beside_a_precision(narrow, prompts, side, (), cache)
+    assert failed is not None
+    assert (row.outcome, lower_precision._explains(failed.ratio, test.ratio)) == (PASSED, True)
+    assert test.holds_its_precisions == is_explained
+    assert test.held == (pytest.approx(1 if is_explained else 0, abs=0.25),)
 
 
 @pytest.mark.thorough
@@ -441,7 +481,9 @@ def _wrong(name: str, *, two: bool) -> list[str]:
         if (case.is_precision or case in ON_TOP) and case.applies(loaded) and (case.name in TWO_AT_ONCE) == two
     ]
     assert len(tried) >= (1 if two else 7)
-    return [f"{each.case}: {each.verdict}: {each.because}" for each in tried if not each.is_right]
+    wrong = [each for each in tried if not each.is_right]
+    wrong += [each for each in tried if two and not all(part in each.because for part in NAMED_BOTH[each.case])]
+    return [f"{each.case}: {each.verdict}: {each.because}" for each in wrong]
 
 
 @pytest.mark.thorough
@@ -455,13 +497,18 @@ def test_precisions_and_faults_on_top_of_them_on_other_models(name: str) -> None
     "name",
     [
         "gpt2",
-        *(
-            pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="docs/verdict.md: a limit of two at once"))
-            for name in ("gemma2", "mixtral", "llama bfloat16")
-        ),
+        "gemma2",
+        "mixtral",
+        "mixtral-ties",
+        "mistral-window",
+        "llama bfloat16",
+        "shipped bfloat16",
+        "shipped float32",
     ],
 )
 def test_two_precisions_at_once_on_other_models(name: str) -> None:
+    if name in SHIPPED and not SHIPPED_MODEL.is_file():
+        pytest.skip("sample_runs/model is not built")
     assert _wrong(name, two=True) == []
 
 
