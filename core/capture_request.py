@@ -86,6 +86,7 @@ class CaptureRequest:
     revision: str | None = _asked("Revision on the hub.", None)
     trust_remote_code: bool = _asked("Let the model's repository run its own code.", False)
     name: str | None = _asked("What to call the run.", None)
+    build: str = _asked("Label of what is under test, such as the commit of an engine; the run keeps it.", "")
     seed: int = _asked("Seed set before each side.", 0)
     keeps_finished: bool = _asked(
         "Where a later side fails, keep the run of those before it (two at least).", False, option="--keep-finished"

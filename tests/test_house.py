@@ -41,6 +41,7 @@ _CORE_FOR_PAGES = (
     "core.runs",
     "core.judging",
     "core.probing",
+    "core.sweeps",
 )  # not inference: a viewer never loads torch
 _SHARED = (*_CORE_FOR_PAGES, "app.shell", "app.components", "app.hosting")
 _OTHER_PAGES = {  # of which a page shows a part too
@@ -95,6 +96,7 @@ ROOMS = {
         "core.prompt_files",
     ),
     "core.prompt_files": ("core.capture_request",),
+    "core.sweeps": ("core.capture_request", "core.command_name", "core.engines", "core.prompt_files", "core.runs"),
     "core.push": (),
     "core.probing": ("core.command_name", "core.configuration", "core.numerics", "core.runs", "core.judging"),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),

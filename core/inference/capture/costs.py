@@ -125,7 +125,11 @@ def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
 
 
 def walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
-    """Columns of each forward that the path makes for a prompt of so many tokens, padding included."""
+    """Columns of each forward that the path makes for a prompt of so many tokens, padding included; of another engine
+    as its base says, `walk` being a forward of every prefix.
+    """
+    if path.engine is not None and path.base.name not in BASES:
+        return list(range(1, positions + 1))
     left, right = _padding(path)
     counting = _Counting(loaded, prompt=(0,) * positions, left=left, right=right)
     BASES[path.base.name].compute(counting, ignore, *path.base.values)
@@ -135,7 +139,7 @@ def walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
 def _padding(path: Path) -> tuple[int, int]:
     """Tokens before and after every row."""
     left = right = 0
-    for step in path.modifiers:
+    for step in path.modifiers if path.engine is None else ():
         modifier = MODIFIERS[step.name]
         columns = modifier.columns(*step.values)
         left, right = (left, right + columns) if modifier.ends_prompt(*step.values) else (left + columns, right)
