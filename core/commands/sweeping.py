@@ -33,7 +33,6 @@ from .request_options import EngineOption
 from .terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from ..inference.capture.capture import CapturePlan
     from ..inference.models.model import LoadedModel
 
 _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
@@ -161,21 +160,17 @@ class CellRunner:
         self._store = store
         self._key: tuple[Any, ...] = ()
         self._loaded: LoadedModel | None = None
-        self._plans: dict[str, CapturePlan] = {}
 
     def about(self, asked: str, request: CaptureRequest) -> dict[str, Any]:
         """Id of a cell's run here, and what computing it takes; nothing large is read."""
-        import torch
-
-        from ..inference.capture.environment import environment_of, needed_bytes
-        from ..inference.models.memory import free_bytes
+        from ..inference.capture.environment import environment_of, free_bytes, needed_bytes
 
         plan = plan_of(request, weights=False)
         return {
             "run_id": run_id_of(asked, environment_of(request, plan)),
             "device": plan.loaded.device,
             "needed_bytes": needed_bytes(request, plan),
-            "free_bytes": free_bytes(torch.device(plan.loaded.device)),
+            "free_bytes": free_bytes(plan),
         }
 
     def run(self, asked: str, request: CaptureRequest, say: Tell) -> tuple[str, bool]:
@@ -319,7 +314,8 @@ def _tell_end(
     """Say what became of the cells, what changed, and what failed; exit code 1 by the gate, 2 where cells failed."""
     states = ledger.states(in_ledger(cells))
     pinned = _tagged(ledger, against)
-    changes = [change_of(state, pinned) for state in states]
+    of_now = {outcome.cell.asked: outcome.run_id for outcome in began.outcomes}
+    changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in states]
     gate = gate_of(changes, conditions) if conditions else None
     if gate is not None and junit is not None:
         write_whole(junit, junit_text(gate))

@@ -75,16 +75,15 @@ def is_good(card: CellCard) -> bool:
     return card.verdict not in _BAD
 
 
-def change_of(state: CellState, pinned: Collection[str] = ()) -> Change:
-    """The cell's latest run beside its last good one before that; pinned: ids of runs of which one is held against
-    instead, where the cell has one.
+def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) -> Change:
+    """A cell's run beside its last good one. run_id: the run of now, by default the latest; pinned: ids of runs, of
+    which the cell's is held against instead, where it has one.
     """
     if not state.cards:
         return Change(state, None, None)
-    now, *earlier = state.cards
-    held = (
-        [card for card in earlier if card.run_id in pinned] if pinned else [card for card in earlier if is_good(card)]
-    )
+    now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
+    others = [card for card in state.cards if card is not now]
+    held = [card for card in others if card.run_id in pinned] if pinned else [card for card in others if is_good(card)]
     if not held:
         return Change(state, now, None)
     before = held[0]

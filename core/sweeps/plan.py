@@ -40,7 +40,6 @@ _SETTINGS: dict[str, tuple[type, Any]] = {
     "layers": (bool, False),
     "chat": (bool, False),
     "seed": (int, 0),
-    "keep": (str, "all"),
 }
 
 

@@ -59,11 +59,10 @@ class Worker:
         self.end()
 
     def end(self) -> None:
-        """Have it remove what it was writing, and end."""
-        if self._child is not None:
-            self._child.end(_PATIENCE_SECONDS)
-            self._child.__exit__()
-            self._child = None
+        """Have it remove what it was writing, and end. From any thread."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(_PATIENCE_SECONDS)
 
     def about(self, cell: Cell) -> dict[str, Any]:
         """{"run_id", "needed_bytes", "free_bytes"} of a cell here, or {"failed": sentence}."""
@@ -84,17 +83,18 @@ class Worker:
 
     def _answers(self, value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Everything it says to one question, the answer last."""
-        if self._child is None:
-            self._child = Child(self._arguments, may_ask=True, is_asked=True)
-            self._said = self._child.said()
-        self._child.ask(value)
+        child = self._child
+        if child is None:
+            child = self._child = Child(self._arguments, may_ask=True, is_asked=True)
+            self._said = child.said()
+        child.ask(value)
         for said in self._said:
             yield said
             if "stage" not in said:
                 return
-        says = self._ended_how(self._child)
-        self.end()
-        yield {"failed": says}
+        with child:  # it has ended
+            self._child = None
+        yield {"failed": self._ended_how(child)}
 
     @staticmethod
     def _ended_how(child: Child) -> str:
