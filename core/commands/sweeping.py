@@ -85,7 +85,7 @@ def sweep(
     if print_:
         _print_commands(plan, chosen, ledger, build, engine or (), store)
         return
-    began = Began(chosen)
+    began, pinned = Began(chosen), _tagged(ledger, against)
     ledger.keep(found)
     with stoppable(began.tell_what_is_kept), steps() as say:
         if cell:
@@ -96,7 +96,7 @@ def sweep(
             for outcome in outcomes:
                 began.add(ledger, outcome)
                 say(began.in_short, began.count, len(chosen), "cells")
-    _tell_end(found, chosen, ledger, began, conditions, against, junit, markdown, as_json_)
+    _tell_end(found, chosen, ledger, began, conditions, pinned, junit, markdown, as_json_)
 
 
 @dataclass
@@ -306,14 +306,13 @@ def _tell_end(
     ledger: Ledger,
     began: Began,
     conditions: Sequence[str],
-    against: str | None,
+    pinned: set[str],
     junit: Path | None,
     markdown: Path | None,
     as_json_: bool,
 ) -> None:
     """Say what became of the cells, what changed, and what failed; exit code 1 by the gate, 2 where cells failed."""
     states = ledger.states(in_ledger(cells))
-    pinned = _tagged(ledger, against)
     of_now = {outcome.cell.asked: outcome.run_id for outcome in began.outcomes}
     changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in states]
     gate = gate_of(changes, conditions) if conditions else None
