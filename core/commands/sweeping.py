@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -87,7 +90,7 @@ def sweep(
         return
     began, pinned = Began(chosen), _tagged(ledger, against)
     ledger.keep(found)
-    with stoppable(began.tell_what_is_kept), steps() as say:
+    with stoppable(says=began.stopped), steps() as say:
         if cell:
             outcomes: Iterator[Outcome] = (_computed_here(target, one, say) for one in chosen)
         else:
@@ -132,12 +135,10 @@ class Began:
         """Tell of the workers' steps, in front of how many cells are done."""
         return lambda event: say(f"{event.cell.title}: {event.stage}", self.count, len(self.cells), "cells")
 
-    def tell_what_is_kept(self) -> None:
+    def stopped(self) -> str:
         """What a sweep that is stopped leaves: every cell that was finished."""
         kept = sum(outcome.state == DONE for outcome in self.outcomes)
-        err.print(
-            f"stopped; {plural(kept, 'cell')} of {len(self.cells):,} are in the store, and the sweep goes on there."
-        )
+        return f"stopped; {kept:,} of {len(self.cells):,} cells are in the store, and the sweep goes on from there."
 
 
 def _computed_here(store: Store, cell: Cell, say: Tell) -> Outcome:
@@ -203,8 +204,7 @@ def sweep_worker(engine: EngineOption = None, store: StoreOption = None) -> None
         answer(stage=stage, rows_done=done, rows_total=total)
 
     with stoppable():
-        for line in sys.stdin:
-            question = json.loads(line)
+        for question in _questions():
             os.chdir(question["folder"])  # from where the plan's files are named
             asked, request = str(question["asked"]), CaptureRequest.from_json(question["request"])
             try:
@@ -223,6 +223,21 @@ def sweep_worker(engine: EngineOption = None, store: StoreOption = None) -> None
                 answer(failed=str(error))
             except MemoryError:
                 answer(failed="its process ran out of memory.")
+
+
+def _questions() -> Iterator[dict[str, Any]]:
+    """Questions on stdin. Where it ends, nobody waits for what is being computed: the process is asked to end."""
+    asked: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            asked.put(json.loads(line))
+        asked.put(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=listen, name="ulpscope-questions", daemon=True).start()
+    while (question := asked.get()) is not None:
+        yield question
 
 
 def _print_commands(

@@ -58,6 +58,11 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def stop(self) -> None:
+        """Ask it to end, without waiting for it."""
+        if (child := self._child) is not None:
+            child.terminate()
+
     def end(self) -> None:
         """Have it remove what it was writing, and end. From any thread."""
         child, self._child = self._child, None
@@ -176,6 +181,8 @@ def compute_here(
             yield outcome
     finally:
         is_over.set()
+        for worker in workers:
+            worker.stop()
         for worker in workers:
             worker.end()
 

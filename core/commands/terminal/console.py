@@ -99,15 +99,17 @@ def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bo
 
 
 @contextmanager
-def stoppable(leave_nothing: Callable[[], None] = remove_living) -> Iterator[None]:
+def stoppable(
+    leave_nothing: Callable[[], None] = remove_living, says: Callable[[], str] = lambda: SENTENCE
+) -> Iterator[None]:
     """Ctrl-C or a request to end: what was begun is removed by the time this says so, a run by its writer. (typer would
     leave without a word.)
     """
     try:
-        with stopping(leave_nothing):
+        with stopping(leave_nothing, says):
             yield
     except KeyboardInterrupt:
-        err.print(SENTENCE)
+        err.print(says(), markup=False)
         raise typer.Exit(EXIT_CODE) from None
 
 
