@@ -51,6 +51,7 @@ class Limits:
         default=0, metadata={"is": _BYTES}
     )  # of all runs of the writable directory, the trash and uploads included
     free_bytes: int = field(default=1 << 30, metadata={"is": _BYTES})  # that must stay free on the store's disk
+    cache_bytes: int = field(default=20 << 30, metadata={"is": _BYTES})  # of runs fetched from a store of objects
     uploads: int = 32  # unfinished uploads there may be at once
     upload_hours: float = 24.0  # an unfinished upload that nobody continues is kept so long
 

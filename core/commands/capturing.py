@@ -148,7 +148,7 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     )
 
 
-def captured(request: CaptureRequest, progress: str, store: Path | None) -> tuple[str, list[str]]:
+def captured(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
     """Capture, and judge if that is asked for. -> (run id, sentences on what is less than was asked for)"""
     check_progress(progress)
     prompts_of(request)

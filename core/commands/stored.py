@@ -46,7 +46,8 @@ def list_(
     if deleted:
         _list_deleted(open_store(store), as_json_)
         return
-    cards, broken = list_runs(open_store(store))
+    target = open_store(store)
+    cards, broken = list_runs(target)
     if as_json_:
         print_json([card_json(card) for card in cards])
     else:
@@ -74,6 +75,8 @@ def list_(
         )
     for run in broken:
         err.print(f"not a readable run: {run.reason}", markup=False)
+    if target.outage:
+        err.print(target.outage, markup=False)
 
 
 def _list_deleted(store: Store, as_json_: bool) -> None:
@@ -281,7 +284,7 @@ def delete(
     refused.
     """
     target = open_store(store)
-    paths = [target.path_of(run_id) for run_id in run_ids]
+    paths = [target.find(run_id) for run_id in run_ids]
     samples = [path.stem for path in paths if not target.is_writable(path)]
     if samples:
         raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")

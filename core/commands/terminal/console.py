@@ -46,7 +46,10 @@ err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty()
 EVERY_SECONDS = 10.0  # between two lines of progress, where stderr is no terminal
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")
+    str | None,
+    typer.Option(
+        "--store", help="Directory of run files, or a URL such as s3://. Default: $ULPSCOPE_STORE, else runs/."
+    ),
 ]
 ComputeDtypeOption = Annotated[
     str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
@@ -86,7 +89,9 @@ def announce_line(run_id: str) -> None:
     sys.stdout.flush()
 
 
-def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bool, *, is_asked_for: bool) -> None:
+def announce_upload(
+    run_id: str, store: str | Path | None, progress: str, as_json_: bool, *, is_asked_for: bool
+) -> None:
     """The end of `ingest` and `adopt`: a line in the audit log, but for a server, which asks for an id and writes its
     own, and the run's id.
     """

@@ -152,9 +152,12 @@ def reserved_bytes(store: Store) -> int:
 
 def _taken(store: Store) -> tuple[int, int]:
     """(bytes of files, bytes to come of those that are incomplete)"""
-    whole = [*store.directory.glob(f"*{SUFFIX}"), *store.directory.glob(f"{TRASH}/*/*{SUFFIX}"), *_downloads(store)]
+    runs = [] if store.mirror is not None else store.directory.glob(f"*{SUFFIX}")  # there, what is here is a copy
+    whole = [*runs, *store.directory.glob(f"{TRASH}/*/*{SUFFIX}"), *_downloads(store)]
     incomplete = [_partly(*place) for place in _incomplete(store)]
-    return sum(map(_size, whole)) + sum(there for there, _ in incomplete), sum(more for _, more in incomplete)
+    afar = 0 if store.mirror is None else store.mirror.bytes
+    on_disk = afar + sum(map(_size, whole)) + sum(there for there, _ in incomplete)
+    return on_disk, sum(more for _, more in incomplete)
 
 
 def _incomplete(store: Store) -> list[tuple[Path, Path]]:
@@ -243,6 +246,11 @@ def due(store: Store, retention: Retention, now: float | None = None) -> list[Du
     """
     if not retention.days and not retention.runs:
         return []
+    if store.mirror is not None:
+        raise StoreError(
+            f"{store.address} has no trash that retention could move runs to; set [retention] days and runs to 0, and"
+            " a lifecycle rule of the bucket."
+        )
     now = time.time() if now is None else now
     arrivals = _arrivals(store)
     newest_first = sorted(arrivals, key=lambda path: (arrivals[path], path.name), reverse=True)
