@@ -119,6 +119,7 @@ def plan_of(request: CaptureRequest, *, weights: bool = True) -> CapturePlan:
         layers=request.layers,
         layer_floor=request.layer_floor,
         layer_positions=request.layer_positions,
+        keep=request.keep,
     )
 
 
