@@ -131,6 +131,7 @@ def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedMode
         layers=request.layers,
         layer_floor=request.layer_floor,
         layer_positions=request.layer_positions,
+        keep=request.keep,
     )
 
 

@@ -18,6 +18,7 @@ from ...numerics.formats import format_named
 from ...text import plural, shown
 from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
+from ..file.kept import ALL
 from ..file.records import UNDECIDED
 from ..tables.pairs import PAIR
 from ..tables.run import check_text, read_run
@@ -37,8 +38,8 @@ class RunCard:
     """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps (None in a file older than these),
     max_neq_share and nonfinite_mismatch are those of its worst pair.
 
-    verdicts: those that are stored; pair_verdicts: what is shown for each pair, judged or not
-    (core.runs.views.verdicts).
+    kept: what it keeps of its logits (core.runs.file.kept). verdicts: those that are stored; pair_verdicts: what is
+    shown for each pair, judged or not (core.runs.views.verdicts).
     """
 
     run_id: str
@@ -63,10 +64,11 @@ class RunCard:
     sides: tuple[str, ...]
     bytes: int
     is_read_only: bool
+    kept: str = ALL
 
 
 _CARD_FIELDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("run_id", "name", "kind", "model", "compute_dtype", "device", "verdicts"), (str,)),
+    **dict.fromkeys(("run_id", "name", "kind", "model", "compute_dtype", "device", "verdicts", "kept"), (str,)),
     **dict.fromkeys(("prompts", "positions", "vocab", "pairs", "bit_identical_pairs", "flips", "max_ulps"), (int,)),
     **dict.fromkeys(("nonfinite_mismatch", "bytes"), (int,)),
     "created": (datetime,),
@@ -250,7 +252,8 @@ def _read_card(database: Database) -> RunCard:
     path = database.path
     if read_run(database, "kind")["kind"] == "sparse":
         return _read_sparse_card(database)
-    about = read_run(database, *_ABOUT)
+    about = read_run(database, *_ABOUT, "kept")
+    kept = about.pop("kept") or ALL  # older files, and probes of operations, say nothing
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
         f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"
@@ -288,10 +291,13 @@ def _read_card(database: Database) -> RunCard:
             sides=tuple(side[1] for side in sorted(sides)),
             bytes=check_size(
                 path,
-                len(sides) * positions * vocab * format_named(compute_dtype).itemsize if kind != "ops" else 0,
+                len(sides) * positions * vocab * format_named(compute_dtype).itemsize
+                if kind != "ops" and kept == ALL
+                else 0,
                 database.remote_bytes,
             ),
             is_read_only=True,
+            kept=kept,
         )
     except (UsageError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error
