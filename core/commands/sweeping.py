@@ -108,14 +108,11 @@ class Began:
 
     cells: Sequence[Cell]
     outcomes: list[Outcome] = field(default_factory=list)
+    failed: list[Outcome] = field(default_factory=list)
 
     @property
     def count(self) -> int:
         return len(self.outcomes)
-
-    @property
-    def failed(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.state == FAILED]
 
     @property
     def in_short(self) -> str:
@@ -125,6 +122,7 @@ class Began:
     def add(self, ledger: Ledger, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         if outcome.state == FAILED:
+            self.failed.append(outcome)
             ledger.fail(outcome.cell.asked, outcome.says)
             err.print(f"failed: {outcome.cell.title}: {outcome.says}", markup=False, soft_wrap=True)
         elif outcome.state == DONE:
@@ -177,7 +175,7 @@ class CellRunner:
     def run(self, asked: str, request: CaptureRequest, say: Tell) -> tuple[str, bool]:
         """Compute a cell, unless it is there. -> (run id, whether it was there)"""
         run_id = self.about(asked, request)["run_id"]
-        if run_id in {path.stem for path in self._store.paths()}:
+        if self._store.has(run_id):
             return run_id, True
         key = (request.model, request.dtype, request.device, request.revision, request.trust_remote_code)
         if key != self._key:

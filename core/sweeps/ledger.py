@@ -135,6 +135,8 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.folder = store.directory / FOLDER
+        self._kept: dict[str, CellCard] = {}  # of cards.jsonl, as far as it was read
+        self._read: tuple[int, int] = (0, 0)  # its inode, and the bytes of whole lines
 
     def keep(self, plan: SweepPlan) -> None:
         """Keep a plan's cells, in place of an older plan of its name."""
@@ -207,13 +209,9 @@ class Ledger:
         """
         wanted = self.run_ids() if run_ids is None else set(run_ids)
         path = self.folder / "cards.jsonl"
-        kept: dict[str, CellCard] = {}
         with suppress(OSError):
-            for line in read_regular(path, _LARGEST_CARDS).splitlines():
-                with suppress(ValueError, RecursionError):
-                    card = CellCard.from_json(json.loads(line))
-                    if card is not None and card.run_id in wanted:
-                        kept[card.run_id] = card
+            self._read_on(path)
+        kept = {run_id: self._kept[run_id] for run_id in wanted & self._kept.keys()}
         new = sorted(wanted - kept.keys())
         if new:
             paths = [self.store.path_of(run_id) for run_id in new]
@@ -244,6 +242,22 @@ class Ledger:
                 state, says = (DONE if cards else MISSING), ""
             found.append(CellState(asked, axes, state, says, cards))
         return found
+
+    def _read_on(self, path: Path) -> None:
+        """Read the cards that came since it was last read, so that a sweep of n cells reads each card once. A line
+        that is being written is left for the next time.
+        """
+        about = path.lstat()
+        inode, at = self._read
+        if inode != about.st_ino or about.st_size < at:
+            self._kept, at = {}, 0
+        whole = read_regular(path, _LARGEST_CARDS, at).rpartition(b"\n")[0]
+        for line in whole.splitlines():
+            with suppress(ValueError, RecursionError):
+                card = CellCard.from_json(json.loads(line))
+                if card is not None:
+                    self._kept[card.run_id] = card
+        self._read = (about.st_ino, at + len(whole) + bool(whole))
 
     def _write(self, path: Path, value: Any) -> None:
         try:

@@ -9,6 +9,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,15 @@ class SweepPlan:
     cells: tuple[Cell, ...]
     text: str
 
+    @cached_property
+    def _by_digest(self) -> dict[str, Cell]:
+        return {cell.asked: cell for cell in self.cells}
+
     def cell(self, asked: str) -> Cell:
         """The cell of a digest, or of a unique beginning of it; UsageError where there is none or several."""
-        found = [cell for cell in self.cells if cell.asked.startswith(asked)] if asked else []
+        found = [self._by_digest[asked]] if asked in self._by_digest else []
+        if asked and not found:
+            found = [cell for cell in self.cells if cell.asked.startswith(asked)]
         if len(found) != 1:
             several = "several" if found else "no"
             raise UsageError(f"the plan has {several} cells '{shown(asked)}'; --dry-run lists them.")
@@ -104,12 +111,13 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
         count *= len(values)
     if count > MOST_CELLS:
         raise UsageError(f"{path}: {count:,} cells; a plan has at most {MOST_CELLS:,}.")
+    engines = frozenset(engine_names())  # each call reads the configuration
     cells: dict[str, Cell] = {}
     digests: dict[tuple[str, bool], str] = {}
     for values in itertools.product(*(lists[key] for key in _LISTS)):
         axes = dict(zip((axis for axis, _ in _LISTS.values()), values, strict=True))
         engine, _, rest = axes["path"].partition(":")
-        if rest and engine in engine_names():
+        if rest and engine in engines:
             named = engine + APART * (engine == OWN_ENGINE)
             axes |= {"engine": named, "path": rest}  # it names its engine, and stands once
         if any(all(axes[axis] in wanted for axis, wanted in one.items()) for one in conditions):
