@@ -13,7 +13,9 @@ from benchmarks.verdicts.other_engines import (
     PLANTED,
     SCALED,
     SETTINGS,
+    TEMPLATE,
     WIDE,
+    chat,
     edit,
     fed_one_more,
     planted,
@@ -246,6 +248,19 @@ def test_an_engine_that_adds_a_token_of_its_own_is_called_a_bug(loaded, ids, pat
     """As one that puts a BOS before ids that have one already."""
     with fed_one_more(ids[0]):
         assert judge(loaded, [ids], variant=path).name == "bug suspected", FED
+
+
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "ct2:prefill"])
+def test_a_chat_served_in_another_template_is_called_a_bug(loaded, path):
+    """The words are the same, and what stands before them is not; where modules show, the embedding is named."""
+    prompt, in_another = chat(loaded, 40)
+    with in_another:
+        found = judge(loaded, [prompt], variant=path)
+    assert found.name == "bug suspected", TEMPLATE
+    named = [row.figures.modules_beyond for row in found.evidence if row.check == "each module alone"]
+    if path.startswith("llamacpp"):
+        assert "model.embed_tokens" in named[0]
+    assert judge(loaded, [prompt], variant=path).name == "rounding"  # in the chat's own template
 
 
 def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids, monkeypatch, tmp_path):
