@@ -141,6 +141,7 @@ def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
         rope["rope_theta"] = config["rope_theta"] = base  # mlx-lm 0.32 reads the second only
     elif "metadata" in how:
         config["rms_norm_eps"] = how["metadata"]["llama.attention.layer_norm_rms_epsilon"]
+    config.setdefault("rope_theta", config.get("rope_parameters", {}).get("rope_theta", 10000.0))  # for mlx-lm
     (target / "config.json").write_text(json.dumps(config))
     for name, change in how.get("tensors", {}).items():
         for path in target.glob("*.safetensors"):
