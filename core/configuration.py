@@ -136,7 +136,9 @@ class Probing:
 
 @dataclass(frozen=True)
 class Engines:
-    """Where engines beside transformers are: "NAME=PYTHON", or "NAME=PYTHON,ADAPTER.py" for one of one's own."""
+    """Where engines beside transformers are: "NAME=PYTHON", "NAME=PYTHON,ADAPTER.py" for one of one's own, or
+    "NAME=FOLDER" of tensor dumps.
+    """
 
     places: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
 

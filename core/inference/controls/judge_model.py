@@ -60,7 +60,7 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import PLAIN, Narrow, narrow_evidence
-from .engine_settings import at_widest, narrow_settings, taken_apart
+from .engine_settings import at_widest, coarse_activation, narrow_settings, taken_apart
 from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
 from .module_growth import growth_over_modules
@@ -504,11 +504,11 @@ class _ModelLadder(Ladder):
         """Sides of other engines by their settings, and the other side by the precisions that engines offer; empty
         where no engine rounds coarser than float32.
         """
-        if not any(map(narrow_settings, self.sides)):
+        if not any(narrow_settings(side) or coarse_activation(self.loaded, side) for side in self.sides):
             return []
         floor = self.measured["float32"]
         with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(self.loaded) as widened:
-            found = [taken_apart(widened, self.prompts, side, floor, self.say) for side in self.sides]
+            found = [taken_apart(widened, self.prompts, side, floor, self.seeds, self.say) for side in self.sides]
             others = [
                 side for side, one in zip(self.sides, found, strict=True) if one is None and side.path != PLAIN.path
             ]

@@ -13,7 +13,9 @@ from benchmarks.verdicts.other_engines import (
     PLANTED,
     SCALED,
     SETTINGS,
+    TEMPLATE,
     WIDE,
+    chat,
     edit,
     fed_one_more,
     planted,
@@ -194,6 +196,44 @@ def test_what_each_setting_contributes_is_said(loaded, ids):
     assert "With kv:f32+flash:off:" in found.because
 
 
+def _gemma():
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["gemma"]).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return loaded_from(model), tuple(range(1, 100, 2))
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
+def test_a_gelu_that_no_setting_widens_is_a_lower_precision_with_its_size(path):
+    """llama.cpp looks GELU up in a table of float16: beside the model that does so too it is within the floor."""
+    gemma, prompt = _gemma()
+    found = judge(gemma, [prompt], variant=path)
+    assert found.name == "lower precision", found.because
+    (row,) = [row for row in found.evidence if row.check == "an engine's settings"]
+    assert row.figures.settings[-1] == "gelu:float16"
+    assert row.figures.setting_noise_ratios[-1] > 50
+    assert row.figures.widest_noise_ratio < 2
+    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= set(alone.figures.modules_beyond)
+    assert "model.embed_tokens" not in alone.figures.modules_beyond
+
+
+def test_a_fault_beside_a_gelu_that_no_setting_widens_is_a_bug(monkeypatch, tmp_path):
+    """An epsilon a hundred times as large moves the logits less than the GELU does."""
+    gemma, prompt = _gemma()
+    path = f"llamacpp:prefill+{WIDE}"
+    sound = judge(gemma, [prompt], variant=path)
+    edited = edit(gguf_of(gemma, "float32"), tmp_path / "edited.gguf", {"gemma.attention.layer_norm_rms_epsilon": 1e-4})
+    monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
+    registry.end_all()
+    found = judge(gemma, [prompt], variant=path)
+    assert found.name == "bug suspected", found.because
+    assert found.noise_ratio < 1.1 * sound.noise_ratio
+
+
 MODULES_OF = {
     "RoPE's base 5 % larger": {f"model.layers.{n}.self_attn" for n in range(3)},
     "the norms' epsilon 1e-3": {
@@ -246,6 +286,19 @@ def test_an_engine_that_adds_a_token_of_its_own_is_called_a_bug(loaded, ids, pat
     """As one that puts a BOS before ids that have one already."""
     with fed_one_more(ids[0]):
         assert judge(loaded, [ids], variant=path).name == "bug suspected", FED
+
+
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "ct2:prefill"])
+def test_a_chat_served_in_another_template_is_called_a_bug(loaded, path):
+    """The words are the same, and what stands before them is not; where modules show, the embedding is named."""
+    prompt, in_another = chat(loaded, 40)
+    with in_another:
+        found = judge(loaded, [prompt], variant=path)
+    assert found.name == "bug suspected", TEMPLATE
+    named = [row.figures.modules_beyond for row in found.evidence if row.check == "each module alone"]
+    if path.startswith("llamacpp"):
+        assert "model.embed_tokens" in named[0]
+    assert judge(loaded, [prompt], variant=path).name == "rounding"  # in the chat's own template
 
 
 def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids, monkeypatch, tmp_path):
