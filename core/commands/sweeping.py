@@ -239,7 +239,7 @@ def _questions() -> Iterator[dict[str, Any]]:
 
 
 def _print_commands(
-    path: Path, cells: Sequence[Cell], ledger: Ledger, build: str, engines: Sequence[str], store: Path | None
+    path: Path, cells: Sequence[Cell], ledger: Ledger, build: str, engines: Sequence[str], store: str | None
 ) -> None:
     """A command for each cell that has no run, of any build."""
     states = {state.cell: state for state in ledger.states(in_ledger(cells))}

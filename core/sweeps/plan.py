@@ -17,6 +17,7 @@ from ..capture_request import CaptureRequest
 from ..engines.registry import names as engine_names
 from ..errors import UsageError
 from ..prompt_files import prompts_of
+from ..runs.file.kept import ALL, KEEPS
 from ..text import joined, plural, shown
 
 AXES = ("model", "prompts", "reference", "engine", "path", "dtype", "device")
@@ -41,6 +42,7 @@ _SETTINGS: dict[str, tuple[type, Any]] = {
     "layers": (bool, False),
     "chat": (bool, False),
     "seed": (int, 0),
+    "keep": (str, ALL),
 }
 
 
@@ -157,6 +159,7 @@ def _request(path: Path, axes: Mapping[str, str], settings: Mapping[str, Any], b
         dtype=axes["dtype"],
         device=axes["device"] or None,
         seed=settings["seed"],
+        keep=settings["keep"],
         build=build,
     )
 
@@ -198,6 +201,8 @@ def _setting(path: Path, key: str, value: Any) -> Any:
     if type(value) is not kind:
         expected = {str: "a text", int: "a whole number", bool: "true or false"}[kind]
         raise UsageError(f"{path}: '{key}' is {shown(value)}; expected {expected}.")
+    if key == "keep" and value not in KEEPS:
+        raise UsageError(f"{path}: 'keep' is '{shown(value)}'; expected {joined(KEEPS)}.")
     return value
 
 

@@ -91,7 +91,7 @@ def test_figures_that_are_kept_are_not_read_again(ledger, cell, store):
     store.path_of(run_id).write_bytes(b"no run")
     assert ledger.cards() == cards
     (ledger.folder / "cards.jsonl").unlink()
-    assert ledger.cards() == {}
+    assert Ledger(store).cards() == {}
 
 
 def test_a_run_that_was_deleted_is_no_cell_of_anything(ledger, cell, store):

@@ -97,6 +97,7 @@ def test_a_cell_has_one_digest_in_every_folder_and_under_every_build(plan_file, 
         {"judge": False},
         {"layers": True},
         {"seed": 1},
+        {"keep": "figures"},
         {"chat": True},
     ],
 )
@@ -114,6 +115,7 @@ def test_whatever_else_is_asked_for_is_another_cell(plan_file, other):
         ("models = ['m']\nprompts = ['a.txt']", "'paths' is empty; expected a list of at least one"),
         ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nrepeats = 'x'", "expected a whole number"),
         ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\njudge = 1", "expected true or false"),
+        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nkeep = 'some'", "expected all, flips and figures"),
         ("models = ['m']\nprompts = ['no.txt']\npaths = ['decode']", "no.txt: cannot be read as UTF-8 text"),
         (
             "models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\n[[exclude]]\nvariant = 'x'",
