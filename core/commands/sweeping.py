@@ -126,7 +126,7 @@ class Began:
             ledger.fail(outcome.cell.asked, outcome.says)
             err.print(f"failed: {outcome.cell.title}: {outcome.says}", markup=False, soft_wrap=True)
         elif outcome.state == DONE:
-            ledger.succeed(outcome.cell.asked)
+            ledger.succeed(outcome.cell.asked, outcome.run_id)
             ledger.cards([outcome.run_id])
 
     def teller(self, say: Tell) -> Callable[[Any], None]:

@@ -136,6 +136,7 @@ class Ledger:
         self.store = store
         self.folder = store.directory / FOLDER
         self._kept: dict[str, CellCard] = {}  # of cards.jsonl, as far as it was read
+        self._finished: set[str] = set()  # that a list of objects may not have yet
         self._read: tuple[int, int] = (0, 0)  # its inode, and the bytes of whole lines
 
     def keep(self, plan: SweepPlan) -> None:
@@ -154,7 +155,7 @@ class Ledger:
 
     def run_ids(self) -> set[str]:
         """Ids of every run of a cell."""
-        return {path.stem for path in self.store.paths() if asked_of(path.stem)}
+        return {path.stem for path in self.store.paths() if asked_of(path.stem)} | self._finished
 
     def failures(self) -> dict[str, str]:
         """Sentence of each cell that failed last."""
@@ -166,8 +167,9 @@ class Ledger:
         about = {"says": says, "host": socket.gethostname(), "when": time.time()}
         self._write(self.folder / "failed" / f"{asked}.json", about)
 
-    def succeed(self, asked: str) -> None:
-        """Forget that a cell failed."""
+    def succeed(self, asked: str, run_id: str) -> None:
+        """Know that a cell is there, and forget that it failed."""
+        self._finished.add(run_id)
         (self.folder / "failed" / f"{asked}.json").unlink(missing_ok=True)
 
     @contextmanager

@@ -167,3 +167,13 @@ def test_what_a_new_version_of_an_engine_changes_is_told_with_both_versions(cli,
     assert now == f"xllamacpp {metadata.version('xllamacpp')}"
     assert list(cell["builds"]) == ["llamacpp"]
     assert cell["run"] != cell["against"]
+
+
+@pytest.mark.model
+def test_a_store_of_objects_is_filled_and_its_cells_told_though_a_list_of_it_is_late(cli, plan, tmp_path):
+    plan.write_text(plan.read_text().replace(', "decode+batches:2"', ""))
+    done = cli("sweep", plan, "--store", f"file://{tmp_path}/objects", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["cells"]
+    assert [cell["state"] for cell in told] == ["done", "done"]
+    assert {f"{cell['run']}.duckdb" for cell in told} <= {path.name for path in (tmp_path / "objects").iterdir()}

@@ -55,7 +55,7 @@ def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
     assert (_state(ledger, cell).state, _state(ledger, cell).says) == (FAILED, "no room")
     run_id = run_id_of(cell.asked, {})
     write(store, run_id, cell.request)
-    ledger.succeed(cell.asked)
+    ledger.succeed(cell.asked, run_id)
     found = _state(ledger, cell)
     assert (found.state, [card.run_id for card in found.cards]) == (DONE, [run_id])
 
