@@ -64,6 +64,7 @@ class Retention:
 
     days: float = 0.0  # older than this
     runs: int = 0  # all but the newest so many
+    cells: int = 0  # of each cell of a sweep, all but the newest so many
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def tidy(
     if dry_run:
         if as_json_:
             print_json({"due": [asdict(run) for run in found]})
-        elif not (retention.days or retention.runs):
+        elif not (retention.days or retention.runs or retention.cells):
             out.print("no retention is configured, so nothing is due; docs/hosting.md has its settings.")
         else:
             _print(found)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..runs.file.evidence import FAILED, PASSED
-from ..runs.file.records import BUG_SUSPECTED, INVALID_DUMP, NONDETERMINISTIC
+from ..runs.file.records import FAILING
 from ..runs.reports.gate import UNDECIDED, GateReport, Outcome
 from ..text import joined, plural, shown
 from .ledger import DONE, CellCard, CellState
@@ -16,7 +16,6 @@ from .ledger import FAILED as CELL_FAILED
 from .plan import OWN_ENGINE, in_short
 
 CONDITIONS = ("changed", "bug", "flips")
-_BAD = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Change:
 
 def is_good(card: CellCard) -> bool:
     """True of a run that may be held against: no bug was suspected in it, and it repeated its bits."""
-    return card.verdict not in _BAD
+    return card.verdict not in FAILING
 
 
 def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) -> Change:
@@ -147,6 +146,6 @@ def _says(change: Change, condition: str) -> str:
 _UNITS = {"changed": "", "bug": "", "flips": "positions"}
 _JUDGES: dict[str, Callable[[Change, CellCard], tuple[bool, float | str | None]]] = {
     "changed": lambda change, _: (bool(change.what), ", ".join(change.what) or "nothing"),
-    "bug": lambda _, now: (now.verdict in _BAD, now.verdict),
+    "bug": lambda _, now: (now.verdict in FAILING, now.verdict),
     "flips": lambda _, now: (now.flips > 0, now.flips),
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from ..runs.file.records import (
     ROUNDING,
     UNDECIDED,
 )
-from ..runs.store.store import Store
+from ..runs.store.store import Store, cell_of
 from ..runs.tables.pairs import PAIR
 from ..runs.tables.run import read_run
 from ..runs.views.verdicts import shown_verdict
@@ -53,7 +52,6 @@ _WORST_FIRST = (
     IDENTICAL,
 )
 _SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
-_RUN = re.compile(r"cell-([0-9a-f]{16})-([0-9a-f]{16})")
 _LARGEST_PLAN = 64 << 20  # bytes of a kept plan: 100,000 cells take some 30 MB
 _LARGEST_CARDS = 256 << 20
 _LARGEST_FAILURE = 16 << 10
@@ -63,12 +61,6 @@ _MOST_SIDES = 64  # of a cell: a reference and a variant, each as often as it is
 def run_id_of(asked: str, environment: Mapping[str, Any]) -> str:
     """Id of the run of a cell under an environment."""
     return f"cell-{asked}-{short_digest(environment)}"
-
-
-def asked_of(run_id: str) -> str | None:
-    """Digest of what a run's cell was asked for; None of a run that is no cell."""
-    found = _RUN.fullmatch(run_id)
-    return found and found[1]
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ class CellCard:
 
     @property
     def asked(self) -> str:
-        return asked_of(self.run_id) or ""
+        return cell_of(self.run_id) or ""
 
     @property
     def build(self) -> str:
@@ -102,7 +94,7 @@ class CellCard:
         """Read a line of cards.jsonl; None for what is no card."""
         try:
             card = cls(**{**value, "bits": tuple(value["bits"])})
-            return card if asked_of(card.run_id) and isinstance(card.versions, dict) else None
+            return card if cell_of(card.run_id) and isinstance(card.versions, dict) else None
         except (TypeError, KeyError, ValueError):
             return None
 
@@ -155,7 +147,7 @@ class Ledger:
 
     def run_ids(self) -> set[str]:
         """Ids of every run of a cell."""
-        return {path.stem for path in self.store.paths() if asked_of(path.stem)} | self._finished
+        return {path.stem for path in self.store.paths() if cell_of(path.stem)} | self._finished
 
     def failures(self) -> dict[str, str]:
         """Sentence of each cell that failed last."""
@@ -228,7 +220,7 @@ class Ledger:
     def states(self, cells: Sequence[tuple[str, Mapping[str, str]]]) -> list[CellState]:
         """State of each of the cells, given as (digest, axes)."""
         wanted = {asked for asked, _ in cells}
-        ids = {run_id for run_id in self.run_ids() if asked_of(run_id) in wanted}
+        ids = {run_id for run_id in self.run_ids() if cell_of(run_id) in wanted}
         of_cell: dict[str, list[CellCard]] = {}
         for card in sorted(self.cards(ids).values(), key=lambda card: card.created, reverse=True):
             of_cell.setdefault(card.asked, []).append(card)

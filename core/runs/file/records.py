@@ -28,6 +28,7 @@ BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
 VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
+FAILING = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)  # what no build should pass with
 NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
 
 

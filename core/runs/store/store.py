@@ -24,12 +24,19 @@ from .objects import is_url
 from .partial import Partial, sweep
 
 SUFFIX = ".duckdb"
+_CELL = re.compile(r"cell-([0-9a-f]{16})-([0-9a-f]{16})")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
 def is_run_id(text: str) -> bool:
     """True where a run that is written here may be called so."""
     return _RUN_ID.fullmatch(text) is not None
+
+
+def cell_of(run_id: str) -> str | None:
+    """Cell of a sweep that a run is of, the digest of what was asked for (docs/sweeps.md); None of any other run."""
+    found = _CELL.fullmatch(run_id)
+    return found and found[1]
 
 
 class Store:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from core.runs.reader import RunReader
-from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, Ledger, asked_of, in_ledger, run_id_of
+from core.runs.store.store import cell_of
+from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, Ledger, in_ledger, run_id_of
 from core.sweeps.plan import read_plan
 from tests.core.sweeps.stand_in import write
 from tests.waiting import until
@@ -39,8 +40,8 @@ def test_the_run_of_a_cell_is_named_by_what_was_asked_and_with_what(cell):
     run_id = run_id_of(cell.asked, {"b": 1, "a": 2})
     assert run_id == run_id_of(cell.asked, {"a": 2, "b": 1})
     assert run_id != run_id_of(cell.asked, {"a": 2, "b": 2})
-    assert asked_of(run_id) == cell.asked
-    assert asked_of("20261120-213000-fresh-against-cached-3f9a") is None
+    assert cell_of(run_id) == cell.asked
+    assert cell_of("20261120-213000-fresh-against-cached-3f9a") is None
 
 
 def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
