@@ -15,6 +15,7 @@ from rich.table import Table
 from ..command_name import called
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
+from ..runs.file.kept import ALL, note
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.report_json import report_of_run
@@ -60,7 +61,7 @@ def list_(
         for card in cards:
             table.add_row(
                 card.run_id,
-                escape(card.name),
+                escape(card.name) + ("" if card.kept == ALL else f" ({note(card.kept).rstrip('.').lower()})"),
                 Path(card.model).name if card.model else "",
                 card.compute_dtype,
                 card.device,

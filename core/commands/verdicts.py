@@ -162,6 +162,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
     with steps() as say:
         for pair in run.pairs:
             say("looking for causes", pair.index, len(run.pairs), "pairs")
+            causes = causes_of_pair(run, pair.index) if run.has_all_logits else []
             found.append(
                 {
                     "reference": pair.reference,
@@ -169,7 +170,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
                     "verdict": pair.verdict,
                     "because": pair.because,
                     "noise_ratio": pair.noise_ratio,
-                    "causes": [asdict(cause) for cause in causes_of_pair(run, pair.index)],
+                    "causes": [asdict(cause) for cause in causes],
                     "evidence": [row.to_json() for row in run.evidence(pair.index)],
                 }
             )

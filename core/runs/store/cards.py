@@ -143,6 +143,8 @@ def _card_of(run_id: str, said: Mapping[str, object]) -> RunCard | None:
         if set(values) != set(_CARD_FIELDS) or values["run_id"] != run_id:
             return None
         for name in ("sides", "pair_verdicts"):
+            if not isinstance(values[name], list):
+                return None
             values[name] = tuple(values[name])
             if not all(isinstance(text, str) and len(text) <= _LONGEST_TOLD for text in values[name]):
                 return None
