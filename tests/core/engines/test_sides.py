@@ -427,6 +427,20 @@ def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, mon
     assert found.name == "lower precision", found.because
 
 
+@pytest.mark.thorough
+@pytest.mark.engine
+@pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
+def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(loaded, ids, monkeypatch):
+    """Its runner for a CPU has no trace replay."""
+    monkeypatch.setenv("ULPSCOPE_ENGINE_VLLM", str(OTHERS))
+    try:
+        found = _logits(loaded, "vllm:decode", ids[:12])
+    except CaptureError as error:
+        assert "replays no tokens on this device; use walk" in str(error)  # noqa: PT017 - either is right
+    else:
+        assert float((found - _logits(loaded, "prefill", ids[:12])).abs().max()) < 1e-3
+
+
 def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, monkeypatch):
     """A cache said to be float16 that keeps four bits: the model is sound with float32, the setting is not."""
     about = dict(registry.described("llamacpp").modifiers)
