@@ -74,6 +74,7 @@ def taken_apart(
     side: RunnableSide,
     floor: NDArray[np.float64],
     seeds: Sequence[int],
+    keep: Callable[[RunnableSide], RunnableSide] = lambda side: side,
     say: Callable[[str], None] = lambda _: None,
 ) -> Lowered | None:
     """Judge an engine's side by its settings; None where it has none that round coarser than float32.
@@ -83,7 +84,7 @@ def taken_apart(
     model in bfloat16, whose error is scaled by 2^(8 - bits) (rounding errors are proportional to the step). An
     activation function that no setting widens is computed as coarsely in the model itself, beside which, and beside
     whose own reorderings, the engine then has to be. floor: mean squares of the reorderings in float32
-    [seeds, positions].
+    [seeds, positions]; keep: gives sides whose logits are computed once.
     """
     narrow, fixed = narrow_settings(side), coarse_activation(widened, side)
     if not narrow and fixed is None:
@@ -100,7 +101,7 @@ def taken_apart(
         beside = floor_beside(widened, prompts, model, seeds)
 
     def distance(other: RunnableSide, own: RunnableSide = model) -> NDArray[np.float64]:
-        return mean_squares(divergences_of(widened, prompts, (own, other)))
+        return mean_squares(divergences_of(widened, prompts, (keep(own), keep(other))))
 
     def ratio(squares: NDArray[np.float64], measure: NDArray[np.float64] = floor) -> float:
         return float(np.sqrt(squares.mean() / max(float(measure.mean()), np.finfo(np.float64).tiny)))

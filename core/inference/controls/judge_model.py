@@ -508,7 +508,10 @@ class _ModelLadder(Ladder):
             return []
         floor = self.measured["float32"]
         with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(self.loaded) as widened:
-            found = [taken_apart(widened, self.prompts, side, floor, self.seeds, self.say) for side in self.sides]
+            found = [
+                taken_apart(widened, self.prompts, side, floor, self.seeds, self.session.kept, self.say)
+                for side in self.sides
+            ]
             others = [
                 side for side, one in zip(self.sides, found, strict=True) if one is None and side.path != PLAIN.path
             ]

@@ -33,6 +33,7 @@ from .rounding_floor import (
 )
 
 KEPT_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
+_WIDEST = 4  # bytes of a logit of another engine, some of which give float32 whatever they compute in
 Key = TypeVar("Key")
 Computed = TypeVar("Computed")
 
@@ -40,8 +41,9 @@ Computed = TypeVar("Computed")
 class JudgingSession:
     """One model and the prompts that its pairs are judged on.
 
-    Of a side that is a path everything is kept under the path's name; a callable may be another one under the same
-    name, and is asked anew for every pair. Whoever changes the model in between makes another session.
+    Of a side that is a path, of transformers or of another engine, everything is kept under the path's name; a callable
+    may be another one under the same name, and is asked anew for every pair. Whoever changes the model in between makes
+    another session.
     """
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
@@ -87,11 +89,11 @@ class JudgingSession:
         """The side, but a path computes the logits of a prompt once in each dtype, as far as KEPT_BYTES go. Who follows
         its forwards, or asks whether it repeats itself, runs it anew.
         """
-        return side if side.path is None else replace(side, open=partial(self._opened, side))
+        return replace(side, open=partial(self._opened, side)) if side.is_named else side
 
     def reference(self, model: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> torch.Tensor:
         """All logits of a prompt of the session in the dtype of `model`. [positions, vocab]"""
-        known = None if side.path is None else self._logits_of(side, model, ids)
+        known = self._logits_of(side, model, ids) if side.is_named else None
         return whole_side(side.run_on(model), ids) if known is None else known
 
     def forget(self, side: RunnableSide) -> None:
@@ -120,14 +122,16 @@ class JudgingSession:
         """All logits of a prompt, kept from now on; None where they have no room. [positions, vocab]"""
         key = (side.name, model.dtype, tuple(ids))
         if key not in self._logits:
-            size = len(ids) * model.vocab_size * model.torch_dtype.itemsize
+            itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
+            size = len(ids) * model.vocab_size * itemsize
             if sum(logits.nbytes for logits in self._logits.values()) + size > KEPT_BYTES:
                 return None
             self._logits[key] = whole_side(side.run_on(model), ids)
         return self._logits[key]
 
     def _narrow_answers(self, side: RunnableSide) -> Narrow | None:
-        return narrow_answers(self.loaded, self.prompts, self.kept(side), self.kept(PLAIN))
+        asked = side if side.path is None else self.kept(side)  # an engine is asked whether it repeats itself
+        return narrow_answers(self.loaded, self.prompts, asked, self.kept(PLAIN))
 
     def digest(self, model: LoadedModel, side: RunnableSide) -> str:
         """sha256 of the bits of a call of the side in the dtype of `model`, over all prompts."""
@@ -161,7 +165,7 @@ class JudgingSession:
 
     @staticmethod
     def _of_path(side: RunnableSide, key: Key, kept: dict[Key, Computed], ask: Callable[[], Computed]) -> Computed:
-        if side.path is None:
+        if not side.is_named:
             return ask()
         if key not in kept:
             kept[key] = ask()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from benchmarks.verdicts.other_engines import (
     planted_folder,
 )
 from core.engines import registry
+from core.engines.process import EngineProcess
 from core.errors import CaptureError, UsageError
-from core.inference.controls.judge_model import judge
+from core.inference.controls.judge_model import judge, judge_pair
+from core.inference.controls.judging_session import JudgingSession
 from core.inference.controls.module_growth import KeptOutputs
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.models import engine_files
@@ -185,6 +188,31 @@ def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
 def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
     found = judge(loaded, [ids], variant=path)
     assert found.name == verdict, found.because
+
+
+@contextmanager
+def counted(monkeypatch):
+    """One entry a prompt that an engine computes."""
+    calls, run = [], EngineProcess.run
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineProcess, "run", lambda process, ids: (calls.append(ids), run(process, ids))[1])
+        yield calls
+
+
+def test_a_session_computes_an_engines_logits_once_and_judges_as_without(loaded, ids, monkeypatch):
+    reference, variants = f"llamacpp:prefill+{WIDE}", ["decode", "prefill+attn:eager"]
+    with counted(monkeypatch) as of_each:
+        alone = [judge(loaded, [ids], reference=reference, variant=variant) for variant in variants]
+    session = JudgingSession(loaded, [ids])
+    with counted(monkeypatch) as of_session:
+        together = [judge_pair(loaded, [ids], reference, one, session=session).verdict for one in variants]
+        kept = session.kept(side_of(reference))
+        before = len(of_session)
+        logits = whole_side(kept.run_on(loaded), ids)
+        assert len(of_session) == before
+    assert together == alone
+    assert len(of_session) <= len(of_each) - 2  # its logits and their digest; modules are followed for each pair
+    assert torch.equal(logits, _logits(loaded, reference, ids))
 
 
 def test_what_each_setting_contributes_is_said(loaded, ids):
@@ -397,6 +425,20 @@ def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, mon
             raise
         pytest.skip(str(error))
     assert found.name == "lower precision", found.because
+
+
+@pytest.mark.thorough
+@pytest.mark.engine
+@pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
+def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(loaded, ids, monkeypatch):
+    """Its runner for a CPU has no trace replay."""
+    monkeypatch.setenv("ULPSCOPE_ENGINE_VLLM", str(OTHERS))
+    try:
+        found = _logits(loaded, "vllm:decode", ids[:12])
+    except CaptureError as error:
+        assert "replays no tokens on this device; use walk" in str(error)  # noqa: PT017 - either is right
+    else:
+        assert float((found - _logits(loaded, "prefill", ids[:12])).abs().max()) < 1e-3
 
 
 def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, monkeypatch):
