@@ -51,7 +51,8 @@ _WORST_FIRST = (
     ROUNDING,
     IDENTICAL,
 )
-_SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
+SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
+_LOOKS, _LOOK_SECONDS = 5, 0.02  # who looks whether a claim is held has it for a moment
 _LARGEST_PLAN = 64 << 20  # bytes of a kept plan: 100,000 cells take some 30 MB
 _LARGEST_CARDS = 256 << 20
 _LARGEST_FAILURE = 16 << 10
@@ -170,7 +171,7 @@ class Ledger:
         path = self.folder / "claims" / asked
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            held = lock(path, wait=False, mode=0o666)
+            held = _locked_soon(path)
         except BlockingIOError:
             yield False
             return
@@ -261,6 +262,15 @@ class Ledger:
             raise StoreError(f"{self.folder}: cannot be written to ({error.strerror}).") from error
 
 
+def _locked_soon(path: Path) -> int:
+    """Lock of a claim; BlockingIOError where somebody has it for longer than `running` takes to look."""
+    for _ in range(_LOOKS):
+        with suppress(BlockingIOError):
+            return lock(path, wait=False, mode=0o666)
+        time.sleep(_LOOK_SECONDS)
+    return lock(path, wait=False, mode=0o666)
+
+
 def in_ledger(cells: Sequence[Cell]) -> list[tuple[str, Mapping[str, str]]]:
     """Cells of a plan as `Ledger.states` takes them."""
     return [(cell.asked, cell.axes) for cell in cells]
@@ -303,7 +313,7 @@ def _read_card(database: Database) -> CellCard:
         if request.get("build"):
             versions["build"] = str(request["build"])
     named = [shown_verdict(about["kind"], bool(pair[0]), pair[4]) for pair in pairs]
-    worst = min(range(len(pairs)), key=lambda n: (_SEVERITY.get(named[n], len(_SEVERITY)), -pairs[n][2]))
+    worst = min(range(len(pairs)), key=lambda n: (SEVERITY.get(named[n], len(SEVERITY)), -pairs[n][2]))
     return CellCard(
         run_id=database.path.stem,
         created=about["created"].isoformat(),

@@ -11,7 +11,7 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.app.pages.test_every_page import PAGES, opened, plain
 
-STORE_PAGES = {"runs", "capture", "upload", "probe", "ops", "compare"}  # these are not of one run
+STORE_PAGES = {"matrix", "runs", "capture", "upload", "probe", "ops", "compare"}  # these are not of one run
 
 
 @pytest.fixture(scope="module")
