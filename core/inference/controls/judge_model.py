@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,7 @@ class _ModelLadder(Ladder):
     def climb(self) -> Judgement:
         """Every rung in turn."""
         loaded, count = self.loaded, len(self.seeds)
+        self.session.watch(*self.sides, "float32")
         self.say(f"both sides in {loaded.dtype}")
         own, digests = measure(loaded, self.prompts, self._kept_sides, self._reference_in(loaded))
         self.say("both sides once more")
@@ -439,6 +441,7 @@ class _ModelLadder(Ladder):
             compiled = next((side.name for side in self.sides if side.is_one_piece), None)
             if compiled is not None:
                 raise CaptureError(f"'{compiled}' is compiled.")
+            self.session.watch(*self.sides, FLOAT64)
             with in_float64(self.loaded) as widened:
                 self._pair_in_float64(widened)
         except CaptureError as error:
@@ -554,7 +557,13 @@ class _ModelLadder(Ladder):
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
                 wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
                 found = growth_over_modules(
-                    widened, self.prompts, self.sides, self.seeds[:SEEDS_OF_MODULES], wanted, self.session.module_floor
+                    widened,
+                    self.prompts,
+                    self.sides,
+                    self.seeds[:SEEDS_OF_MODULES],
+                    wanted,
+                    self.session.module_floor,
+                    partial(self.session.traces, widened),
                 )
         except CaptureError as error:
             control = "outputs of every block, both sides"
