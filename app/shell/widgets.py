@@ -17,7 +17,7 @@ from app.components.code_block import code_block
 from app.hosting.error_details import told
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
-from core.runs.file.kept import ALL, note, refusal
+from core.runs.file.kept import note, refusal
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.sparse_run import KIND as SPARSE
@@ -249,8 +249,10 @@ def head(
     where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
         f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` ·"
-        f" {escaped(where)}" + (f" · {note(header.kept)}" if header.kept != ALL else "")
+        f" {escaped(where)}"
     )
+    if not view.run.has_all_logits:
+        st.caption(note(header.kept))
     return view
 
 
@@ -358,10 +360,10 @@ def causes(view: selection.View | selection.SparseView) -> None:
     folded = st.expander("Simple causes", icon=":material/search_insights:", key="causes", on_change="rerun")
     if not folded.open:
         return
+    if isinstance(view, selection.View) and not view.run.has_all_logits:
+        folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header.kept)}")
+        return
     with folded:
-        if isinstance(view, selection.View) and not view.run.has_all_logits:
-            st.markdown(f"They are fitted to logits, and {refusal(view.run.header.kept)}")
-            return
         with st.spinner("Fitting simple causes to half of the positions"):
             found = store_cache.causes(view)
         for cause in found:

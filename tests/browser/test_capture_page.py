@@ -61,7 +61,7 @@ def fill(page: Page, label: str, text: str) -> None:
 def test_the_page_foretells_forwards_positions_and_size_and_follows_the_form(page: Page, dashboard: Dashboard):
     opened(page, dashboard)
     expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
-    expect(page.get_by_text("The logits take 376.8 KB of disk")).to_be_visible()
+    expect(page.get_by_text("The run file takes 376.8 KB")).to_be_visible()
     fill(page, "Sweep of the reference", "batch=2,3")
     expect(page.get_by_text("1 prompt, 4 sides: 26 forwards of 161 tokens in all")).to_be_visible(timeout=60_000)
     picture(page, "capture-foretold")

@@ -67,7 +67,7 @@ def _views(path: Path) -> None:
     _shell(
         path, f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name) FROM was_run"
     )
-    _shell(path, ONE_RUN.replace("run VALUES", "was_run VALUES") + "1)")
+    _shell(path, ONE_RUN.replace("run VALUES", "was_run VALUES") + "1, NULL)")
 
 
 # name of the fault -> (how it is planted, what the sentence says of it)
