@@ -131,7 +131,8 @@ def _read_afar(mirror: Mirror, path: Path) -> RunCard | StoreError:
 
 def _plain(card: RunCard) -> dict[str, object]:
     """A card as the index has it."""
-    return {**asdict(card), "created": card.created.isoformat()}
+    lists = {"sides": list(card.sides), "pair_verdicts": list(card.pair_verdicts)}
+    return {**asdict(card), **lists, "created": card.created.isoformat()}
 
 
 def _card_of(run_id: str, said: Mapping[str, object]) -> RunCard | None:
@@ -141,6 +142,8 @@ def _card_of(run_id: str, said: Mapping[str, object]) -> RunCard | None:
         if set(values) != set(_CARD_FIELDS) or values["run_id"] != run_id:
             return None
         for name in ("sides", "pair_verdicts"):
+            if not isinstance(values[name], list):
+                return None
             values[name] = tuple(values[name])
             if not all(isinstance(text, str) and len(text) <= _LONGEST_TOLD for text in values[name]):
                 return None

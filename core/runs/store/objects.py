@@ -61,7 +61,7 @@ class Objects:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        parts = urlsplit(self.url)
+        parts = urlsplit(url)
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise UsageError(
                 "a store's URL is scheme://bucket/prefix and nothing more; credentials belong in the environment of"
@@ -70,7 +70,7 @@ class Objects:
         self._scheme = parts.scheme
         self._fs = _filesystem(parts.scheme)
         self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
-        if not self._root:
+        if not (parts.netloc + parts.path).strip("/"):
             raise UsageError(f"{shown(self.url)}: names no place to keep runs in; expected scheme://bucket/prefix.")
 
     def list(self, folder: str = "") -> dict[str, Object]:
@@ -228,7 +228,7 @@ def _filesystem(scheme: str) -> Any:
     try:
         import fsspec
 
-        options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+        options: dict[str, Any] = {"use_listings_cache": False}
         if scheme in ("s3", "s3a"):
             # Attempts are counted here, for every backend alike; botocore and s3fs would multiply theirs.
             limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 0}}
