@@ -133,7 +133,8 @@ def _read_afar(mirror: Mirror, path: Path) -> RunCard | StoreError:
 
 def _plain(card: RunCard) -> dict[str, object]:
     """A card as the index has it."""
-    return {**asdict(card), "created": card.created.isoformat()}
+    lists = {"sides": list(card.sides), "pair_verdicts": list(card.pair_verdicts)}
+    return {**asdict(card), **lists, "created": card.created.isoformat()}
 
 
 def _card_of(run_id: str, said: Mapping[str, object]) -> RunCard | None:

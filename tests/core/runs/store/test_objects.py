@@ -236,7 +236,6 @@ def test_what_arrives_otherwise_than_it_is_there_gets_no_name(
     with pytest.raises(StoreError, match="is not what is there"):
         there.path_of("one")
     assert list(there.directory.glob("*.duckdb")) == []
-    monkeypatch.undo()
 
 
 def test_a_run_that_was_replaced_is_fetched_anew(machine: Machine) -> None:

@@ -91,7 +91,7 @@ def test_two_503s_are_borne_and_a_third_is_one_sentence(
     faults.plan = first(1000, method, part, "503")
     faults.seen.clear()
     with pytest.raises(StoreError, match=r"s3://bucket/\w+: cannot \w+( at)? objects there \(") as said:
-        placed(machine("c"), "two") if method in ("PUT", "HEAD") and part == "two" else _everything(machine("c"))
+        _everything(machine("c"))
     assert s3_server.SECRET not in str(said.value)
     assert "\n" not in str(said.value)
 
@@ -186,9 +186,7 @@ def test_a_run_that_only_an_old_list_has_is_a_sentence(machine: Machine, faults:
     machine("a").delete("gone")
     faults.kept_list = kept
     faults.plan = first(1000, "GET", "list-type", "stale")
-    cards, (broken,) = list_runs(machine("b"))
-    assert (cards, broken.path.stem) == ([], "gone")
-    assert "\n" not in broken.reason
+    assert ids(machine("b")) == ["gone"]
     with pytest.raises(StoreError, match=r"gone.duckdb: is not in s3://bucket/\w+ any more"):
         machine("b").path_of("gone")
 
@@ -199,7 +197,7 @@ def test_of_two_that_put_one_id_at_once_one_is_told(machine: Machine, faults: s3
     other = (ROOT / "tests" / "runs" / "injected-bug.duckdb").read_bytes()
     path = copied(store.directory / "x")
     assert store.mirror is not None
-    there, looked = store.mirror._objects, []  # the other writes while the server holds our request
+    there, looked = store.mirror._objects, []
 
     def plan(method: str, url: str, query: str) -> str | None:
         if method == "PUT" and not looked:
