@@ -43,6 +43,7 @@ GROUPS = (
             ("runs", "Runs"),
             ("repeats", "Repeats"),
             ("compare", "Compare"),
+            ("matrix", "Matrix"),
             ("ops", "Ops"),
             ("capture", "Capture"),
             ("probe", "Probe"),

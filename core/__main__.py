@@ -38,6 +38,7 @@ from .commands import (
     pushing,
     serve,
     stored,
+    sweeping,
     throughput,
     verdicts,
 )
@@ -68,6 +69,8 @@ app.command()(generating.generate)
 app.command()(generating.search)
 app.command()(ops.ops)
 app.command()(throughput.throughput)
+app.command()(sweeping.sweep)
+app.command("sweep-worker", hidden=True)(sweeping.sweep_worker)
 app.command("layers")(layers.layers)
 app.command()(findings.kernels)
 app.command()(findings.remedies)

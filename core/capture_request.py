@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from .command_name import COMMAND, shell_command
 from .errors import UsageError
@@ -81,11 +81,16 @@ class CaptureRequest:
     judge: bool = _asked(
         "Also run the controls that tell rounding from a bug: several times the work of the capture.", False
     )
+    keep: Literal["all", "flips", "figures"] = _asked(
+        "What the run keeps of the logits: all; flips: those at flips, at near ties and beside them; figures: none.",
+        "all",
+    )
     dtype: str = _asked("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
     device: str | None = _asked("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
     revision: str | None = _asked("Revision on the hub.", None)
     trust_remote_code: bool = _asked("Let the model's repository run its own code.", False)
     name: str | None = _asked("What to call the run.", None)
+    build: str = _asked("Label of what is under test, such as the commit of an engine; the run keeps it.", "")
     seed: int = _asked("Seed set before each side.", 0)
     keeps_finished: bool = _asked(
         "Where a later side fails, keep the run of those before it (two at least).", False, option="--keep-finished"
@@ -159,4 +164,6 @@ def _fits(value: object, wanted: Any) -> bool:
     """True for a value of JSON of the type that a field declares."""
     if get_origin(wanted) is tuple:
         return isinstance(value, list) and all(_fits(one, get_args(wanted)[0]) for one in value)
+    if get_origin(wanted) is Literal:
+        return value in get_args(wanted)
     return type(value) in (get_args(wanted) or (wanted,))

@@ -51,6 +51,7 @@ class Limits:
         default=0, metadata={"is": _BYTES}
     )  # of all runs of the writable directory, the trash and uploads included
     free_bytes: int = field(default=1 << 30, metadata={"is": _BYTES})  # that must stay free on the store's disk
+    cache_bytes: int = field(default=20 << 30, metadata={"is": _BYTES})  # of runs fetched from a store of objects
     uploads: int = 32  # unfinished uploads there may be at once
     upload_hours: float = 24.0  # an unfinished upload that nobody continues is kept so long
 
@@ -63,6 +64,7 @@ class Retention:
 
     days: float = 0.0  # older than this
     runs: int = 0  # all but the newest so many
+    cells: int = 0  # of each cell of a sweep, all but the newest so many
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,9 @@ class Probing:
 
 @dataclass(frozen=True)
 class Engines:
-    """Where engines beside transformers are: "NAME=PYTHON", or "NAME=PYTHON,ADAPTER.py" for one of one's own."""
+    """Where engines beside transformers are: "NAME=PYTHON", "NAME=PYTHON,ADAPTER.py" for one of one's own, or
+    "NAME=FOLDER" of tensor dumps.
+    """
 
     places: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
 

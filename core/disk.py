@@ -47,13 +47,15 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """The first `most` bytes of a file that may be anybody's; OSError for a link, and for a pipe instead of waiting."""
+def read_regular(path: Path, most: int, start: int = 0) -> bytes:
+    """`most` bytes from `start` of a file that may be anybody's; OSError for a link, and for a pipe instead of
+    waiting.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(0, "not a regular file")
-        return os.read(descriptor, most)
+        return os.pread(descriptor, most, start)
     finally:
         os.close(descriptor)
 

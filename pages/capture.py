@@ -1,6 +1,7 @@
 """Capture: choose model, prompts and paths; see what will run; watch, cancel, open the finished run."""
 
 import time
+from typing import Literal
 
 import pandas as pd
 import streamlit as st
@@ -17,6 +18,7 @@ from app.shell.jobs import ANY_DEVICE, GETTING, PromptFile
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
 from core.packaged_models import PACKAGED, is_here
+from core.runs.file.kept import takes
 from core.text import file_name, is_seen, plural, size
 
 BASES = [
@@ -42,6 +44,11 @@ SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
 FILE_MB = 50  # of prompts; a viewer's file is held in memory
 KV = {"auto": None, "always": True, "never": False}
+KEPT: dict[Literal["all", "flips", "figures"], str] = {
+    "all": "all",
+    "flips": "at flips, near ties and beside them",
+    "figures": "none: figures only",
+}
 BESIDE = {  # what is run beside the sides: the label of its box and what it takes
     "layers": (
         "Compare what every module puts out (Layers)",
@@ -75,6 +82,7 @@ FIRST = {
     "dtype": "bfloat16",
     "device": ANY_DEVICE,
     "keep": False,
+    "kept_logits": "all",
     "layers": False,
     "kernels": False,
     "remedies": False,
@@ -217,6 +225,16 @@ def choose() -> CaptureForm:
         key="capture_keep",
         help="for instance where a large batch runs out of memory; at least two sides must have finished",
     )
+    kept = name_field.selectbox(
+        "Logits to keep",
+        list(KEPT),
+        format_func=KEPT.__getitem__,
+        key="capture_kept_logits",
+        help=(
+            "figures and digests are always of all logits; without them no differences, ranks or causes can be looked"
+            " up later, and the run cannot be taken in by another store"
+        ),
+    )
     beside = {
         key: keep_field.checkbox(label, key=f"capture_{key}", disabled=mode == CONTINUE, help=what)
         for key, (label, what) in BESIDE.items()
@@ -238,6 +256,7 @@ def choose() -> CaptureForm:
         layers=beside["layers"] and not tokens,
         kernels=beside["kernels"] and not tokens,
         remedies=beside["remedies"] and not tokens,
+        keep=kept,
         dtype=dtype,
         device=None if device == ANY_DEVICE else device,
         keeps_finished=keeps,
@@ -281,7 +300,7 @@ def draw_costs(form: CaptureForm, answer: Answer) -> None:
             f" forwards of {costs['tokens']:,} tokens in all, in {costs['dtype']}."
         ),
         (
-            f"The logits take {size(costs['logits_bytes'])} of disk, the weights"
+            f"{takes(costs['kept'], costs['file_bytes'])}; the weights take"
             f" {size(costs['weight_bytes'])} on {costs['device']}"
             f" ({widgets.escaped(costs['device_name'])}){free}."
         ),

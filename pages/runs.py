@@ -13,6 +13,8 @@ from core.runs.store.cards import counted
 
 widgets.title("Runs")
 cards, broken = store_cache.cards()
+if outage := store_cache.store().outage:
+    st.warning(widgets.escaped(outage))
 labels, damaged = store_cache.all_labels()
 trash = store_cache.discarded()
 

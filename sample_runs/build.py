@@ -2,8 +2,9 @@
 (default: all).
 
 model: trains the small model (train.py; about an hour on two cores); runs, or runs=ID: captures the sample runs with
-SmolLM2-135M-Instruct, which `python -m core model smollm2` gets, or one of them; dumps: writes the npz files to try the
-upload with, of the small model; readme: the provenance and digests in README.md. Nothing here is simulated.
+SmolLM2-135M-Instruct, which `python -m core model smollm2` gets (that of vLLM with the small model, where
+`ULPSCOPE_ENGINE_VLLM` names an interpreter that has it), or one of them; dumps: writes the npz files to try the upload
+with, of the small model; readme: the provenance and digests in README.md. Nothing here is simulated.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.verdicts.mutations import neighbours_block_at_one_position  # no
 from core.capture_request import CaptureRequest  # noqa: E402
 from core.commands.capture_extras import judge_pairs, session_of, try_remedies, watch_kernels  # noqa: E402
 from core.commands.capturing import load, plan_of  # noqa: E402
+from core.engines.registry import ADAPTER_OF, described  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
@@ -56,12 +58,12 @@ class Wanted:
 
 
 def wanted(run_id: str, name: str, prompts: tuple[str, ...], variants: tuple[str, ...], **asked: Any) -> Wanted:
-    """A run of SmolLM2 over files of `prompts/smollm2/`, judged."""
+    """A run of SmolLM2, or another model, over files of `prompts/smollm2/`, judged."""
     bug = asked.pop("bug", None)
     files = tuple(f"sample_runs/prompts/smollm2/{file}" for file in prompts)
     asked = {"judge": True, "device": "cpu"} | asked
     request = CaptureRequest(
-        model="smollm2",
+        model=asked.pop("model", "smollm2"),
         prompt_files=tuple(path for path in files if not path.endswith(".jsonl")),
         prompt_lists=tuple(path for path in files if path.endswith(".jsonl")),
         variants=variants,
@@ -110,6 +112,13 @@ RUNS = [
         kernels=True,
         remedies=True,
     ),
+    wanted(
+        "vllm-against-transformers",
+        "vLLM against transformers, bfloat16",
+        ("merge.txt",),
+        ("vllm:prefill",),
+        model=SMALL,
+    ),
 ]
 
 
@@ -129,6 +138,10 @@ def build_runs(only: str = "") -> None:
     store = Store(HERE)
     torch.set_num_threads(1)  # the bits of a run do not hang on how many cores a machine has
     for each in (each for each in RUNS if only in ("", each.run_id)):
+        missing = missing_engine(each)
+        if missing:
+            print(f"{each.run_id}: left as it is, there is no {missing} here", flush=True)
+            continue
         (HERE / f"{each.run_id}.duckdb").unlink(missing_ok=True)
         with planted(each.bug):
             plan = planned(each)
@@ -148,6 +161,12 @@ def build_runs(only: str = "") -> None:
                 )
                 writer.finish(note=note if each.bug else "")
         print(f"{each.run_id}: captured and judged", flush=True)
+
+
+def missing_engine(each: Wanted) -> str | None:
+    """Name of another engine that a run takes and that is not installed."""
+    names = [name for name, colon, _ in (path.partition(":") for path in each.request.variants) if colon]
+    return next((name for name in names if name in ADAPTER_OF and not described(name).is_here), None)
 
 
 def planned(each: Wanted) -> CapturePlan:
@@ -254,8 +273,8 @@ def build_readme() -> None:
         "",
         (
             "Everything here was computed by real forward passes, and is rebuilt by `python sample_runs/build.py`: the"
-            " run files by SmolLM2-135M-Instruct (Apache-2.0; `python -m core model smollm2` gets it), the dumps by the"
-            " small model in `model/`."
+            " run files by SmolLM2-135M-Instruct (Apache-2.0; `python -m core model smollm2` gets it), that of vLLM"
+            " and the dumps by the small model in `model/`."
         ),
         "The dashboard shows the run files read-only; the files in `dumps/` are there to try the upload with.",
         "",

@@ -61,8 +61,17 @@ def test_the_digest_of_every_side_is_that_of_its_stored_bits(path):
 def test_they_are_of_a_real_model():
     for path in RUNS:
         with RunReader(path) as run:
-            assert run.header.vocab == 49_152
-            assert run.header.provenance.model.endswith("smollm2")
+            is_small = path.stem == "vllm-against-transformers"
+            assert run.header.vocab == (4096 if is_small else 49_152)
+            assert run.header.provenance.model.endswith("sample_runs/model" if is_small else "smollm2")
+
+
+def test_vllm_differs_from_transformers_in_most_logits_and_by_rounding():
+    with RunReader(FOLDER / "vllm-against-transformers.duckdb") as run:
+        assert run.header.compute_dtype == "bfloat16"
+        assert run.header.provenance.versions["vllm"].startswith("vllm")
+        assert run.pairs[0].summary.neq_share > 0.5
+        assert run.pairs[0].noise_ratio < 1.5
 
 
 def test_fresh_against_cached_flips_in_prose_and_in_another_language_and_holds_code():

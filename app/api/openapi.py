@@ -66,6 +66,7 @@ _SCHEMAS: dict[str, Schema] = {
             "sides": _list(_TEXT),
             "bytes": _WHOLE,
             "is_read_only": _YES,
+            "kept": {"enum": ["all", "flips", "figures"]},
             "labels": _ref("Labels"),
             "url": _TEXT,
         }

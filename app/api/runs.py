@@ -108,7 +108,7 @@ def _one(request: Request) -> Response:
             told = sparse_run_json(store_cache.sparse_run(path.stem), with_positions=with_positions)
         else:
             raise
-    attached = labels.read(open_store().directory, path.stem)
+    attached = open_store().labels(path.stem)
     return answer({**told, "labels": asdict(attached), "url": page_url(request, path.stem)})
 
 
@@ -208,7 +208,7 @@ async def run_labels(request: Request) -> Response:
 def _labels(request: Request) -> Response:
     store = open_store()
     path = path_of(store, request.path_params["run_id"])
-    return answer({"run_id": path.stem, **asdict(labels.read(store.directory, path.stem))})
+    return answer({"run_id": path.stem, **asdict(store.labels(path.stem))})
 
 
 async def put_labels(request: Request) -> Response:
@@ -220,7 +220,7 @@ async def put_labels(request: Request) -> Response:
 def _put_labels(request: Request, said: dict[str, Any]) -> Response:
     store = open_store()
     run_id = path_of(store, request.path_params["run_id"], whole_id=True).stem
-    before = labels.read(store.directory, run_id)
+    before = store.labels(run_id)
     strange = sorted(set(said) - {"tags", "note", "pinned"})
     if strange:
         raise RefusedError(f"'{shown(strange[0])}' is none of tags, note and pinned.", 400)
@@ -228,7 +228,7 @@ def _put_labels(request: Request, said: dict[str, Any]) -> Response:
     is_text = isinstance(tags, list | tuple) and all(isinstance(tag, str) for tag in tags) and isinstance(note, str)
     if not is_text or not isinstance(pinned, bool):
         raise RefusedError("expected tags as a list of texts, note as a text, pinned as true or false.", 400)
-    changed = labels.write(store.directory, run_id, labels.labels_of(tags, note, pinned), before)
+    changed = store.label(run_id, labels.labels_of(tags, note, pinned), before)
     after, aside = changed.labels, changed.aside
     who = identity_of(request.scope).name
     audit.record(

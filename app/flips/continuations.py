@@ -233,6 +233,8 @@ def _why(view: state.View, found: Continuation) -> None:
             f" {widgets.escaped(made)}: a path here does not compute the same tokens the same way twice."
         )
     values = logits_of_chosen(view.run, found)
+    is_kept = view.run.keeps(view.pair.index, row_of(view.run, found.prompt, found.position))
+    logits = [[exact(v) if is_kept or not pd.isna(v) else "not kept" for v in side] for side in values]
     margins = " and ".join(
         f"{number(here[f'{side}_margin'])} ({_ulps(here[f'{side}_margin_ulps'])})" for side in ("reference", "variant")
     )
@@ -240,8 +242,8 @@ def _why(view: state.View, found: Continuation) -> None:
         {
             "token": widgets.table_texts(found.chosen, view.run),
             "chosen by": [view.pair.reference, view.pair.variant],
-            f"logit, {view.pair.reference}": [exact(v) for v in values[0]],
-            f"logit, {view.pair.variant}": [exact(v) for v in values[1]],
+            f"logit, {view.pair.reference}": logits[0],
+            f"logit, {view.pair.variant}": logits[1],
         },
         hide_index=True,
         key="parting_logits",

@@ -144,7 +144,10 @@ def _moved(here: pd.Series, top: pd.DataFrame) -> str:
     """
     if not here["is_flip"] or pd.isna(here["reference_token"]) or pd.isna(here["variant_token"]):
         return ""
-    rows = {side: top[top["token_id"] == int(here[f"{side}_token"])].iloc[0] for side in SIDES}
+    chosen = {side: top[top["token_id"] == int(here[f"{side}_token"])] for side in SIDES}
+    if any(row.empty for row in chosen.values()):  # of a run without these logits, not among the best of both sides
+        return ""
+    rows = {side: row.iloc[0] for side, row in chosen.items()}
     gaps = {on: rows["reference"][f"{on}_logit"] - rows["variant"][f"{on}_logit"] for on in SIDES}
     moves = {side: row["variant_logit"] - row["reference_logit"] for side, row in rows.items()}
     return (

@@ -20,6 +20,7 @@ from app.shell import exports, store_cache, widgets, wording
 from app.shell import selection as state
 from app.shell.widgets import PAGES
 from core.errors import UlpscopeError
+from core.runs.file.kept import ALL
 from core.runs.file.records import BUG_SUSPECTED, ROUNDING
 from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store.cards import BrokenRun, RunCard
@@ -160,7 +161,7 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [wording.model_name(card.model) or None for card in shown],
             "created": [card.created for card in shown],
-            "size": [size(card.bytes) for card in shown],
+            "size": [size(card.bytes) + ("" if card.kept == ALL else f", {card.kept}") for card in shown],
             "note": [" ".join(each.note.split())[:120] or None for each in attached],
         }
     )

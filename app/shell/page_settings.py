@@ -15,6 +15,8 @@ from app.shell import wording
 from core.numerics.formats import LOGIT_FORMATS
 from core.runs.tables.kernels import LIBRARIES
 from core.runs.tables.kv_cache import KINDS
+from core.sweeps.matrix import FIGURES
+from core.sweeps.plan import AXES
 from core.text import printable
 
 COLOURS = {  # of the strip of tokens, and the figure each shows
@@ -120,6 +122,11 @@ SETTINGS = (
     ),
     PageSetting("compare", "with", "compare_with", "", longest=1000),
     PageSetting("compare", "by", "compare_by", "max_abs", _words(["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"])),
+    PageSetting("matrix", "plan", "matrix_plan", ""),
+    PageSetting("matrix", "down", "matrix_rows", "", _words(["", *AXES])),
+    PageSetting("matrix", "across", "matrix_columns", "", _words(["", *AXES])),
+    PageSetting("matrix", "figure", "matrix_figure", "verdict", _words(FIGURES)),
+    *(PageSetting("matrix", axis, f"matrix_of_{axis}", "any", longest=200) for axis in AXES),
     PageSetting("layers", "of", "layers_scope", "this prompt", _words(["this prompt", "all prompts"])),
     PageSetting(
         "layers", "measure", "layers_measure", "ratio", _words(["ratio", "neq_share", "max_row_ulps", "max_ulps"])

@@ -27,7 +27,7 @@ from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of
 from core.runs.store import audit, labels
-from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_runs
+from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, read_runs
 from core.runs.store.store import Store, open_store
 from core.runs.store.trash import Discarded
 from core.runs.views.elements import top_of_both
@@ -112,7 +112,7 @@ def _cards(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> tuple[list
     stamps = _stamps
     kept = _kept("card")
     known = {stamp: kept.get(stamp) for stamp in stamps}
-    read = read_runs([Path(stamp[0]) for stamp, card in known.items() if card is None])
+    read = read_cards(store(), [Path(stamp[0]) for stamp, card in known.items() if card is None])
     found = {Path(stamp[0]): card or read[Path(stamp[0])] for stamp, card in known.items()}
     kept |= {stamp: card for stamp in stamps if isinstance(card := found[Path(stamp[0])], RunCard)}
     _forget(kept, stamps)
@@ -128,7 +128,7 @@ def _forget(kept: dict[tuple[str, int, int], Any], stamps: tuple[tuple[str, int,
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _labels(directory: str, digest: str) -> tuple[dict[str, labels.Labels], list[str]]:
-    return labels.read_all(Path(directory))
+    return store().all_labels()
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
@@ -145,7 +145,7 @@ def jobs() -> Jobs:
 
 def cards() -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs, newest first, and the files that are none; only a file that has come or changed is read."""
-    stamps = _stamps(store().paths())
+    stamps = tuple(store().stamps())
     return _cards(_digest(stamps), stamps)
 
 
@@ -163,7 +163,7 @@ def searchable() -> dict[str, str]:
     """Map from run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a
     run).
     """
-    stamps, kept = _stamps(store().paths()), _kept("prompts")
+    stamps, kept = tuple(store().stamps()), _kept("prompts")
     missing = [stamp for stamp in stamps if stamp not in kept]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
     kept |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
@@ -173,8 +173,8 @@ def searchable() -> dict[str, str]:
 
 def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
     """Labels by run id, and a sentence on each file of labels that cannot be read."""
-    directory = store().directory
-    return _labels(str(directory), _digest(labels.stamps(directory)))
+    where = store()
+    return _labels(str(where.directory), _digest(where.label_stamps()))
 
 
 def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
@@ -182,7 +182,7 @@ def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
     said.
     """
     who = identity.editor()
-    changed = labels.write(store().directory, run_id, wanted, seen)
+    changed = store().label(run_id, wanted, seen)
     now = changed.labels
     audit.record(
         store().directory,

@@ -17,6 +17,7 @@ from app.components.code_block import code_block
 from app.hosting.error_details import told
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
+from core.runs.file.kept import note, refusal
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.sparse_run import KIND as SPARSE
@@ -250,6 +251,8 @@ def head(
         f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` ·"
         f" {escaped(where)}"
     )
+    if not view.run.has_all_logits:
+        st.caption(note(header.kept))
     return view
 
 
@@ -356,6 +359,9 @@ def causes(view: selection.View | selection.SparseView) -> None:
     """Draw what simply explains the pair's difference, looked for when it is asked for."""
     folded = st.expander("Simple causes", icon=":material/search_insights:", key="causes", on_change="rerun")
     if not folded.open:
+        return
+    if isinstance(view, selection.View) and not view.run.has_all_logits:
+        folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header.kept)}")
         return
     with folded:
         with st.spinner("Fitting simple causes to half of the positions"):

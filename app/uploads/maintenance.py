@@ -81,7 +81,7 @@ def tidy() -> list[str]:
     """Apply the retention that is configured now; a failure is a line in the log, and the next hour tries again."""
     try:
         retention = now_in_force().retention
-        if not retention.days and not retention.runs:
+        if not (retention.days or retention.runs or retention.cells):
             return []
         moved = apply_retention(open_store(), retention)
     except (UlpscopeError, OSError) as error:

@@ -99,6 +99,9 @@ PLANTED: dict[str, dict[str, Any]] = {
 }
 SCALED = "positions scaled by a half"  # as a context twice as long is served: of a GGUF only
 FED = "a token before the prompt"  # as an engine that adds a BOS of its own
+TEMPLATE = "another chat template"  # as a server whose template is another model's
+OPENING = "<|im_start|>user\n"  # of the chat, and what the other template writes in its place
+OTHER_OPENING = "[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n"
 _OF_FOLDER = {
     "blk.1.attn_output.weight": "model.layers.1.self_attn.o_proj.weight",
     "blk.1.attn_q.weight": "model.layers.1.self_attn.q_proj.weight",
@@ -138,6 +141,7 @@ def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
         rope["rope_theta"] = config["rope_theta"] = base  # mlx-lm 0.32 reads the second only
     elif "metadata" in how:
         config["rms_norm_eps"] = how["metadata"]["llama.attention.layer_norm_rms_epsilon"]
+    config.setdefault("rope_theta", config.get("rope_parameters", {}).get("rope_theta", 10000.0))  # for mlx-lm
     (target / "config.json").write_text(json.dumps(config))
     for name, change in how.get("tensors", {}).items():
         for path in target.glob("*.safetensors"):
@@ -148,18 +152,37 @@ def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
     return target
 
 
-def fed_one_more(token: int) -> AbstractContextManager[Any]:
-    """Every engine is fed a token before each prompt, whose row is dropped, until the context ends."""
+def fed(change: Callable[[Sequence[int]], list[int]]) -> AbstractContextManager[Any]:
+    """Every engine is fed `change` of each prompt, at least as many tokens, of which the last rows are handed on, until
+    the context ends.
+    """
     run = EngineProcess.run
 
-    def run_shifted(process: EngineProcess, ids: Sequence[int]) -> Iterator[Rows]:
-        for rows in run(process, [token, *ids]):
-            if rows.start:
-                yield dataclasses.replace(rows, start=rows.start - 1)
-            elif len(rows.bits) > 1:
-                yield dataclasses.replace(rows, bits=rows.bits[1:])
+    def run_changed(process: EngineProcess, ids: Sequence[int]) -> Iterator[Rows]:
+        given = change(ids)
+        more = len(given) - len(ids)
+        for rows in run(process, given):
+            kept = rows.bits[max(0, more - rows.start) :]
+            if len(kept):
+                yield dataclasses.replace(rows, start=max(0, rows.start - more), bits=kept)
 
-    return mock.patch.object(EngineProcess, "run", run_shifted)
+    return mock.patch.object(EngineProcess, "run", run_changed)
+
+
+def fed_one_more(token: int) -> AbstractContextManager[Any]:
+    """Every engine is fed a token before each prompt."""
+    return fed(lambda ids: [token, *ids])
+
+
+def chat(loaded: LoadedModel, positions: int) -> tuple[tuple[int, ...], AbstractContextManager[Any]]:
+    """The ids of a chat, and a context in which every engine is fed the same words in another template."""
+
+    def tokens(text: str) -> list[int]:
+        return list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    opening, other, words = tokens(OPENING), tokens(OTHER_OPENING), tokens(PROMPT.read_text())
+    ids = (*opening, *words)[:positions]
+    return ids, fed(lambda given: [*other, *given[len(opening) :]])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -172,9 +195,9 @@ def main(arguments: Sequence[str]) -> int:
     ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: asked.positions])
     wrong = 0
 
-    def row(path: str, fault: str, wanted: str) -> int:
+    def row(path: str, fault: str, wanted: str, prompt: tuple[int, ...] = ids) -> int:
         began = time.perf_counter()
-        found = judge(loaded, [ids], variant=path)
+        found = judge(loaded, [prompt], variant=path)
         seconds = time.perf_counter() - began
         ratio = "" if found.noise_ratio is None else f"{found.noise_ratio:.3g}"
         alone = next((one for one in found.evidence if one.check == "an engine's settings"), None)
@@ -216,10 +239,12 @@ def main(arguments: Sequence[str]) -> int:
                 for path in others:
                     wrong += row(path, fault, "bug suspected")
                     tried += 1
-    with fed_one_more(ids[0]):
-        for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode", *others):
-            wrong += row(path, FED, "bug suspected")
-            tried += 1
+    templated, in_another = chat(loaded, asked.positions)
+    for fault, context, prompt in ((FED, fed_one_more(ids[0]), ids), (TEMPLATE, in_another, templated)):
+        with context:
+            for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode", *others):
+                wrong += row(path, fault, "bug suspected", prompt)
+                tried += 1
     sys.stdout.write(f"{wrong} of {tried} otherwise than expected\n")
     return int(wrong > 0)
 

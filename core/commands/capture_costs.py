@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
+from ..runs.file.kept import takes
 from ..text import duration, plural, size
 from .terminal.console import out, print_json
 
@@ -66,7 +67,7 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
             f"{costs.forwards:,} forwards of {costs.tokens:,} tokens in all."
         ),
         (
-            f"The run file takes {size(costs.logits_bytes)}, the weights {size(costs.weight_bytes)}; "
+            f"{takes(costs.kept, costs.file_bytes)}; the weights take {size(costs.weight_bytes)}; "
             f"beside them {loaded.device} has {free} free."
         ),
         "Caches are compared too." if costs.has_kv else "Caches are not compared.",

@@ -16,13 +16,23 @@ from ..prompt_files import prompts_of
 from ..runs.file.records import BUG_SUSPECTED
 from ..runs.reader import RunReader
 from ..runs.store.partial import is_passing
-from ..runs.store.store import open_store
+from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
 from .capture_costs import print_costs
 from .capture_extras import judge_pairs, keeping, session_of, try_remedies, watch_kernels
 from .ending import tell_end
 from .request_options import DryRunOption, EngineOption, takes_request
-from .terminal.console import JsonOption, ProgressOption, StoreOption, check_progress, err, print_json, steps, stoppable
+from .terminal.console import (
+    JsonOption,
+    ProgressOption,
+    StoreOption,
+    Tell,
+    check_progress,
+    err,
+    print_json,
+    steps,
+    stoppable,
+)
 from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -97,15 +107,17 @@ def judge(
         raise typer.Exit(1)
 
 
-def plan_of(request: CaptureRequest, *, weights: bool = True) -> CapturePlan:
-    """Plan the capture of a request: everything checked, the model loaded; without `weights` only its shapes."""
+def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedModel | None = None) -> CapturePlan:
+    """Plan the capture of a request: everything checked, the model loaded, unless it is given; without `weights` only
+    its shapes.
+    """
     prompts_of(request)  # refused before torch is loaded, as a model that has yet to be got
     packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
     from ..inference.models.chat import plan_inputs
     from ..inference.paths.sides import variants_of
 
-    loaded = load(request, weights=weights)
+    loaded = loaded or load(request, weights=weights)
     return plan_capture(
         loaded,
         plan_inputs(loaded, request),
@@ -119,6 +131,7 @@ def plan_of(request: CaptureRequest, *, weights: bool = True) -> CapturePlan:
         layers=request.layers,
         layer_floor=request.layer_floor,
         layer_positions=request.layer_positions,
+        keep=request.keep,
     )
 
 
@@ -136,7 +149,7 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     )
 
 
-def captured(request: CaptureRequest, progress: str, store: Path | None) -> tuple[str, list[str]]:
+def captured(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
     """Capture, and judge if that is asked for. -> (run id, sentences on what is less than was asked for)"""
     check_progress(progress)
     prompts_of(request)
@@ -144,23 +157,29 @@ def captured(request: CaptureRequest, progress: str, store: Path | None) -> tupl
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         say("loading the model")
-        from ..inference.capture.capture import run_capture
+        return run_plan(request, plan_of(request), target, say)
 
-        plan = plan_of(request)
-        _check_engines(request, plan)
-        with RunWriter(target, plan.header) as writer:
-            with keeping(writer, request.keeps_finished) as failure:
-                found = run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
-                failure += found
-            session = session_of(plan)
-            if request.kernels:
-                failure += watch_kernels(plan, writer, say)
-            if request.remedies:
-                failure += try_remedies(plan, writer, say, session)
-            if request.judge:
-                failure += judge_pairs(plan, writer, say, session)
-            say("writing the run file", 0, 0)
-            return writer.finish(only_finished=request.keeps_finished, note=" ".join(failure)), failure
+
+def run_plan(
+    request: CaptureRequest, plan: CapturePlan, store: Store, say: Tell, run_id: str | None = None
+) -> tuple[str, list[str]]:
+    """Capture a plan into a run, and all that its request asks for beside. -> as `captured`"""
+    from ..inference.capture.capture import run_capture
+
+    _check_engines(request, plan)
+    with RunWriter(store, plan.header, run_id=run_id) as writer:
+        with keeping(writer, request.keeps_finished) as failure:
+            found = run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
+            failure += found
+        session = session_of(plan)
+        if request.kernels:
+            failure += watch_kernels(plan, writer, say)
+        if request.remedies:
+            failure += try_remedies(plan, writer, say, session)
+        if request.judge:
+            failure += judge_pairs(plan, writer, say, session)
+        say("writing the run file", 0, 0)
+        return writer.finish(only_finished=request.keeps_finished, note=" ".join(failure)), failure
 
 
 def _check_engines(request: CaptureRequest, plan: CapturePlan) -> None:

@@ -198,7 +198,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _sparse_pairs(first: str, second: str | None, store: Path | None) -> tuple[SparsePair, ...] | None:
+def _sparse_pairs(first: str, second: str | None, store: str | Path | None) -> tuple[SparsePair, ...] | None:
     """The pairs of responses in these files, or of a stored run of such; None where it is something else."""
     files = [Path(name) for name in (first, second) if name is not None]
     if are_payloads(files):
@@ -319,7 +319,7 @@ def ingest(
     announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
 
 
-def _is_run(store: Path | None, text: str) -> bool:
+def _is_run(store: str | Path | None, text: str) -> bool:
     """Return whether a word that is no file is meant as a run's id: one there is, or one without a file's suffix."""
     try:
         open_store(store).path_of(text)

@@ -22,7 +22,7 @@ def tell_end(
     failure: list[str],
     progress: str,
     as_json_: bool,
-    store: Path | None = None,
+    store: str | Path | None = None,
     *,
     has_said_verdict: bool = False,
 ) -> None:
@@ -52,7 +52,7 @@ def tell_end(
         raise typer.Exit(2)
 
 
-def next_commands(run: RunReader, store: Path | None, *, has_said_verdict: bool) -> tuple[str, str]:
+def next_commands(run: RunReader, store: str | Path | None, *, has_said_verdict: bool) -> tuple[str, str]:
     """Two commands worth typing after a run was made: its flips, and the verdict, its evidence or a report of it."""
     where = [] if store is None else ["--store", str(store)]
     of_run = [run.run_id, *where]

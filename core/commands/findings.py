@@ -106,7 +106,7 @@ def remedies(
         _say_missing(asked, [pair for pair, _ in found], "remedies")
 
 
-def _path(store: Path | None, run_id: str) -> Path:
+def _path(store: str | Path | None, run_id: str) -> Path:
     return open_store(store).path_of(run_id)
 
 

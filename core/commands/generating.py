@@ -79,7 +79,14 @@ def generate(
         inputs = plan_inputs(loaded, request)
         if dry_run:
             longest = plan_longest(
-                loaded, inputs, request.reference, variants, tokens=request.tokens, kv=request.kv, name=request.name
+                loaded,
+                inputs,
+                request.reference,
+                variants,
+                tokens=request.tokens,
+                kv=request.kv,
+                name=request.name,
+                keep=request.keep,
             )
             print_costs(longest, as_json_)
             return
@@ -93,6 +100,7 @@ def generate(
             request=to_store(request),
             seed=request.seed,
             kv=request.kv,
+            keep=request.keep,
             on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total, "prompts"),
         )
         with RunWriter(target, plan.header) as writer:
@@ -110,7 +118,7 @@ def generate(
 
 @takes_request(
     without=[
-        *("variants", "sweeps", "repeat", "tokens", "judge", "keeps_finished"),
+        *("variants", "sweeps", "repeat", "tokens", "judge", "keep", "keeps_finished"),
         *("layers", "layer_floor", "layer_positions", "kernels", "remedies"),
     ]
 )

@@ -72,13 +72,13 @@ def label(
     it is.
     """
     target = open_store(store)
-    full = target.path_of(run_id).stem
-    before = labels.read(target.directory, full)
+    full = target.find(run_id).stem
+    before = target.labels(full)
     removed = labels.labels_of(remove_tag or [], "").tags
     tags = [each for each in (*before.tags, *labels.labels_of(tag or [], "").tags) if each not in removed]
     after = labels.labels_of(tags, before.note if note is None else note, before.pinned if pin is None else pin)
     if after != before:
-        after = labels.write(target.directory, full, after, before).labels
+        after = target.label(full, after, before).labels
         audit.record(target.directory, audit.local_user(), "label", full, pinned=after.pinned)
     if as_json_:
         print_json({"run_id": full, **asdict(after)})
@@ -105,7 +105,7 @@ def tidy(
     if dry_run:
         if as_json_:
             print_json({"due": [asdict(run) for run in found]})
-        elif not (retention.days or retention.runs):
+        elif not (retention.days or retention.runs or retention.cells):
             out.print("no retention is configured, so nothing is due; docs/hosting.md has its settings.")
         else:
             _print(found)

@@ -79,7 +79,7 @@ def push(
         out.print(done.url, markup=False)
 
 
-def _source(source: str, store: Path | None) -> tuple[Path, str]:
+def _source(source: str, store: str | Path | None) -> tuple[Path, str]:
     """The file to send, and what it is called."""
     path = Path(source)
     is_file = path.is_file()

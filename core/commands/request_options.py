@@ -30,7 +30,8 @@ EngineOption = Annotated[
     list[str] | None,
     typer.Option(
         "--engine",
-        help="NAME=PYTHON: the interpreter that has an engine; NAME=PYTHON,ADAPTER.py: an engine of your own.",
+        help="NAME=PYTHON: the interpreter that has an engine; NAME=PYTHON,ADAPTER.py: an engine of your own;"
+        " NAME=FOLDER: tensor dumps, replayed.",
     ),
 ]
 DryRunOption = Annotated[

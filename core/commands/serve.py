@@ -55,7 +55,8 @@ def serve(
     start.check(found, environment, address)
     if address.startswith("unix:"):
         raise UsageError("Streamlit's server does not listen on unix sockets; give an address such as 127.0.0.1.")
-    directory = open_store(store).directory.absolute()
+    runs = open_store(store)
+    directory = runs.directory.absolute()
     environment["ULPSCOPE_STORE"] = str(directory)
     if token:
         environment[variable_of("hosting", "local_token")] = "1"
@@ -64,8 +65,9 @@ def serve(
         environment[VARIABLE] = str(Path(named).absolute())
     where = found.hosting.public_url or f"http://{f'[{address}]' if ':' in address else address}:{port}"
     ways = start.ways(found.sign_in)
+    place = directory if runs.mirror is None else runs.address
     err.print(
-        f"{where}, runs in {directory}, sign-in: {', '.join(ways) or 'none, this machine only'}",
+        f"{where}, runs in {place}, sign-in: {', '.join(ways) or 'none, this machine only'}",
         markup=False,
         soft_wrap=True,
     )

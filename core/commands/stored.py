@@ -15,6 +15,7 @@ from rich.table import Table
 from ..command_name import called
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
+from ..runs.file.kept import ALL, note
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.report_json import report_of_run
@@ -46,7 +47,8 @@ def list_(
     if deleted:
         _list_deleted(open_store(store), as_json_)
         return
-    cards, broken = list_runs(open_store(store))
+    target = open_store(store)
+    cards, broken = list_runs(target)
     if as_json_:
         print_json([card_json(card) for card in cards])
     else:
@@ -59,7 +61,7 @@ def list_(
         for card in cards:
             table.add_row(
                 card.run_id,
-                escape(card.name),
+                escape(card.name) + ("" if card.kept == ALL else f" ({note(card.kept).rstrip('.').lower()})"),
                 Path(card.model).name if card.model else "",
                 card.compute_dtype,
                 card.device,
@@ -74,6 +76,8 @@ def list_(
         )
     for run in broken:
         err.print(f"not a readable run: {run.reason}", markup=False)
+    if target.outage:
+        err.print(target.outage, markup=False)
 
 
 def _list_deleted(store: Store, as_json_: bool) -> None:
@@ -281,7 +285,7 @@ def delete(
     refused.
     """
     target = open_store(store)
-    paths = [target.path_of(run_id) for run_id in run_ids]
+    paths = [target.find(run_id) for run_id in run_ids]
     samples = [path.stem for path in paths if not target.is_writable(path)]
     if samples:
         raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")

@@ -169,7 +169,9 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
                     "verdict": pair.verdict,
                     "because": pair.because,
                     "noise_ratio": pair.noise_ratio,
-                    "causes": [asdict(cause) for cause in causes_of_pair(run, pair.index)],
+                    "causes": (
+                        [asdict(cause) for cause in causes_of_pair(run, pair.index)] if run.has_all_logits else None
+                    ),
                     "evidence": [row.to_json() for row in run.evidence(pair.index)],
                 }
             )
@@ -181,7 +183,7 @@ def print_verdicts(run: RunReader, told: Sequence[dict[str, Any]]) -> None:
     simply explains it. told: the pairs as JSON.
     """
     for pair, as_json_ in zip(run.pairs, told, strict=True):
-        for cause in as_json_["causes"]:
+        for cause in as_json_["causes"] or ():
             said = f"{cause['name']}  {pair.variant} against {pair.reference}: {cause['says']}"
             out.print(said, markup=False, soft_wrap=True)
         if pair.verdict is None:

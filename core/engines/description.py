@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CaptureError, UsageError
@@ -17,7 +17,8 @@ class EngineDescription:
     """One engine as its adapter describes it. name: as the grammar calls it; bases and modifiers: name -> what may be
     said of it (`says`, `values`, `least`, `default`); dtypes: those it computes in; logits: the dtype that they come
     in, "" for the one it computes in; model: what it loads, "gguf" or "folder"; shows_modules: it hands on what its
-    modules put out.
+    modules put out; activations: activation functions ("gelu") that it computes in a dtype of their own, whatever else
+    it is told.
     """
 
     name: str
@@ -30,6 +31,7 @@ class EngineDescription:
     model: str
     is_here: bool
     shows_modules: bool = False
+    activations: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, hello: Mapping[str, Any]) -> EngineDescription:
@@ -53,6 +55,7 @@ class EngineDescription:
             str(hello.get("model", "folder")),
             bool(hello.get("is_here", True)),
             bool(hello.get("modules", False)),
+            _activations(name, hello.get("activations", {})),
         )
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
@@ -92,6 +95,14 @@ def _shown(name: str, about: Mapping[str, Any]) -> str:
     if "values" in about:
         return f"{name}:{'|'.join(map(str, about['values']))}"
     return f"{name}:N" if "least" in about else name
+
+
+def _activations(name: str, said: object) -> dict[str, str]:
+    if not isinstance(said, dict) or not set(said.values()) <= {"float16", "bfloat16"}:
+        raise CaptureError(
+            f"engine '{name}': activations are {shown(said)}; expected {{function: 'float16' or 'bfloat16'}}."
+        )
+    return {str(function): str(dtype) for function, dtype in said.items()}
 
 
 def _are_steps(found: object) -> bool:

@@ -47,18 +47,26 @@ class Rows:
 
 
 class EngineProcess:
-    """`PYTHON ADAPTER`, which said hello. CaptureError, one sentence with the engine's last lines, wherever it does
-    not answer as the protocol asks; it is ended then.
+    """`PYTHON ADAPTER ARGUMENTS`, which said hello. CaptureError, one sentence with the engine's last lines, wherever
+    it does not answer as the protocol asks; it is ended then.
     """
 
-    def __init__(self, name: str, python: str, adapter: Path, *, quiet_seconds: float = QUIET_SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        adapter: Path,
+        arguments: Sequence[str] = (),
+        *,
+        quiet_seconds: float = QUIET_SECONDS,
+    ) -> None:
         self.name, self._quiet = name, quiet_seconds
         self.is_late = False
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         path = os.pathsep.join(filter(None, [str(ADAPTERS), os.environ.get("PYTHONPATH", "")]))
         try:
             self._process = subprocess.Popen(
-                [python, str(adapter)],
+                [python, str(adapter), *arguments],
                 env={**environment_of_child(True), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -24,10 +24,17 @@ _RUNNING = 2  # processes that are kept, one a side
 
 @dataclass(frozen=True)
 class Place:
-    """Where an engine is: the interpreter that has it, and the adapter that it runs."""
+    """Where an engine is: the interpreter that has it, the adapter that it runs, and the folder that it replays, ""
+    where it computes.
+    """
 
     python: str
     adapter: Path
+    folder: str = ""
+
+    def start(self, name: str, **more: Any) -> EngineProcess:
+        """Start its process."""
+        return EngineProcess(name, self.python, self.adapter, [self.folder] if self.folder else (), **more)
 
 
 ADAPTER_OF = {
@@ -41,6 +48,7 @@ ADAPTER_OF = {
     "trtllm": "adapter_tensorrt_llm.py",
     "transformers": "adapter_transformers.py",
 }
+_OF_DUMPS = "adapter_dump.py"
 _given: dict[str, Place] = {}
 _described: dict[tuple[str, Place], EngineDescription] = {}
 _running: OrderedDict[tuple[Any, ...], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
@@ -54,7 +62,9 @@ def names() -> list[str]:
 
 
 def use(text: str) -> None:
-    """Take `NAME=PYTHON` or `NAME=PYTHON,ADAPTER.py` from now on; UsageError for what is neither."""
+    """Take `NAME=PYTHON`, `NAME=PYTHON,ADAPTER.py` or `NAME=FOLDER` of dumps from now on; UsageError for what is none
+    of them.
+    """
     name, where = _apart(text)
     _given[name] = _place(name, where)
 
@@ -63,7 +73,7 @@ def _apart(text: str) -> tuple[str, str]:
     name, equals, where = text.partition("=")
     name = name.strip().lower()
     if not equals or not name.isidentifier() or not where.strip():
-        raise UsageError(f"--engine '{text}': expected NAME=PYTHON or NAME=PYTHON,ADAPTER.py.")
+        raise UsageError(f"--engine '{text}': expected NAME=PYTHON, NAME=PYTHON,ADAPTER.py or NAME=FOLDER.")
     return name, where
 
 
@@ -95,6 +105,8 @@ def place_of(name: str) -> Place:
 
 
 def _place(name: str, where: str) -> Place:
+    if Path(where.strip()).is_dir():
+        return Place(sys.executable, ADAPTERS / _OF_DUMPS, str(Path(where.strip()).resolve()))
     python, comma, adapter = where.strip().partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
@@ -112,7 +124,7 @@ def described(name: str) -> EngineDescription:
     """
     place = place_of(name)
     if (name, place) not in _described:
-        with EngineProcess(name, place.python, place.adapter, quiet_seconds=60) as process:
+        with place.start(name, quiet_seconds=60) as process:
             about = EngineDescription.of(name, process.hello)
         if not about.is_here:
             return about
@@ -131,7 +143,7 @@ def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[
             return found
         while len(_running) >= _RUNNING:
             _running.popitem(last=False)[1][0].end()
-        process = EngineProcess(name, place.python, place.adapter)
+        process = place.start(name)
         try:
             EngineDescription.of(name, process.hello)
             said = process.load(request)

@@ -22,6 +22,8 @@ from .formats import FloatFormat, widen
 from .sizes import GROUP
 
 FACTOR = 4
+# Cells: 190 KB of a bfloat16 pair in both pyramids. 512 positions of 128,256 tokens are 32 x 251 cells of 16 x 512.
+MOST_COARSE = 1 << 15
 
 
 def cell_shape(level: int) -> tuple[int, int]:
@@ -43,6 +45,14 @@ def levels_for(rows: int, vocab: int) -> int:
     while -(-rows // cell_shape(level)[0]) > 400 or -(-vocab // cell_shape(level)[1]) > 1000:
         level += 1
     return level + 1
+
+
+def coarse_levels(rows: int, vocab: int) -> range:
+    """Levels of the pyramid that is kept where logits are not: from the first of at most MOST_COARSE cells on."""
+    first = 0
+    while -(-rows // cell_shape(first)[0]) * -(-vocab // cell_shape(first)[1]) > MOST_COARSE:
+        first += 1
+    return range(first, max(first + 1, levels_for(rows, vocab)))
 
 
 def element_ulps(

@@ -14,17 +14,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..command_name import COMMAND
-from ..errors import StoreError
-from ..numerics import pyramid
+from ..errors import StoreError, UsageError
 from ..numerics.elementary import exp
 from ..numerics.formats import format_named
 from ..numerics.metrics import Summary
+from ..text import shown
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
 from .file.held_bytes import size_of
+from .file.kept import ALL, FIRST_WITH_KEPT, KEEPS
 from .file.records import Generation, Provenance, RunHeader, SideHeader
-from .tables import generations, kernels, kv_cache, layers, pairs, positions, prompts, remedies, run, sides, verdicts
+from .tables import (
+    generations,
+    heatmap,
+    kernels,
+    kv_cache,
+    layers,
+    pairs,
+    positions,
+    prompts,
+    remedies,
+    run,
+    sides,
+    verdicts,
+)
 from .tables.amounts import check_amounts, check_counts
 from .tables.kernels import KernelList
 from .tables.remedies import PriceRow, RemedyRow
@@ -94,7 +108,7 @@ class RunReader(Figures):
 
     def _read_header(self, counts: Mapping[str, int]) -> tuple[datetime, RunHeader]:
         names = [field.name for field in fields(Provenance)]
-        about = run.read_run(self._database, "name", "created", "compute_dtype", "vocab", *names)
+        about = run.read_run(self._database, "name", "created", "compute_dtype", "vocab", "kept", *names)
         if about["kind"] == "ops":  # core.runs.ops_run reads those
             shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
@@ -103,11 +117,15 @@ class RunReader(Figures):
                 f"run '{self.run_id}' holds what engines sent of their rows and no complete logits; this needs those."
             )
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
-        self.expected_rows = check_counts(self._database, counts, vocab, format_named(compute_dtype).itemsize)
+        kept = about["kept"] if self._database.version >= FIRST_WITH_KEPT else ALL
+        if kept not in KEEPS:
+            raise UsageError(f"it says that it keeps '{shown(kept, 40)}' of its logits")
+        itemsize = format_named(compute_dtype).itemsize
+        self.expected_rows = check_counts(self._database, counts, vocab, itemsize, kept)
         found = prompts.read_prompts(self._database)
         provenance = Provenance(**{name: about[name] for name in names} | {"versions": json.loads(about["versions"])})
         headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
-        return about["created"], RunHeader(about["name"], compute_dtype, vocab, found, headers, provenance)
+        return about["created"], RunHeader(about["name"], compute_dtype, vocab, found, headers, provenance, kept=kept)
 
     @cached_property
     def sides(self) -> list[StoredSide]:
@@ -228,6 +246,6 @@ class RunReader(Figures):
         """Tokens that the sides generated, by prompt; empty for a run that only scored given tokens."""
         return generations.read_generations(self._database)
 
-    def levels(self) -> int:
-        """Number of levels of the heatmap pyramid that the file holds."""
-        return pyramid.levels_for(self.header.rows, self.header.vocab)
+    def levels(self) -> range:
+        """Levels of the heatmap pyramid that the file holds."""
+        return heatmap.levels_of(self.header)

@@ -22,20 +22,21 @@ from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
+from .file.kept import ALL, FIGURES, FLIPS, beside, most_bytes
 from .file.records import FloorRows, Generation, RunHeader
-from .recent_rows import RecentRows
+from .recent_rows import RecentRows, SpooledRows
 from .store.quotas import room_for
 from .store.store import Store
 from .tables.amounts import check_amounts
 from .tables.generations import insert_generation
-from .tables.heatmap import PYRAMIDS, insert_levels, tile_rows
+from .tables.heatmap import PYRAMIDS, CoarseCells, insert_levels, tile_rows
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KvPart, KvSpool, insert_kv
 from .tables.layers import LayerRows
 from .tables.logits import insert_logits, read_rows
 from .tables.pairs import insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
-from .tables.prompts import insert_prompts
+from .tables.prompts import insert_prompts, insert_used_vocabulary
 from .tables.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
 from .tables.run import insert_run
 from .tables.schema import create_tables, delete_sides
@@ -66,6 +67,7 @@ class RunWriter:
         self._store = store
         self._created = header.created or datetime.now(UTC)
         self._places = np.array(header.places(), np.int32)
+        self._is_first = header.is_first
         self._rows_done = [0] * len(header.sides)
         self._hashes = [SideDigest(header.format) for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
@@ -73,7 +75,10 @@ class RunWriter:
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, tuple[str, str, float | None]] = {}
         self._figure_rows = 0
-        raw_bytes = len(header.sides) * header.rows * header.vocab * header.format.itemsize
+        side_bytes = header.rows * header.vocab * header.format.itemsize
+        raw_bytes = most_bytes(header.kept, len(header.sides), header.rows, side_bytes)
+        is_whole = header.kept == ALL
+        room = raw_bytes if is_whole else raw_bytes + side_bytes  # the reference waits in a file of its own
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
         # The only thread that touches the database between begin and finish; it compares too, so that a forward never
         # waits.
@@ -82,17 +87,29 @@ class RunWriter:
         self._database: Database | None = None
         self._layers: LayerRows | None = None
         store.sweep()
-        with room_for(store, raw_bytes, replaced=source):  # a LimitError before hours of capture
+        with room_for(store, room, replaced=source):  # a LimitError before hours of capture
             self._partial = store.new_partial(header.name, self._created, run_id)
-            self._partial.reserve(raw_bytes)
+            self._partial.reserve(room)
         self.run_id = self._partial.path.stem
+        spool = self._partial.directory / "reference"
+        self._spool = None if is_whole else SpooledRows(spool, header.vocab, header.format.carrier)
+        self._coarse = (
+            [] if is_whole else [[CoarseCells(p, header, i) for p in PYRAMIDS] for i in range(len(self._totals))]
+        )
+        self._is_chosen = [np.zeros(header.rows if header.kept == FLIPS else 0, bool) for _ in header.sides]
+        self._held: dict[int, NDArray[np.unsignedinteger]] = {}  # side -> its last row, until the next is known
         try:
-            self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes)
+            self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes if is_whole else 0)
             self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
             self._database.execute("BEGIN")
             create_tables(self._database)
             # first, so that what cannot be stored is refused before hours of capture
-            of_logits = {"compute_dtype": header.compute_dtype, "vocab": header.vocab, "positions": header.rows}
+            of_logits = {
+                "compute_dtype": header.compute_dtype,
+                "vocab": header.vocab,
+                "positions": header.rows,
+                "kept": header.kept,
+            }
             about = {"run_id": self.run_id, "name": header.name, **of_logits, **asdict(header.provenance)}
             insert_run(self._database, created=self._created, **about)
             insert_prompts(self._database, header)
@@ -259,11 +276,16 @@ class RunWriter:
     def _insert_logits(
         self, database: Database, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]
     ) -> None:
-        """Insert logits, in the storing thread. Commits now and then: nobody sees the file before it is whole, so
-        nothing half can show.
-        """
-        insert_logits(database, side, places, bits)
-        self._uncommitted += bits.nbytes
+        """Insert logits, in the storing thread; where not all are kept, the reference's wait in their file."""
+        if self._spool is None:
+            insert_logits(database, side, places, bits)
+            self._commit(database, bits.nbytes)
+        elif side == 0:
+            self._spool.add(bits)
+
+    def _commit(self, database: Database, inserted: int) -> None:
+        """Commit now and then: nobody sees the file before it is whole, so nothing half can show. inserted: bytes."""
+        self._uncommitted += inserted
         if self._uncommitted >= _COMMIT_BYTES:
             self._uncommitted = 0
             for step in ("COMMIT", "CHECKPOINT", "BEGIN"):
@@ -280,14 +302,23 @@ class RunWriter:
     ) -> None:
         """Compare rows, in the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
         if reference is None:
-            reference = read_rows(database, self.header, 0, row, row + len(bits))
+            reference = (
+                read_rows(database, self.header, 0, row, row + len(bits))
+                if self._spool is None
+                else self._spool.rows(row, len(bits))
+            )
         figures = compare(reference, bits, self.header.format)
         self._totals[side - 1].add(figures)
         pair = side - 1
         self._keep_figures("position", position_rows(pair, places, figures))
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        for pyramid, cells in zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True):
-            self._keep_figures(pyramid.name, tile_rows(pyramid, pair, 0, rows, cells))
+        for place, (pyramid, cells) in enumerate(zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True)):
+            made = self._coarse[pair][place].see(cells) if self._coarse else tile_rows(pyramid, pair, 0, rows, cells)
+            if made is not None:
+                self._keep_figures(pyramid.name, made)
+        if self.header.kept == FLIPS:
+            self._is_chosen[side][row : row + len(bits)] = figures.is_flip | figures.near_tie
+            self._insert_chosen(database, side, row, bits)
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._write_side_figures(index, places, figures_of_side)
@@ -295,13 +326,45 @@ class RunWriter:
         if self._figure_rows >= _FIGURE_ROWS:
             self._insert_figures()
 
+    def _insert_chosen(self, database: Database, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+        """Insert the rows of a variant that flip or nearly tie, and those beside them. The last one waits for the one
+        after it.
+        """
+        if side in self._held:
+            row, bits = row - 1, np.concatenate([self._held.pop(side), bits])
+        stop = row + len(bits)
+        if stop < self.header.rows:
+            self._held[side] = bits[-1:].copy()
+            bits = bits[:-1]
+        first = max(0, row - 1)
+        is_kept = beside(self._is_chosen[side][first:stop], self._is_first[first:stop])
+        self._insert_some(
+            database, side, row + np.flatnonzero(is_kept[row - first : row - first + len(bits)]), row, bits
+        )
+
+    def _insert_some(
+        self, database: Database, side: int, rows: NDArray[np.int64], first: int, bits: NDArray[np.unsignedinteger]
+    ) -> None:
+        """Insert some rows of those from `first` on. bits: [rows from first on, vocab]"""
+        if len(rows):
+            insert_logits(database, side, self._places[rows], np.ascontiguousarray(bits[rows - first]))
+            self._commit(database, len(rows) * bits.shape[1] * bits.itemsize)
+
+    def _insert_reference(self, database: Database, spool: SpooledRows) -> None:
+        """Insert the rows of the reference that some variant has, once all variants are there."""
+        is_kept = np.logical_or.reduce([beside(chosen, self._is_first) for chosen in self._is_chosen[1:]])
+        for row in np.flatnonzero(is_kept):
+            self._insert_some(database, 0, np.array([row]), int(row), spool.rows(int(row), 1))
+
     def _keep_figures(self, name: str, table: pa.Table) -> None:
         self._figures.setdefault(name, []).append(table)
 
     def _insert_figures(self) -> None:
         """Insert the figures, in the storing thread, or after it was drained."""
         for name, tables in self._figures.items():
-            self._open_database().insert(name, pa.concat_tables(tables))
+            rows = pa.concat_tables(tables)
+            self._open_database().insert(name, rows)
+            self._commit(self._open_database(), rows.nbytes)
         self._figures.clear()
         self._figure_rows = 0
 
@@ -356,6 +419,10 @@ class RunWriter:
         self._hashing.drain()
         self._storing.drain()
         self._insert_figures()
+        if self._spool is not None and header.kept == FLIPS:
+            self._insert_reference(database, self._spool)
+        if header.kept == FIGURES:
+            insert_used_vocabulary(database, header)
         if note:
             about = replace(header.provenance, note=" ".join(part for part in (header.provenance.note, note) if part))
             self.header = replace(header, provenance=about)
@@ -381,7 +448,7 @@ class RunWriter:
         self._insert_figures()
         delete_sides(database, count)
         self.header = replace(header, sides=header.sides[:count])
-        del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :]
+        del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :], self._is_chosen[count:]
 
     def _place(self) -> None:
         """An interrupt that comes after the run has got its name comes too late: nobody shall be told that nothing was

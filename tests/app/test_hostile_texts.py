@@ -25,7 +25,7 @@ HOSTILE = (
     "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
 )
 PAGES = [name for name, _ in main.PAGES]
-OF_A_RUN = set(PAGES) - {"runs", "ops", "capture", "probe", "upload"}
+OF_A_RUN = set(PAGES) - {"runs", "ops", "capture", "probe", "upload", "matrix"}
 SAMPLES = ("where-it-starts", "fresh-against-cached", "continuations-that-part", "injected-bug")
 # Fields that Streamlit draws as they are, or not at all.
 _NO_MARKDOWN = {

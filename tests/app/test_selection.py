@@ -126,7 +126,7 @@ def test_pages_stand_in_three_groups_with_a_line_each_and_what_a_run_does_not_ho
     assert [(group["name"], [page["title"] for page in group["pages"]]) for group in shown] == [
         ("This pair", ["Overview", "Near ties", "Heatmap", "Flips"]),
         ("Where it starts", ["KV cache", "Layers", "Kernels", "Remedies"]),
-        ("Store", ["Runs", "Repeats", "Compare", "Ops", "Capture", "Probe", "Upload"]),
+        ("Store", ["Runs", "Repeats", "Compare", "Matrix", "Ops", "Capture", "Probe", "Upload"]),
     ]
     assert all(group["line"] for group in shown)
     notes = {page["title"]: page["note"] for group in shown for page in group["pages"]}

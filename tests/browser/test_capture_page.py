@@ -61,7 +61,7 @@ def fill(page: Page, label: str, text: str) -> None:
 def test_the_page_foretells_forwards_positions_and_size_and_follows_the_form(page: Page, dashboard: Dashboard):
     opened(page, dashboard)
     expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
-    expect(page.get_by_text("The logits take 376.8 KB of disk")).to_be_visible()
+    expect(page.get_by_text("The run file takes 376.8 KB")).to_be_visible()
     fill(page, "Sweep of the reference", "batch=2,3")
     expect(page.get_by_text("1 prompt, 4 sides: 26 forwards of 161 tokens in all")).to_be_visible(timeout=60_000)
     picture(page, "capture-foretold")
@@ -107,6 +107,32 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     expect(page.get_by_text("or drop a file of them")).to_be_visible()
     for left in dashboard.store.glob(".partial-*"):
         assert "preview" in left.name  # for dry runs to come; it goes with the server
+
+
+@pytest.mark.thorough
+def test_a_side_of_another_engine_is_typed_captured_and_opened(page: Page, dashboard: Dashboard):
+    """llama.cpp's cache of float16 as the reference; what it cannot do is said before anything is started."""
+    opened(page, dashboard)
+    choose(page, "dtype", "float32")
+    for typed in ("llamacpp:decode+kv:f64", "llamacpp:decode+kv:f16+flash:off"):
+        field = page.get_by_role("combobox", name="Reference path")
+        field.click()
+        field.fill(typed)
+        field.press("Enter")
+        settle(page)
+        if "f64" in typed:
+            expect(page.get_by_text("llama.cpp's kv is f32, f16")).to_be_visible(timeout=60_000)
+    fill(page, "Name of the run", "Another engine")
+    done = page.get_by_role("button", name="Open run")
+    before = done.count()
+    page.get_by_role("button", name="Capture", exact=True).click()
+    expect(done).to_have_count(before + 1, timeout=120_000)
+    done.first.click()
+    expect(page.locator("h1")).to_have_text("Overview")
+    settle(page)
+    assert "another-engine" in page.url
+    expect(page.get_by_text("llamacpp:decode+kv:f16+flash:off").first).to_be_visible()
+    picture(page, "capture-another-engine")
 
 
 @pytest.mark.thorough

@@ -20,7 +20,7 @@ QUERIES = {
     "compare": f"{RUN}&with=batch-1-against-n,injected-bug",
     "layers": "run=where-it-starts",
 }
-FIXED = ("runs", "ops", "capture", "probe", "upload")  # which show no position
+FIXED = ("runs", "ops", "capture", "probe", "upload", "matrix")  # which show no position
 # The browser's own measure, of every shift that no click or key of a person caused, from the frame on in which the
 # page's heading and the style sheet that keeps room (app/shell/room.css, in the sidebar) are both there: what is seen
 # before that is Streamlit's empty page.

@@ -46,7 +46,10 @@ err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty()
 EVERY_SECONDS = 10.0  # between two lines of progress, where stderr is no terminal
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Directory of run files. Default: $ULPSCOPE_STORE, else runs/.")
+    str | None,
+    typer.Option(
+        "--store", help="Directory of run files, or a URL such as s3://. Default: $ULPSCOPE_STORE, else runs/."
+    ),
 ]
 ComputeDtypeOption = Annotated[
     str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
@@ -86,7 +89,9 @@ def announce_line(run_id: str) -> None:
     sys.stdout.flush()
 
 
-def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bool, *, is_asked_for: bool) -> None:
+def announce_upload(
+    run_id: str, store: str | Path | None, progress: str, as_json_: bool, *, is_asked_for: bool
+) -> None:
     """The end of `ingest` and `adopt`: a line in the audit log, but for a server, which asks for an id and writes its
     own, and the run's id.
     """
@@ -99,15 +104,17 @@ def announce_upload(run_id: str, store: Path | None, progress: str, as_json_: bo
 
 
 @contextmanager
-def stoppable(leave_nothing: Callable[[], None] = remove_living) -> Iterator[None]:
+def stoppable(
+    leave_nothing: Callable[[], None] = remove_living, says: Callable[[], str] = lambda: SENTENCE
+) -> Iterator[None]:
     """Ctrl-C or a request to end: what was begun is removed by the time this says so, a run by its writer. (typer would
     leave without a word.)
     """
     try:
-        with stopping(leave_nothing):
+        with stopping(leave_nothing, says):
             yield
     except KeyboardInterrupt:
-        err.print(SENTENCE)
+        err.print(says(), markup=False)
         raise typer.Exit(EXIT_CODE) from None
 
 

@@ -16,13 +16,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopping(leave_nothing: Callable[[], None]) -> Iterator[None]:
+def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda: SENTENCE) -> Iterator[None]:
     """The first signal raises KeyboardInterrupt in the main thread; later ones change nothing.
 
-    Python raises it only between two instructions of its own, and one forward of a large model is a single call into
-    C++. So a thread is told of the signal at once, gives the main thread PATIENCE_SECONDS to unwind, then calls
-    `leave_nothing` and ends the process with EXIT_CODE. It stands back where the block ends without the interrupt: the
-    request came too late.
+    Python raises it only between two instructions of its own, and one forward of a large model is a single call
+    into C++. So a thread is told of the signal at once, gives the main thread PATIENCE_SECONDS to unwind, then
+    calls `leave_nothing` and ends the process with EXIT_CODE and with what it `says`. It stands back where the
+    block ends without the interrupt: the request came too late.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
@@ -39,7 +39,7 @@ def stopping(leave_nothing: Callable[[], None]) -> Iterator[None]:
     os.set_blocking(told, False)
     is_over = threading.Event()  # nothing is left for the watcher to do
     watcher = threading.Thread(
-        target=_watch, args=(said, is_over, leave_nothing), name="ulpscope-stopping", daemon=True
+        target=_watch, args=(said, is_over, leave_nothing, says), name="ulpscope-stopping", daemon=True
     )
     handlers = {
         number: signal.signal(number, interrupt) for number in _SIGNALS
@@ -64,7 +64,7 @@ def stopping(leave_nothing: Callable[[], None]) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _watch(said: int, is_over: threading.Event, leave_nothing: Callable[[], None]) -> None:
+def _watch(said: int, is_over: threading.Event, leave_nothing: Callable[[], None], says: Callable[[], str]) -> None:
     """Wait for a signal's number in the pipe; b'' means that the block is over. The pipe is read to its end: a signal
     that found it closed would be told of on stderr.
     """
@@ -78,7 +78,7 @@ def _watch(said: int, is_over: threading.Event, leave_nothing: Callable[[], None
             )  # the bar's line, and the cursor it had hidden
             with suppress(OSError):
                 # not through a console, whose lock the main thread may hold
-                os.write(2, clear + SENTENCE.encode() + b"\n")
+                os.write(2, clear + says().encode() + b"\n")
             os._exit(EXIT_CODE)
         while pipe.read(64):
             pass

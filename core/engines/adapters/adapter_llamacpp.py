@@ -34,6 +34,7 @@ OF_BLOCK = {
 # architectures whose tensors are known to be these, and the operation that ends a projection (ADD: of a bias)
 PROJECTS_BY = {"llama": b"MUL_MAT", "qwen3": b"MUL_MAT", "gemma": b"MUL_MAT", "qwen2": b"ADD"}
 OF_MODEL = {"model.embed_tokens": ("inp_embd", "embd"), "model.norm": ("result_norm",)}
+OF_GEMMA = {**OF_MODEL, "model.embed_tokens": ("inp_scaled",)}  # as transformers' embedding of a Gemma puts it out
 EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 ROOM = 4096  # bytes: more than any version's parameters take
 HELLO = {
@@ -42,6 +43,7 @@ HELLO = {
     "dtypes": ["float32", "float16", "bfloat16"],
     "logits": "float32",
     "modules": True,
+    "activations": {"gelu": "float16"},  # a table of float16 on a CPU, ggml_table_gelu_f16; SiLU is float32
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
@@ -317,8 +319,9 @@ class Modules:
 
     def tensors(self, name):
         """Names of the tensor that is this module's output."""
-        if name in OF_MODEL:
-            return OF_MODEL[name]
+        of_model = OF_GEMMA if self.architecture == "gemma" else OF_MODEL
+        if name in of_model:
+            return of_model[name]
         start, _, rest = name.partition("model.layers.")
         block, _, part = rest.partition(".")
         return (f"{OF_BLOCK[part]}-{block}",) if not start and block.isdigit() and part in OF_BLOCK else ()

@@ -16,6 +16,7 @@ HELLO = {
     "bases": {
         "prefill": {"says": "one request, its prompt's rows"},
         "walk": {"says": "a request for every prefix, and the row of the token that it generates"},
+        "decode": {"says": "one request that is made to generate the prompt (trace replay, a GPU's model runner only)"},
     },
     "modifiers": {
         "prefix": modifier(
@@ -85,6 +86,22 @@ class Modules:
             self.rows.module(name, start, values.numpy())
 
 
+def start(LLM, request, options, replays):  # noqa: N803 - a class
+    """vLLM with raw logits of every token, and nothing reused that was not asked for."""
+    return LLM(
+        request["model"],
+        dtype=request["dtype"],
+        enforce_eager=options.get("run", "eager") == "eager",
+        enable_prefix_caching=options.get("prefix", "off") == "on",
+        tensor_parallel_size=int(options.get("tensor", 1)),
+        max_logprobs=-1,
+        logprobs_mode="raw_logits",
+        seed=0,
+        disable_log_stats=True,
+        **replays,
+    )
+
+
 def load(request):
     """Start the engine with raw logits of the whole vocabulary."""
     if importlib.util.find_spec("vllm") is None:
@@ -95,28 +112,25 @@ def load(request):
     from vllm import LLM, SamplingParams
 
     options, base = request["modifiers"], request["base"][0]
-    llm = LLM(
-        request["model"],
-        dtype=request["dtype"],
-        enforce_eager=options.get("run", "eager") == "eager",
-        enable_prefix_caching=options.get("prefix", "off") == "on",
-        tensor_parallel_size=int(options.get("tensor", 1)),
-        max_logprobs=-1,
-        logprobs_mode="raw_logits",
-        seed=0,
-        disable_log_stats=True,
-    )
+    replays = {"enable_trace_replay": True} if base == "decode" else {}
+    try:
+        llm = start(LLM, request, options, replays)
+    except Exception as error:
+        if not replays:
+            raise
+        why = " ".join(str(error).split())[-200:]
+        raise Refused(f"this build of vLLM replays no tokens on this device; use walk ({why}).") from error
     vocab = llm.llm_engine.model_config.get_vocab_size()
     rows = int(options.get("batch", 1))
     modules = None
     if request.get("modules"):
-        if rows > 1 or options.get("run") == "compiled" or int(options.get("tensor", 1)) > 1:
-            raise Refused("modules are followed of one request, eager, on one device.")
+        if base == "decode" or rows > 1 or options.get("run") == "compiled" or int(options.get("tensor", 1)) > 1:
+            raise Refused("modules are followed of one request, eager, on one device, in prefill or walk.")
         model = llm.llm_engine.model_executor.driver_worker.get_model()
         modules = Modules(model, request["modules"])
 
-    def ask(prompts, **more):
-        asked = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, flat_logprobs=True, **more)
+    def ask(prompts, tokens=1, **more):
+        asked = SamplingParams(max_tokens=tokens, temperature=0.0, detokenize=False, flat_logprobs=True, **more)
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         return llm.generate(requests, asked, use_tqdm=False)
 
@@ -137,6 +151,13 @@ def load(request):
                     modules.start(emit, place, last_only=True)
                 found = ask([ids[: place + 1], *(other[: place + 1] for other in others)], logprobs=-1)
                 emit(place, dense(found[0].outputs[0].logprobs, 0))
+            return
+        if base == "decode":
+            begins = [ids[:1], *(other[:1] for other in others)]
+            forced = [*ids[1:], ids[0]]  # the last one is generated and read by nobody
+            found = ask(begins, len(ids), logprobs=-1, ignore_eos=True, trace_decode_token_ids=forced)
+            for place in range(len(ids)):
+                emit(place, dense(found[0].outputs[0].logprobs, place))
             return
         if modules is not None:
             modules.start(emit)

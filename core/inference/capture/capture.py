@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
+from ...runs.file.kept import ALL
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.tables.kv_cache import KvPart
 from ...text import size
@@ -101,6 +102,7 @@ def plan_capture(
     layers: bool = False,
     layer_floor: int = FLOOR_SEEDS,
     layer_positions: Sequence[int] = (),
+    keep: str = ALL,
 ) -> CapturePlan:
     """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves.
 
@@ -110,7 +112,7 @@ def plan_capture(
     where a path reads one. `generations`, one a prompt: what the sides made of its first positions; see
     core.inference.generating.generation. `layers`: compare the outputs of the model's modules too, beside a rounding
     floor of `layer_floor` reorderings; where that would take too much disk, at the `layer_positions` of each prompt and
-    others evenly spread.
+    others evenly spread. `keep`: of core.runs.file.kept, what the run keeps of its logits.
     """
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
@@ -144,6 +146,7 @@ def plan_capture(
             versions=_versions(loaded) | _engine_versions(paths),
         ),
         vocabulary=vocabulary,
+        kept=keep,
     )
     can_keep = without_cache(loaded, None)
     if kv and can_keep:

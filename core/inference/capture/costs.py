@@ -14,6 +14,7 @@ from transformers import Cache, DynamicCache
 
 from ...errors import CaptureError
 from ...numerics.formats import format_named
+from ...runs.file.kept import most_bytes
 from ...text import size
 from ..models import memory
 from ..models.model import LoadedModel
@@ -40,8 +41,9 @@ class SideCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """A planned capture in figures; bytes throughout. logits_bytes is the size of its run file, to within a few
-    percent.
+    """A planned capture in figures; bytes throughout. logits_bytes: of all logits that it computes; file_bytes: of its
+    run file, to within a few percent where all logits are kept, at most where flips are, about where none is; kept: of
+    core.runs.file.kept.
     """
 
     prompts: int
@@ -49,6 +51,8 @@ class Costs:
     vocab: int
     sides: tuple[SideCost, ...]
     logits_bytes: int
+    file_bytes: int
+    kept: str
     weight_bytes: int
     kv_bytes: int | None
     free_bytes: int | None
@@ -89,13 +93,16 @@ def costs_of(plan: CapturePlan) -> Costs:
                 kv_bytes=None if kept is None else int(kept * path.rows * ratio),
             )
         )
+    side_bytes = header.rows * header.vocab * header.format.itemsize
     known = [side.kv_bytes for side in sides if side.kv_bytes is not None]
     return Costs(
         prompts=len(header.prompts),
         positions=header.rows,
         vocab=header.vocab,
         sides=tuple(sides),
-        logits_bytes=len(sides) * header.rows * header.vocab * header.format.itemsize,
+        logits_bytes=len(sides) * side_bytes,
+        file_bytes=most_bytes(header.kept, len(sides), header.rows, side_bytes),
+        kept=header.kept,
         weight_bytes=loaded.weight_bytes,
         kv_bytes=max(known) if len(known) == len(sides) else None,
         free_bytes=free,
@@ -125,7 +132,11 @@ def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
 
 
 def walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
-    """Columns of each forward that the path makes for a prompt of so many tokens, padding included."""
+    """Columns of each forward that the path makes for a prompt of so many tokens, padding included; of another engine
+    as its base says, `walk` being a forward of every prefix.
+    """
+    if path.engine is not None and path.base.name not in BASES:
+        return list(range(1, positions + 1))
     left, right = _padding(path)
     counting = _Counting(loaded, prompt=(0,) * positions, left=left, right=right)
     BASES[path.base.name].compute(counting, ignore, *path.base.values)
@@ -135,7 +146,7 @@ def walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
 def _padding(path: Path) -> tuple[int, int]:
     """Tokens before and after every row."""
     left = right = 0
-    for step in path.modifiers:
+    for step in path.modifiers if path.engine is None else ():
         modifier = MODIFIERS[step.name]
         columns = modifier.columns(*step.values)
         left, right = (left, right + columns) if modifier.ends_prompt(*step.values) else (left + columns, right)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
@@ -20,11 +21,13 @@ from ..models.model import LoadedModel
 from ..paths.engines import RunnableSide, divergences_of, side_of
 from ..paths.grammar import Step
 from .answer_precision import PLAIN
-from .lower_precision import Lowered
+from .lower_precision import Lowered, floor_beside
+from .precisions import ACTIVATIONS, Precision, through
 
 _BITS = 8  # significand of bfloat16, whose forward is the measure
 _COARSE = "prefill+dtype:bfloat16"
 _FLOAT32_BITS = 24
+_BITS_OF = {"float16": 11, "bfloat16": 8}
 
 
 def narrow_settings(side: RunnableSide) -> dict[str, Any]:
@@ -38,6 +41,16 @@ def narrow_settings(side: RunnableSide) -> dict[str, Any]:
         if "widest" in about and value is not None and value != about["widest"]:
             found[name] = value
     return found
+
+
+def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str] | None:
+    """(activation function of this model, dtype) that the side's engine computes it in whatever it is told."""
+    if side.engine_path is None or side.engine_path.engine is None:
+        return None
+    config = loaded.model.config.get_text_config(decoder=True)
+    own = str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
+    found = side.engine_path.engine.activations.items()
+    return next(((function, dtype) for function, dtype in found if own.startswith(function)), None)
 
 
 def at_widest(side: RunnableSide) -> RunnableSide:
@@ -60,73 +73,91 @@ def taken_apart(
     prompts: Sequence[Sequence[int]],
     side: RunnableSide,
     floor: NDArray[np.float64],
+    seeds: Sequence[int],
+    keep: Callable[[RunnableSide], RunnableSide] = lambda side: side,
     say: Callable[[str], None] = lambda _: None,
 ) -> Lowered | None:
     """Judge an engine's side by its settings; None where it has none that round coarser than float32.
 
     With every setting at its widest the engine has to be within the floor: what is beyond it there is a fault. The
     settings themselves may move the logits as far as a whole forward does that rounds every product to as few bits: the
-    model in bfloat16, whose error is scaled by 2^(8 - bits) (rounding errors are proportional to the step). floor: mean
-    squares of the reorderings in float32 [seeds, positions].
+    model in bfloat16, whose error is scaled by 2^(8 - bits) (rounding errors are proportional to the step). An
+    activation function that no setting widens is computed as coarsely in the model itself, beside which, and beside
+    whose own reorderings, the engine then has to be. floor: mean squares of the reorderings in float32
+    [seeds, positions]; keep: gives sides whose logits are computed once.
     """
-    narrow = narrow_settings(side)
-    if not narrow:
+    narrow, fixed = narrow_settings(side), coarse_activation(widened, side)
+    if not narrow and fixed is None:
         return None
     path = side.engine_path
     assert path is not None
     assert path.engine is not None
     about = path.engine.modifiers
 
-    def distance(other: RunnableSide) -> NDArray[np.float64]:
-        return mean_squares(divergences_of(widened, prompts, (PLAIN, other)))
+    model, beside = PLAIN, floor
+    if fixed is not None:
+        say(f"{len(seeds)} reorderings with {fixed[0]} in {fixed[1]}")
+        model = Precision(ACTIVATIONS, fixed[1], through(getattr(torch, fixed[1]))).side
+        beside = floor_beside(widened, prompts, model, seeds)
 
-    def ratio(squares: NDArray[np.float64]) -> float:
-        return float(np.sqrt(squares.mean() / max(float(floor.mean()), np.finfo(np.float64).tiny)))
+    def distance(other: RunnableSide, own: RunnableSide = model) -> NDArray[np.float64]:
+        return mean_squares(divergences_of(widened, prompts, (keep(own), keep(other))))
+
+    def ratio(squares: NDArray[np.float64], measure: NDArray[np.float64] = floor) -> float:
+        return float(np.sqrt(squares.mean() / max(float(measure.mean()), np.finfo(np.float64).tiny)))
 
     widest = {name: about[name]["widest"] for name in narrow}
     lengths = [len(ids) for ids in prompts]
     say(f"'{side.name}' with its settings one at a time")
-    own, wide = distance(side), distance(_with(side, widest))
+    own, wide = distance(side, PLAIN), distance(_with(side, widest) if widest else side)
     by_setting: dict[str, float] = {}
     for name, value in narrow.items():
         with suppress(CaptureError):  # llama.cpp quantises V only under flash attention
             by_setting[name] = ratio(distance(_with(side, widest | {name: value})))
-    wide_test = floor_test(wide, floor)
-    bits = min(int(about[name].get("bits", {}).get(str(value), _FLOAT32_BITS)) for name, value in narrow.items())
-    coarse = distance(side_of(_COARSE)) * 4.0 ** (_BITS - bits)
+    wide_test = floor_test(wide, beside)
+    of_settings = [int(about[name].get("bits", {}).get(str(value), _FLOAT32_BITS)) for name, value in narrow.items()]
+    if fixed is not None:
+        narrow |= dict([fixed])
+        by_setting[fixed[0]] = ratio(distance(model, PLAIN))
+        of_settings.append(_BITS_OF[fixed[1]])
+    bits = min(of_settings)
+    coarse = distance(side_of(_COARSE), PLAIN) * 4.0 ** (_BITS - bits)
     share = float(np.sqrt(own.mean() / max(float(coarse.mean()), np.finfo(np.float64).tiny)))
     words = {name: three_digits(by_setting[name]) if name in by_setting else "cannot be set alone" for name in narrow}
     shown = ", ".join(f"{name}:{value} {words[name]}" for name, value in narrow.items())
     best = "+".join(f"{name}:{value}" for name, value in widest.items())
-    engine = path.engine.engine
+    best, kept, engine = f"With {best}" if best else "", "", path.engine.engine
+    if fixed is not None:
+        kept = f" but for its {fixed[0]}"
+        best = f"{best or 'Held'} beside the model with its {fixed[0]} in {fixed[1]}"
     figures = SettingsFigures(
         noise_ratio=ratio(own),
         settings=tuple(f"{name}:{narrow[name]}" for name in by_setting),
         setting_noise_ratios=tuple(by_setting.values()),
-        widest_noise_ratio=ratio(wide),
+        widest_noise_ratio=ratio(wide, beside),
         bits=bits,
         share_of_rounding_in_bits=share,
     )
-    control = f"'{side.name}' against the model's own forward, with {best}, and with each setting alone"
+    control = f"'{side.name}' against the model's own forward, {best[0].lower()}{best[1:]}, and with each setting alone"
     row = Evidence(Check.SETTINGS, control, figures, PASSED, "", side.name)
     if not wide_test.is_passed:
         first = structure_of(wide_test.outliers, lengths).first
         where = f", {place_in_words(int(wide_test.outliers[0]), lengths)} first" if len(wide_test.outliers) else ""
         says = (
-            f"With {best}, where {engine} computes in float32 throughout, '{side.name}' is still"
+            f"{best}, where {engine} computes in float32 throughout{kept}, '{side.name}' is still"
             f" {three_digits(max(wide_test.ratio, wide_test.worst))} rounding floors from the model{where}: no setting"
             " explains that."
         )
         return Lowered(replace(row, outcome=FAILED, says=says), first)
     if share > 1.0:
         says = (
-            f"With {best} '{side.name}' is the model's own function ({ratio(wide):.2f} rounding floors), but its"
+            f"{best} '{side.name}' is the model's own function ({ratio(wide, beside):.2f} rounding floors), but its"
             f" settings ({shown}) move it {three_digits(share)} times as far as rounding everything to {bits} bits"
             " would: a fault in what they switch on."
         )
         return Lowered(replace(row, outcome=FAILED, says=says))
     says = (
         f"'{side.name}' is the model's own function in a lower precision, {three_digits(ratio(own))} rounding floors"
-        f" from float32. Each setting alone: {shown}. With {best}: {ratio(wide):.2f}."
+        f" from float32. Each setting alone: {shown}. {best}: {ratio(wide, beside):.2f}."
     )
     return Lowered(replace(row, says=says), None, side)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import PLAIN, Narrow, narrow_evidence
-from .engine_settings import at_widest, narrow_settings, taken_apart
+from .engine_settings import at_widest, coarse_activation, narrow_settings, taken_apart
 from .judging_session import JudgingSession
 from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
 from .module_growth import growth_over_modules
@@ -176,6 +177,7 @@ class _ModelLadder(Ladder):
     def climb(self) -> Judgement:
         """Every rung in turn."""
         loaded, count = self.loaded, len(self.seeds)
+        self.session.watch(*self.sides, "float32")
         self.say(f"both sides in {loaded.dtype}")
         own, digests = measure(loaded, self.prompts, self._kept_sides, self._reference_in(loaded))
         self.say("both sides once more")
@@ -439,6 +441,7 @@ class _ModelLadder(Ladder):
             compiled = next((side.name for side in self.sides if side.is_one_piece), None)
             if compiled is not None:
                 raise CaptureError(f"'{compiled}' is compiled.")
+            self.session.watch(*self.sides, FLOAT64)
             with in_float64(self.loaded) as widened:
                 self._pair_in_float64(widened)
         except CaptureError as error:
@@ -504,11 +507,14 @@ class _ModelLadder(Ladder):
         """Sides of other engines by their settings, and the other side by the precisions that engines offer; empty
         where no engine rounds coarser than float32.
         """
-        if not any(map(narrow_settings, self.sides)):
+        if not any(narrow_settings(side) or coarse_activation(self.loaded, side) for side in self.sides):
             return []
         floor = self.measured["float32"]
         with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(self.loaded) as widened:
-            found = [taken_apart(widened, self.prompts, side, floor, self.say) for side in self.sides]
+            found = [
+                taken_apart(widened, self.prompts, side, floor, self.seeds, self.session.kept, self.say)
+                for side in self.sides
+            ]
             others = [
                 side for side, one in zip(self.sides, found, strict=True) if one is None and side.path != PLAIN.path
             ]
@@ -551,7 +557,13 @@ class _ModelLadder(Ladder):
             with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
                 wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
                 found = growth_over_modules(
-                    widened, self.prompts, self.sides, self.seeds[:SEEDS_OF_MODULES], wanted, self.session.module_floor
+                    widened,
+                    self.prompts,
+                    self.sides,
+                    self.seeds[:SEEDS_OF_MODULES],
+                    wanted,
+                    self.session.module_floor,
+                    partial(self.session.traces, widened),
                 )
         except CaptureError as error:
             control = "outputs of every block, both sides"

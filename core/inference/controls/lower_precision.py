@@ -310,6 +310,16 @@ def _residual(
     return _Trial(precision, left, test, loaded.dtype, ties.share)
 
 
+def floor_beside(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], own: RunnableSide, seeds: Sequence[int]
+) -> NDArray[np.float64]:
+    """Mean squares of the reorderings of the model in a precision. [seeds, positions]"""
+    floor: list[list[Divergence]] = [[] for _ in seeds]
+    for group in groups_of(loaded, prompts):
+        _add_reorderings(floor, loaded, own, group, [whole_side(own.run_on(loaded), ids) for ids in group], seeds)
+    return np.stack([mean_squares(of_seed) for of_seed in floor])
+
+
 def _add_reorderings(
     floor: list[list[Divergence]],
     loaded: LoadedModel,

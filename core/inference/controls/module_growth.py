@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import CaptureError
 from ..models.bits import row_sums
 from ..models.model import LoadedModel
-from ..paths.batch import ignore
+from ..paths.batch import Emit, ignore
 from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 from ..watching.modules import traced_modules
@@ -37,7 +37,8 @@ class KeptOutputs(ModuleTrace):
 
     against: the trace to compare with, None to keep. kept: by module, [chosen, width]; squares: by module, mean squares
     of the difference [chosen]; seen: by module, positions that a forward has computed [chosen]; modules in the order in
-    which they ran. is_ambiguous: also where a forward that nobody announced computes positions once more.
+    which they ran. is_ambiguous: also where a forward that nobody announced computes positions once more; has_run: the
+    side ran to its end.
     """
 
     def __init__(self, prompt: Sequence[int], positions: Sequence[int], against: KeptOutputs | None = None) -> None:
@@ -46,6 +47,7 @@ class KeptOutputs(ModuleTrace):
         self.kept: dict[str, torch.Tensor] = {}
         self.squares: dict[str, NDArray[np.float64]] = {}
         self.seen: dict[str, NDArray[np.bool_]] = {}
+        self.has_run = False
 
     def take(self, name: str, first: int, found: torch.Tensor) -> None:
         places = slice(first, first + len(found))
@@ -75,13 +77,18 @@ class KeptOutputs(ModuleTrace):
 
 
 def run_traced(
-    loaded: LoadedModel, side: RunnableSide, trace: KeptOutputs, modules: Mapping[str, torch.nn.Module] | None = None
+    loaded: LoadedModel,
+    side: RunnableSide,
+    trace: KeptOutputs,
+    modules: Mapping[str, torch.nn.Module] | None = None,
+    emit: Emit = ignore,
 ) -> None:
     """Run a side on the trace's prompt, its modules followed or handed in; None: those that growth is measured over."""
     modules = traced_modules(loaded.model) if modules is None else modules
     trace.modules = modules.keys()
     with nullcontext() if side.hands_in else trace.following(loaded.model, modules):
-        side.run_on(loaded, trace)(trace.prompt, ignore)
+        side.run_on(loaded, trace)(trace.prompt, emit)
+    trace.has_run = True
 
 
 @dataclass(frozen=True)
@@ -104,12 +111,14 @@ def growth_over_modules(
     seeds: Sequence[int],
     wanted: Sequence[int] = (),
     floor_of: Callable[[Key, Callable[[], Squares]], Squares] = lambda _, measured: measured(),
+    traces_of: Callable[[Sequence[int]], tuple[KeptOutputs, KeptOutputs] | None] = lambda _: None,
 ) -> Growth:
     """Both sides and the reorderings of prefill, module by module, in the dtype that `loaded` is in.
 
     wanted: rows (positions of all prompts, one after another) that must be looked at; of the others as many as fit,
-    evenly spread. floor_of: measures a floor, or knows what it was under that key (JudgingSession). CaptureError where
-    the model has no blocks, or where a side computes positions in forwards that cannot be followed.
+    evenly spread. floor_of: measures a floor, or knows what it was under that key; traces_of: a prompt's on both sides,
+    at every position, where they were followed before (both of JudgingSession). CaptureError where the model has no
+    blocks, or where a side computes positions in forwards that cannot be followed.
     """
     chosen = _chosen(loaded, [len(ids) for ids in prompts], wanted)
     seen: dict[str, bool] = {}
@@ -119,10 +128,7 @@ def growth_over_modules(
     for ids, positions in zip(prompts, chosen, strict=True):
         if not positions:
             continue
-        kept = KeptOutputs(ids, positions)
-        run_traced(loaded, sides[0], kept)
-        compared = KeptOutputs(ids, positions, kept)
-        run_traced(loaded, sides[1], compared)
+        kept, compared = traces_of(ids) or _traced(loaded, sides, ids, positions)
         if kept.is_ambiguous or compared.is_ambiguous:
             raise CaptureError(
                 "a side computes or hands in positions twice, or in several rows alike, so its forwards could not be"
@@ -151,6 +157,17 @@ def growth_over_modules(
     return Growth(names, pair_rms, floor_rms, sum(map(len, chosen)))
 
 
+def _traced(
+    loaded: LoadedModel, sides: tuple[RunnableSide, RunnableSide], ids: Sequence[int], positions: Sequence[int]
+) -> tuple[KeptOutputs, KeptOutputs]:
+    """Both sides run on a prompt, the second compared with the first."""
+    kept = KeptOutputs(ids, positions)
+    run_traced(loaded, sides[0], kept)
+    compared = KeptOutputs(ids, positions, kept)
+    run_traced(loaded, sides[1], compared)
+    return kept, compared
+
+
 def _floor(
     loaded: LoadedModel, seeds: Sequence[int], ids: Sequence[int], positions: Sequence[int], kept: KeptOutputs | None
 ) -> Squares:
@@ -172,13 +189,20 @@ def _rms(squares: Sequence[NDArray[np.float64]]) -> float:
     return float(np.sqrt(np.concatenate(squares).mean()))
 
 
+def is_roomy(loaded: LoadedModel, positions: int, itemsize: int) -> bool:
+    """True where outputs at so many positions, of so many bytes an element, can be kept."""
+    return positions <= _rows_with_room(loaded, itemsize)
+
+
+def _rows_with_room(loaded: LoadedModel, itemsize: int) -> int:
+    text = loaded.model.config.get_text_config(decoder=True)
+    bytes_a_row = len(traced_modules(loaded.model)) * int(getattr(text, "hidden_size", 0) or 1) * itemsize
+    return KEPT_BYTES // bytes_a_row
+
+
 def _chosen(loaded: LoadedModel, lengths: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
     """Positions of each prompt that KEPT_BYTES have room for: the wanted ones first, then others evenly spread."""
-    text = loaded.model.config.get_text_config(decoder=True)
-    bytes_a_row = (
-        len(traced_modules(loaded.model)) * int(getattr(text, "hidden_size", 0) or 1) * loaded.torch_dtype.itemsize
-    )
-    room, total = max(1, KEPT_BYTES // bytes_a_row), sum(lengths)
+    room, total = max(1, _rows_with_room(loaded, loaded.torch_dtype.itemsize)), sum(lengths)
     first = list(wanted)[:room]
     spread = np.linspace(0, total - 1, min(total, max(0, room - len(first)))).astype(int).tolist()
     rows = sorted({*first, *spread})

@@ -29,11 +29,12 @@ from ..paths.hooks import ModuleTrace
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Values -> the nearest ones that a format holds; same shape and dtype."""
 
-CACHE, WEIGHTS, LAYERS, PRODUCTS, HEAD, LOGITS = PARTS = (
+CACHE, WEIGHTS, LAYERS, PRODUCTS, ACTIVATIONS, HEAD, LOGITS = PARTS = (
     "KV cache",
     "weights",
     "weights of linear layers",
     "products",
+    "activation functions",
     "head",
     "logits",
 )
@@ -61,9 +62,9 @@ class Precision:
     """One part of the model kept or computed in one format, and with `beside` another part in another one too.
 
     part: of PARTS; format: in words ('int8, a scale for each token and head'); rounding: of keys and values [rows,
-    heads, slots, dim], of weights [out, in], of the operands of products, of logits [positions, vocab]; stored: of a
-    cache, None where it is rounded before anything reads it; dtype: that the logits come in, of a head or of logits;
-    path: of the model's own forward.
+    heads, slots, dim], of weights [out, in], of the operands of products, of what activation functions take and give,
+    of logits [positions, vocab]; stored: of a cache, None where it is rounded before anything reads it; dtype: that the
+    logits come in, of a head or of logits; path: of the model's own forward.
     """
 
     part: str
@@ -130,6 +131,9 @@ class Precision:
                 yield
         elif self.part == PRODUCTS:
             with _RoundedOperands(self.rounding):
+                yield
+        elif self.part == ACTIVATIONS:
+            with _activations_rounded(loaded.model, self.rounding):
                 yield
         elif self.part == HEAD:
             with _head_in(loaded.model, self.dtype or loaded.torch_dtype):
@@ -219,6 +223,21 @@ def weights_are_of_16_bits(model: torch.nn.Module) -> bool:
     """Return whether the matrices of linear layers hold values of bfloat16 alone, or of float16, in whatever dtype."""
     matrices = [parameter.data for _, parameter in _parameters(model, is_all=False)]
     return any(all(torch.equal(each, rounding(each)) for each in matrices) for rounding in _SIXTEEN_BITS)
+
+
+@contextmanager
+def _activations_rounded(model: torch.nn.Module, rounding: Rounding) -> Iterator[None]:
+    """Activation functions take and give rounded values, as those do that are looked up in a table."""
+    handles = []
+    for module in model.modules():
+        if type(module).__module__ in ("transformers.activations", "torch.nn.modules.activation"):
+            handles.append(module.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:])))
+            handles.append(module.register_forward_hook(lambda _, __, output: rounding(output)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

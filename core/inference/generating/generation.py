@@ -16,6 +16,7 @@ import torch
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
+from ...runs.file.kept import ALL
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
 from ..models.model import LoadedModel
@@ -47,6 +48,7 @@ def plan_generation(
     request: CaptureRequest | None = None,
     seed: int = 0,
     kv: bool | None = None,
+    keep: str = ALL,
     on_progress: Callable[[GenerationProgress], None] | None = None,
 ) -> CapturePlan:
     """Let every side continue every prompt by up to `tokens` tokens; the plan captures their logits up to the last
@@ -58,7 +60,7 @@ def plan_generation(
     """
     ids, paths = _checked(loaded, prompts, reference, variants, tokens)
     plan_capture(
-        loaded, ids, reference, variants, seed=seed, kv=kv
+        loaded, ids, reference, variants, seed=seed, kv=kv, keep=keep
     )  # refuses what a capture would, before anything is computed
     by_side: list[list[tuple[int, ...]]] = []
     written = 0
@@ -88,6 +90,7 @@ def plan_generation(
         seed=seed,
         kv=kv,
         generations=generations,
+        keep=keep,
     )
 
 
@@ -100,6 +103,7 @@ def plan_longest(
     tokens: int,
     kv: bool | None = None,
     name: str | None = None,
+    keep: str = ALL,
 ) -> CapturePlan:
     """Plan as if no side ever parted, without generating anything: the most that `plan_generation` can cost."""
     ids, paths = _checked(loaded, prompts, reference, variants, tokens)
@@ -107,9 +111,8 @@ def plan_longest(
     nothing = tuple(() for _ in paths)
     generations = [Generation(n, len(given), tokens, nothing, ("",) * len(paths)) for n, given in enumerate(ids)]
     whole = [(*given, *placeholder) for given in ids]
-    return plan_capture(
-        loaded, whole, reference, variants, kv=kv, name=name or _title(loaded, paths, tokens), generations=generations
-    )
+    title = name or _title(loaded, paths, tokens)
+    return plan_capture(loaded, whole, reference, variants, kv=kv, name=title, generations=generations, keep=keep)
 
 
 def continue_all(

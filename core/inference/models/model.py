@@ -150,6 +150,14 @@ def load_model(
     )
 
 
+def revision_of(name: str, revision: str | None = None) -> str:
+    """Revision of a model as its runs have it, of weights that are not loaded for it."""
+    source = _source(name, revision)
+    if source.revision or source.gguf is None:
+        return source.revision or (digest(source.folder) if source.folder else "")
+    return source.gguf.sha256()
+
+
 def save_model(loaded: LoadedModel, folder: Path) -> None:
     """Write a model and its tokenizer as a folder that transformers, and `load_model`, take."""
     with quiet(), foreign_errors_stop(f"model '{loaded.name}' cannot be written to {folder}", "close other programs"):

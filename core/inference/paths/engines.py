@@ -52,6 +52,11 @@ class RunnableSide:
         return () if self.path is None else tuple(v for v in self.path.base.values if isinstance(v, int) and v > 1)
 
     @property
+    def is_named(self) -> bool:
+        """True where the name says all that is computed; a callable may be another one under the same name."""
+        return self.path is not None or self.engine_path is not None
+
+    @property
     def is_one_piece(self) -> bool:
         """True where a compiler makes its kernels, out of reach of whoever looks on."""
         return self.path is not None and any(MODIFIERS[step.name].is_one_piece for step in self.path.modifiers)

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.formats import FloatFormat, format_named
+from ...text import shown
 from .bounds import LONGEST_NAME, LONGEST_SIDE_NAME, LONGEST_TOKEN, MAX_SIDES, TOKENS_TOGETHER
+from .kept import ALL, KEEPS
 
 IDENTICAL = "identical"
 ROUNDING = "rounding"
@@ -26,6 +28,7 @@ BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
 VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
+FAILING = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)  # what no build should pass with
 NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
 
 
@@ -163,6 +166,7 @@ class RunHeader:
     """Everything about a run that is known before the first logit.
 
     `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer needs no tokenizer.
+    `kept`: of KEEPS, what the run keeps of its logits.
     """
 
     name: str
@@ -173,9 +177,12 @@ class RunHeader:
     provenance: Provenance
     vocabulary: dict[int, str] = field(default_factory=dict)
     created: datetime | None = None
+    kept: str = ALL
 
     def __post_init__(self) -> None:
         format_named(self.compute_dtype)
+        if self.kept not in KEEPS:
+            raise UsageError(f"--keep '{shown(self.kept, 40)}': expected {', '.join(KEEPS)}.")
         if self.vocab < 2:
             raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
         if len(self.sides) < 2:
@@ -199,6 +206,13 @@ class RunHeader:
     def rows(self) -> int:
         """Positions of all prompts together."""
         return sum(prompt.positions for prompt in self.prompts)
+
+    @property
+    def is_first(self) -> NDArray[np.bool_]:
+        """Which rows begin a prompt. [rows]"""
+        found = np.zeros(self.rows, bool)
+        found[np.cumsum([0, *(prompt.positions for prompt in self.prompts[:-1])])] = True
+        return found
 
     def places(self) -> list[tuple[int, int]]:
         """(prompt, position) of every row, in order."""

@@ -15,7 +15,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
 from ...text import number, percent, plural, shown
 from ..file.evidence import FAILED, PASSED
-from ..file.records import BUG_SUSPECTED, INVALID_DUMP, NONDETERMINISTIC, NOT_JUDGED, UNDECIDED, Prompt
+from ..file.records import FAILING, NOT_JUDGED, UNDECIDED, Prompt
 from .report_json import PairReport, plain_number
 
 ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
@@ -42,9 +42,7 @@ _MEANING = {
 }
 _SIGNS = {"ulps": ":", "same-top1": "<"}
 _NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
-# Verdicts that fail a build, and those that no control has decided. `rounding`, `identical` and a wanted lower
-# precision pass.
-_FAILING = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)
+# Verdicts that no control has decided. `rounding`, `identical` and a wanted lower precision pass.
 _OPEN = (UNDECIDED, NOT_JUDGED)
 
 
@@ -458,7 +456,7 @@ def _verdict(_: Condition, pair: PairReport) -> _Judged:
         because = f": no controls were run; `{COMMAND} judge` or `capture --judge` runs them"
     if f"`{COMMAND} verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
         because += f", where RUN is the id that `{COMMAND} ingest` prints"
-    return pair.verdict in _FAILING, pair.verdict, f"is {pair.verdict}{because}", _difference
+    return pair.verdict in FAILING, pair.verdict, f"is {pair.verdict}{because}", _difference
 
 
 _JUDGES: dict[str, Callable[[Condition, PairReport], _Judged]] = {

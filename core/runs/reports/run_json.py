@@ -37,6 +37,7 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
         "run_id": run.run_id,
         "name": header.name,
         "created": run.created.isoformat() + "Z",
+        "kept": header.kept,
         **about,
         **_commands(about["command"], typed_again(header.provenance)),
     }

@@ -6,24 +6,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ...text import plural, shown
 from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
+from ..file.kept import ALL
 from ..file.records import UNDECIDED
 from ..tables.pairs import PAIR
 from ..tables.run import check_text, read_run
 from ..views.verdicts import shown_verdict
+from .mirror import Mirror
 from .store import Store
 
 SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
 _SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory
 _LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
+_AFAR_THREADS = 8  # that read cards by range; each waits for the network most of the time
+_LONGEST_TOLD = 4000  # characters of one text of a card in an index, which may come from anybody
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,8 @@ class RunCard:
     """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps (None in a file older than these),
     max_neq_share and nonfinite_mismatch are those of its worst pair.
 
-    verdicts: those that are stored; pair_verdicts: what is shown for each pair, judged or not
-    (core.runs.views.verdicts).
+    kept: what it keeps of its logits (core.runs.file.kept). verdicts: those that are stored; pair_verdicts: what is
+    shown for each pair, judged or not (core.runs.views.verdicts).
     """
 
     run_id: str
@@ -57,6 +64,20 @@ class RunCard:
     sides: tuple[str, ...]
     bytes: int
     is_read_only: bool
+    kept: str = ALL
+
+
+_CARD_FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "name", "kind", "model", "compute_dtype", "device", "verdicts", "kept"), (str,)),
+    **dict.fromkeys(("prompts", "positions", "vocab", "pairs", "bit_identical_pairs", "flips", "max_ulps"), (int,)),
+    **dict.fromkeys(("nonfinite_mismatch", "bytes"), (int,)),
+    "created": (datetime,),
+    "max_row_ulps": (float, int, type(None)),
+    "max_neq_share": (float, int),
+    "pair_verdicts": (tuple,),
+    "sides": (tuple,),
+    "is_read_only": (bool,),
+}  # of an entry of an index
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,71 @@ class BrokenRun:
 
 def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs of a store, newest first, and the files that are none."""
-    return arranged(store, read_runs(store.paths()))
+    return arranged(store, read_cards(store, store.paths()))
+
+
+def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
+    """Cards of runs of a store. Those of objects are in its index; what is not is read from the run files, by range
+    where they are not here, and put there.
+    """
+    if store.mirror is None:
+        return read_runs(paths)
+    own = [path for path in paths if store.is_writable(path)]
+    indexed = store.mirror.cards()
+    found: dict[Path, RunCard | StoreError] = {}
+    for path in own:
+        told = _card_of(path.stem, indexed[path.stem]) if path.stem in indexed else None
+        if told is not None:
+            found[path] = told
+    missing = [path for path in own if path not in found]
+    with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
+        found |= zip(missing, pool.map(partial(_read_afar, store.mirror), missing), strict=True)
+    read = {path.stem: _plain(card) for path in missing if isinstance(card := found[path], RunCard)}
+    if read:
+        store.mirror.remember(read)
+    found |= read_runs([path for path in paths if path not in found])
+    return {path: found[path] for path in paths}
+
+
+def _read_afar(mirror: Mirror, path: Path) -> RunCard | StoreError:
+    try:
+        source = mirror.card_source(path.stem)
+        if source is None:
+            return read_runs([path])[path]
+        database = Database.to_read_from(source, path, source.file_bytes)
+        try:
+            database.refuse_views()
+            return _read_card(database)
+        finally:
+            database.abandon()
+    except StoreError as error:
+        return error
+
+
+def _plain(card: RunCard) -> dict[str, object]:
+    """A card as the index has it."""
+    lists = {"sides": list(card.sides), "pair_verdicts": list(card.pair_verdicts)}
+    return {**asdict(card), **lists, "created": card.created.isoformat()}
+
+
+def _card_of(run_id: str, said: Mapping[str, object]) -> RunCard | None:
+    """A card out of the index, which may be anybody's; None for what is none."""
+    try:
+        values: dict[str, Any] = {**said, "created": datetime.fromisoformat(str(said["created"])), "is_read_only": True}
+        if set(values) != set(_CARD_FIELDS) or values["run_id"] != run_id:
+            return None
+        for name in ("sides", "pair_verdicts"):
+            if not isinstance(values[name], list):
+                return None
+            values[name] = tuple(values[name])
+            if not all(isinstance(text, str) and len(text) <= _LONGEST_TOLD for text in values[name]):
+                return None
+        for name, kinds in _CARD_FIELDS.items():
+            if type(values[name]) not in kinds or (isinstance(values[name], str) and len(values[name]) > _LONGEST_TOLD):
+                return None
+        return RunCard(**values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
@@ -99,8 +184,8 @@ def counted(cards: Sequence[RunCard]) -> str:
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
-    """The beginnings of each run's prompts, a line each, to search in; empty where there are no texts or the file is no
-    run.
+    """The beginnings of each run's prompts, a line each, to search in; empty where there are no texts, the file is no
+    run, or it is not here.
     """
     found = each_database(paths, _read_prompt_texts)
     return {path: "" if isinstance(text, StoreError) else text for path, text in found}
@@ -157,7 +242,7 @@ def _read_sparse_card(database: Database) -> RunCard:
         verdicts=", ".join(sorted({pair[3] for pair in pairs if pair[3] is not None})),
         pair_verdicts=tuple(pair[3] or UNDECIDED for pair in pairs),
         sides=tuple(side[0] for side in sides),
-        bytes=check_size(database.path, 0),
+        bytes=check_size(database.path, 0, database.remote_bytes),
         is_read_only=True,
     )
 
@@ -170,7 +255,8 @@ def _read_card(database: Database) -> RunCard:
     path = database.path
     if read_run(database, "kind")["kind"] == "sparse":
         return _read_sparse_card(database)
-    about = read_run(database, *_ABOUT)
+    about = read_run(database, *_ABOUT, "kept")
+    kept = about.pop("kept") or ALL  # older files, and probes of operations, say nothing
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
         f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"
@@ -207,9 +293,14 @@ def _read_card(database: Database) -> RunCard:
             ),
             sides=tuple(side[1] for side in sorted(sides)),
             bytes=check_size(
-                path, len(sides) * positions * vocab * format_named(compute_dtype).itemsize if kind != "ops" else 0
+                path,
+                len(sides) * positions * vocab * format_named(compute_dtype).itemsize
+                if kind != "ops" and kept == ALL
+                else 0,
+                database.remote_bytes,
             ),
             is_read_only=True,
+            kept=kept,
         )
     except (UsageError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error

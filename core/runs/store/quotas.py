@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ from pathlib import Path
 from ...configuration import Limits, Retention, configuration
 from ...disk import lock
 from ...errors import LimitError, StoreError
+from ..file.records import FAILING
 from . import audit, labels
 from .cards import RunCard, read_runs
 from .partial import LOCK, PREFIX, RESERVED, reserved
-from .store import SUFFIX, Store
+from .store import SUFFIX, Store, cell_of
 from .trash import FOLDER as TRASH
 
 # Directories of the store: that of app.uploads, which keeps what arrives as UPLOADS/ID/CONTENT/NAME, and that of
@@ -152,9 +154,12 @@ def reserved_bytes(store: Store) -> int:
 
 def _taken(store: Store) -> tuple[int, int]:
     """(bytes of files, bytes to come of those that are incomplete)"""
-    whole = [*store.directory.glob(f"*{SUFFIX}"), *store.directory.glob(f"{TRASH}/*/*{SUFFIX}"), *_downloads(store)]
+    runs = [] if store.mirror is not None else store.directory.glob(f"*{SUFFIX}")  # there, what is here is a copy
+    whole = [*runs, *store.directory.glob(f"{TRASH}/*/*{SUFFIX}"), *_downloads(store)]
     incomplete = [_partly(*place) for place in _incomplete(store)]
-    return sum(map(_size, whole)) + sum(there for there, _ in incomplete), sum(more for _, more in incomplete)
+    afar = 0 if store.mirror is None else store.mirror.bytes
+    on_disk = afar + sum(map(_size, whole)) + sum(there for there, _ in incomplete)
+    return on_disk, sum(more for _, more in incomplete)
 
 
 def _incomplete(store: Store) -> list[tuple[Path, Path]]:
@@ -239,19 +244,34 @@ def due(store: Store, retention: Retention, now: float | None = None) -> list[Du
     """The runs that retention would move, the oldest first. `now`: seconds since 1970.
 
     Pinned runs stay, and those whose labels cannot be read, for they may be pinned; so does a file that is no readable
-    run.
+    run, and of each cell of a sweep the newest run without a suspected bug, which the next is held against.
     """
-    if not retention.days and not retention.runs:
+    if not (retention.days or retention.runs or retention.cells):
         return []
+    if store.mirror is not None:
+        raise StoreError(
+            f"{store.address} has no trash that retention could move runs to; set [retention] days and runs to 0, and"
+            " a lifecycle rule of the bucket."
+        )
     now = time.time() if now is None else now
     arrivals = _arrivals(store)
     newest_first = sorted(arrivals, key=lambda path: (arrivals[path], path.name), reverse=True)
     cards = {path: card for path, card in read_runs(newest_first).items() if isinstance(card, RunCard)}
     runs = [path for path in newest_first if path in cards]
     found = []
+    newer: Counter[str] = Counter()  # runs of each cell
+    good: set[str] = set()  # cells of which one without a suspected bug has been met
     for place, path in enumerate(runs):
-        age = (now - arrivals[path]) / _DAY_SECONDS
+        age, cell = (now - arrivals[path]) / _DAY_SECONDS, cell_of(path.stem)
+        if cell is not None and cell not in good and not set(FAILING) & set(cards[path].pair_verdicts):
+            good.add(cell)
+            newer[cell] += 1
+            continue
         because = _because(age, place, retention)
+        if cell is not None:
+            if retention.cells and newer[cell] >= retention.cells:
+                because = f"{newer[cell]} runs of its cell are newer, and {retention.cells} are kept"
+            newer[cell] += 1
         if because and not _may_be_pinned(store, path.stem):
             found.append(Due(path.stem, cards[path].name, cards[path].bytes, age, because))
     return found[::-1]

@@ -1,5 +1,5 @@
 """The store: directories of run files. One run = one DuckDB file, written under a temporary name, renamed, then
-read-only.
+read-only. A store under a URL is seen through a directory too (core.runs.store.mirror).
 """
 
 from __future__ import annotations
@@ -7,18 +7,24 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from ...command_name import COMMAND
 from ...disk import place_new, to_disk
 from ...errors import StoreError
 from ...text import shown
 from . import labels, trash
+from .labels import Change, Labels
+from .mirror import mirror_for, mirror_of
+from .objects import is_url
 from .partial import Partial, sweep
 
 SUFFIX = ".duckdb"
+_CELL = re.compile(r"cell-([0-9a-f]{16})-([0-9a-f]{16})")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
@@ -27,20 +33,41 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
+def cell_of(run_id: str) -> str | None:
+    """Cell of a sweep that a run is of, the digest of what was asked for (docs/sweeps.md); None of any other run."""
+    found = _CELL.fullmatch(run_id)
+    return found and found[1]
+
+
 class Store:
     """A directory that runs are written to, and directories that are only read (sample runs)."""
 
     def __init__(self, directory: Path, read_only: Sequence[Path] = ()) -> None:
         self.directory = directory
+        self.mirror = mirror_of(directory)
         own = directory.resolve()
         self.read_only = tuple(
             folder for folder in read_only if folder.resolve() != own
         )  # else every run would be there twice
 
+    @property
+    def address(self) -> str:
+        """URL or directory, for sentences."""
+        return str(self.directory) if self.mirror is None else self.mirror.url
+
+    @property
+    def outage(self) -> str | None:
+        """Sentence on a store of objects that did not answer when it was last asked; None where it did."""
+        return None if self.mirror is None else self.mirror.outage
+
     def paths(self) -> list[Path]:
-        """Every visible run file; those of the writable directory first."""
+        """Every visible run file; those of the writable directory first. Of objects, the path that `path_of` fetches
+        them to.
+        """
         found = []
-        for directory in (self.directory, *self.read_only):
+        if self.mirror is not None:
+            found += [self._target(run_id) for run_id in sorted(self.mirror.runs())]
+        for directory in (self.directory, *self.read_only)[self.mirror is not None :]:
             if directory.is_dir():
                 visible = (p for p in directory.glob(f"*{SUFFIX}") if not p.name.startswith("."))
                 found += sorted(
@@ -48,15 +75,48 @@ class Store:
                 )  # of a thousand, four times as fast as comparing paths
         return found
 
+    def stamps(self) -> list[tuple[str, int, int]]:
+        """(path, time of change or what stands for it, size) of every visible run file: equal where nothing has
+        changed.
+        """
+        runs = {} if self.mirror is None else self.mirror.runs()
+        found = []
+        for path in self.paths():
+            if (there := runs.get(path.stem)) is not None and path.parent == self.directory:
+                found.append((str(path), zlib.crc32(there.tag.encode()), there.bytes))
+                continue
+            with suppress(OSError):  # deleted between the listing and the look
+                status = path.stat()
+                found.append((str(path), status.st_mtime_ns, status.st_size))
+        return found
+
     def is_writable(self, path: Path) -> bool:
         return path.parent.resolve() == self.directory.resolve()
 
+    def has(self, run_id: str) -> bool:
+        """Return whether there is a run of exactly this id; thousands need not be listed for it."""
+        return any(os.path.lexists(folder / f"{run_id}{SUFFIX}") for folder in (self.directory, *self.read_only))
+
     def path_of(self, run_id: str) -> Path:
-        """Path of a run's file. A unique beginning of its id will do; StoreError if there is none or several."""
+        """Path of a run's file, which is here from then on. A unique beginning of its id will do; StoreError if there
+        is none or several.
+        """
+        path = self.find(run_id)
+        if self.mirror is not None and self.is_writable(path):
+            return self.mirror.fetch(path.stem)
+        return path
+
+    def find(self, run_id: str) -> Path:
+        """Path of a run's file as `path_of` has it, of objects without fetching it."""
         if run_id and "/" not in run_id and not run_id.startswith("."):  # a file that was renamed may have any name
+            runs = {} if self.mirror is None else self.mirror.runs()
             for directory in (self.directory, *self.read_only):
-                if os.path.lexists(path := directory / f"{run_id}{SUFFIX}"):  # and thousands need not be listed for it
+                path = directory / f"{run_id}{SUFFIX}"
+                is_own = self.mirror is not None and directory == self.directory
+                if run_id in runs if is_own else os.path.lexists(path):  # and thousands need not be listed for it
                     return path
+            if self.mirror is not None and is_run_id(run_id) and self._is_there(self._target(run_id)):
+                return self._target(run_id)  # which its list does not have yet
         if not is_run_id(run_id):
             raise StoreError(f"'{shown(run_id)}' is not a run id; `list` shows those there are.")
         close = [path for path in self.paths() if path.stem.startswith(run_id)]
@@ -64,7 +124,12 @@ class Store:
             return close[0]
         if close:
             raise StoreError(f"run '{run_id}' could be {', '.join(p.stem for p in close[:3])}; give more of its id.")
-        raise StoreError(f"no run '{run_id}' in {self.directory}; `list` shows those there are.")
+        raise StoreError(f"no run '{run_id}' in {self.address}; `list` shows those there are.")
+
+    def _is_there(self, path: Path) -> bool:
+        if self.mirror is not None and path.parent == self.directory:
+            return self.mirror.find(path.stem) is not None
+        return os.path.lexists(path)
 
     def delete(self, run_id: str) -> str:
         """Remove a run and its labels for good and give its disk back; returns its full id. Sample runs are refused.
@@ -73,6 +138,9 @@ class Store:
         """
         path = self._own_path_of(run_id)
         with _deleting(path):
+            if self.mirror is not None:
+                self.mirror.delete(path.stem)
+                return path.stem
             path.unlink()
         # A sample run may have the same id, and so the same labels.
         if not any(other.stem == path.stem for other in self.paths()):
@@ -86,6 +154,8 @@ class Store:
         The disk is free once the entry is purged: by `purge_trash`, or by sweeps a week later.
         """
         path = self._own_path_of(run_id)
+        if self.mirror is not None:
+            raise StoreError(f"{self.address} has no trash; `{COMMAND} delete {path.stem}` deletes the run for good.")
         with _deleting(path):
             return trash.discard(self.directory, path)
 
@@ -101,8 +171,42 @@ class Store:
         """Remove for good what was discarded at least that long ago, or one entry of it; returns how many."""
         return trash.purge(self.directory, older_than_seconds, entry)
 
+    def labels(self, run_id: str) -> Labels:
+        """Labels of one run; see core.runs.store.labels.read."""
+        if self.mirror is not None:
+            self.mirror.fetch_labels()
+        return labels.read(self.directory, run_id)
+
+    def all_labels(self) -> tuple[dict[str, Labels], list[str]]:
+        """Labels by run id, and a sentence on each file of labels that cannot be read."""
+        if self.mirror is not None:
+            self.mirror.fetch_labels()
+        return labels.read_all(self.directory)
+
+    def label_stamps(self) -> tuple[tuple[str, int, int, int], ...]:
+        """Stamps of all labels: equal where nothing has changed."""
+        if self.mirror is not None:
+            self.mirror.fetch_labels()
+        return labels.stamps(self.directory)
+
+    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> Change:
+        """Change the labels of a run; see core.runs.store.labels.write. Of objects, those there are brought here first;
+        of two machines that change one run's within the same moment the later counts.
+        """
+        if self.mirror is None:
+            return labels.write(self.directory, run_id, wanted, seen)
+        self.mirror.fetch_labels(is_now=True)
+        before = labels.read(self.directory, run_id)
+        changed = labels.write(self.directory, run_id, wanted, seen)
+        try:
+            self.mirror.put_labels(run_id)
+        except StoreError:
+            labels.write(self.directory, run_id, before)
+            raise
+        return changed
+
     def _own_path_of(self, run_id: str) -> Path:
-        path = self.path_of(run_id)
+        path = self.find(run_id)
         if not self.is_writable(path):
             raise StoreError(f"run '{path.stem}' is a read-only sample run; it is not deleted.")
         return path
@@ -118,11 +222,16 @@ class Store:
         """
         if run_id is not None and not is_run_id(run_id):
             raise StoreError(f"'{shown(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
+        if self.mirror is not None:
+            self.mirror.runs()  # asked now, before hours of capture
+        if self.outage:
+            raise StoreError(f"nothing can be stored now: {self.outage}")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
                 wanted = run_id or self.new_run_id(name, created)
-                if not self._target(wanted).exists() and (made := Partial.make(self.directory, wanted)) is not None:
+                is_free = not self._is_there(self._target(wanted))
+                if is_free and (made := Partial.make(self.directory, wanted)) is not None:
                     return made
         except OSError as error:
             where = f"{self.directory}: cannot be written to ({error.strerror})"
@@ -132,18 +241,21 @@ class Store:
             if run_id
             else f"no id is left for a run called '{name}'"
         )
-        raise StoreError(f"{self.directory}: {taken}; nothing was changed.")
+        raise StoreError(f"{self.address}: {taken}; nothing was changed.")
 
     def _target(self, run_id: str) -> Path:
         return self.directory / f"{run_id}{SUFFIX}"
 
     def place(self, path: Path, run_id: str) -> Path:
-        """Make a finished file visible: to disk first, then under its name, then the directory. Never over an existing
-        run.
+        """Make a finished file visible: to disk first, then under its name, then the directory; of objects, put there
+        whole. Never over an existing run.
         """
         target = self._target(run_id)
         try:
             to_disk(path)
+            if self.mirror is not None:
+                self.mirror.put(path, run_id)
+                return target
             place_new(path, target)
             to_disk(self.directory)
         except FileExistsError:
@@ -160,6 +272,8 @@ class Store:
         """
         trash.expire(self.directory)
         labels.tidy(self.directory)
+        if self.mirror is not None:
+            self.mirror.tidy()
         return sweep(self.directory)
 
 
@@ -174,10 +288,11 @@ def _deleting(path: Path) -> Iterator[None]:
 
 
 def open_store(directory: str | Path | None = None) -> Store:
-    """The store of `directory`, else of ULPSCOPE_STORE, else `runs/`; with the sample runs unless ULPSCOPE_SAMPLES is
-    ''.
+    """The store of a directory or URL, else of ULPSCOPE_STORE, else `runs/`; with the sample runs unless
+    ULPSCOPE_SAMPLES is ''.
     """
-    chosen = Path(directory or os.environ.get("ULPSCOPE_STORE") or "runs")
+    named = str(directory or os.environ.get("ULPSCOPE_STORE") or "runs")
+    chosen = mirror_for(named) if is_url(named) else Path(named)
     shipped = Path(__file__).resolve().parents[3] / "sample_runs"
     samples = os.environ.get("ULPSCOPE_SAMPLES", str(shipped))
     return Store(chosen, [Path(samples)] if samples else [])

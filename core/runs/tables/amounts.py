@@ -13,6 +13,7 @@ from ...numerics.sizes import TOP_K
 from ..file.blob_tiles import TILE_BYTES
 from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, TOGETHER, TOGETHER_ELSEWHERE
 from ..file.database import Database, check_size
+from ..file.kept import ALL, FLIPS, NOTES
 from ..file.table import Table
 from .run import check_text
 from .schema import TABLES
@@ -43,11 +44,8 @@ def check_amounts(database: Database) -> dict[str, int]:
 
 def _check_texts(database: Database, rows: Mapping[Table, int]) -> None:
     """StoreError for a text that is too long, or texts of one table that are too long together. rows: by table."""
-    texts = {
-        table.name: [column for column, kind in table.types.items() if kind == "VARCHAR"]
-        for table in rows
-        if "VARCHAR" in table.types.values()
-    }
+    found = {table.name: [c.name for c in table.columns_in(database) if c.type == "VARCHAR"] for table in rows}
+    texts = {name: columns for name, columns in found.items() if columns}
     asked = " UNION ALL ".join(
         f"SELECT '{name}', [{', '.join(f'max(strlen({column}))' for column in columns)}] FROM run_file.main.{name}"
         for name, columns in texts.items()
@@ -59,26 +57,26 @@ def _check_texts(database: Database, rows: Mapping[Table, int]) -> None:
         most = TOGETHER.get(name, TOGETHER_ELSEWHERE)
         if many[name] * sum(size or 0 for size in sizes) > most:  # else they are not, whatever their lengths
             together = " + ".join(f"coalesce(sum(strlen({column})), 0)" for column in texts[name])
-            found = database.rows(f"SELECT {together} FROM run_file.main.{name}")[0][0]
-            if found > most:
+            size = database.rows(f"SELECT {together} FROM run_file.main.{name}")[0][0]
+            if size > most:
                 raise StoreError(
-                    f"{database.file}: table {name} holds {int(found):,} bytes of text; expected at most {most:,}."
+                    f"{database.file}: table {name} holds {int(size):,} bytes of text; expected at most {most:,}."
                 )
 
 
-def check_counts(database: Database, counts: Mapping[str, int], vocab: int, itemsize: int) -> dict[str, int]:
-    """StoreError where a table has more rows than a run of so many sides and positions makes; returns those that it
-    makes exactly, by table. itemsize: bytes of a logit; counts: of `check_amounts`.
+def check_counts(database: Database, counts: Mapping[str, int], vocab: int, itemsize: int, kept: str) -> dict[str, int]:
+    """StoreError where a table has more rows than a run of so many sides and positions makes, or other logits than it
+    keeps; returns those that it makes exactly, by table. itemsize: bytes of a logit; counts: of `check_amounts`; kept:
+    of KEEPS.
     """
     sides, prompts, rows = counts["side"], counts["prompt"], counts[POSITIONS]
-    check_size(database.path, sides * rows * vocab * itemsize)
+    check_size(database.path, sides * rows * vocab * itemsize if kept == ALL else 0)
     if not (0 < vocab <= MAX_VOCAB and rows <= MAX_ROWS and sides <= MAX_SIDES):
         raise StoreError(
             f"{database.file}: {sides:,} sides of {rows:,} x {vocab:,} logits are more than a run can have."
         )
     pairs = max(0, sides - 1)
     most = {
-        "logits": sides * rows * -(-vocab * itemsize // TILE_BYTES),
         "side_position": sides * rows,
         "pair": pairs,
         "position": pairs * rows,
@@ -97,4 +95,22 @@ def check_counts(database: Database, counts: Mapping[str, int], vocab: int, item
                 f"{database.file}: table {table} has {counts[table]:,} rows; the run makes at most {limit:,}; the file"
                 " is damaged."
             )
+    kept_rows = sides * rows if kept == ALL else _chosen_rows(database) if kept == FLIPS else 0
+    most["logits"] = kept_rows * -(-vocab * itemsize // TILE_BYTES)
+    if counts["logits"] != most["logits"]:
+        raise StoreError(
+            f"{database.file}: table logits has {counts['logits']:,} rows; a run that keeps "
+            f"{NOTES.get(kept, 'all of them')} has {most['logits']:,}; the file is damaged."
+        )
+    check_size(database.path, kept_rows * vocab * itemsize)
     return {table: most[table] for table in _EXACT}
+
+
+def _chosen_rows(database: Database) -> int:
+    """Rows of logits of a run that keeps those of flips: of each pair its variant's, the reference's once."""
+    found = database.rows("""WITH chosen AS (
+            SELECT DISTINCT pair, prompt, position + step AS position FROM run_file.main.position
+            JOIN run_file.main.prompt USING (prompt), (VALUES (-1), (0), (1)) AS beside (step)
+            WHERE (is_flip OR near_tie) AND position + step BETWEEN 0 AND positions - 1)
+        SELECT count(*) + count(DISTINCT (prompt, position)) FROM chosen""")
+    return int(found[0][0])

@@ -12,6 +12,7 @@ from ...errors import UsageError
 from ...numerics import pyramid
 from ..file.blob_tiles import binary_rows, joined
 from ..file.database import Database
+from ..file.kept import ALL
 from ..file.records import RunHeader
 from ..file.table import Table
 
@@ -41,6 +42,37 @@ ROW_ULP_TILE = Table(
 PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 
 
+def levels_of(header: RunHeader) -> range:
+    """Levels that the file of a run holds; the finest are left out where not all logits are kept."""
+    if header.kept == ALL:
+        return range(pyramid.levels_for(header.rows, header.vocab))
+    return pyramid.coarse_levels(header.rows, header.vocab)
+
+
+class CoarseCells:
+    """The first level that is kept of one of PYRAMIDS, of one pair, made of the finest as its rows pass by."""
+
+    def __init__(self, table: Table, header: RunHeader, pair: int) -> None:
+        self._table, self._rows, self._pair = table, header.rows, pair
+        self._level = levels_of(header).start
+        self._span = pyramid.FACTOR**self._level
+        self._begun: list[NDArray[np.unsignedinteger]] = []  # rows of a cell that has yet to be whole
+        self._first = self._seen = 0
+
+    def see(self, cells: NDArray[np.unsignedinteger]) -> pa.Table | None:
+        """The next rows of the finest level. Returns the rows of cells that are whole by now. [rows, columns]"""
+        self._begun.append(pyramid.pool(cells, 1, self._span))
+        self._seen += len(cells)
+        whole = self._rows if self._seen == self._rows else self._seen // self._span * self._span
+        if whole == self._first:
+            return None
+        waiting = np.concatenate(self._begun)
+        made = pyramid.pool(waiting[: whole - self._first], self._span, 1)
+        rows = np.arange(self._first, whole, self._span, dtype=np.int32)
+        self._begun, self._first = [waiting[whole - self._first :]], whole
+        return tile_rows(self._table, self._pair, self._level, rows, made)
+
+
 def _cell_dtype(table: Table, header: RunHeader) -> np.dtype:
     return np.dtype("<u4") if table is ROW_ULP_TILE else header.format.carrier
 
@@ -54,8 +86,8 @@ def tile_rows(
 
 
 def insert_levels(database: Database, table: Table, header: RunHeader, pair: int) -> None:
-    """The coarser levels, 4 x 4 cells to one, from level 0 as it lies in the file; 4096 rows at a time."""
-    for level in range(1, pyramid.levels_for(header.rows, header.vocab)):
+    """The coarser levels, 4 x 4 cells to one, from the first as it lies in the file; 4096 rows at a time."""
+    for level in levels_of(header)[1:]:
         span = pyramid.cell_shape(level)[0]
         at_once = max(4096, span)
         for start in range(0, header.rows, at_once):
@@ -69,9 +101,9 @@ def read_cells(
     database: Database, table: Table, header: RunHeader, pair: int, level: int, rows: tuple[int, int]
 ) -> NDArray[np.unsignedinteger]:
     """Cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see numerics.pyramid."""
-    pairs, levels = len(header.sides) - 1, pyramid.levels_for(header.rows, header.vocab)
-    if not (0 <= rows[0] < rows[1] <= header.rows and 0 <= level < levels and 0 <= pair < pairs):
-        there = f"the run has {pairs} pairs, {levels} levels and {header.rows} rows"
+    pairs, levels = len(header.sides) - 1, levels_of(header)
+    if not (0 <= rows[0] < rows[1] <= header.rows and level in levels and 0 <= pair < pairs):
+        there = f"the run has {pairs} pairs, levels {levels.start} to {levels.stop - 1} and {header.rows} rows"
         raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} asked for; {there}.")
     span, tokens = pyramid.cell_shape(level)
     found = database.table(

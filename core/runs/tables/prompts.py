@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..file.database import Database
+from ..file.kept import FIGURES
 from ..file.records import Prompt, RunHeader
 from ..file.table import Table
 
@@ -48,8 +49,18 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
                 token_id=list(prompt.token_ids) or None,
                 text=list(prompt.token_texts) or None,
             )
-    if header.vocabulary:
+    if header.kept == FIGURES:  # whose texts follow: those of a large vocabulary are more than all figures
+        "".join(header.vocabulary.values()).encode()  # what cannot be stored is refused now
+    elif header.vocabulary:
         VOCABULARY.insert(database, token_id=list(header.vocabulary), text=list(header.vocabulary.values()))
+
+
+def insert_used_vocabulary(database: Database, header: RunHeader) -> None:
+    """Insert the texts of the tokens that stand in other tables: in prompts, among the best, in continuations."""
+    asked = " UNION ".join(f"SELECT token_id FROM {table}" for table in ("token", "top_token", "generated_token"))
+    ids = sorted(header.vocabulary.keys() & {row[0] for row in database.rows(asked)})
+    if ids:
+        VOCABULARY.insert(database, token_id=ids, text=[header.vocabulary[token] for token in ids])
 
 
 def read_prompts(database: Database) -> tuple[Prompt, ...]:

@@ -34,6 +34,8 @@ RUN = Table(
     note VARCHAR -- free text, such as how the compute dtype was found
     versions VARCHAR -- JSON object: library or setting to its version or value
     file_version INTEGER -- version of this form of run file
+    kept VARCHAR NULL SINCE 4 -- what is kept of the logits: all; flips: those of positions that flip or nearly tie in
+    -- a pair, of its two sides, and of the positions beside these; figures: none; null where a run of its kind has none
     """,
 )
 
@@ -53,6 +55,9 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
     """Read these columns of the one row; the database knows its version from then on. StoreError where the file is not
     of a form that is read.
     """
+    since = {column.name: column.since for column in RUN.columns}
+    newer = [column for column in columns if since[column] > 1]
+    columns = tuple(column for column in columns if since[column] == 1)
     read = [_bounded(column) if RUN.types[column] == "VARCHAR" else column for column in columns]
     try:
         found = database.rows(f"SELECT {', '.join(['file_version', *read])} FROM run_file.run", most=2)
@@ -69,6 +74,9 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
         )
     database.version = int(found[0][0])
     about = dict(zip(columns, found[0][1:], strict=True))
+    for column in newer:  # asked for apart: what else a file has is known once its version is
+        is_there = since[column] <= database.version
+        about[column] = database.rows(f"SELECT {_bounded(column)} FROM run_file.run")[0][0] if is_there else None
     for column, value in about.items():
         check_text(database, RUN.name, column, len(value.encode()) if isinstance(value, str) else 0)
     return about

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics.formats import values_of
 from ..reader import RunReader
+from .elements import row_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,11 +93,15 @@ def continuations(run: RunReader, prompt: int | None = None) -> list[Continuatio
 
 
 def logits_of_chosen(run: RunReader, found: Continuation) -> tuple[NDArray, NDArray]:
-    """Logits of the two tokens at the position where they part: the reference's of both, then the variant's."""
+    """Logits of the two tokens at the position where they part: the reference's of both, then the variant's. Where the
+    run did not keep them: as far as they are among the stored best, else NaN.
+    """
     if found.chosen is None or found.position is None:
         raise UsageError(f"prompt {found.prompt}: the continuations of '{found.variant}' and the reference never part.")
-    reference, variant = (
-        values_of(run.at(side, found.prompt, found.position), run.header.format)[list(found.chosen)]
-        for side in (0, found.pair + 1)
-    )
+    place, sides, chosen = (found.prompt, found.position), (0, found.pair + 1), list(found.chosen)
+    if not run.keeps(found.pair, row_of(run, *place)):
+        best = [run.top_tokens(side, *place).set_index("token_id")["logit"] for side in sides]
+        reference, variant = (logits.reindex(chosen).to_numpy(float) for logits in best)
+    else:
+        reference, variant = (values_of(run.at(side, *place), run.header.format)[chosen] for side in sides)
     return reference, variant

@@ -44,20 +44,28 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     """The tokens that are among the `count` best of either side, best of the reference first.
 
     Columns: token_id, text (null if unknown), reference_logit, variant_logit, reference_rank, variant_rank (1 is the
-    argmax), and the probabilities of both sides.
+    argmax), and the probabilities of both sides. Where the logits of the position were not kept: of tokens that are
+    among the stored best of both sides.
     """
     import pandas as pd
 
     sides = (0, pair + 1)
     tops = [run.top_tokens(side, prompt, position) for side in sides]
     ids = list(dict.fromkeys([*tops[0]["token_id"][:count], *tops[1]["token_id"][:count]]))
-    table = {"token_id": ids, "text": _texts(run, ids)}
     row = row_of(run, prompt, position)
-    for name, side in zip(("reference", "variant"), sides, strict=True):
-        logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
-        chosen = logits[ids]
+    stored = [top.set_index("token_id") for top in tops]
+    if not (is_kept := run.keeps(pair, row)):
+        ids = [token for token in ids if all(token in top.index for top in stored)]
+    table = {"token_id": ids, "text": _texts(run, ids)}
+    for name, side, top in zip(("reference", "variant"), sides, stored, strict=True):
+        if is_kept:
+            logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
+            chosen = logits[ids]
+            table[f"{name}_rank"] = [rank_of(logits, token) for token in ids]
+        else:
+            chosen = top["logit"].loc[ids].to_numpy(np.float64)
+            table[f"{name}_rank"] = top["rank"].loc[ids].tolist()
         table[f"{name}_logit"] = chosen
-        table[f"{name}_rank"] = [rank_of(logits, token) for token in ids]
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
             table[f"{name}_probability"] = exp(chosen - run.logsumexp(side)[row])
     return pd.DataFrame(table)

@@ -111,7 +111,7 @@ def flip_table(
     `T_token_S_probability` of side T's argmax on side S, `T_token_probability_change` from the reference to the
     variant; `T_token_S_rank`, 1 is the argmax, of T's argmax on the other side S. Null where a side is all NaN, where a
     probability is undefined, and where a token is not among a side's stored best and `most_read` rows of logits were
-    read already.
+    read already, or the row's were not kept.
     """
     import pandas as pd
 
@@ -170,10 +170,12 @@ def _of_tokens(
     at = order[place[is_stored]] if len(keys) else np.zeros(0, np.int64)
     logits[is_stored] = best["logit"].to_numpy(float)[at]
     ranks[is_stored] = best["rank"].to_numpy(np.int64)[at] + 1  # the file counts from 0
-    places = run.header.places()
+    places, is_kept = run.header.places(), run.kept_rows(side)[rows]
     for column in np.flatnonzero((~is_stored & (wanted >= 0)).any(axis=0)):
         if left == 0:
             break
+        if not is_kept[column]:
+            continue
         left -= 1
         values = values_of(run.at(side, *places[rows[column]]), run.header.format).astype(np.float64)
         for line in np.flatnonzero(~is_stored[:, column] & (wanted[:, column] >= 0)):

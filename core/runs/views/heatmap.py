@@ -26,6 +26,7 @@ from ...numerics import pyramid
 from ...numerics.formats import values_of
 from ...text import number, out_of, plural
 from ..file.evidence import PairFigures
+from ..file.kept import refusal
 from ..reader import RunReader
 from .elements import place_of, rank_of
 
@@ -90,9 +91,10 @@ def largest_level(size: int, cells: int) -> int:
 
 def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
     """Return whether the whole run can be looked at this way; what cannot is too large to be computed while somebody
-    waits.
+    waits, or its logits were not kept.
     """
-    return _is_stored(run, order, measure) or run.header.rows * run.header.vocab <= WHOLE_RUN
+    is_readable = run.has_all_logits and run.header.rows * run.header.vocab <= WHOLE_RUN
+    return is_readable or _is_stored(run, order, measure)
 
 
 def _is_stored(run: RunReader, order: Order, measure: Measure) -> bool:
@@ -119,6 +121,8 @@ def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
 
 def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, column_level: int) -> bool:
     header = run.header
+    if not run.has_all_logits and 1 << column_level < pyramid.cell_shape(run.levels().start)[1]:
+        return False  # no finer cells are there
     rows = min(header.rows, TILE_ROWS << row_level)
     if column_level < GROUP_LEVEL:
         columns = min(header.vocab, TILE_COLUMNS << column_level)
@@ -130,14 +134,17 @@ def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, c
 
 
 def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
-    """The coarsest stored level whose cells fit into these."""
-    return min(row_level // 2, (column_level - GROUP_LEVEL) // 2, run.levels() - 1)
+    """The coarsest stored level whose cells fit into these; the finest one where none does."""
+    levels = run.levels()
+    return max(levels.start, min(row_level // 2, (column_level - GROUP_LEVEL) // 2, levels.stop - 1))
 
 
 def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure, keep: Keep) -> Cells:
     """The cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs, uint32 for the others."""
     rows, columns = _extent(run, pair, tile, order, measure)
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
+    if not run.has_all_logits:
+        return _kept_cells(run, pair, tile, rows, columns, measure)
     if tile.column_level < GROUP_LEVEL:
         if order == "id":
             return _pooled_window(run, pair, rows, columns, measure, tall, wide)
@@ -155,6 +162,24 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
     return pyramid.maxima(np.concatenate(groups), tall, wide >> GROUP_LEVEL)
 
 
+def _kept_cells(
+    run: RunReader, pair: int, tile: Tile, rows: tuple[int, int], columns: tuple[int, int], measure: Measure
+) -> Cells:
+    """The cells of a tile where only the coarser levels of the pyramid are kept: one that is finer than those holds the
+    maximum of the kept cell that it lies in.
+    """
+    tall, wide = 1 << tile.row_level, 1 << tile.column_level
+    level = _stored_level(run, tile.row_level, tile.column_level)
+    height, width = pyramid.cell_shape(level)
+    cells = run.stored_cells(measure, pair, level, rows)[:, columns[0] // width : -(-columns[1] // width)]
+    cells = pyramid.maxima(cells, max(1, tall // height), max(1, wide // width))
+    if tall < height:
+        cells = cells[np.arange(rows[0], rows[1], tall) // height - rows[0] // height]
+    if wide < width:
+        cells = cells[:, np.arange(columns[0], columns[1], wide) // width - columns[0] // width]
+    return cells
+
+
 def _extent(
     run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure
 ) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -163,6 +188,8 @@ def _extent(
     if not 0 <= pair < len(header.sides) - 1:
         raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
     if not is_offered(run, order, measure):
+        if not run.has_all_logits:
+            raise UsageError(f"by rank and as differences a pair is not shown: {refusal(header.kept)}")
         known = "row ULPs and ULPs" if run.has_row_ulp_cells else "ULPs"
         raise UsageError(f"a pair of {header.rows * header.vocab} logits is shown in {known} by token id only.")
     spans = []

@@ -54,7 +54,7 @@ def test_what_the_first_page_reads_was_read_while_its_browser_loaded(
     path = copied(store / "a.duckdb")
     st.cache_resource.clear()
     maintenance.warm()
-    monkeypatch.setattr(store_cache, "read_runs", lambda paths: pytest.fail(f"read again: {paths}"))
+    monkeypatch.setattr(store_cache, "read_cards", lambda store, paths: pytest.fail(f"read again: {paths}"))
     monkeypatch.setattr(store_cache, "RunReader", lambda path: pytest.fail(f"opened again: {path}"))
     cards, _ = store_cache.cards()
     assert "a" in [card.run_id for card in cards]

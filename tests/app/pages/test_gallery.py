@@ -281,13 +281,13 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
 def test_of_a_store_only_the_run_that_came_is_read(mine, own_store, monkeypatch):
     app = opened()
     read = []
-    original = store_cache.read_runs
+    original = store_cache.read_cards
 
-    def counted(paths):
+    def counted(store, paths):
         read.extend(path.stem for path in paths)
-        return original(paths)
+        return original(store, paths)
 
-    monkeypatch.setattr(store_cache, "read_runs", counted)
+    monkeypatch.setattr(store_cache, "read_cards", counted)
     copied(own_store.directory / "another.duckdb")
     app.run()
     assert len(names(app)) == len(SAMPLES) + 2

@@ -264,3 +264,23 @@ def test_a_dry_run_reads_no_weights(tmp_path):
     for moving in ("free_bytes", "devices", "model", "seconds", "in_words"):  # as busy as the machine is
         del first[moving], second[moving]
     assert first == second
+
+
+@pytest.mark.model
+def test_a_dry_run_foresees_a_side_of_another_engine(cli):
+    """Its modifiers are the engine's own, of which the costs of our paths know nothing."""
+    done = cli(
+        "capture",
+        *MODEL[:2],
+        "--prompt",
+        WALK,
+        "--variant",
+        "llamacpp:decode+kv:f32",
+        "--dtype",
+        "float32",
+        "--dry-run",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    reference, variant = json.loads(done.stdout)["sides"]
+    assert (reference["forwards"], variant["forwards"]) == (1, variant["positions"])

@@ -108,6 +108,41 @@ def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
     assert "capture with --dtype float32 --reference prefill+dtype:bfloat16" in said.stderr
 
 
+SCALED = """
+import torch
+import transformers
+from ulpscope_engine import serve
+HELLO = {"engine": "Scaled", "version": "1", "dtypes": ["float32"], "bases": {"prefill": {"says": "all"}}}
+
+def load(request):
+    model = transformers.AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32).eval()
+
+    def run(ids, rows):
+        with torch.inference_mode():
+            rows(0, (model(torch.tensor([ids])).logits[0] * SCALE).numpy())
+
+    return {"vocab": 4096, "parts": {}}, run
+
+serve(HELLO, load)
+"""
+
+
+@pytest.mark.parametrize("scale", [1.25, None])
+def test_simple_causes_are_looked_for_in_a_pair_of_an_engine(cli, tmp_path, scale):
+    """One that sends processed logits is found out; llama.cpp's float16 cache is none of them."""
+    adapter, store = tmp_path / "scaled.py", str(tmp_path / "store")
+    adapter.write_text(SCALED.replace("SCALE)", f"{scale})"))
+    given = ["--model", MODEL, "--dtype", "float32", "--prompt-file", "sample_runs/prompts/short.txt"]
+    side = "llamacpp:decode" if scale is None else "scaled:prefill"
+    said = cli("capture", *given, "--variant", side, "--engine", f"scaled={sys.executable},{adapter}", "--store", store)
+    assert said.returncode == 0, said.stderr
+    (path,) = open_store(tmp_path / "store").paths()
+    said = cli("explain", path.stem, "--store", store)
+    assert said.returncode == 0, said.stderr
+    assert ("1.25" in said.stdout or "0.8" in said.stdout) == (scale is not None), said.stdout
+    assert ("no simple cause" in said.stdout.lower()) == (scale is None), said.stdout
+
+
 def test_engines_are_listed_with_what_they_can_do(cli):
     said = cli("engines", "--json")
     assert said.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,19 @@ from benchmarks.verdicts.other_engines import (
     PLANTED,
     SCALED,
     SETTINGS,
+    TEMPLATE,
     WIDE,
+    chat,
     edit,
     fed_one_more,
     planted,
     planted_folder,
 )
 from core.engines import registry
+from core.engines.process import EngineProcess
 from core.errors import CaptureError, UsageError
-from core.inference.controls.judge_model import judge
+from core.inference.controls.judge_model import judge, judge_pair
+from core.inference.controls.judging_session import JudgingSession
 from core.inference.controls.module_growth import KeptOutputs
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.models import engine_files
@@ -185,6 +190,31 @@ def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
     assert found.name == verdict, found.because
 
 
+@contextmanager
+def counted(monkeypatch):
+    """One entry a prompt that an engine computes."""
+    calls, run = [], EngineProcess.run
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineProcess, "run", lambda process, ids: (calls.append(ids), run(process, ids))[1])
+        yield calls
+
+
+def test_a_session_computes_an_engines_logits_once_and_judges_as_without(loaded, ids, monkeypatch):
+    reference, variants = f"llamacpp:prefill+{WIDE}", ["decode", "prefill+attn:eager"]
+    with counted(monkeypatch) as of_each:
+        alone = [judge(loaded, [ids], reference=reference, variant=variant) for variant in variants]
+    session = JudgingSession(loaded, [ids])
+    with counted(monkeypatch) as of_session:
+        together = [judge_pair(loaded, [ids], reference, one, session=session).verdict for one in variants]
+        kept = session.kept(side_of(reference))
+        before = len(of_session)
+        logits = whole_side(kept.run_on(loaded), ids)
+        assert len(of_session) == before
+    assert together == alone
+    assert len(of_session) <= len(of_each) - 2  # its logits and their digest; modules are followed for each pair
+    assert torch.equal(logits, _logits(loaded, reference, ids))
+
+
 def test_what_each_setting_contributes_is_said(loaded, ids):
     found = judge(loaded, [ids], variant="llamacpp:decode")
     (row,) = [row for row in found.evidence if row.check == "an engine's settings"]
@@ -192,6 +222,44 @@ def test_what_each_setting_contributes_is_said(loaded, ids):
     assert min(row.figures.setting_noise_ratios) > 50
     assert row.figures.widest_noise_ratio < 2
     assert "With kv:f32+flash:off:" in found.because
+
+
+def _gemma():
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["gemma"]).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return loaded_from(model), tuple(range(1, 100, 2))
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
+def test_a_gelu_that_no_setting_widens_is_a_lower_precision_with_its_size(path):
+    """llama.cpp looks GELU up in a table of float16: beside the model that does so too it is within the floor."""
+    gemma, prompt = _gemma()
+    found = judge(gemma, [prompt], variant=path)
+    assert found.name == "lower precision", found.because
+    (row,) = [row for row in found.evidence if row.check == "an engine's settings"]
+    assert row.figures.settings[-1] == "gelu:float16"
+    assert row.figures.setting_noise_ratios[-1] > 50
+    assert row.figures.widest_noise_ratio < 2
+    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= set(alone.figures.modules_beyond)
+    assert "model.embed_tokens" not in alone.figures.modules_beyond
+
+
+def test_a_fault_beside_a_gelu_that_no_setting_widens_is_a_bug(monkeypatch, tmp_path):
+    """An epsilon a hundred times as large moves the logits less than the GELU does."""
+    gemma, prompt = _gemma()
+    path = f"llamacpp:prefill+{WIDE}"
+    sound = judge(gemma, [prompt], variant=path)
+    edited = edit(gguf_of(gemma, "float32"), tmp_path / "edited.gguf", {"gemma.attention.layer_norm_rms_epsilon": 1e-4})
+    monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
+    registry.end_all()
+    found = judge(gemma, [prompt], variant=path)
+    assert found.name == "bug suspected", found.because
+    assert found.noise_ratio < 1.1 * sound.noise_ratio
 
 
 MODULES_OF = {
@@ -246,6 +314,19 @@ def test_an_engine_that_adds_a_token_of_its_own_is_called_a_bug(loaded, ids, pat
     """As one that puts a BOS before ids that have one already."""
     with fed_one_more(ids[0]):
         assert judge(loaded, [ids], variant=path).name == "bug suspected", FED
+
+
+@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "ct2:prefill"])
+def test_a_chat_served_in_another_template_is_called_a_bug(loaded, path):
+    """The words are the same, and what stands before them is not; where modules show, the embedding is named."""
+    prompt, in_another = chat(loaded, 40)
+    with in_another:
+        found = judge(loaded, [prompt], variant=path)
+    assert found.name == "bug suspected", TEMPLATE
+    named = [row.figures.modules_beyond for row in found.evidence if row.check == "each module alone"]
+    if path.startswith("llamacpp"):
+        assert "model.embed_tokens" in named[0]
+    assert judge(loaded, [prompt], variant=path).name == "rounding"  # in the chat's own template
 
 
 def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids, monkeypatch, tmp_path):
@@ -344,6 +425,20 @@ def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, mon
             raise
         pytest.skip(str(error))
     assert found.name == "lower precision", found.because
+
+
+@pytest.mark.thorough
+@pytest.mark.engine
+@pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
+def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(loaded, ids, monkeypatch):
+    """Its runner for a CPU has no trace replay."""
+    monkeypatch.setenv("ULPSCOPE_ENGINE_VLLM", str(OTHERS))
+    try:
+        found = _logits(loaded, "vllm:decode", ids[:12])
+    except CaptureError as error:
+        assert "replays no tokens on this device; use walk" in str(error)  # noqa: PT017 - either is right
+    else:
+        assert float((found - _logits(loaded, "prefill", ids[:12])).abs().max()) < 1e-3
 
 
 def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, monkeypatch):

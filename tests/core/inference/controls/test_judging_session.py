@@ -23,10 +23,15 @@ VARIANTS = ["prefill+batch:2", "prefill+batch:3", "prefill+attn:eager", "chunked
 
 
 @contextmanager
-def counted(loaded: LoadedModel) -> Iterator[list[None]]:
-    """One entry a forward of the model."""
+def counted(loaded: LoadedModel, columns: int | None = None) -> Iterator[list[None]]:
+    """One entry a forward of the model; columns: of so many tokens a row only."""
     calls: list[None] = []
-    handle = loaded.model.register_forward_pre_hook(lambda *_: calls.append(None))
+
+    def see(_: Any, __: Any, named: dict[str, Any]) -> None:
+        if columns is None or named["input_ids"].shape[1] == columns:
+            calls.append(None)
+
+    handle = loaded.model.register_forward_pre_hook(see, with_kwargs=True)
     try:
         yield calls
     finally:
@@ -121,6 +126,22 @@ def test_a_pair_judged_with_kept_logits_has_the_figures_of_one_computed_anew_at_
     # Without: plain prefill for the floor, its own rounding and the narrow answers in both dtypes, both sides from
     # float64 and for the narrow answers once more. Six forwards are one prompt of `chunked:2`.
     assert len(of_all) - len(of_kept) == 2 * (2 + 4 + 2 * 6)
+
+
+@pytest.mark.parametrize(("dtype", "decodings"), [("float32", 3), ("bfloat16", 4)])
+def test_a_judgement_decodes_for_the_pair_its_rerun_and_one_order_and_watches_modules_on_the_way(
+    dtype: str, decodings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16: the pair in float32 is one more. The twin watches modules in runs of their own."""
+    loaded = tiny_model("llama", dtype)
+    prompt = tiny_prompts(loaded)[0][:8]
+    with counted(loaded, columns=1) as seen:
+        found = judge_pair(loaded, [prompt], "prefill", "decode")
+    monkeypatch.setattr(JudgingSession, "watch", lambda *_: None)
+    with counted(loaded, columns=1) as of_twin:
+        alone = judge_pair(loaded, [prompt], "prefill", "decode")
+    assert (len(seen), len(of_twin)) == (8 * decodings, 8 * (decodings + 1))
+    assert found.verdict == alone.verdict
 
 
 def test_whether_a_side_repeats_itself_is_never_read_from_what_was_kept() -> None:

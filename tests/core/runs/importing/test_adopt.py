@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "a column too few": (["ALTER TABLE pair DROP COLUMN noise_ratio"], "no column 'noise_ratio'"),
     "a table too few": (["DROP TABLE position"], "without the table 'position'"),
-    "a newer form": (["UPDATE run SET file_version = 4"], "of version 4"),
+    "a newer form": (["UPDATE run SET file_version = 5"], "of version 5"),
     "a form before the first release": (
         ["ALTER TABLE run RENAME file_version TO schema_version", "DROP TABLE kv"],
         "written by a development version of ULPscope before 0.2",

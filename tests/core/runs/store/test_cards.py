@@ -67,7 +67,7 @@ def _views(path: Path) -> None:
     _shell(
         path, f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name) FROM was_run"
     )
-    _shell(path, ONE_RUN.replace("run VALUES", "was_run VALUES") + "1)")
+    _shell(path, ONE_RUN.replace("run VALUES", "was_run VALUES") + "1, NULL)")
 
 
 # name of the fault -> (how it is planted, what the sentence says of it)
@@ -83,12 +83,12 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "an empty run": (lambda path: _shell(path, SCHEMA), "0 rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
     "a newer form": (
-        _changed("UPDATE run SET file_version = 4"),
-        "of version 4, this ULPscope reads versions 1, 2 and 3",
+        _changed("UPDATE run SET file_version = 5"),
+        "of version 5, this ULPscope reads versions 1, 2, 3 and 4",
     ),
     "a text for a version": (
         _changed("ALTER TABLE run ALTER file_version TYPE VARCHAR USING 'x'"),
-        "of version 'x', this ULPscope reads versions 1, 2 and 3",
+        "of version 'x', this ULPscope reads versions 1, 2, 3 and 4",
     ),
     "a form before the first release": (
         _changed("ALTER TABLE run RENAME file_version TO schema_version"),

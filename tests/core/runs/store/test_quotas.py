@@ -30,7 +30,8 @@ from core.runs.store.quotas import (
     stored_bytes,
 )
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import ROOT, copied, next_tick
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, next_tick
 
 NONE = Limits(file_bytes=0, store_bytes=0, free_bytes=0)
 DAY = 86_400
@@ -131,6 +132,36 @@ def test_without_looking_at_pins_a_pinned_run_would_go(store: Store, monkeypatch
     labels.write(store.directory, "a", Labels(pinned=True))
     monkeypatch.setattr(quotas, "_may_be_pinned", lambda *_: False)
     assert apply_retention(store, Retention(runs=2)) == ["a"]
+
+
+def _cells(store: Store, *verdicts: str) -> list[str]:
+    """Runs of one cell, the oldest first, each with a verdict."""
+    ids = [f"cell-{'a' * 16}-{number:016x}" for number in range(len(verdicts))]
+    for run_id, verdict in zip(ids, verdicts, strict=True):
+        header = header_of()
+        with RunWriter(store, header, run_id=run_id) as writer:
+            for side, bits in enumerate(calm_sides(header)):
+                writer.write(side, 0, bits)
+            writer.write_verdict(0, verdict, "It is.", 1.0, ())
+            writer.finish()
+    return ids
+
+
+def test_of_each_cell_of_a_sweep_the_newest_so_many_stay(tmp_path: Path) -> None:
+    ids = _cells(store := Store(tmp_path / "cells"), "rounding", "rounding", "rounding", "rounding")
+    found = due(store, Retention(cells=2))
+    assert [(run.run_id, run.because) for run in found] == [
+        (ids[0], "3 runs of its cell are newer, and 2 are kept"),
+        (ids[1], "2 runs of its cell are newer, and 2 are kept"),
+    ]
+
+
+@pytest.mark.parametrize("retention", [Retention(cells=1), Retention(runs=1), Retention(days=1e-9)])
+def test_the_last_good_run_of_a_cell_stays_under_every_rule(tmp_path: Path, retention: Retention) -> None:
+    ids = _cells(store := Store(tmp_path / "cells"), "rounding", "rounding", "bug suspected")
+    gone = {run.run_id for run in due(store, retention)}
+    assert ids[1] not in gone
+    assert ids[0] in gone
 
 
 def test_a_run_that_was_restored_has_just_come(store: Store) -> None:

@@ -140,7 +140,7 @@ def test_a_disk_that_refuses_is_a_sentence_and_the_run_stays(store: Store, monke
 
 def test_deleted_by_somebody_else_meanwhile_is_a_sentence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store.path_of("mine")
-    monkeypatch.setattr(Store, "path_of", lambda self, run_id: path)
+    monkeypatch.setattr(Store, "find", lambda self, run_id: path)
     path.unlink()
     with pytest.raises(StoreError, match="'mine' is not there any more"):
         store.discard("mine")

@@ -1,0 +1,386 @@
+"""`sweep`: a plan of many captures, of which what is missing in the store is computed; and the worker it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ..capture_request import CaptureRequest
+from ..command_name import COMMAND, shell_command
+from ..engines.registry import use_all as use_engines
+from ..errors import UlpscopeError, UsageError
+from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+from ..runs.store import labels
+from ..runs.store.store import Store, open_store
+from ..sweeps.history import Change, change_of, conditions_of, gate_of
+from ..sweeps.ledger import DONE, FAILED, RUNNING, Ledger, in_ledger, run_id_of
+from ..sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
+from ..sweeps.workers import Outcome, compute_here
+from ..text import duration, plural, shown, size
+from .capturing import load, plan_of, run_plan
+from .request_options import EngineOption
+from .terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
+
+if TYPE_CHECKING:  # torch is for those who run a model
+    from ..inference.models.model import LoadedModel
+
+_MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
+
+
+def sweep(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/sweeps.md).")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells, what each would compute, and how long that takes.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Workers a device, as memory allows.")] = 1,
+    build: Annotated[
+        str, typer.Option(help="Label of what is under test, such as a commit: another one is run anew.")
+    ] = "",
+    cell: Annotated[list[str] | None, typer.Option(help="Only this cell, here; may be given several times.")] = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print a command a missing cell, for a scheduler of your own; run nothing.")
+    ] = False,
+    against: Annotated[
+        str | None, typer.Option(help="Hold each cell against its run with this tag. Default: its last good run.")
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(help="changed, bug, flips; several with commas. Exit code 1 where a cell has it."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write the gate as JUnit XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Add the gate as Markdown to a file.")] = None,
+    engine: EngineOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Run what a plan's cells lack: models x paths x dtypes x engines, each cell a run of the store.
+
+    A cell's run is named by the digest of what was asked for and of what it was computed with, so a sweep that was
+    killed, extended or moved to another machine goes on, and nothing is computed twice.
+
+    For example:  python -m core sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"
+    """
+    use_engines(engine)
+    conditions = conditions_of(fail_on or ())
+    if (junit or markdown) and not conditions:
+        raise UsageError("--junit and --markdown write a gate; add --fail-on changed,bug,flips.")
+    found = read_plan(plan, build)
+    target = open_store(store)
+    ledger = Ledger(target)
+    chosen = [found.cell(one) for one in cell] if cell else list(found.cells)
+    if dry_run:
+        _print_costs(found, chosen, ledger, as_json_)
+        return
+    if print_:
+        _print_commands(plan, chosen, ledger, build, engine or (), store)
+        return
+    began, pinned = Began(chosen), _tagged(ledger, against)
+    ledger.keep(found)
+    with stoppable(says=began.stopped), steps() as say:
+        if cell:
+            outcomes: Iterator[Outcome] = (_computed_here(target, one, say) for one in chosen)
+        else:
+            outcomes = compute_here(chosen, target.directory, jobs=jobs, engines=engine or (), tell=began.teller(say))
+        with closing(outcomes):  # type: ignore[type-var]
+            for outcome in outcomes:
+                began.add(ledger, outcome)
+                say(began.in_short, began.count, len(chosen), "cells")
+    _tell_end(found, chosen, ledger, began, conditions, pinned, junit, markdown, as_json_)
+
+
+@dataclass
+class Began:
+    """What a sweep has done so far."""
+
+    cells: Sequence[Cell]
+    outcomes: list[Outcome] = field(default_factory=list)
+    failed: list[Outcome] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def in_short(self) -> str:
+        """`3 failed` and the like, for a line of progress."""
+        return f"{len(self.failed)} failed" if self.failed else "cells"
+
+    def add(self, ledger: Ledger, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        if outcome.state == FAILED:
+            self.failed.append(outcome)
+            ledger.fail(outcome.cell.asked, outcome.says)
+            err.print(f"failed: {outcome.cell.title}: {outcome.says}", markup=False, soft_wrap=True)
+        elif outcome.state == DONE:
+            ledger.succeed(outcome.cell.asked, outcome.run_id)
+            ledger.cards([outcome.run_id])
+
+    def teller(self, say: Tell) -> Callable[[Any], None]:
+        """Tell of the workers' steps, in front of how many cells are done."""
+        return lambda event: say(f"{event.cell.title}: {event.stage}", self.count, len(self.cells), "cells")
+
+    def stopped(self) -> str:
+        """What a sweep that is stopped leaves: every cell that was finished."""
+        kept = sum(outcome.state == DONE for outcome in self.outcomes)
+        return f"stopped; {kept:,} of {len(self.cells):,} cells are in the store, and the sweep goes on from there."
+
+
+def _computed_here(store: Store, cell: Cell, say: Tell) -> Outcome:
+    """Compute a cell in this process."""
+    ledger = Ledger(store)
+    try:
+        with ledger.claim(cell.asked) as is_ours:
+            if not is_ours:
+                return Outcome(cell, RUNNING, says="another process computes it")
+            run_id, was_there = CellRunner(store).run(cell.asked, cell.request, say)
+            return Outcome(cell, DONE, run_id, was_there=was_there)
+    except UlpscopeError as error:
+        return Outcome(cell, FAILED, says=str(error))
+
+
+class CellRunner:
+    """Computes cells one after another, and keeps the model of the last one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._key: tuple[Any, ...] = ()
+        self._loaded: LoadedModel | None = None
+
+    def about(self, asked: str, request: CaptureRequest) -> dict[str, Any]:
+        """Id of a cell's run here, and what computing it takes; nothing large is read."""
+        from ..inference.capture.environment import environment_of, free_bytes, needed_bytes
+
+        plan = plan_of(request, weights=False)
+        return {
+            "run_id": run_id_of(asked, environment_of(request, plan)),
+            "device": plan.loaded.device,
+            "needed_bytes": needed_bytes(request, plan),
+            "free_bytes": free_bytes(plan),
+        }
+
+    def run(self, asked: str, request: CaptureRequest, say: Tell) -> tuple[str, bool]:
+        """Compute a cell, unless it is there. -> (run id, whether it was there)"""
+        run_id = self.about(asked, request)["run_id"]
+        if self._store.has(run_id):
+            return run_id, True
+        key = (request.model, request.dtype, request.device, request.revision, request.trust_remote_code)
+        if key != self._key:
+            self._loaded, self._key = None, ()  # the old one goes before the new one comes
+            say("loading the model")
+            self._loaded, self._key = load(request), key
+        plan = plan_of(request, loaded=self._loaded)
+        return run_plan(request, plan, self._store, say, run_id)[0], False
+
+
+def sweep_worker(engine: EngineOption = None, store: StoreOption = None) -> None:
+    """Compute the cells that are asked for on stdin, a JSON object a line; what becomes of each is a line on stdout."""
+    use_engines(engine)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print is no answer
+    target = open_store(store)
+    runner, ledger = CellRunner(target), Ledger(target)
+
+    def answer(**said: Any) -> None:
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
+
+    def say(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:  # noqa: ARG001  (positions)
+        answer(stage=stage, rows_done=done, rows_total=total)
+
+    with stoppable():
+        for question in _questions():
+            os.chdir(question["folder"])  # from where the plan's files are named
+            asked, request = str(question["asked"]), CaptureRequest.from_json(question["request"])
+            try:
+                if request is None:
+                    raise UsageError("the request of a cell is of another version of ULPscope.")
+                if question["do"] == "about":
+                    answer(**runner.about(asked, request))
+                    continue
+                with ledger.claim(asked) as is_ours:
+                    if not is_ours:
+                        answer(held=True)
+                        continue
+                    run_id, was_there = runner.run(asked, request, say)
+                answer(done=run_id, was_there=was_there)
+            except UlpscopeError as error:
+                answer(failed=str(error))
+            except MemoryError:
+                answer(failed="its process ran out of memory.")
+
+
+def _questions() -> Iterator[dict[str, Any]]:
+    """Questions on stdin. Where it ends, nobody waits for what is being computed: the process is asked to end."""
+    asked: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            asked.put(json.loads(line))
+        asked.put(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=listen, name="ulpscope-questions", daemon=True).start()
+    while (question := asked.get()) is not None:
+        yield question
+
+
+def _print_commands(
+    path: Path, cells: Sequence[Cell], ledger: Ledger, build: str, engines: Sequence[str], store: str | None
+) -> None:
+    """A command for each cell that has no run, of any build."""
+    states = {state.cell: state for state in ledger.states(in_ledger(cells))}
+    given = [part for engine in engines for part in ("--engine", engine)]
+    given += ["--build", build] if build else []
+    given += ["--store", str(store)] if store else []
+    for cell in cells:
+        if not states[cell.asked].cards or build:
+            sys.stdout.write(f"{COMMAND} {shell_command(['sweep', str(path), '--cell', cell.asked, *given])}\n")
+
+
+def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
+    """Print every cell with its state and costs; what no path or engine can do is said beside it."""
+    from ..inference.capture.costs import costs_of
+    from ..inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
+
+    states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
+    speeds: dict[tuple[str, str, str], Any] = {}
+    rows: list[dict[str, Any]] = []
+    with stoppable():
+        for cell in cells:
+            row: dict[str, Any] = {"cell": cell.asked, "axes": dict(cell.axes), "state": states[cell.asked]}
+            rows.append(row)
+            try:
+                planned = plan_of(cell.request, weights=False)
+                costs, stages = costs_of(planned), stages_of(planned, ["judge"] if cell.request.judge else [])
+                key = (cell.request.model, cell.request.dtype, planned.loaded.device)
+                if key not in speeds:
+                    speeds[key] = speed_here(planned.loaded)
+                seconds = seconds_of(planned.loaded, costs, stages, speeds[key])
+            except UlpscopeError as error:
+                row["refused"] = str(error)
+                continue
+            beside = [stage for stage in stages if not stage.is_bound]
+            row |= {
+                "forwards": costs.forwards + sum(stage.most.forwards for stage in beside),
+                "tokens": costs.tokens + sum(stage.most.tokens for stage in beside),
+                "bytes": costs.logits_bytes,
+                "seconds": [round(end, 1) for end in seconds],
+            }
+    open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
+    total = {key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "bytes")}
+    took = [sum(row["seconds"][end] for row in open_rows) for end in (0, 1)]
+    if as_json_:
+        print_json(
+            {"name": plan.name, "cells": rows, "missing": {**total, "seconds": took, "within_a_factor_of": WITHIN}}
+        )
+        return
+    table = Table(title=f"{escape(plan.name)}: {escape(counted(cells))}")
+    for column in ("cell", "what", "state", "forwards", "tokens", "run file", "about"):
+        table.add_column(column, overflow="fold", no_wrap=column == "cell")
+    for row, cell in list(zip(rows, cells, strict=True))[:_MOST_SHOWN]:
+        told = (
+            ["", "", "", escape(shown(row["refused"], 200))]
+            if "refused" in row
+            else [f"{row['forwards']:,}", f"{row['tokens']:,}", size(row["bytes"]), duration(max(1, row["seconds"][1]))]
+        )
+        table.add_row(cell.asked, escape(cell.title), "refused" if "refused" in row else row["state"], *told)
+    out.print(table)
+    if len(cells) > _MOST_SHOWN:
+        out.print(f"and {len(cells) - _MOST_SHOWN:,} cells more; --json has them all.")
+    refused = sum("refused" in row for row in rows)
+    out.print(
+        f"Missing are {plural(len(open_rows), 'cell')}: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
+        f" {size(total['bytes'])} of run files, about {duration(max(1, took[1]))} by one worker on this machine as busy"
+        f" as it is now, to within a factor of {WITHIN}."
+    )
+    if refused:
+        out.print(
+            f"{plural(refused, 'cell')} cannot be computed; [[exclude]] takes them out of the plan.", markup=False
+        )
+
+
+def _tell_end(
+    plan: SweepPlan,
+    cells: Sequence[Cell],
+    ledger: Ledger,
+    began: Began,
+    conditions: Sequence[str],
+    pinned: set[str],
+    junit: Path | None,
+    markdown: Path | None,
+    as_json_: bool,
+) -> None:
+    """Say what became of the cells, what changed, and what failed; exit code 1 by the gate, 2 where cells failed."""
+    states = ledger.states(in_ledger(cells))
+    of_now = {outcome.cell.asked: outcome.run_id for outcome in began.outcomes}
+    changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in states]
+    gate = gate_of(changes, conditions) if conditions else None
+    if gate is not None and junit is not None:
+        write_whole(junit, junit_text(gate))
+    if gate is not None and markdown is not None:
+        append(markdown, markdown_text(gate))
+    there = sum(outcome.was_there for outcome in began.outcomes)
+    if as_json_:
+        about: dict[str, Any] = {"name": plan.name, "cells": [change.as_json() for change in changes]}
+        about |= {"computed": began.count - there - len(began.failed), "were_there": there, "failed": len(began.failed)}
+        print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
+    else:
+        _print_changes(plan, changes)
+        if gate is not None:
+            out.print(gate.table(), markup=False, soft_wrap=True)
+    if gate is not None and gate.failed:
+        raise typer.Exit(1)
+    if began.failed:
+        raise typer.Exit(2)
+
+
+def _tagged(ledger: Ledger, tag: str | None) -> set[str]:
+    if tag is None:
+        return set()
+    found = {run_id for run_id in ledger.run_ids() if tag in labels.read(ledger.store.directory, run_id).tags}
+    if not found:
+        raise UsageError(f"--against '{shown(tag)}': no run of a cell has that tag; `label RUN --tag` gives it one.")
+    return found
+
+
+def _print_changes(plan: SweepPlan, changes: Sequence[Change]) -> None:
+    table = Table(title=f"{escape(plan.name)}: {', '.join(_counts(changes))}")
+    for column in ("model", "engine", "path", "dtype", "prompts", "verdict", "floors", "flips", "differ", "since"):
+        table.add_column(column, overflow="fold")
+    for change in changes[:_MOST_SHOWN]:
+        axes, now = change.state.axes, change.now
+        figures = (
+            [
+                now.verdict,
+                "" if now.noise_ratio is None else f"{now.noise_ratio:.3g}",
+                f"{now.flips:,}",
+                f"{now.neq_share:.1%}",
+            ]
+            if now is not None
+            else [change.state.state, "", "", ""]
+        )
+        place = [in_short(axis, axes[axis]) for axis in ("model", "engine", "path", "dtype", "prompts")]
+        table.add_row(*(escape(shown(text)) for text in (*place, *figures)), escape(change.in_words))
+    out.print(table)
+    if len(changes) > _MOST_SHOWN:
+        out.print(f"and {len(changes) - _MOST_SHOWN:,} cells more; --json has them all.")
+
+
+def _counts(changes: Sequence[Change]) -> list[str]:
+    states = Counter(change.state.state for change in changes)
+    changed = sum(bool(change.what) for change in changes)
+    return [f"{count:,} {state}" for state, count in states.items()] + ([f"{changed:,} changed"] if changed else [])

@@ -1,0 +1,284 @@
+"""A folder of tensor dumps as an engine: what the hooks of a model wrote by `torch.save`, one dict of module name ->
+tensor a forward, replayed. SGLang's `--debug-tensor-dump-output-folder` writes such folders; names of transformers,
+SGLang (and vLLM) and torchtitan are known. Files are somebody else's: nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+from ulpscope_engine import Refused, serve
+
+HELLO = {
+    "engine": "tensor dumps",
+    "model": "folder",
+    "dtypes": ["float32", "bfloat16", "float16"],
+    "modules": True,
+    "bases": {"replay": {"says": "the forwards in which the prompt's tokens were computed"}},
+}
+MOST_FILES, MOST_NAMES = 100_000, 100_000
+MOST_PICKLE = 32 << 20  # bytes: names and shapes of some 100,000 tensors
+HEADED = ("llama", "mistral", "qwen2", "qwen3", "gemma")  # whose logits are the last norm times the head
+OF_TITAN = {
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "": "",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attention": "self_attn",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward": "mlp",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}
+IN_BLOCK = re.compile(r"(model\.)?layers\.(\d+)\.?(.*)")
+ENDS = {"self_attn": "self_attn.o_proj", "mlp": "mlp.down_proj"}  # SGLang follows what has no parts
+
+
+def read(path):
+    """name -> tensor, or list of tensors, of one file. Refused for anything else."""
+    import torch
+
+    try:
+        with zipfile.ZipFile(path) as file:
+            parts = file.infolist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise Refused(f"{path.name} is no file of torch.save ({error}).") from error
+    size = path.stat().st_size
+    pickled = sum(part.file_size for part in parts if part.filename.endswith(".pkl"))
+    if any(part.compress_type for part in parts) or sum(part.file_size for part in parts) > size:
+        raise Refused(f"{path.name} is compressed, which torch.save does not do.")
+    if pickled > MOST_PICKLE:
+        raise Refused(f"{path.name} names tensors in {pickled} bytes; at most {MOST_PICKLE} are read.")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # of a damaged or hostile file torch raises anything
+        why = " ".join(str(error).split())[:120]
+        raise Refused(f"{path.name} holds more than tensors, or is damaged ({why}).") from error
+    if not isinstance(found, dict) or len(found) > MOST_NAMES or not all(isinstance(name, str) for name in found):
+        raise Refused(f"{path.name} is no dict of module name -> tensor.")
+    return {name: value for name, value in found.items() if is_sound(value)}
+
+
+def is_sound(value):
+    """Whether this is a tensor that lies in the file as it says, or a list of such."""
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return bool(value) and len(value) < 16 and all(not isinstance(one, list) and is_sound(one) for one in value)
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
+
+
+class Pass:
+    """One forward: which tokens stood at which positions, and what the modules put out."""
+
+    def __init__(self, path):
+        import torch
+
+        self.path = path
+        found = read(path)
+        ids = self.only(found, "input_ids")
+        self.is_forward = ids is not None and ids.numel() > 0
+        if not self.is_forward:
+            return
+        positions = self.only(found, "positions")
+        if ids.numel() != max(ids.shape):
+            raise Refused(f"{path.name} is of {list(ids.shape)} tokens; of a batch, SGLang's flat form is read.")
+        self.ids = ids.flatten().tolist()
+        self.positions = list(range(len(self.ids))) if positions is None else positions.flatten().tolist()
+        if len(self.positions) != len(self.ids) or torch.is_floating_point(ids):
+            raise Refused(f"{path.name} has {len(self.positions)} positions for {len(self.ids)} tokens.")
+
+    @staticmethod
+    def only(found, name):
+        keys = [key for key in found if key == name or key.endswith(f"forward_batch_info.{name}")]
+        return found[keys[0]] if keys and not isinstance(found[keys[0]], (list, tuple)) else None
+
+    def begins(self, position, wanted):
+        """[(row, how many)] of runs of the wanted tokens from this position on."""
+        found = []
+        for row, place in enumerate(self.positions):
+            if place != position or self.ids[row] != wanted[position]:
+                continue
+            count = 1
+            while (
+                row + count < len(self.ids)
+                and position + count < len(wanted)
+                and self.positions[row + count] == position + count
+                and self.ids[row + count] == wanted[position + count]
+            ):
+                count += 1
+            found.append((row, count))
+        return found
+
+
+def chain(passes, wanted):
+    """[(pass, row, position, count)] that together are the prompt, of the first request that is it."""
+    for first, begin in enumerate(passes):
+        if not begin.begins(0, wanted):
+            continue
+        found, position = [], 0
+        for each in passes[first:]:
+            runs = each.begins(position, wanted)
+            if not runs:
+                continue
+            most = max(count for _, count in runs)
+            best = [row for row, count in runs if count == most]
+            if len(best) > 1:
+                raise Refused(f"{each.path.name} holds position {position} of the prompt {len(best)} times.")
+            found.append((each, best[0], position, most))
+            position += most
+            if position == len(wanted):
+                return found
+    raise Refused(f"no forwards in the folder are the {len(wanted)} tokens of the prompt, from its first one on.")
+
+
+class Named:
+    """Names and forms of transformers for what other hooks wrote."""
+
+    def __init__(self, config):
+        self.config = config
+        self.heads = int(config["num_attention_heads"])
+        self.kv_heads = int(config.get("num_key_value_heads") or self.heads)
+        self.size = int(config.get("head_dim") or config["hidden_size"] // self.heads)
+        self.last = int(config["num_hidden_layers"]) - 1
+
+    def of(self, found):
+        """name -> [tokens, features], as transformers calls them."""
+        named = {}
+        for name, value in found.items():
+            tensors = value if isinstance(value, (list, tuple)) else [value]
+            if all(one.ndim > 1 and one.is_floating_point() for one in tensors):
+                named.update(self.one(name, [one.flatten(0, -2) for one in tensors]))
+        for stem in {name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0] for name in named} - {""}:
+            for whole, end in ENDS.items():
+                if f"{stem}.{end}" in named:
+                    named.setdefault(f"{stem}.{whole}", named[f"{stem}.{end}"])
+        return named
+
+    def one(self, name, tensors):
+        """What one entry of a dump is."""
+        first = tensors[0]
+        inside = IN_BLOCK.fullmatch(name)
+        if inside is None:
+            own = OF_TITAN.get(name, name)
+            if own == "model.norm" and len(tensors) == 2:  # SGLang adds the stream in the norm, and hands on the sum
+                return {own: first, f"model.layers.{self.last}": tensors[1]}
+            return {own: first}
+        block, part = int(inside[2]), inside[3].replace("attention.qkv_linear.", "attention.")
+        stem = f"model.layers.{block}"
+        if part.endswith("qkv_proj"):
+            sizes = [self.heads * self.size] + 2 * [self.kv_heads * self.size]
+            if first.shape[-1] != sum(sizes):
+                return {}
+            pieces = zip(("q_proj", "k_proj", "v_proj"), first.split(sizes, -1), strict=True)
+            return {f"{stem}.self_attn.{own}": piece for own, piece in pieces}
+        if part.endswith("gate_up_proj"):
+            half = first.shape[-1] // 2
+            return {f"{stem}.mlp.gate_proj": first[:, :half], f"{stem}.mlp.up_proj": first[:, half:]}
+        if part == "input_layernorm" and len(tensors) == 2:
+            return {f"{stem}.{part}": first, f"model.layers.{block - 1}": tensors[1]}
+        if part.endswith("act_fn"):  # which multiplies by the other half, where transformers does that outside
+            return {}
+        is_titan = inside[1] is None
+        if is_titan and part not in OF_TITAN:
+            return {}
+        if is_titan and part in ("attention.wq", "attention.wk") and self.config.get("model_type") == "llama":
+            count = self.heads if part == "attention.wq" else self.kv_heads  # rotated as neighbours, not as halves
+            first = first.reshape(len(first), count, -1, 2).swapaxes(2, 3).reshape(first.shape)
+        own = OF_TITAN[part] if is_titan else part
+        return {f"{stem}.{own}" if own else stem: first}
+
+
+def head_of(folder, config):
+    """The checkpoint's own head. [vocab, hidden]"""
+    from safetensors import safe_open
+
+    name = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
+    if config.get("model_type") not in HEADED or config.get("final_logit_softcapping"):
+        raise Refused(f"the dump has no logits, and those of a '{config.get('model_type')}' are not made here.")
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            if name in file.keys():  # noqa: SIM118 - it is no dict
+                return file.get_tensor(name)
+    raise Refused(f"the dump has no logits, and the model's folder has no {name} in safetensors.")
+
+
+def times_head(hidden, head):
+    """Logits of last hidden states, products in float64 rounded once. [tokens, vocab]"""
+    import torch
+
+    pieces = [(hidden.double() @ rows.double().T).to(hidden.dtype) for rows in head.split(8192)]
+    return torch.cat(pieces, -1)
+
+
+def load(request):
+    """Read which forwards the folder holds."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    if folder is None or not folder.is_dir():
+        raise Refused("there is no folder of dumps; name it by --engine NAME=FOLDER.")
+    paths = sorted(path for path in folder.rglob("*.pt") if path.is_file() and not path.is_symlink())
+    ranks = {path.parent for path in paths}
+    if not paths or len(paths) > MOST_FILES:
+        raise Refused(f"{folder.name} holds {len(paths)} files *.pt; expected 1 to {MOST_FILES}, one a forward.")
+    if len(ranks) > 1:
+        raise Refused(f"{folder.name} holds dumps of {len(ranks)} processes; name the folder of one, on one device.")
+    import torch
+
+    config = json.loads((Path(request["model"]) / "config.json").read_text())
+    config = config.get("text_config", config)
+    passes = [one for one in map(Pass, paths) if one.is_forward]
+    if not passes:
+        raise Refused(f"no file in {folder.name} has input_ids, without which no row has a token.")
+    named, wanted = Named(config), request.get("modules", ())
+    first = named.of(read(passes[0].path))
+    ending = next((name for name in ("lm_head", "model.norm") if name in first), None)
+    if ending is None:
+        raise Refused(f"{passes[0].path.name} has neither logits (lm_head) nor the last norm (model.norm).")
+    dtype = str(first[ending].dtype).removeprefix("torch.")
+    if dtype != request["dtype"]:
+        raise Refused(f"the dump is of {dtype}, and nothing of it can be had in {request['dtype']}.")
+    head = head_of(request["model"], config) if ending == "model.norm" else None
+    vocab = first[ending].shape[-1] if head is None else len(head)
+
+    def bits(values):
+        values = values.contiguous()
+        return (values.view(torch.int16).numpy(), dtype) if values.dtype == torch.bfloat16 else (values.numpy(), None)
+
+    def run(ids, rows):
+        for each, row, position, count in chain(passes, ids):
+            found = named.of(read(each.path))
+            kept = {name: value[row : row + count] for name, value in found.items() if len(value) == len(each.ids)}
+            if ending not in kept:
+                raise Refused(f"{each.path.name} has no {ending} of its {len(each.ids)} tokens.")
+            for name in wanted:
+                if name in kept:
+                    array, kind = bits(kept[name])
+                    rows.module(name, position, array, dtype=kind)
+            for start in range(0, count, 64):
+                piece = kept[ending][start : start + 64]
+                array, kind = bits(piece if head is None else times_head(piece, head))
+                rows(position + start, array, dtype=kind)
+
+    parts = {"weights": dtype, "activations": dtype, "head": "own" if head is None else "the checkpoint's, in float64"}
+    return {"vocab": vocab, "versions": {"torch": torch.__version__}, "parts": parts}, run
+
+
+if __name__ == "__main__":
+    serve(dict(HELLO, version="", is_here=importlib.util.find_spec("torch") is not None), load)

@@ -1,0 +1,52 @@
+"""Environment of a capture: everything beside what is asked for that determines its bits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from ...capture_request import CaptureRequest
+from ..models import memory
+from ..models.model import revision_of
+from .capture import CapturePlan
+
+_REVISIONS: dict[tuple[str, str | None], str] = {}  # of this process, in which no model's weights change
+
+
+def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]:
+    """Model's revision, configuration and tokenizer, device, versions of the libraries and engines, and the build. A
+    plan without weights will do.
+    """
+    about, loaded = plan.header.provenance, plan.loaded
+    asked = (request.model, request.revision)
+    if asked not in _REVISIONS:
+        _REVISIONS[asked] = about.revision or revision_of(*asked)
+    config = {key: value for key, value in loaded.model.config.to_dict().items() if not key.startswith("_")}
+    tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    return {
+        "revision": _REVISIONS[asked],
+        "config": _digest(json.dumps(config, sort_keys=True, default=str)),
+        "tokenizer": _digest(tokenizer.to_str()) if tokenizer is not None else type(loaded.tokenizer).__name__,
+        "device": loaded.device,
+        "device_name": loaded.device_name,
+        "versions": dict(about.versions),
+        "build": request.build,
+    }
+
+
+def needed_bytes(request: CaptureRequest, plan: CapturePlan) -> int:
+    """Memory that a capture takes at most, about: the weights, and where it is judged a copy of them in float32."""
+    in_float32 = plan.loaded.weight_bytes * 4 // plan.loaded.torch_dtype.itemsize
+    return plan.loaded.weight_bytes + (in_float32 if request.judge else 0)
+
+
+def free_bytes(plan: CapturePlan) -> int | None:
+    """Memory that is free on the plan's device; None where nobody says."""
+    return memory.free_bytes(torch.device(plan.loaded.device))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""Cells of a sweep as a table of two axes, one figure a place; where several cells stand at one place, the gravest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..text import number, percent, plural
+from .history import Change
+from .ledger import DONE, FAILED, MISSING, RUNNING, SEVERITY, CellCard
+from .plan import AXES, in_short
+
+FIGURES = {
+    "verdict": "verdict",
+    "noise_ratio": "rounding floors",
+    "flips": "flips",
+    "neq_share": "share that differs",
+    "max_row_ulps": "max row ULPs",
+}
+_STATES = (FAILED, RUNNING, MISSING)  # ahead of any figure, in this order
+CHANGED = "Δ "  # in front of a place where something changed since the last good run
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of the table. change: of its gravest cell, None where no cell stands there; cells: how many do."""
+
+    change: Change | None
+    cells: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Table of two axes. places: [rows][columns]."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    places: tuple[tuple[Place, ...], ...]
+
+
+def varying(changes: Sequence[Change]) -> list[str]:
+    """Axes on which the cells have more than one value, in the order of a plan."""
+    return [axis for axis in AXES if len({change.state.axes[axis] for change in changes}) > 1]
+
+
+def filtered(changes: Sequence[Change], wanted: Mapping[str, str]) -> list[Change]:
+    """Cells that stand at the wanted values. wanted: axis -> value."""
+    return [change for change in changes if all(change.state.axes[axis] == value for axis, value in wanted.items())]
+
+
+def matrix_of(changes: Sequence[Change], rows: str, columns: str, figure: str) -> Matrix:
+    """Table of the cells; figure: a key of FIGURES."""
+    at: dict[tuple[str, str], list[Change]] = {}
+    for change in changes:
+        axes = change.state.axes
+        at.setdefault((axes[rows], axes[columns]), []).append(change)
+    names = [tuple(dict.fromkeys(change.state.axes[axis] for change in changes)) for axis in (rows, columns)]
+    places = tuple(tuple(_place(at.get((row, column), []), figure) for column in names[1]) for row in names[0])
+    return Matrix(
+        tuple(in_short(rows, name) or "-" for name in names[0]),
+        tuple(in_short(columns, name) or "-" for name in names[1]),
+        places,
+    )
+
+
+def sentence(changes: Sequence[Change]) -> str:
+    """`96 cells: 90 rounding, 2 bug suspected, 4 missing; 3 changed since their last good run.`"""
+    told: Counter[str] = Counter()
+    for change in changes:
+        is_done = change.state.state == DONE and change.now is not None
+        told[change.now.verdict if is_done and change.now is not None else change.state.state] += 1
+    changed = sum(bool(change.what) for change in changes)
+    of_each = ", ".join(f"{count:,} {name}" for name, count in told.most_common())
+    since = f"; {changed:,} changed since their last good run" if changed else ""
+    return f"{plural(len(changes), 'cell')}: {of_each}{since}."
+
+
+def _place(changes: Sequence[Change], figure: str) -> Place:
+    if not changes:
+        return Place(None, 0, "")
+    gravest = min(changes, key=_gravity)
+    mark = CHANGED if any(change.what for change in changes) else ""
+    more = f" ×{len(changes)}" if len(changes) > 1 else ""
+    state = gravest.state.state
+    text = state if state != DONE or gravest.now is None else _text(gravest.now, figure)
+    return Place(gravest, len(changes), f"{mark}{text}{more}")
+
+
+def _gravity(change: Change) -> tuple[float, ...]:
+    state, now = change.state.state, change.now
+    if state != DONE or now is None:
+        return (_STATES.index(state) if state in _STATES else len(_STATES), 0.0, 0.0)
+    return (len(_STATES), SEVERITY.get(now.verdict, -1), -(now.noise_ratio or 0.0))
+
+
+def _text(card: CellCard, figure: str) -> str:
+    if figure == "verdict":
+        return card.verdict
+    if figure == "flips":
+        return f"{card.flips:,}"
+    if figure == "neq_share":
+        return percent(card.neq_share)
+    value = card.noise_ratio if figure == "noise_ratio" else card.max_row_ulps
+    return "" if value is None else number(value, 3)

@@ -1,0 +1,226 @@
+"""Plan of a sweep: `sweep.toml`, expanded to cells, each a capture that is asked for. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..capture_request import CaptureRequest
+from ..engines.registry import names as engine_names
+from ..errors import UsageError
+from ..prompt_files import prompts_of
+from ..runs.file.kept import ALL, KEEPS
+from ..text import joined, plural, shown
+
+AXES = ("model", "prompts", "reference", "engine", "path", "dtype", "device")
+OWN_ENGINE = "transformers"  # of this process; paths of it bear no name of an engine
+APART = ", apart"  # a transformers of another process, `transformers:decode` among the paths
+MOST_CELLS = 100_000
+_DIGEST = 16  # hexadecimal digits, 64 bits: of 100,000 cells two are alike with a chance of 3e-10
+# key of the plan -> (axis, its values where the plan has none)
+_LISTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "models": ("model", ()),
+    "prompts": ("prompts", ()),
+    "references": ("reference", ("prefill",)),
+    "engines": ("engine", (OWN_ENGINE,)),
+    "paths": ("path", ()),
+    "dtypes": ("dtype", ("bfloat16",)),
+    "devices": ("device", ("",)),
+}
+_SETTINGS: dict[str, tuple[type, Any]] = {
+    "name": (str, ""),
+    "repeats": (int, 1),
+    "judge": (bool, True),
+    "layers": (bool, False),
+    "chat": (bool, False),
+    "seed": (int, 0),
+    "keep": (str, ALL),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: where it stands on each axis, what is captured for it, and the digest of all that was asked for, which
+    is the same on every machine and under every build.
+    """
+
+    axes: Mapping[str, str]
+    request: CaptureRequest
+    asked: str
+
+    @property
+    def title(self) -> str:
+        """The cell in a line: `model, decode against prefill, bfloat16, parser.txt`."""
+        axes = self.axes
+        sides = f"{self.request.variants[0]} against {axes['reference']}"
+        parts = (in_short("model", axes["model"]), sides, axes["dtype"], in_short("prompts", axes["prompts"]))
+        return ", ".join(filter(None, (*parts, axes["device"])))
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A plan as its file has it, with every cell of it; text: the file's own."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    text: str
+
+    @cached_property
+    def _by_digest(self) -> dict[str, Cell]:
+        return {cell.asked: cell for cell in self.cells}
+
+    def cell(self, asked: str) -> Cell:
+        """The cell of a digest, or of a unique beginning of it; UsageError where there is none or several."""
+        found = [self._by_digest[asked]] if asked in self._by_digest else []
+        if asked and not found:
+            found = [cell for cell in self.cells if cell.asked.startswith(asked)]
+        if len(found) != 1:
+            several = "several" if found else "no"
+            raise UsageError(f"the plan has {several} cells '{shown(asked)}'; --dry-run lists them.")
+        return found[0]
+
+
+def read_plan(path: Path, build: str = "") -> SweepPlan:
+    """Read a plan. build: what names the state of the engines under test, such as a commit. UsageError, one sentence,
+    for what cannot be understood; nothing is loaded.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        said = tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read as a plan ({error}).") from None
+    excluded = said.pop("exclude", [])
+    unknown = next((key for key in said if key not in _LISTS and key not in _SETTINGS), None)
+    if unknown is not None:
+        known = joined([*_LISTS, *_SETTINGS, "exclude"])
+        raise UsageError(f"{path}: '{shown(unknown)}' is no key of a plan; there are {known}.")
+    lists = {key: _texts(path, key, said.get(key, list(default))) for key, (_, default) in _LISTS.items()}
+    settings = {key: _setting(path, key, said.get(key, default)) for key, (_, default) in _SETTINGS.items()}
+    for key in ("models", "prompts", "paths"):
+        if not lists[key]:
+            raise UsageError(f"{path}: '{key}' is empty; expected a list of at least one.")
+    conditions = _conditions(path, excluded)
+    count = 1
+    for values in lists.values():
+        count *= len(values)
+    if count > MOST_CELLS:
+        raise UsageError(f"{path}: {count:,} cells; a plan has at most {MOST_CELLS:,}.")
+    engines = frozenset(engine_names())  # each call reads the configuration
+    cells: dict[str, Cell] = {}
+    digests: dict[tuple[str, bool], str] = {}
+    for values in itertools.product(*(lists[key] for key in _LISTS)):
+        axes = dict(zip((axis for axis, _ in _LISTS.values()), values, strict=True))
+        engine, _, rest = axes["path"].partition(":")
+        if rest and engine in engines:
+            named = engine + APART * (engine == OWN_ENGINE)
+            axes |= {"engine": named, "path": rest}  # it names its engine, and stands once
+        if any(all(axes[axis] in wanted for axis, wanted in one.items()) for one in conditions):
+            continue
+        request = _request(path, axes, settings, build)
+        prompts = (axes["prompts"], settings["chat"])
+        if prompts not in digests:
+            digests[prompts] = _digest_of_prompts(request)
+        asked = _digest_of(request, axes["model"], digests[prompts])
+        cells.setdefault(asked, Cell(axes, request, asked))
+    if not cells:
+        raise UsageError(f"{path}: every cell is excluded.")
+    return SweepPlan(settings["name"] or path.stem, tuple(cells.values()), text)
+
+
+def in_short(axis: str, value: str) -> str:
+    """A value of an axis as tables show it: files and folders by their own name."""
+    return Path(value).name if axis in ("model", "prompts") else value
+
+
+def _request(path: Path, axes: Mapping[str, str], settings: Mapping[str, Any], build: str) -> CaptureRequest:
+    """The capture of a cell, of one variant."""
+    prompts = str(_beside(path, axes["prompts"]))
+    is_list = prompts.endswith(".jsonl")
+    model = _beside(path, axes["model"])
+    own = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine'].removesuffix(APART)}:"
+    return CaptureRequest(
+        model=str(model) if model.exists() else axes["model"],
+        prompt_files=() if is_list else (prompts,),
+        prompt_lists=(prompts,) if is_list else (),
+        is_chat=settings["chat"],
+        reference=axes["reference"],
+        variants=(f"{own}{axes['path']}",),
+        repeat=settings["repeats"],
+        layers=settings["layers"],
+        judge=settings["judge"],
+        dtype=axes["dtype"],
+        device=axes["device"] or None,
+        seed=settings["seed"],
+        keep=settings["keep"],
+        build=build,
+    )
+
+
+def _beside(path: Path, named: str) -> Path:
+    """A file that the plan names, from the plan's own folder; relative to where we are, if it lies below."""
+    place = (path.parent / Path(named).expanduser()).absolute()
+    here = Path.cwd()
+    return Path(os.path.relpath(place, here)) if place.is_relative_to(here) else place
+
+
+def _digest_of_prompts(request: CaptureRequest) -> str:
+    found = [asdict(replace(prompt, where="")) for prompt in prompts_of(request)]
+    return hashlib.sha256(json.dumps(found, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _digest_of(request: CaptureRequest, model: str, prompts: str) -> str:
+    """Digest of what a cell is asked for: prompts by their contents, the build left out, a model as the plan calls it
+    (its weights count under what it is computed with).
+    """
+    asked = replace(request, prompt_files=(), prompt_lists=(), build="", model=model)
+    return short_digest({"request": json.loads(asked.to_json()), "prompts": prompts})
+
+
+def short_digest(value: Any) -> str:
+    """First digits of the sha256 of a value as JSON with its keys in order."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+
+
+def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) and one == one.strip() for one in value):
+        raise UsageError(f"{path}: '{key}' is {shown(value)}; expected a list of texts.")
+    return tuple(dict.fromkeys(value))
+
+
+def _setting(path: Path, key: str, value: Any) -> Any:
+    kind, _ = _SETTINGS[key]
+    if type(value) is not kind:
+        expected = {str: "a text", int: "a whole number", bool: "true or false"}[kind]
+        raise UsageError(f"{path}: '{key}' is {shown(value)}; expected {expected}.")
+    if key == "keep" and value not in KEEPS:
+        raise UsageError(f"{path}: 'keep' is '{shown(value)}'; expected {joined(KEEPS)}.")
+    return value
+
+
+def _conditions(path: Path, given: Any) -> list[dict[str, tuple[str, ...]]]:
+    """Each [[exclude]]: axis -> the values that are left out together."""
+    if not isinstance(given, list) or not all(isinstance(one, dict) and one for one in given):
+        raise UsageError(f"{path}: 'exclude' is {shown(given)}; expected [[exclude]] sections with an axis each.")
+    found = []
+    for one in given:
+        unknown = next((axis for axis in one if axis not in AXES), None)
+        if unknown is not None:
+            raise UsageError(f"{path}: [[exclude]] names '{shown(unknown)}'; axes are {joined(AXES)}.")
+        found.append({axis: _texts(path, axis, [v] if isinstance(v, str) else v) for axis, v in one.items()})
+    return found
+
+
+def counted(cells: Sequence[Cell]) -> str:
+    """`12 cells: 2 models x 3 paths x 2 dtypes`."""
+    counts = [(axis, len({cell.axes[axis] for cell in cells})) for axis in AXES]
+    parts = [f"{count} {axis.rstrip('s')}s" for axis, count in counts if count > 1]
+    return plural(len(cells), "cell") + (f": {' x '.join(parts)}" if parts else "")

@@ -1,0 +1,46 @@
+"""Matrix: cells of a sweep as a table of two of its axes, live while it runs; a cell leads to its run."""
+
+import time
+
+import streamlit as st
+
+from app.matrix import parts
+from app.shell import exports, widgets
+from app.shell.widgets import PAGES
+from core.sweeps.ledger import RUNNING
+from core.sweeps.matrix import matrix_of, sentence
+from core.text import file_name
+
+widgets.title("Matrix")
+if page := st.session_state.pop("matrix_to", None):
+    st.switch_page(PAGES / f"{page}.py")
+ledger = parts.ledger()
+plans = ledger.plans()
+if not plans:
+    parts.empty()
+    st.stop()
+plan = parts.pick(plans)
+changes = parts.changes_of(ledger, plan)
+st.markdown(f"**{widgets.escaped(plan.name)}**: {widgets.escaped(sentence(changes))}")
+axes = parts.axes_of(changes)
+shown = parts.filters(changes, axes)
+selected = parts.table(matrix_of(shown, *axes, str(st.session_state["matrix_figure"])))
+st.caption(
+    "Of several cells at one place the gravest, ×N; Δ: its bits, flips or verdict changed since the last good run."
+)
+if selected is not None:
+    parts.cell(selected)
+exports.download({"cells": lambda: parts.exported(shown)}, f"{file_name(plan.name)}-matrix", "matrix")
+
+is_live = any(change.state.state == RUNNING for change in changes)
+drawn = st.session_state["matrix_drawn"] = time.monotonic()
+
+
+@st.fragment(run_every=2.0 if is_live else None)
+def watch() -> None:
+    """Draw the page anew while cells are being computed."""
+    if is_live and time.monotonic() - drawn > 1.0:
+        st.rerun()
+
+
+watch()

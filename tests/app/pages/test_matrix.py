@@ -1,0 +1,81 @@
+"""The Matrix page, over real runs of cells whose figures are planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.matrix import parts
+from core.runs.store.store import Store
+from core.sweeps.ledger import Ledger, run_id_of
+from core.sweeps.plan import read_plan
+from tests.app.pages.test_every_page import opened, plain
+from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
+from tests.core.sweeps.stand_in import write
+
+
+@pytest.fixture
+def sweep(tmp_path, plan_file, monkeypatch):  # noqa: F811
+    """Two models by two paths: one changed to a bug, one is as it was, one failed, one is missing."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    (tmp_path / "store").mkdir()
+    store = Store(tmp_path / "store")
+    file = plan_file(name="night*ly", models=["m", "n"], paths=["decode", "chunked:8"])
+    ledger = Ledger(store)
+    for build in ("1", "2"):
+        plan = read_plan(file, build)
+        changed, same, failed, _ = plan.cells
+        is_new = build == "2"
+        for cell, moved, verdict in (
+            (changed, 2.0 * is_new, "bug suspected" if is_new else "rounding"),
+            (same, 0.5, "rounding"),
+        ):
+            write(store, run_id_of(cell.asked, {"build": build}), cell.request, moved=moved, verdict=verdict)
+    ledger.fail(failed.asked, "no <b>room</b>")
+    ledger.keep(plan)
+    return ledger, run_id_of(changed.asked, {"build": "2"}), run_id_of(changed.asked, {"build": "1"})
+
+
+def _grid(app):
+    frame = app.dataframe[0].value
+    return [list(frame.columns), *frame.to_numpy().tolist()]
+
+
+def test_cells_are_a_table_of_the_two_axes_that_vary(sweep):
+    app = opened("matrix")
+    assert not app.exception
+    assert "night*ly**: 4 cells: 1 bug suspected, 1 rounding, 1 failed, 1 missing; 1 changed" in plain(app)
+    assert _grid(app) == [["", "decode", "chunked:8"], ["m", "Δ bug suspected", "rounding"], ["n", "failed", "missing"]]
+
+
+def test_the_axes_and_the_figure_are_in_the_link(sweep):
+    app = opened("matrix", down="path", across="model", figure="flips")
+    assert _grid(app) == [["", "m", "n"], ["decode", "Δ 1", "failed"], ["chunked:8", "0", "missing"]]
+    app.selectbox(key="matrix_figure").set_value("neq_share").run()
+    assert app.query_params["figure"] == "neq_share"
+    assert _grid(app)[1][1] == "Δ 12.5%"
+
+
+def test_an_axis_that_is_not_shown_is_a_filter(sweep):
+    app = opened("matrix", down="dtype", across="model")
+    assert _grid(app) == [["", "m", "n"], ["bfloat16", "Δ bug suspected ×2", "failed ×2"]]
+    app.selectbox(key="matrix_of_path").set_value("chunked:8").run()
+    assert _grid(app) == [["", "m", "n"], ["bfloat16", "rounding", "missing"]]
+
+
+def test_a_store_without_a_sweep_says_how_to_begin_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "none"))
+    app = opened("matrix")
+    assert not app.exception
+    assert "No sweep was run on this store" in plain(app)
+
+
+def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
+    ledger, now, before = sweep
+    (kept,) = ledger.plans()
+    change = parts.changes_of(ledger, kept)[0]
+    assert (change.now.run_id, change.before.run_id) == (now, before)
+    assert change.in_words == "changed: other bits, 0 -> 1 flip and rounding -> bug suspected (build 1 -> 2)."
+    table = parts.exported(parts.changes_of(ledger, kept))
+    assert list(table["state"]) == ["done", "done", "failed", "missing"]
+    assert table["changed"][0] == "bits, flips, verdict"

@@ -1,0 +1,180 @@
+"""`sweep` as a shell sees it, with the small model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+from core.command_name import COMMAND
+from tests.core.conftest import environment
+
+ROOT = Path(__file__).resolve().parents[3]
+PLAN = """
+name = "small"
+models = [{model}]
+prompts = ["p.jsonl"]
+paths = ["decode", "chunked:2", "decode+batches:2"]
+judge = false
+dtypes = ["float32"]
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"token_ids": [5, 9, 200]}')
+    path = tmp_path / "small.toml"
+    path.write_text(PLAN.format(model=json.dumps(str(ROOT / "sample_runs" / "model"))))
+    return path
+
+
+def _runs(tmp_path):
+    return {path.stem for path in tmp_path.glob("runs/*.duckdb")}
+
+
+@pytest.mark.model
+def test_a_plan_is_computed_once_and_again_under_another_build(cli, plan, tmp_path):
+    first = cli("sweep", plan, "--build", "1", "--json")
+    told = json.loads(first.stdout)
+    assert first.returncode == 2, "a cell failed"
+    assert (told["computed"], told["were_there"], told["failed"]) == (2, 0, 1)
+    assert [cell["state"] for cell in told["cells"]] == ["done", "done", "failed"]
+    assert "'decode+batches:2': no modifier 'batches'" in first.stderr
+    runs = _runs(tmp_path)
+    assert len(runs) == 2
+    assert {cell["run"] for cell in told["cells"][:2]} == runs
+
+    again = json.loads(cli("sweep", plan, "--build", "1", "--json").stdout)
+    assert (again["computed"], again["were_there"]) == (0, 2)
+    assert _runs(tmp_path) == runs
+
+    plan.write_text(plan.read_text().replace(', "decode+batches:2"', ""))
+    junit = tmp_path / "sweep.xml"
+    other = cli("sweep", plan, "--build", "2", "--fail-on", "changed,bug", "--junit", junit, "--json")
+    assert other.returncode == 0, other.stderr
+    told = json.loads(other.stdout)
+    assert told["computed"] == 2
+    assert [cell["builds"] for cell in told["cells"]] == [{"build": ["1", "2"]}] * 2
+    assert [cell["changed"] for cell in told["cells"]] == [[], []]
+    assert [test.get("name") for test in ET.parse(junit).iter("testcase")] == ["changed", "bug"] * 2
+    assert runs < _runs(tmp_path)
+
+
+@pytest.mark.model
+def test_the_dry_run_foresees_what_is_missing_and_names_what_is_refused(cli, plan, tmp_path):
+    done = cli("sweep", plan, "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    decode, chunked, refused = told["cells"]
+    assert (decode["forwards"], chunked["forwards"]) == (1 + 3, 1 + 2)  # prefill, and three tokens or two chunks
+    assert (decode["bytes"], decode["state"]) == (2 * 3 * 4096 * 4, "missing")
+    assert "no modifier 'batches'" in refused["refused"]
+    assert told["missing"]["forwards"] == 4 + 3
+    assert _runs(tmp_path) == set()
+
+
+@pytest.mark.model
+def test_each_printed_command_computes_its_cell(cli, plan, tmp_path):
+    printed = cli("sweep", plan, "--print").stdout.splitlines()
+    assert len(printed) == 3
+    words = shlex.split(printed[0].removeprefix(COMMAND))
+    done = cli(*words)
+    assert done.returncode == 0, done.stderr
+    (run_id,) = _runs(tmp_path)
+    assert words[words.index("--cell") + 1] in run_id
+    assert len(cli("sweep", plan, "--print").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--fail-on", "kl>1"], "--fail-on 'kl>1' is not known to a sweep"),
+        (["--junit", "x.xml"], "--junit and --markdown write a gate; add --fail-on"),
+        (["--cell", "00"], "the plan has no cells '00'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence_and_nothing_is_run(cli, plan, tmp_path, arguments, sentence):
+    done = cli("sweep", plan, *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert _runs(tmp_path) == set()
+
+
+def test_a_tag_that_no_run_of_a_cell_has_is_refused_before_anything_is_computed(cli, plan, tmp_path):
+    done = cli("sweep", plan, "--against", "golden")
+    assert done.returncode == 2
+    assert "--against 'golden': no run of a cell has that tag" in done.stderr
+    assert _runs(tmp_path) == set()
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_path):
+    """The `run` step of docs/sweeps.md that calls ULPscope, in a shell; the second night holds against the first."""
+    text = (ROOT / "docs" / "sweeps.md").read_text()
+    workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    (job,) = workflow["jobs"].values()
+    (step,) = [step["run"] for step in job["steps"] if "python -m core" in step.get("run", "")]
+    for name in ("sample_runs", "core"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for night in ("1", "2"):
+        variables = {
+            **os.environ,
+            **environment(tmp_path),
+            "GITHUB_SHA": night,
+            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        done = subprocess.run(
+            ["bash", "-e", "-c", step], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, done.stderr
+    told = (tmp_path / "summary.md").read_text().replace("\\", "")
+    assert told.count("### ULPscope gate: passed") == 2
+    assert told.count("is as it was (build 1 -> 2)") == 6
+    assert ET.parse(tmp_path / "sweep.xml").getroot().find("testsuite") is not None
+
+
+OLDER = "2026.6.9713"  # of xllamacpp; the requirements have a newer one
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.model
+def test_what_a_new_version_of_an_engine_changes_is_told_with_both_versions(cli, plan, tmp_path):
+    """Two real builds of llama.cpp, months apart. Which bits they change depends on the processor, what is said not."""
+    packages = tmp_path / "older"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, f"xllamacpp=={OLDER}"]
+    if subprocess.run(pip, capture_output=True).returncode:
+        pytest.skip("the older build cannot be had here")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    plan.write_text(plan.read_text().replace('"decode", "chunked:2", "decode+batches:2"', '"llamacpp:decode+kv:f32"'))
+    assert cli("sweep", plan, "--engine", f"llamacpp={python}").returncode == 0
+    (cell,) = json.loads(cli("sweep", plan, "--engine", f"llamacpp={sys.executable}", "--json").stdout)["cells"]
+    (before, now) = cell["builds"]["llamacpp"]
+    assert before == f"xllamacpp {OLDER}"
+    assert now == f"xllamacpp {metadata.version('xllamacpp')}"
+    assert list(cell["builds"]) == ["llamacpp"]
+    assert cell["run"] != cell["against"]
+
+
+@pytest.mark.model
+def test_a_store_of_objects_is_filled_and_its_cells_told_though_a_list_of_it_is_late(cli, plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
+    plan.write_text(plan.read_text().replace(', "decode+batches:2"', ""))
+    done = cli("sweep", plan, "--store", f"file://{tmp_path}/objects", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["cells"]
+    assert [cell["state"] for cell in told] == ["done", "done"]
+    assert {f"{cell['run']}.duckdb" for cell in told} <= {path.name for path in (tmp_path / "objects").iterdir()}

@@ -1,0 +1,250 @@
+"""Tensor dumps as an engine: folders that hooks of a real model write in the layouts of SGLang and torchtitan, against
+transformers; files that want more than to be read.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.engines import registry
+from core.errors import CaptureError
+from core.inference.controls.judge_model import judge
+from core.inference.controls.modules_alone import modules_alone
+from core.inference.models.model import load_model
+from core.inference.paths.engines import side_of, whole_side
+from core.judging.module_evidence import LARGEST_ALONE
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = str(ROOT / "sample_runs" / "model")
+IDS = (5, 9, 200, 31, 77, 9, 1024, 3, 8, 44, 17, 2)
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model(MODEL, dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where dumps are written, known as the engine `rollout`."""
+    place = tmp_path / "dumps"
+    place.mkdir()
+    monkeypatch.setitem(registry._given, "rollout", registry._place("rollout", str(place)))
+    yield place
+    registry.end_all()
+
+
+def outputs_of(model, ids, past, start):
+    """What the modules of the model put out for tokens that follow a cache, and what its norms were given."""
+    found, given, handles = {}, {}, []
+    for name, module in model.named_modules():
+
+        def see(_, inputs, output, name=name):
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, torch.Tensor):
+                found[name] = first[0].clone()
+            if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].ndim == 3:
+                given[name] = inputs[0][0].clone()
+
+        handles.append(module.register_forward_hook(see))
+    try:
+        with torch.inference_mode():
+            place = torch.arange(start, start + len(ids))[None]
+            past = model(torch.tensor([ids]), past_key_values=past, position_ids=place, use_cache=True).past_key_values
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found, given, past
+
+
+def as_sglang(model, steps, folder):
+    """Write `TP0_PP0_Rank0_pid7/Pass*.pt` as SGLang's hooks do: a forward of other tokens first, modules without parts
+    only, projections merged, the stream added in the norms, and logits of a forward in the next one's file.
+    """
+    place = folder / "TP0_PP0_Rank0_pid7"
+    place.mkdir()
+    late: dict[str, torch.Tensor] = {}
+    past, start = None, 0
+    for number, ids in enumerate([(0, 0, 0), *steps]):
+        if number < 2:
+            past, start = None, 0
+        found, given, past = outputs_of(model, list(ids), past, start)
+        entries = {"model.embed_tokens": found["model.embed_tokens"]}
+        for block in range(model.config.num_hidden_layers):
+            stem = f"model.layers.{block}."
+            entries[stem + "self_attn.qkv_proj"] = torch.cat([found[f"{stem}self_attn.{p}_proj"] for p in "qkv"], -1)
+            entries[stem + "self_attn.o_proj"] = found[stem + "self_attn.o_proj"]
+            gates = [found[f"{stem}mlp.{part}_proj"] for part in ("gate", "up")]
+            entries[stem + "mlp.gate_up_proj"] = torch.cat(gates, -1)
+            entries[stem + "mlp.act_fn"] = torch.nn.functional.silu(gates[0]) * gates[1]
+            entries[stem + "mlp.down_proj"] = found[stem + "mlp.down_proj"]
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                entries[stem + norm] = [found[stem + norm], given[stem + norm]]
+        entries["model.layers.0.input_layernorm"] = found["model.layers.0.input_layernorm"]
+        entries["model.norm"] = [found["model.norm"], given["model.norm"]]
+        entries["model.forward_batch_info.input_ids"] = torch.tensor(ids)
+        entries["model.forward_batch_info.positions"] = torch.arange(start, start + len(ids))
+        entries["model.forward_batch_info.seq_lens"] = torch.tensor([start + len(ids)])
+        torch.save(late | entries, place / f"Pass{number:05d}.pt")
+        late = {"model": found["model.norm"], "logits_processor": found["lm_head"][-1:]}
+        start += len(ids)
+
+
+TITAN = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "": "",
+}
+
+
+def as_torchtitan(model, ids, folder):
+    """Write one file of a forward under torchtitan's names, its queries and keys in pairs of neighbours."""
+    found, _, _ = outputs_of(model, list(ids), None, 0)
+    entries = {
+        "tok_embeddings": found["model.embed_tokens"][None],
+        "norm": found["model.norm"][None],
+        "output": found["lm_head"][None],
+        "input_ids": torch.tensor([ids]),
+    }
+    for block in range(model.config.num_hidden_layers):
+        for part, name in TITAN.items():
+            entries[f"layers.{block}.{name}".rstrip(".")] = found[f"model.layers.{block}.{part}".rstrip(".")][None]
+        for part, name in (("q_proj", "wq"), ("k_proj", "wk")):
+            values = found[f"model.layers.{block}.self_attn.{part}"]
+            halves = values.reshape(len(ids), -1, 2, model.config.head_dim // 2)
+            entries[f"layers.{block}.attention.{name}"] = halves.swapaxes(2, 3).reshape(1, *values.shape)
+    torch.save(entries, folder / "step.pt")
+
+
+def replayed(loaded, ids=IDS):
+    with torch.inference_mode():
+        return whole_side(side_of("rollout:replay").run_on(loaded), ids)
+
+
+@pytest.mark.parametrize("steps", [(IDS,), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))])
+def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, steps):
+    """Prefilled in one forward, or in pieces and then token by token; the warm-up before it is passed over."""
+    as_sglang(loaded.model, steps, folder)
+    with torch.inference_mode():
+        reference = whole_side(side_of("prefill").run_on(loaded), IDS)
+        assert float((replayed(loaded) - reference).abs().max()) < 1e-4
+        found = modules_alone(loaded, IDS, side_of("rollout:replay"))
+    assert {"model.embed_tokens", "model.layers.2", "model.layers.0", "model.layers.1.self_attn.k_proj"} <= set(
+        found.names
+    )
+    assert len(found.names) >= 30
+    assert found.ratios.max() < LARGEST_ALONE / 2
+
+
+def test_a_dump_of_torchtitans_names_is_the_model_module_by_module(loaded, folder):
+    as_torchtitan(loaded.model, IDS, folder)
+    with torch.inference_mode():
+        found = modules_alone(loaded, IDS, side_of("rollout:replay"))
+        assert torch.allclose(replayed(loaded, IDS[:7]), replayed(loaded)[:7])  # a prompt may be a part of a forward
+    assert {"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj", "model.layers.2"} <= set(found.names)
+    assert found.ratios.max() < LARGEST_ALONE / 2
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder, is_faulty):
+    weight = loaded.model.model.layers[1].self_attn.o_proj.weight
+    kept = weight.data[7].clone()
+    try:
+        if is_faulty:
+            weight.data[7] = 0
+        as_sglang(loaded.model, (IDS,), folder)
+    finally:
+        weight.data[7] = kept
+    found = judge(loaded, [IDS], variant="rollout:replay")
+    assert found.name == ("bug suspected" if is_faulty else "rounding"), found.because
+    if is_faulty:
+        (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+        assert alone.figures.modules_beyond == ("model.layers.1.self_attn",)
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "undecided"), (1.1, "bug suspected")])
+def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdict):
+    """Nothing of it can be had in float32, so a sound one is as near as rounding and smaller faults are not seen; the
+    twin was dumped with one projection a tenth larger.
+    """
+    narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
+    weight = narrow.model.model.layers[1].self_attn.o_proj.weight
+    kept = weight.data.clone()
+    try:
+        weight.data.mul_(scale)
+        as_sglang(narrow.model, (IDS,), folder)
+    finally:
+        weight.data.copy_(kept)
+    found = judge(narrow, [IDS], variant="rollout:replay")
+    assert found.name == verdict, found.because
+    assert "rounding drawn anew" in found.because
+    (drawn,) = [row for row in found.evidence if row.check == "error against float32"]
+    assert drawn.outcome == ("passed" if scale == 1 else "failed")
+
+
+def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, folder):
+    as_sglang(loaded.model, (IDS,), folder)
+    with pytest.raises(CaptureError, match="no forwards in the folder are the 3 tokens"):
+        replayed(loaded, (1, 2, 3))
+    with pytest.raises(CaptureError, match="the dump is of float32, and nothing of it can be had in bfloat16"):
+        replayed(load_model(MODEL, dtype="bfloat16", device="cpu"))
+
+
+class Calls:
+    """Pickled, it asks for a call."""
+
+    def __reduce__(self):
+        return os.mkdir, ("called",)
+
+
+def test_nothing_in_a_file_is_executed(loaded, folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model.norm": Calls()}, folder / "Pass00000.pt")
+    with pytest.raises(CaptureError, match=r"Pass00000\.pt holds more than tensors, or is damaged"):
+        replayed(loaded)
+    assert not (tmp_path / "called").exists()
+
+
+def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder):
+    path = folder / "Pass00000.pt"
+    as_torchtitan(loaded.model, IDS, folder)
+    whole = (folder / "step.pt").read_bytes()
+    (folder / "step.pt").unlink()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CaptureError, match=r"Pass00000\.pt is no file of torch\.save"):
+        replayed(loaded)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", bytes(1 << 20))
+    with pytest.raises(CaptureError, match=r"is compressed, which torch\.save does not do"):
+        replayed(loaded)
+    torch.save([torch.zeros(2)], path)
+    with pytest.raises(CaptureError, match="is no dict of module name -> tensor"):
+        replayed(loaded)
+    torch.save({"model.norm": torch.zeros(3, 64)}, path)
+    with pytest.raises(CaptureError, match="has input_ids"):
+        replayed(loaded)
+    # a terabyte that is four bytes, repeated
+    torch.save({"input_ids": torch.tensor([1, 2]), "model.norm": torch.zeros(1).expand(1 << 20, 1 << 18)}, path)
+    with pytest.raises(CaptureError, match="has neither logits"):
+        replayed(loaded)
+
+
+def test_dumps_of_several_processes_are_refused(loaded, folder):
+    as_sglang(loaded.model, (IDS,), folder)
+    (folder / "TP1_PP0_Rank1_pid8").mkdir()
+    torch.save({"model.norm": torch.zeros(3, 64)}, folder / "TP1_PP0_Rank1_pid8" / "Pass00000.pt")
+    with pytest.raises(CaptureError, match="dumps of 2 processes"):
+        replayed(loaded)

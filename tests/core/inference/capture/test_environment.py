@@ -1,0 +1,54 @@
+"""What a capture is computed with is known before anything large is read, and as its run has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from core.capture_request import CaptureRequest
+from core.commands.capturing import plan_of
+from core.inference.capture.environment import environment_of, needed_bytes
+
+ROOT = Path(__file__).resolve().parents[4]
+
+pytestmark = pytest.mark.model
+
+
+def _of(model: Path | str, **more: str):
+    request = CaptureRequest(model=str(model), prompts=("def",), variants=("decode",), dtype="float32", **more)
+    return request, environment_of(request, plan_of(request, weights=False))
+
+
+@pytest.fixture
+def copied(tmp_path):
+    return Path(shutil.copytree(ROOT / "sample_runs" / "model", tmp_path / "model"))
+
+
+def test_it_is_that_of_the_run_though_no_weights_were_loaded():
+    request, found = _of(ROOT / "sample_runs" / "model")
+    about = plan_of(request).header.provenance
+    assert found["revision"] == about.revision
+    assert found["revision"].startswith("sha256:")
+    assert (found["device_name"], found["versions"]) == (about.device_name, about.versions)
+
+
+def test_a_model_that_is_elsewhere_has_the_same_and_another_has_not(copied):
+    sound = _of(ROOT / "sample_runs" / "model")[1]
+    assert _of(copied)[1] == sound
+    assert _of(copied, build="1")[1] == {**sound, "build": "1"}
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    other = _of(copied)[1]
+    assert other["config"] != sound["config"]
+    assert {**other, "config": sound["config"]} == sound
+
+
+def test_memory_is_the_weights_and_their_copy_in_float32_where_it_is_judged():
+    request, _ = _of(ROOT / "sample_runs" / "model")
+    plan = plan_of(request, weights=False)
+    weights = sum(parameter.numel() * 4 for parameter in plan.loaded.model.parameters())
+    assert needed_bytes(request, plan) == weights
+    assert needed_bytes(CaptureRequest(model="m", judge=True), plan) == 2 * weights

@@ -1,0 +1,188 @@
+"""A run may keep fewer logits: its figures are those of the run that keeps all, bit for bit, and a file that holds
+other logits than it says is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import duckdb
+import numpy as np
+import pytest
+
+from core.capture_request import CaptureRequest
+from core.errors import StoreError, UsageError
+from core.numerics import pyramid
+from core.runs.file.kept import ALL, FIGURES, FLIPS, KEEPS, beside, most_bytes
+from core.runs.reader import RunReader
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
+from core.runs.tables.schema import TABLES
+from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of
+
+LENGTHS, VOCAB = (40, 3, 90), 300
+PYRAMID = ("ulp_tile", "row_ulp_tile")
+
+
+def _tie(side: np.ndarray, row: int) -> None:
+    """The two largest logits of a row stand one step apart."""
+    side[row, 7], side[row, 8] = 0x4300, 0x42FF  # 128 and 127.5
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One capture of two variants in pieces of uneven size, kept in each of the three ways."""
+    header = replace(header_of(lengths=LENGTHS, vocab=VOCAB, sides=3), vocabulary={i: f"v{i}" for i in range(VOCAB)})
+    sides = calm_sides(header)
+    for side in sides:
+        side[:, 5] = 0x4380  # 256: far above the others, so nothing flips or ties but what is planted
+    for row in (0, 39, 60):
+        _tie(sides[1], row)
+        sides[1][row, 5] = 0
+    sides[2][100, 6] = 0x4390
+    found = {}
+    for keep in KEEPS:
+        store = Store(tmp_path_factory.mktemp(keep))
+        with RunWriter(store, replace(header, kept=keep)) as writer:
+            for side, bits in enumerate(sides):
+                for start in range(0, header.rows, 17):
+                    writer.write(side, start, bits[start : start + 17].copy())
+            found[keep] = store.path_of(writer.finish())
+    return found
+
+
+def _rows(path: Path, table: str, where: str = "") -> list[tuple]:
+    with duckdb.connect(str(path), read_only=True) as shell:
+        return sorted(shell.execute(f"SELECT * FROM {table} {where}").fetchall(), key=repr)
+
+
+@pytest.mark.parametrize("keep", [FLIPS, FIGURES])
+@pytest.mark.parametrize("table", sorted(TABLES.keys() - {"run", "logits", "vocabulary", *PYRAMID}))
+def test_every_figure_is_that_of_the_run_that_keeps_all(kept: dict[str, Path], keep: str, table: str) -> None:
+    assert _rows(kept[keep], table) == _rows(kept[ALL], table)
+
+
+@pytest.mark.parametrize("keep", [FLIPS, FIGURES])
+@pytest.mark.parametrize("table", PYRAMID)
+def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(kept: dict[str, Path], keep: str, table: str) -> None:
+    with RunReader(kept[keep]) as run, RunReader(kept[ALL]) as whole:
+        assert run.levels() == pyramid.coarse_levels(sum(LENGTHS), VOCAB)
+        for level in run.levels():
+            ours, theirs = (
+                each.stored_cells(table.removesuffix("_tile") + "s", 1, level, (0, 133)) for each in (run, whole)
+            )
+            assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("most", [1000, 100, 20])
+def test_a_coarse_level_is_made_as_its_rows_pass_by(
+    most: int, tmp_path: Path, kept: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyramid, "MOST_COARSE", most)
+    header = header_of(lengths=LENGTHS, vocab=VOCAB)
+    sides = bits_of_sides(header)
+    store = Store(tmp_path)
+    with RunWriter(store, replace(header, kept=FIGURES)) as writer:
+        for start in range(0, header.rows, 7):
+            for side, bits in enumerate(sides):
+                writer.write(side, start, bits[start : start + 7])
+        path = store.path_of(writer.finish())
+    elements = pyramid.element_ulps(sides[0], sides[1], header.format)
+    with RunReader(path) as run:
+        assert run.levels().start == {1000: 1, 100: 2, 20: 2}[most]
+        for level in run.levels():
+            assert np.array_equal(
+                run.stored_cells("ulps", 0, level, (0, header.rows)), pyramid.pool(elements, *pyramid.cell_shape(level))
+            )
+
+
+def test_logits_are_kept_at_flips_near_ties_and_beside_them_within_their_prompt(kept: dict[str, Path]) -> None:
+    with RunReader(kept[FLIPS]) as run, RunReader(kept[ALL]) as whole:
+        one = [0, 1, 38, 39, 59, 60, 61]  # 40 begins another prompt
+        other = [99, 100, 101]
+        for side, rows in ((0, sorted(one + other)), (1, one), (2, other)):
+            assert np.flatnonzero(run.kept_rows(side)).tolist() == rows
+            for row in rows:
+                assert np.array_equal(run.read_rows(side, row, row + 1), whole.read_rows(side, row, row + 1))
+        with pytest.raises(
+            StoreError, match=r"prompt 0, position 2 is none of these; capture it again with --keep all"
+        ):
+            run.read_rows(1, 0, 5)
+
+
+def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> None:
+    with RunReader(kept[FIGURES]) as run:
+        assert not run.kept_rows(0).any()
+        assert not run.keeps(0, 39)
+        for read in (
+            lambda: run.at(0, 0, 0),
+            lambda: run.read_rows(1, 0, 1),
+            lambda: run.read_window(0, (0, 1), (0, 2)),
+        ):
+            with pytest.raises(StoreError, match=r"figures only, no logits; capture it again with --keep all"):
+                read()
+    assert _rows(kept[FIGURES], "logits") == []
+
+
+def test_texts_are_kept_of_the_tokens_that_figures_name(kept: dict[str, Path]) -> None:
+    used = "token_id IN (SELECT token_id FROM top_token UNION SELECT token_id FROM token)"
+    assert _rows(kept[FIGURES], "vocabulary") == _rows(kept[ALL], "vocabulary", f"WHERE {used}")
+    assert _rows(kept[FLIPS], "vocabulary") == _rows(kept[ALL], "vocabulary")
+
+
+LIES = {
+    "says figures, has logits": (ALL, "UPDATE run SET kept = 'figures'", r"no logits has 0"),
+    "says flips, has all": (ALL, "UPDATE run SET kept = 'flips'", r"beside them has 20"),
+    "says all, lacks some": (FLIPS, "UPDATE run SET kept = 'all'", r"cannot hold|all of them has 399"),
+    "says all, has none": (FIGURES, "UPDATE run SET kept = 'all'", r"cannot hold|all of them has 399"),
+    "says flips, has none": (FIGURES, "UPDATE run SET kept = 'flips'", r"beside them has 20"),
+    "lacks one of flips": (FLIPS, "DELETE FROM logits WHERE side = 2 AND position = 57", r"has 19 rows"),
+    "says nothing": (ALL, "UPDATE run SET kept = NULL", r"makes no sense"),
+    "says something else": (ALL, "UPDATE run SET kept = 'most'", r"keeps 'most'"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_file_that_holds_other_logits_than_it_says_is_refused(
+    lie: str, kept: dict[str, Path], tmp_path: Path
+) -> None:
+    source, statement, says = LIES[lie]
+    path = tmp_path / "lie.duckdb"
+    path.write_bytes(kept[source].read_bytes())
+    RunReader(path).close()
+    with duckdb.connect(str(path)) as shell:
+        shell.execute(statement)
+    with pytest.raises(StoreError, match=says):
+        RunReader(path)
+
+
+def test_the_store_lists_what_each_run_keeps(kept: dict[str, Path]) -> None:
+    for keep, path in kept.items():
+        cards, broken = list_runs(Store(path.parent))
+        assert [card.kept for card in cards] == [keep]
+        assert not broken
+
+
+def test_a_run_is_asked_for_what_a_file_can_keep() -> None:
+    assert get_args(get_type_hints(CaptureRequest)["keep"]) == KEEPS
+    with pytest.raises(UsageError, match="--keep 'most': expected all, flips, figures"):
+        replace(header_of(), kept="most")
+
+
+def test_neighbours_are_within_a_prompt() -> None:
+    chosen, first = (np.array(list(bits), "U1") == "1" for bits in ("0100010", "1000110"))
+    assert beside(chosen, first).tolist() == [True, True, True, False, False, True, True]
+
+
+def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(tmp_path: Path) -> None:
+    header = replace(header_of(lengths=(64,), vocab=32000), vocabulary={i: f"token {i}" for i in range(32000)})
+    sides = calm_sides(header)
+    store = Store(tmp_path)
+    with RunWriter(store, replace(header, kept=FIGURES)) as writer:
+        for side, bits in enumerate(sides):
+            writer.write(side, 0, bits)
+        path = store.path_of(writer.finish())
+    assert path.stat().st_size < most_bytes(FIGURES, 2, 64, sides[0].nbytes) < sides[0].nbytes

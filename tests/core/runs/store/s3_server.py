@@ -1,0 +1,117 @@
+"""A real S3 server on loopback (moto's), in front of which faults can be planted: every request passes `Faults`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+SECRET = "a-secret-that-no-sentence-has"
+BUCKET = "bucket"
+Answer = Callable[[Any, Any], Any]
+
+
+@dataclass
+class Faults:
+    """plan: called with (method, path, query) of each request; the name of a fault of `_answers`, or None. seen: what
+    was asked.
+    """
+
+    app: Any
+    plan: Callable[[str, str, str], str | None] = lambda method, path, query: None
+    seen: list[tuple[str, str, str]] = field(default_factory=list)
+    kept_list: bytes | None = None  # what a stale list goes on saying
+    released: threading.Event = field(default_factory=threading.Event)
+    is_in_put: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, environ: Any, start: Any) -> Any:
+        asked = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
+        self.seen.append(asked)
+        fault = self.plan(*asked)
+        if fault == "503":
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start("503 Slow Down", [("Content-Type", "application/xml"), ("Connection", "close")])
+            return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
+        if fault == "silence":  # longer than the client waits
+            self.released.wait(20)
+            start("500 Internal Server Error", [("Connection", "close")])
+            return [b""]
+        if fault == "done, then silence":  # the answer of a put that happened gets lost
+            list(self.app(environ, lambda *_: None))
+            self.released.wait(20)
+            start("500 Internal Server Error", [("Connection", "close")])
+            return [b""]
+        if fault == "half":  # of a body, and the connection is closed
+            said: list[Any] = []
+            body = b"".join(self.app(environ, lambda *args: said.extend(args[:2])))
+            start(said[0], [*(each for each in said[1] if each[0].lower() != "connection"), ("Connection", "close")])
+            return [body[: len(body) // 2]]
+        if fault == "held":  # a put that has begun, until its sender was killed
+            environ["wsgi.input"].read(1000)
+            self.is_in_put.set()
+            self.released.wait(20)
+            start("500 Internal Server Error", [("Connection", "close")])
+            return [b""]
+        is_list = (
+            asked[0] == "GET" and "list-type" in asked[2] and "max-keys" not in asked[2]
+        )  # and no look at one name
+        if fault == "stale" and is_list and self.kept_list is not None:
+            start("200 OK", [("Content-Type", "application/xml"), ("Content-Length", str(len(self.kept_list)))])
+            return [self.kept_list]
+        if is_list:
+            body = b"".join(self.app(environ, start))
+            self.kept_list = body
+            return [body]
+        return self.app(environ, start)
+
+    def count(self, method: str, part: str) -> int:
+        """How many requests of this method had `part` in their path or query."""
+        return sum(1 for asked in self.seen if asked[0] == method and part in f"{asked[1]}?{asked[2]}")
+
+
+@contextmanager
+def served() -> Iterator[tuple[str, Faults]]:
+    """(address, faults) of a server with one empty bucket."""
+    pytest.importorskip("s3fs")
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, *_: Any, **__: Any) -> None:
+            pass
+
+    faults = Faults(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, faults, threaded=True, request_handler=Quiet)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            set_environment(patched, address)
+            import boto3
+
+            boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield address, faults
+    finally:
+        faults.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def set_environment(patched: pytest.MonkeyPatch, address: str) -> None:
+    """Credentials and endpoint as the backend reads them, and nothing of the user's own."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": address,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nonexistent",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    }.items():
+        patched.setenv(name, value)

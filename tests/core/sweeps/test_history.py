@@ -1,0 +1,123 @@
+"""What changed since the last good run of a cell is told, and gated."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from core.errors import UsageError
+from core.runs.reports.gate_files import junit_text, markdown_text
+from core.sweeps.history import change_of, conditions_of, gate_of
+from core.sweeps.ledger import DONE, FAILED, MISSING, CellCard, CellState
+
+AXES = {
+    "model": "models/m",
+    "prompts": "p.txt",
+    "reference": "prefill",
+    "engine": "llamacpp",
+    "path": "decode",
+    "dtype": "float32",
+    "device": "",
+}
+
+
+def card(number: int, verdict: str = "rounding", flips: int = 0, bits: tuple[str, ...] = ("a", "b"), **versions: str):
+    """The run of build `number`; later numbers are later."""
+    return CellCard(
+        f"cell-{'0' * 16}-{number:016x}",
+        f"2026-11-{number:02d}T00:00:00",
+        verdict,
+        1.0,
+        False,
+        flips,
+        0.5,
+        2.0,
+        0.25,
+        bits,
+        {"build": str(number), **versions},
+    )
+
+
+def state(*cards: CellCard, name: str = DONE, says: str = "") -> CellState:
+    return CellState("0" * 16, AXES, name, says, tuple(sorted(cards, key=lambda one: one.created, reverse=True)))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "what"),
+    [
+        (card(1), card(2), ()),
+        (card(1), card(2, bits=("a", "c")), ("bits",)),
+        (card(1), card(2, bits=("c", "b")), ("bits",)),
+        (card(1), card(2, flips=1), ("flips",)),
+        (card(1), card(2, "bug suspected"), ("verdict",)),
+        (card(1), card(2, "lower precision", 3, ("x", "y")), ("bits", "flips", "verdict")),
+    ],
+)
+def test_bits_flips_and_verdict_are_what_changes(before, now, what):
+    found = change_of(state(before, now))
+    assert (found.now, found.before, found.what) == (now, before, what)
+    assert found.builds == {"build": ("1", "2")}
+
+
+def test_a_run_with_a_bug_is_not_what_the_next_is_held_against():
+    bad, worse = card(2, "bug suspected", 9), card(3, "nondeterministic")
+    assert change_of(state(card(1), bad, worse, card(4))).before == card(1)
+    assert change_of(state(bad, worse, card(4))).before is None
+
+
+def test_a_label_names_the_run_that_is_held_against_even_one_with_a_bug():
+    pinned = card(2, "bug suspected")
+    assert change_of(state(card(1), pinned, card(3)), pinned={pinned.run_id}).before == pinned
+
+
+def test_a_build_that_is_gone_back_to_is_held_against_the_newer_one():
+    """Its run was there, and is older than the other's."""
+    found = change_of(state(card(1), card(2, flips=1)), card(1).run_id)
+    assert (found.now, found.before, found.what) == (card(1), card(2, flips=1), ("flips",))
+
+
+def test_both_versions_are_named():
+    found = change_of(state(card(1, llamacpp="2026.9"), card(2, llamacpp="2026.10", flips=2)))
+    assert found.in_words == "changed: 0 -> 2 flips (build 1 -> 2 and llamacpp 2026.9 -> 2026.10)."
+    assert change_of(state(card(1))).in_words == "is the first run of its cell."
+    assert change_of(state(card(1), card(2))).in_words == "is as it was (build 1 -> 2)."
+
+
+def _outcomes(change, *conditions):
+    return [outcome.outcome for outcome in gate_of([change], conditions).outcomes]
+
+
+@pytest.mark.parametrize(
+    ("found", "outcomes"),
+    [
+        (state(card(1), card(2)), ["passed", "passed", "passed"]),
+        (state(card(1)), ["undecided", "passed", "passed"]),
+        (state(card(1), card(2, flips=1)), ["failed", "passed", "failed"]),
+        (state(card(1), card(2, "bug suspected")), ["failed", "failed", "passed"]),
+        (state(card(1, flips=1), card(2, flips=1)), ["passed", "passed", "failed"]),
+        (state(name=MISSING), ["undecided"] * 3),
+        (state(card(1), name=FAILED, says="no room"), ["failed"] * 3),
+    ],
+)
+def test_the_gate_fails_on_what_it_is_told(found, outcomes):
+    assert _outcomes(change_of(found), "changed", "bug", "flips") == outcomes
+
+
+def test_the_gate_is_junit_and_markdown():
+    changes = [change_of(state(card(1), card(2, flips=1))), change_of(state(name=FAILED, says="no <room>"))]
+    gate = gate_of(changes, ["changed"])
+    root = ET.fromstring(junit_text(gate))
+    failures = [failure.get("message") for failure in root.iter("failure")]
+    assert failures == [
+        "'llamacpp:decode (m, float32, p.txt)' against 'prefill' changed: 0 -> 1 flip (build 1 -> 2).",
+        "'llamacpp:decode (m, float32, p.txt)' against 'prefill' failed: no <room>",
+    ]
+    assert "### ULPscope gate: failed" in markdown_text(gate)
+    assert "1 cell of 2 have no finished run of this plan." in markdown_text(gate)
+
+
+def test_conditions_are_listed_with_commas_and_others_refused():
+    assert conditions_of(["changed,bug", "bug", "flips"]) == ["changed", "bug", "flips"]
+    with pytest.raises(UsageError, match="'kl>1' is not known to a sweep; expected changed, bug and flips"):
+        conditions_of(["bug,kl>1"])

@@ -1,0 +1,142 @@
+"""A plan is read whole or refused in one sentence, and a cell has one digest wherever it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from core.errors import UsageError
+from core.sweeps.plan import counted, read_plan
+
+
+def test_cells_are_the_product_of_the_axes_in_the_order_of_the_plan(plan_file):
+    plan = read_plan(
+        plan_file(models=["m", "n"], paths=["decode", "chunked:8"], dtypes=["bfloat16", "float32"], devices=["cpu"])
+    )
+    found = [(cell.axes["model"], cell.axes["path"], cell.axes["dtype"]) for cell in plan.cells]
+    assert found == list(product(("m", "n"), ("decode", "chunked:8"), ("bfloat16", "float32")))
+    assert counted(plan.cells) == "8 cells: 2 models x 2 paths x 2 dtypes"
+    request = plan.cells[0].request
+    assert (request.model, request.reference, request.variants) == ("m", "prefill", ("decode",))
+    assert (request.dtype, request.device, request.judge, request.repeat) == ("bfloat16", "cpu", True, 1)
+    assert plan.name == "sweep"
+
+
+def test_a_path_that_names_its_engine_stands_once_and_others_with_every_engine(plan_file):
+    plan = read_plan(
+        plan_file(
+            engines=["transformers", "llamacpp"], paths=["decode", "ct2:prefill", "chunked:8", "transformers:decode"]
+        )
+    )
+    assert [cell.request.variants[0] for cell in plan.cells] == [
+        "decode",
+        "ct2:prefill",
+        "chunked:8",
+        "transformers:decode",
+        "llamacpp:decode",
+        "llamacpp:chunked:8",
+    ]
+    engines = [cell.axes["engine"] for cell in plan.cells]
+    assert engines == ["transformers", "ct2", "transformers", "transformers, apart", "llamacpp", "llamacpp"]
+
+
+def test_a_file_of_lines_is_many_prompts_and_any_other_file_is_one(plan_file):
+    one, many = read_plan(plan_file(prompts=["a.txt", "b.jsonl"])).cells
+    assert (Path(one.request.prompt_files[0]).name, one.request.prompt_lists) == ("a.txt", ())
+    assert (Path(many.request.prompt_lists[0]).name, many.request.prompt_files) == ("b.jsonl", ())
+
+
+def test_excluded_cells_are_left_out(plan_file):
+    plan = read_plan(
+        plan_file(
+            models=["m", "n"],
+            dtypes=["bfloat16", "float32"],
+            exclude=[{"model": "n", "dtype": ["float32"]}, {"model": "m", "dtype": "bfloat16"}],
+        )
+    )
+    assert [(cell.axes["model"], cell.axes["dtype"]) for cell in plan.cells] == [("m", "float32"), ("n", "bfloat16")]
+
+
+def _digest(request: dict[str, object], prompts: list[dict[str, object]]) -> str:
+    """As the documents say it is made, by hashlib alone."""
+
+    def digest(value: object) -> str:
+        return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+    return digest({"request": request, "prompts": digest(prompts)})[:16]
+
+
+def test_the_digest_of_a_cell_is_of_its_request_and_the_contents_of_its_prompts(plan_file):
+    (cell,) = read_plan(plan_file(), build="c0ffee").cells
+    prompt = {"where": "", "text": "def f():", "token_ids": None, "messages": None}
+    assert cell.asked == _digest({"model": "m", "variants": ["decode"], "judge": True}, [prompt])
+
+
+def test_a_cell_has_one_digest_in_every_folder_and_under_every_build(plan_file, tmp_path, monkeypatch):
+    here = read_plan(plan_file("one"), build="1").cells[0]
+    monkeypatch.chdir(tmp_path)
+    there = read_plan(plan_file("two"), build="2").cells[0]
+    assert here.asked == there.asked
+    assert here.request.prompt_files != there.request.prompt_files
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prompt": "def f() :"},
+        {"models": ["n"]},
+        {"paths": ["chunked:8"]},
+        {"dtypes": ["float32"]},
+        {"devices": ["cpu"]},
+        {"references": ["decode"]},
+        {"repeats": 2},
+        {"judge": False},
+        {"layers": True},
+        {"seed": 1},
+        {"keep": "figures"},
+        {"chat": True},
+    ],
+)
+def test_whatever_else_is_asked_for_is_another_cell(plan_file, other):
+    """The twin of the test above: a digest of nothing would pass that."""
+    assert read_plan(plan_file()).cells[0].asked != read_plan(plan_file(**other)).cells[0].asked
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("models = [", "cannot be read as a plan"),
+        ("model = ['m']", "'model' is no key of a plan; there are models, prompts,"),
+        ("models = 'm'", "'models' is m; expected a list of texts"),
+        ("models = ['m']\nprompts = ['a.txt']", "'paths' is empty; expected a list of at least one"),
+        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nrepeats = 'x'", "expected a whole number"),
+        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\njudge = 1", "expected true or false"),
+        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nkeep = 'some'", "expected all, flips and figures"),
+        ("models = ['m']\nprompts = ['no.txt']\npaths = ['decode']", "no.txt: cannot be read as UTF-8 text"),
+        (
+            "models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\n[[exclude]]\nvariant = 'x'",
+            r"\[\[exclude\]\] names 'variant'; axes are model, prompts,",
+        ),
+        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\n[[exclude]]\nmodel = 'm'", "every cell is excluded"),
+        (f"models = ['m']\nprompts = ['a.txt']\npaths = {[str(n) for n in range(100_001)]}", "at most 100,000"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(plan_file, text, says):
+    path = plan_file()
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says) as refusal:
+        read_plan(path)
+    assert str(refusal.value).startswith(str(path.parent))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_cell_is_found_by_a_unique_beginning_of_its_digest(plan_file):
+    plan = read_plan(plan_file(dtypes=["bfloat16", "float32", "float16"]))
+    assert plan.cell(plan.cells[1].asked[:10]) == plan.cells[1]
+    for asked, says in (("", "no cells"), ("xyz", "no cells")):
+        with pytest.raises(UsageError, match=says):
+            plan.cell(asked)
