@@ -73,8 +73,8 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    """`a`, `a and b`, `a, b and c`; '' of none."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def percent(share: float) -> str:

@@ -69,7 +69,6 @@ class Database:
     ) -> None:
         self.path = path
         self.version = FILE_VERSION  # as its provenance says, once that was read
-        self.remote_bytes: int | None = None  # of a file that is not here
         self._connection = connection
         self._ask = ask
 
@@ -82,19 +81,6 @@ class Database:
             attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
             connection = _connected(attach, _SHUT_IN)
             return cls(path, connection, partial(_reading_cursor, connection))
-
-    @classmethod
-    def to_read_from(cls, filesystem: Any, path: Path, size: int) -> Database:
-        """A run file that is not here, of so many bytes: read by range from fsspec's `filesystem`, and shut in like
-        another. For a card, which takes 15 ranges and 0.2 MB of a file of any size.
-        """
-        with _edge(path):
-            place = f"'{filesystem.protocol}://run{path.suffix}'"
-            attach = f"ATTACH {place} AS run_file (TYPE duckdb, READ_ONLY)"
-            connection = _connected(attach, _SEARCH, _SHUT_IN, filesystem=filesystem)
-            database = cls(path, connection, partial(_itself, connection))
-            database.remote_bytes = size
-            return database
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int) -> Database:
@@ -190,14 +176,12 @@ class Database:
         _close(self._connection)
 
 
-def _connected(*statements: str, filesystem: Any = None, **config: Any) -> duckdb.DuckDBPyConnection:
+def _connected(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
     """An instance of its own on which the statements were run; none is left open where one of them fails."""
     import duckdb
 
     connection = duckdb.connect(":memory:", config=_CONFIG | config)
     try:
-        if filesystem is not None:
-            connection.register_filesystem(filesystem)
         for statement in statements:
             connection.execute(statement)
     except BaseException:
@@ -269,12 +253,12 @@ def _regular_file(path: Path) -> Path:
     return place
 
 
-def check_size(path: Path, logits_bytes: int, size: int | None = None) -> int:
-    """Bytes of the file, `size` where it is not here. Logits are not compressed: a smaller file has lost some, or
-    promises what would never fit in memory.
+def check_size(path: Path, logits_bytes: int) -> int:
+    """Bytes of the file. Logits are not compressed: a smaller file has lost some, or promises what would never fit in
+    memory.
     """
     with _edge(path):
-        size = path.stat().st_size if size is None else size
+        size = path.stat().st_size
     if size < logits_bytes:
         raise StoreError(
             f"{_shown(path)}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the file is damaged."

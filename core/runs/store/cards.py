@@ -29,7 +29,7 @@ from .store import Store
 SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
 _SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory
 _LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
-_AFAR_THREADS = 8  # that read cards by range; each waits for the network most of the time
+_AFAR_THREADS = 8  # that fetch run files; each waits for the network most of the time
 _LONGEST_TOLD = 4000  # characters of one text of a card in an index, which may come from anybody
 
 
@@ -94,7 +94,7 @@ def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
-    """Cards of runs of a store. Those of objects are in its index; what is not is read from the run files, by range
+    """Cards of runs of a store. Those of objects are in its index; what is not is read from the run files, fetched
     where they are not here, and put there.
     """
     if store.mirror is None:
@@ -118,15 +118,8 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
 def _read_afar(mirror: Mirror, path: Path) -> RunCard | StoreError:
     try:
-        source = mirror.card_source(path.stem)
-        if source is None:
-            return read_runs([path])[path]
-        database = Database.to_read_from(source, path, source.file_bytes)
-        try:
-            database.refuse_views()
-            return _read_card(database)
-        finally:
-            database.abandon()
+        with mirror.aside(path.stem) as fetched:
+            return read_runs([fetched])[fetched]
     except StoreError as error:
         return error
 
@@ -242,7 +235,7 @@ def _read_sparse_card(database: Database) -> RunCard:
         verdicts=", ".join(sorted({pair[3] for pair in pairs if pair[3] is not None})),
         pair_verdicts=tuple(pair[3] or UNDECIDED for pair in pairs),
         sides=tuple(side[0] for side in sides),
-        bytes=check_size(database.path, 0, database.remote_bytes),
+        bytes=check_size(database.path, 0),
         is_read_only=True,
     )
 
@@ -297,7 +290,6 @@ def _read_card(database: Database) -> RunCard:
                 len(sides) * positions * vocab * format_named(compute_dtype).itemsize
                 if kind != "ops" and kept == ALL
                 else 0,
-                database.remote_bytes,
             ),
             is_read_only=True,
             kept=kept,

@@ -19,10 +19,11 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...configuration import configuration
@@ -153,18 +154,24 @@ class Mirror:
         self._evict(path)
         return path
 
-    def card_source(self, run_id: str) -> Any:
-        """The run's file, to be read by range: fsspec's file system with that one file; None where this machine has
-        it.
-        """
+    @contextmanager
+    def aside(self, run_id: str) -> Iterator[Path]:
+        """The run's file, where it is not in the folder fetched beside and gone afterwards: a card needs it once."""
         found = self.runs().get(run_id)
         if found is None:
             raise StoreError(f"run '{run_id}' is not in {self.url} any more.")
-        if self._is_kept(self.folder / f"{run_id}{SUFFIX}", found):
-            return None
+        path = self.folder / f"{run_id}{SUFFIX}"
+        if self._is_kept(path, found):
+            yield path
+            return
         if self.outage:
             raise StoreError(f"run '{run_id}' was not fetched yet, and {self.outage}")
-        return self._objects.opened(found.name, found.bytes)
+        (self.folder / _STATE).mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self.folder / _STATE) as place:
+            path = Path(place) / path.name
+            path.touch()
+            self._download(found, path)
+            yield path
 
     def put(self, path: Path, run_id: str) -> None:
         """Put a finished run file there, whole, and keep it in the folder. FileExistsError where the id is taken.

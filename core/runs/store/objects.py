@@ -159,10 +159,6 @@ class Objects:
             if name.startswith(WRITING) and self._age(name) > _ABANDONED_SECONDS:
                 self.remove(name)
 
-    def opened(self, name: str, size: int) -> Any:
-        """A file system of fsspec's with one file in it, read by range, for DuckDB to open."""
-        return _one_file(lambda start, end: self.read(name, start, end) or b"", size)
-
     def _age(self, name: str) -> float:
         try:
             return time.time() - self._fs.modified(self._at(name)).timestamp()
@@ -299,31 +295,3 @@ def _md5(path: Path) -> str:
 def has_md5(path: Path, digest: str) -> bool:
     """Return whether a file has this MD5, hexadecimal."""
     return _md5(path) == digest
-
-
-def _one_file(read: Callable[[int, int], bytes], size: int) -> Any:
-    import fsspec
-    from fsspec.spec import AbstractBufferedFile
-
-    class File(AbstractBufferedFile):
-        def _fetch_range(self, start: int, end: int) -> bytes:
-            return read(start, end)
-
-    class One(fsspec.AbstractFileSystem):
-        protocol = "ulpscope"
-        cachable = False
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.file_bytes = size
-
-        def info(self, path: str, **_: Any) -> dict[str, Any]:
-            return {"name": path, "size": size, "type": "file"}
-
-        def exists(self, path: str, **_: Any) -> bool:
-            return path.endswith(".duckdb")  # and no log beside it
-
-        def _open(self, path: str, mode: str = "rb", **_: Any) -> File:
-            return File(self, path, mode, cache_type="none", size=size)
-
-    return One()
