@@ -104,7 +104,7 @@ def sweep(
 
 @dataclass
 class Began:
-    """What a sweep has done so far."""
+    """Outcomes of a sweep so far."""
 
     cells: Sequence[Cell]
     outcomes: list[Outcome] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Began:
         return lambda event: say(f"{event.cell.title}: {event.stage}", self.count, len(self.cells), "cells")
 
     def stopped(self) -> str:
-        """What a sweep that is stopped leaves: every cell that was finished."""
+        """Sentence on a sweep that is stopped: every cell that was finished stays."""
         kept = sum(outcome.state == DONE for outcome in self.outcomes)
         return f"stopped; {kept:,} of {len(self.cells):,} cells are in the store, and the sweep goes on from there."
 

@@ -1,4 +1,4 @@
-"""What a store knows of a sweep: which cells are done, failed or being computed, told by its files alone, so that any
+"""State of a sweep in a store: which cells are done, failed or being computed, told by its files alone, so that any
 number of workers on any number of machines fill one store and a sweep that was killed goes on.
 
 A run of a cell is called `cell-ASKED-WITH`: the digest of what was asked for, and of what it was computed with. Beside
