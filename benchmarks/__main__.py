@@ -24,6 +24,7 @@ _MODULES = {
     "visits": "serving.visits",
     "heatmap": "serving.heatmap",
     "memory": "memory",
+    "kept": "kept",
     "invariant": "invariant",
 }
 ALL = tuple(_MODULES)
