@@ -24,12 +24,14 @@ changes = parts.changes_of(ledger, plan)
 st.markdown(f"**{widgets.escaped(plan.name)}**: {widgets.escaped(sentence(changes))}")
 axes = parts.axes_of(changes)
 shown = parts.filters(changes, axes)
-selected = parts.table(matrix_of(shown, *axes, str(st.session_state["matrix_figure"])))
+matrix = matrix_of(shown, *axes, str(st.session_state["matrix_figure"]))
+selected = parts.table(matrix)
 st.caption(
     "Of several cells at one place the gravest, ×N; Δ: its bits, flips or verdict changed since the last good run."
 )
 if selected is not None:
     parts.cell(selected)
+parts.growth(matrix)
 exports.download({"cells": lambda: parts.exported(shown)}, f"{file_name(plan.name)}-matrix", "matrix")
 
 is_live = any(change.state.state == RUNNING for change in changes)

@@ -12,7 +12,8 @@ from app.upload import drop_anywhere
 from core.runs.store.cards import counted
 
 widgets.title("Runs")
-cards, broken = store_cache.cards()
+has_cells = bool(st.session_state.get("gallery_cells"))
+cards, broken = store_cache.cards(of_cells=has_cells)
 if outage := store_cache.store().outage:
     st.warning(widgets.escaped(outage))
 labels, damaged = store_cache.all_labels()
@@ -24,13 +25,14 @@ if cards:
     lead.markdown(widgets.escaped(counted(cards)))
 with drop:
     drop_anywhere.drop_zone()
+filters.ask_cells(store_cache.unlisted_cells())
 table.first_visit(cards)
 if not cards:
     table.unreadable(broken, damaged)
     deleted.trash_list(trash)
     widgets.empty()
 asked = filters.ask(cards, labels)
-prompts = store_cache.searchable() if asked.sought else {}
+prompts = store_cache.searchable(card.run_id for card in cards) if asked.sought else {}
 shown = filters.matching(cards, asked, labels, prompts)
 table.unreadable(broken, damaged)
 table.counted(cards, shown, labels)
@@ -49,7 +51,7 @@ def watch() -> None:
     """Draw the page anew when a run arrives or goes, or labels change, while it is open."""
     if not next(rounds):
         return  # drawn a moment ago
-    if (store_cache.cards(), store_cache.all_labels(), store_cache.discarded()) != (
+    if (store_cache.cards(of_cells=has_cells), store_cache.all_labels(), store_cache.discarded()) != (
         (cards, broken),
         (labels, damaged),
         trash,

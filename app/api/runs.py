@@ -57,9 +57,10 @@ def _list(request: Request) -> Response:
         whole(request, "limit", 100, _MOST_LISTED),
         whole(request, "offset", 0, 10**9),
     )
-    cards, broken = store_cache.cards()
+    cards, broken = store_cache.cards(of_cells=True)
     attached, _ = store_cache.all_labels()
-    matching = filters.matching(cards, asked, attached, store_cache.searchable() if asked.sought else {})
+    prompts = store_cache.searchable(card.run_id for card in cards) if asked.sought else {}
+    matching = filters.matching(cards, asked, attached, prompts)
     listed = [_card(request, card, attached.get(card.run_id, Labels())) for card in matching[offset : offset + limit]]
     return answer({"runs": listed, "total": len(matching), "broken": [run.reason for run in broken]})
 

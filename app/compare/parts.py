@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -13,6 +14,7 @@ from core.errors import UlpscopeError
 from core.numerics.metrics import COUNTS
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
+from core.runs.store.store import cell_of
 from core.runs.views.compare import Compared, FlipSet, headline
 from core.text import exact, printable
 
@@ -44,13 +46,21 @@ def _ask(chosen: Sequence[tuple[str, int | None]]) -> None:
     )
 
 
+def _of_same_cell(view: selection.View) -> set[str]:
+    """Ids of the other runs of a sweep's cell, by other builds."""
+    cell = cell_of(view.run.run_id)
+    return set() if cell is None else {run_id for run_id in store_cache.store().cells() if cell_of(run_id) == cell}
+
+
 def pick(view: selection.View) -> list[Compared]:
     """Draw the controls that choose runs, and return the chosen ones, the sidebar's pair first."""
-    cards = [card for card in store_cache.cards()[0] if card.run_id != view.run.run_id and card.sides]
+    listed, _ = store_cache.cards()
+    others = {*_of_same_cell(view), *(run_id for run_id, _ in asked())} - {card.run_id for card in listed}
+    cards = [card for card in (*store_cache.cards_of(others), *listed) if card.run_id != view.run.run_id and card.sides]
     labels = {
         card.run_id: f"{card.name} · {card.compute_dtype}{f' · {card.device}' if card.device else ''}" for card in cards
     }
-    twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+    twice = {label for label, count in Counter(labels.values()).items() if count > 1}
     labels = {run_id: f"{label} · {run_id}" if label in twice else label for run_id, label in labels.items()}
     wanted = asked()
     gone = [run_id for run_id, _ in wanted if run_id not in labels and run_id != view.run.run_id]

@@ -115,6 +115,16 @@ def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Filters:
     return Filters(text, dtype, device, verdict, flips, tags, sort)
 
 
+def ask_cells(count: int) -> None:
+    """Draw the choice to list the runs of sweeps too, where they are so many that they are not listed by themselves."""
+    if count:
+        st.toggle(
+            f"with {count:,} runs of sweeps",
+            key="gallery_cells",
+            help="The Matrix page shows them as a table of their cells.",
+        )
+
+
 def asked_tags() -> list[str]:
     """The tags that the page's setting names."""
     parts = str(st.session_state.get("gallery_tag", "")).split(",")

@@ -188,7 +188,7 @@ def first_visit(cards: Sequence[RunCard]) -> None:
     """Draw, for who has no run yet, what this is, and two sample runs worth opening. It goes with the first run of
     one's own.
     """
-    if not all(card.is_read_only for card in cards):
+    if not all(card.is_read_only for card in cards) or store_cache.unlisted_cells():
         return
     with st.container(border=True, key="first_visit"):
         st.markdown(

@@ -8,8 +8,10 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
+from app.components import plots
 from app.components.code_block import code_block
-from app.shell import selection, store_cache, widgets
+from app.matrix import charts
+from app.shell import exports, selection, store_cache, widgets
 from core.sweeps.history import Change, change_of
 from core.sweeps.ledger import FAILED, RUNNING, KeptPlan, Ledger
 from core.sweeps.matrix import FIGURES, Matrix, filtered, varying
@@ -17,7 +19,9 @@ from core.sweeps.plan import AXES, in_short
 from core.text import number, percent, shown
 
 ANY = "any"
+MOST_PANELS = (8, 6)  # rows and columns of small multiples
 _MOST_ROWS = 16  # of the table before it scrolls
+_PICKED = "matrix_picked"  # digest of the cell that was picked in a panel after the table's last selection
 
 
 def ledger() -> Ledger:
@@ -41,8 +45,15 @@ def pick(plans: Sequence[KeptPlan]) -> KeptPlan:
 
 
 def changes_of(found: Ledger, plan: KeptPlan) -> list[Change]:
-    """Every cell of a plan beside its last good run."""
-    return [change_of(state) for state in found.states(plan.cells)]
+    """Every cell of a plan beside its last good run; of cells with nothing new the same objects as the last time."""
+    kept: dict[str, Change] = st.session_state.setdefault("matrix_changes", {})
+    changes = []
+    for state in found.states(plan.cells):
+        change = kept.get(state.cell)
+        if change is None or change.state is not state:
+            change = kept[state.cell] = change_of(state)
+        changes.append(change)
+    return changes
 
 
 def axes_of(changes: Sequence[Change]) -> tuple[str, str]:
@@ -82,7 +93,7 @@ def _named(axis: str, value: str) -> str:
 
 
 def table(found: Matrix) -> Change | None:
-    """Draw the table; return the cell that is selected."""
+    """Draw the table; return the cell that is selected, there or in a panel."""
     columns = [shown(name, 60) for name in found.columns]
     names = [name if columns.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(columns)]
     rows = [
@@ -93,16 +104,47 @@ def table(found: Matrix) -> Change | None:
         pd.DataFrame(rows, columns=["", *names]),
         key="matrix",
         hide_index=True,
-        on_select="rerun",
+        on_select=_forget_picked,
         selection_mode="single-cell",
         height=height,
         placeholder="",
         column_config={"": st.column_config.TextColumn(pinned=True)},
     )
+    if (cell := st.session_state.get(_PICKED)) is not None:
+        shown_now = (place.change for row in found.places for place in row if place.change is not None)
+        return next((change for change in shown_now if change.state.cell == cell), None)
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(found.places):
             return found.places[row][names.index(column)].change
     return None
+
+
+def _forget_picked() -> None:
+    st.session_state.pop(_PICKED, None)
+
+
+def growth(found: Matrix) -> None:
+    """Draw how the difference grows over the blocks, a panel a place, where modules were compared."""
+    grown = found.grown
+    if not grown.rows:
+        return
+    small = grown.first(*MOST_PANELS)
+
+    def pick() -> None:
+        row, column = (plots.chosen("matrix_growth", place) for place in (0, 1))
+        if row is not None and column is not None and row < len(small.rows) and column < len(small.columns):
+            change = small.places[row][column].change
+            st.session_state[_PICKED] = None if change is None else change.state.cell
+
+    st.subheader("Growth over layers")
+    plots.draw(
+        charts.growth_panels(small),
+        key="matrix_growth",
+        on_pick=pick,
+        picture=exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"]),
+    )
+    more = "" if small == grown else " Only the first rows and columns: filters choose others."
+    st.caption(f"rms of the difference after each block, row ULPs; dotted: the last good run.{more}")
 
 
 def cell(change: Change) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 OF_WHOLE_ROWS = ("kv_cache", "layers", "kernels", "remedies")  # pages of what no server sends
 # Of all that is kept of what was read: some twenty ordinary runs. Sixteen readers of made files held 6 GB.
 KEPT_BYTES = 512 << 20
+MOST_CELLS = 200  # of sweeps among the runs that are listed
 Value = TypeVar("Value")
 
 
@@ -115,7 +116,6 @@ def _cards(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> tuple[list
     read = read_cards(store(), [Path(stamp[0]) for stamp, card in known.items() if card is None])
     found = {Path(stamp[0]): card or read[Path(stamp[0])] for stamp, card in known.items()}
     kept |= {stamp: card for stamp in stamps if isinstance(card := found[Path(stamp[0])], RunCard)}
-    _forget(kept, stamps)
     return arranged(open_store(), found)
 
 
@@ -143,10 +143,33 @@ def jobs() -> Jobs:
     return Jobs(store().directory)
 
 
-def cards() -> tuple[list[RunCard], list[BrokenRun]]:
-    """All runs, newest first, and the files that are none; only a file that has come or changed is read."""
-    stamps = tuple(store().stamps())
-    return _cards(_digest(stamps), stamps)
+def cards(*, of_cells: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
+    """Runs, newest first, and the files that are none; only a file that has come or changed is read. Of sweeps with
+    many cells none, unless they are asked for: the Matrix page has them.
+    """
+    where = store()
+    are_all = of_cells or len(where.cells()) <= MOST_CELLS
+    stamps = tuple(where.stamps(of_cells=are_all))
+    found = _cards(_digest(stamps), stamps)
+    if are_all:
+        _forget(_kept("card"), stamps)
+    return found
+
+
+def unlisted_cells() -> int:
+    """How many runs of sweeps are not among `cards`."""
+    count = len(store().cells())
+    return count if count > MOST_CELLS else 0
+
+
+def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
+    """Cards of runs that are there, whether they are among `cards` or not."""
+    where, stamps = store(), []
+    for run_id in run_ids:
+        with suppress(StoreError):
+            stamps.append(_stamp(where.path_of(run_id)))
+    found, _ = _cards(_digest(tuple(stamps)), tuple(stamps))
+    return found
 
 
 def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
@@ -159,15 +182,16 @@ def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     return tuple(stamps)
 
 
-def searchable() -> dict[str, str]:
+def searchable(run_ids: Iterable[str]) -> dict[str, str]:
     """Map from run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a
     run).
     """
-    stamps, kept = tuple(store().stamps()), _kept("prompts")
+    where, kept = store(), _kept("prompts")
+    wanted = set(run_ids)
+    stamps = [stamp for stamp in where.stamps() if Path(stamp[0]).stem in wanted]
     missing = [stamp for stamp in stamps if stamp not in kept]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
     kept |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
-    _forget(kept, stamps)
     return {Path(stamp[0]).stem: kept[stamp] for stamp in stamps}
 
 

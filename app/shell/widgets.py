@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +44,13 @@ _ADDRESS = re.compile(
 
 def sidebar() -> selection.View | selection.SparseView | None:
     """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
+    asked = link.linked("run")
     everything, _ = store_cache.cards()
+    listed = {card.run_id for card in everything}
+    named = {str(run_id) for run_id in (asked, *(st.session_state.get(key) for key in ("open_next", "run"))) if run_id}
+    everything = [*everything, *store_cache.cards_of(named - listed)]  # of a sweep whose cells are not listed
     cards = [card for card in everything if card.sides]  # probes of operations have none; the Ops page shows them
     by_id = {card.run_id: card for card in cards}
-    asked = link.linked("run")
     if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
         link.report_bad_link(
             f"The run '{shown(asked, 60)}' holds probes of operations and no logits; the Ops page shows it."
@@ -98,8 +102,8 @@ def _labels(cards: list[RunCard]) -> dict[str, str]:
     """Names to choose by. A select box tells its options apart by their labels, so runs of equal names carry their
     ids.
     """
-    names = [card.name for card in cards]
-    return {card.run_id: card.name if names.count(card.name) == 1 else f"{card.name} · {card.run_id}" for card in cards}
+    count = Counter(card.name for card in cards)
+    return {card.run_id: card.name if count[card.name] == 1 else f"{card.name} · {card.run_id}" for card in cards}
 
 
 def worth_opening(cards: list[RunCard]) -> RunCard:

@@ -94,7 +94,7 @@ def ops_of(path: Path) -> OpsRun:
 
 def list_ops_runs(store: Store) -> list[str]:
     """Ids of the store's runs of probes, newest first. What cannot be read is left to the gallery to tell."""
-    found = each_database(store.paths(), lambda database: read_run(database, "created", "kind"))
+    found = each_database(store.paths(of_cells=False), lambda database: read_run(database, "created", "kind"))
     dated = [
         (about["created"], path.stem)
         for path, about in found

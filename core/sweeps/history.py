@@ -11,7 +11,8 @@ from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import FAILING
 from ..runs.reports.gate import UNDECIDED, GateReport, Outcome
 from ..text import joined, plural, shown
-from .ledger import DONE, CellCard, CellState
+from .cards import CellCard
+from .ledger import DONE, CellState
 from .ledger import FAILED as CELL_FAILED
 from .plan import OWN_ENGINE, in_short
 
@@ -30,6 +31,11 @@ class Change:
     before: CellCard | None
     what: tuple[str, ...] = ()
     builds: Mapping[str, tuple[str, str]] | None = None
+
+    @property
+    def growth(self) -> tuple[float | None, ...]:
+        """rms in row ULPs after each block, of the run of now; empty where its modules were not compared."""
+        return () if self.now is None else self.now.growth
 
     @property
     def in_words(self) -> str:

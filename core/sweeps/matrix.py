@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..text import number, percent, plural
+from .cards import SEVERITY, CellCard
 from .history import Change
-from .ledger import DONE, FAILED, MISSING, RUNNING, SEVERITY, CellCard
+from .ledger import DONE, FAILED, MISSING, RUNNING
 from .plan import AXES, in_short
 
 FIGURES = {
@@ -38,6 +39,24 @@ class Matrix:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     places: tuple[tuple[Place, ...], ...]
+
+    @property
+    def grown(self) -> Matrix:
+        """The rows and columns in which some cell has figures of its modules."""
+        has = [[place.change is not None and bool(place.change.growth) for place in row] for row in self.places]
+        rows = [number for number, row in enumerate(has) if any(row)]
+        return self._of(rows, [number for number in range(len(self.columns)) if any(row[number] for row in has)])
+
+    def first(self, rows: int, columns: int) -> Matrix:
+        """At most so many rows and columns of it."""
+        return self._of(range(len(self.rows))[:rows], range(len(self.columns))[:columns])
+
+    def _of(self, rows: Sequence[int], columns: Sequence[int]) -> Matrix:
+        return Matrix(
+            tuple(self.rows[row] for row in rows),
+            tuple(self.columns[column] for column in columns),
+            tuple(tuple(self.places[row][column] for column in columns) for row in rows),
+        )
 
 
 def varying(changes: Sequence[Change]) -> list[str]:

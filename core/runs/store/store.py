@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -60,28 +60,37 @@ class Store:
         """Sentence on a store of objects that did not answer when it was last asked; None where it did."""
         return None if self.mirror is None else self.mirror.outage
 
-    def paths(self) -> list[Path]:
+    def paths(self, *, of_cells: bool = True) -> list[Path]:
         """Every visible run file; those of the writable directory first. Of objects, the path that `path_of` fetches
-        them to.
+        them to. of_cells: those of sweeps too.
         """
-        found = []
-        if self.mirror is not None:
-            found += [self._target(run_id) for run_id in sorted(self.mirror.runs())]
-        for directory in (self.directory, *self.read_only)[self.mirror is not None :]:
-            if directory.is_dir():
-                visible = (p for p in directory.glob(f"*{SUFFIX}") if not p.name.startswith("."))
-                found += sorted(
-                    visible, key=lambda path: path.name
-                )  # of a thousand, four times as fast as comparing paths
-        return found
+        return [
+            folder / f"{run_id}{SUFFIX}"
+            for folder, ids in self._listed()
+            for run_id in sorted(ids)
+            if of_cells or cell_of(run_id) is None
+        ]
 
-    def stamps(self) -> list[tuple[str, int, int]]:
+    def cells(self) -> set[str]:
+        """Ids of the runs of cells of sweeps."""
+        return {run_id for _, ids in self._listed() for run_id in ids if cell_of(run_id)}
+
+    def _listed(self) -> Iterator[tuple[Path, Iterable[str]]]:
+        """Each folder with the ids of its visible runs. Of 20,000 files names are read in 10 ms, paths made in 30."""
+        if self.mirror is not None:
+            yield self.directory, self.mirror.runs()
+        for folder in (self.directory, *self.read_only)[self.mirror is not None :]:
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                names = os.listdir(folder)  # noqa: PTH208  (paths of 20,000 take 30 ms)
+                yield folder, [name[: -len(SUFFIX)] for name in names if name.endswith(SUFFIX) and name[0] != "."]
+
+    def stamps(self, *, of_cells: bool = True) -> list[tuple[str, int, int]]:
         """(path, time of change or what stands for it, size) of every visible run file: equal where nothing has
-        changed.
+        changed. of_cells: those of sweeps too.
         """
         runs = {} if self.mirror is None else self.mirror.runs()
         found = []
-        for path in self.paths():
+        for path in self.paths(of_cells=of_cells):
             if (there := runs.get(path.stem)) is not None and path.parent == self.directory:
                 found.append((str(path), zlib.crc32(there.tag.encode()), there.bytes))
                 continue

@@ -8,8 +8,9 @@ import pytest
 
 from core.errors import UsageError
 from core.runs.reports.gate_files import junit_text, markdown_text
+from core.sweeps.cards import CellCard
 from core.sweeps.history import change_of, conditions_of, gate_of
-from core.sweeps.ledger import DONE, FAILED, MISSING, CellCard, CellState
+from core.sweeps.ledger import DONE, FAILED, MISSING, CellState
 
 AXES = {
     "model": "models/m",
@@ -36,6 +37,7 @@ def card(number: int, verdict: str = "rounding", flips: int = 0, bits: tuple[str
         0.25,
         bits,
         {"build": str(number), **versions},
+        (),
     )
 
 

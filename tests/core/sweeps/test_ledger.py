@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
+from core.runs.views.layers import modules_of
 from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, Ledger, in_ledger, run_id_of
 from core.sweeps.plan import read_plan
 from tests.core.sweeps.stand_in import write
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = ROOT / "sample_runs"
 
 
 @pytest.fixture
@@ -71,6 +75,42 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
     with RunReader(store.path_of(run_id)) as run:
         assert card.bits == tuple(side.stored_sha256 for side in run.sides)
     assert card.versions["engine"] == "1"
+
+
+def test_a_card_has_the_growth_over_the_blocks_that_the_layers_page_shows(ledger, cell, store):
+    run_id = run_id_of(cell.asked, {})
+    shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
+    growth = ledger.cards()[run_id].growth
+    with RunReader(store.path_of(run_id)) as run:
+        expected = [each.rms_row_ulps for each in modules_of(run.layers(0)) if each.kind == "residual"]
+    assert len(growth) > 3
+    assert growth == pytest.approx(expected, rel=1e-12)
+    assert Ledger(store).cards()[run_id].growth == growth  # out of cards.jsonl
+
+
+def test_cards_without_growth_as_they_were_once_kept_are_read_again(ledger, cell, store):
+    run_id = run_id_of(cell.asked, {})
+    write(store, run_id, cell.request)
+    kept = asdict(ledger.cards()[run_id])
+    del kept["growth"]
+    (ledger.folder / "cards.jsonl").write_text(json.dumps(kept) + "\n")
+    assert Ledger(store).cards()[run_id].growth == ()
+
+
+def test_a_state_with_nothing_new_is_the_same_object_and_one_with_a_run_more_or_less_is_not(ledger, plan_file, store):
+    cells = in_ledger(read_plan(plan_file(paths=["decode", "chunked:8"])).cells)
+    (first, _), requests = cells, read_plan(plan_file(paths=["decode", "chunked:8"])).cells
+    write(store, run_id_of(first[0], {"build": 1}), requests[0].request)
+    before = ledger.states(cells)
+    assert [state is kept for state, kept in zip(ledger.states(cells), before, strict=True)] == [True, True]
+    write(store, run_id_of(first[0], {"build": 2}), requests[0].request)
+    after = ledger.states(cells)
+    assert [len(state.cards) for state in after] == [2, 0]
+    assert after[1] is before[1]
+    assert after[0].cards[1] is before[0].cards[0]  # the latest first
+    store.delete(run_id_of(first[0], {"build": 1}))
+    store.delete(run_id_of(first[0], {"build": 2}))
+    assert [state.state for state in ledger.states(cells)] == [MISSING, MISSING]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\xff", b"{", b'{"run_id": 1}\n', b"[[[[", b"null\n"])
