@@ -25,6 +25,7 @@ _MODULES = {
     "heatmap": "serving.heatmap",
     "memory": "memory",
     "kept": "kept",
+    "matrix": "serving.matrix",
     "invariant": "invariant",
 }
 ALL = tuple(_MODULES)

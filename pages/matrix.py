@@ -27,7 +27,8 @@ shown = parts.filters(changes, axes)
 matrix = matrix_of(shown, *axes, str(st.session_state["matrix_figure"]))
 selected = parts.table(matrix)
 st.caption(
-    "Of several cells at one place the gravest, ×N; Δ: its bits, flips or verdict changed since the last good run."
+    "Of several cells at a place the gravest verdict and how many have it, or the largest figure; Δ: bits, flips or"
+    " verdict of one changed since its last good run."
 )
 if selected is not None:
     parts.cell(selected)

@@ -144,7 +144,10 @@ def growth(found: Matrix) -> None:
         picture=exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"]),
     )
     more = "" if small == grown else " Only the first rows and columns: filters choose others."
-    st.caption(f"rms of the difference after each block, row ULPs; dotted: the last good run.{more}")
+    st.caption(
+        f"rms of the difference after each block, row ULPs; orange: a bug suspected, or bits that do not"
+        f" repeat; dotted: the last good run.{more}"
+    )
 
 
 def cell(change: Change) -> None:

@@ -19,7 +19,7 @@ FIGURES = {
     "neq_share": "share that differs",
     "max_row_ulps": "max row ULPs",
 }
-_STATES = (FAILED, RUNNING, MISSING)  # ahead of any figure, in this order
+_STATES = {FAILED: 0, DONE: 1, RUNNING: 2, MISSING: 3}  # the gravest first
 CHANGED = "Δ "  # in front of a place where something changed since the last good run
 
 
@@ -86,10 +86,7 @@ def matrix_of(changes: Sequence[Change], rows: str, columns: str, figure: str) -
 
 def sentence(changes: Sequence[Change]) -> str:
     """`96 cells: 90 rounding, 2 bug suspected, 4 missing; 3 changed since their last good run.`"""
-    told: Counter[str] = Counter()
-    for change in changes:
-        is_done = change.state.state == DONE and change.now is not None
-        told[change.now.verdict if is_done and change.now is not None else change.state.state] += 1
+    told = Counter(_called(change) for change in changes)
     changed = sum(bool(change.what) for change in changes)
     of_each = ", ".join(f"{count:,} {name}" for name, count in told.most_common())
     since = f"; {changed:,} changed since their last good run" if changed else ""
@@ -101,25 +98,38 @@ def _place(changes: Sequence[Change], figure: str) -> Place:
         return Place(None, 0, "")
     gravest = min(changes, key=_gravity)
     mark = CHANGED if any(change.what for change in changes) else ""
-    more = f" ×{len(changes)}" if len(changes) > 1 else ""
-    state = gravest.state.state
-    text = state if state != DONE or gravest.now is None else _text(gravest.now, figure)
-    return Place(gravest, len(changes), f"{mark}{text}{more}")
+    is_done = gravest.state.state == DONE and gravest.now is not None
+    done = [change.now for change in changes if change.state.state == DONE and change.now is not None]
+    text = _text(done, gravest.now, figure) if is_done and gravest.now is not None else gravest.state.state
+    if len(changes) == 1:
+        return Place(gravest, 1, f"{mark}{text}")
+    alike = sum(_called(change) == _called(gravest) for change in changes)
+    of_all = f"{alike}/{len(changes)}" if figure == "verdict" or not is_done else f"×{len(changes)}"
+    open_cells = Counter(change.state.state for change in changes if change.state.state != gravest.state.state)
+    states = "".join(f", {count} {state}" for state, count in sorted(open_cells.items()) if state != DONE)
+    return Place(gravest, len(changes), f"{mark}{text} {of_all}{states}")
+
+
+def _called(change: Change) -> str:
+    """A cell in a word: its verdict, or what it is at."""
+    is_done = change.state.state == DONE and change.now is not None
+    return change.now.verdict if is_done and change.now is not None else change.state.state
 
 
 def _gravity(change: Change) -> tuple[float, ...]:
+    """What failed comes first, then what is done by its verdict, then what is not there yet."""
     state, now = change.state.state, change.now
     if state != DONE or now is None:
-        return (_STATES.index(state) if state in _STATES else len(_STATES), 0.0, 0.0)
-    return (len(_STATES), SEVERITY.get(now.verdict, -1), -(now.noise_ratio or 0.0))
+        return (_STATES[state], 0.0, 0.0)
+    return (_STATES[DONE], SEVERITY.get(now.verdict, -1), -(now.noise_ratio or 0.0))
 
 
-def _text(card: CellCard, figure: str) -> str:
+def _text(cards: Sequence[CellCard], gravest: CellCard, figure: str) -> str:
+    """The gravest verdict of several cells, or the largest figure."""
     if figure == "verdict":
-        return card.verdict
-    if figure == "flips":
-        return f"{card.flips:,}"
-    if figure == "neq_share":
-        return percent(card.neq_share)
-    value = card.noise_ratio if figure == "noise_ratio" else card.max_row_ulps
-    return "" if value is None else number(value, 3)
+        return gravest.verdict
+    known = [value for value in (getattr(card, figure) for card in cards) if value is not None]
+    if not known:
+        return ""
+    value = max(known)
+    return f"{value:,}" if figure == "flips" else percent(value) if figure == "neq_share" else number(value, 3)

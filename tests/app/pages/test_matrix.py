@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from app.matrix import parts
+from app.shell import store_cache
 from core.runs.store.store import Store
 from core.sweeps.ledger import Ledger, run_id_of
 from core.sweeps.plan import read_plan
+from tests.app.opening import figures_of
 from tests.app.pages.test_every_page import opened, plain
 from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
 from tests.core.sweeps.stand_in import write
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
 
 
 @pytest.fixture
@@ -58,7 +67,7 @@ def test_the_axes_and_the_figure_are_in_the_link(sweep):
 
 def test_an_axis_that_is_not_shown_is_a_filter(sweep):
     app = opened("matrix", down="dtype", across="model")
-    assert _grid(app) == [["", "m", "n"], ["bfloat16", "Δ bug suspected ×2", "failed ×2"]]
+    assert _grid(app) == [["", "m", "n"], ["bfloat16", "Δ bug suspected 1/2", "failed 1/2, 1 missing"]]
     app.selectbox(key="matrix_of_path").set_value("chunked:8").run()
     assert _grid(app) == [["", "m", "n"], ["bfloat16", "rounding", "missing"]]
 
@@ -79,3 +88,54 @@ def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
     table = parts.exported(parts.changes_of(ledger, kept))
     assert list(table["state"]) == ["done", "done", "failed", "missing"]
     assert table["changed"][0] == "bits, flips, verdict"
+
+
+def test_the_growth_over_layers_stands_below_where_modules_were_compared(sweep):
+    ledger, now, before = sweep
+    assert not figures_of(opened("matrix"))
+    store = ledger.store
+    for run_id in (now, before):
+        store.delete(run_id)
+        shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
+    (ledger.folder / "cards.jsonl").unlink()
+    app = opened("matrix")
+    (shown,) = figures_of(app)
+    _, then, latest, _ = shown["figure"]["data"]
+    growth = Ledger(store).cards()[now].growth
+    drawn = np.frombuffer(base64.b64decode(latest["y"]["bdata"]))[:-1]  # of one place: no other has modules
+    places = drawn - np.nanmin(drawn)
+    logs = np.log10([value or np.nan for value in growth])  # a log axis has no 0
+    np.testing.assert_allclose(places, logs - np.nanmin(logs))
+    assert latest["y"] == then["y"]
+    assert then["line"]["dash"] == "dot"
+    assert latest["customdata"][3][:4] == [0, 0, 3, f"{growth[3]:.3g} row ULPs"]
+
+
+def test_cells_of_a_large_sweep_are_left_to_the_matrix_page_unless_asked_for(sweep, monkeypatch):
+    _, now, before = sweep
+    monkeypatch.setattr(store_cache, "MOST_CELLS", 4)
+    app = opened("runs")
+    assert len(app.dataframe[0].value) == 4  # as few as these are listed
+    monkeypatch.setattr(store_cache, "MOST_CELLS", 3)
+    app = opened("runs")
+    assert not app.exception
+    assert not app.dataframe
+    (toggle,) = app.toggle
+    assert toggle.label == "with 4 runs of sweeps"
+    toggle.set_value(True).run()
+    assert len(app.dataframe[0].value) == 4
+    assert app.query_params["cells"] == "listed"
+    linked = opened("overview", run=now)
+    assert linked.title[0].value == "Overview"
+    assert list(linked.selectbox(key="run").options) == [now]
+    compared = opened("compare", run=now, **{"with": before})
+    assert not compared.exception
+    assert len(compared.multiselect(key="compare_runs").options) == 1  # its other build
+    assert opened("overview", run="cell-none").title  # and what is not there is said
+
+
+def test_an_instrument_that_lists_every_cell_would_be_noticed(sweep, monkeypatch):
+    monkeypatch.setattr(store_cache, "MOST_CELLS", 3)
+    cards = store_cache.cards
+    monkeypatch.setattr(store_cache, "cards", lambda **_: cards(of_cells=True))
+    assert opened("runs").dataframe
