@@ -16,7 +16,7 @@ from core.sweeps.history import Change, change_of
 from core.sweeps.ledger import FAILED, RUNNING, KeptPlan, Ledger
 from core.sweeps.matrix import FIGURES, Matrix, filtered, varying
 from core.sweeps.plan import AXES, in_short
-from core.text import number, percent, shown
+from core.text import number, percent, plural, shown
 
 ANY = "any"
 MOST_PANELS = (8, 6)  # rows and columns of small multiples
@@ -160,9 +160,9 @@ def cell(change: Change) -> None:
     if now is None:
         st.markdown("It has no run yet.")
         return
-    floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} rounding floors"
+    floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the rounding floor"
     st.markdown(
-        f"{widgets.escaped(now.verdict)}{floors}; {now.flips:,} flips, {percent(now.neq_share)} of logits differ. It"
+        f"{widgets.escaped(now.verdict)}{floors}; {plural(now.flips, 'flip')}, {percent(now.neq_share)} of logits differ. It"
         f" {widgets.escaped(change.in_words)}"
     )
     with st.container(horizontal=True):
