@@ -160,9 +160,10 @@ def cell(change: Change) -> None:
     if now is None:
         st.markdown("It has no run yet.")
         return
+    flips = plural(now.flips, "flip")
     floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the rounding floor"
     st.markdown(
-        f"{widgets.escaped(now.verdict)}{floors}; {plural(now.flips, 'flip')}, {percent(now.neq_share)} of logits differ. It"
+        f"{widgets.escaped(now.verdict)}{floors}; {flips}, {percent(now.neq_share)} of logits differ. It"
         f" {widgets.escaped(change.in_words)}"
     )
     with st.container(horizontal=True):
