@@ -326,6 +326,7 @@ def _tell_end(
 ) -> None:
     """Say what became of the cells, what changed, and what failed; exit code 1 by the gate, 2 where cells failed."""
     states = ledger.states(in_ledger(cells))
+    ledger.share()
     of_now = {outcome.cell.asked: outcome.run_id for outcome in began.outcomes}
     changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in states]
     gate = gate_of(changes, conditions) if conditions else None

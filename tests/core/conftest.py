@@ -1,9 +1,10 @@
-"""The command line, run in this process with a store of its own."""
+"""The command line, run in this process with a store of its own; one S3 server for all tests of a process."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from core.__main__ import main
 from core.commands.terminal import console
+from tests.core.runs.store import s3_server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,3 +47,10 @@ def cli(tmp_path, monkeypatch, capfd):
         return Done(int(ended.value.code or 0), printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[tuple[str, s3_server.Faults]]:
+    """(address, faults)"""
+    with s3_server.served() as running:
+        yield running

@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +32,7 @@ from ...errors import StoreError
 from ...packaged_models import cache_folder
 from ...text import shown
 from .labels import FOLDER as LABELS
+from .lease import held
 from .objects import Object, Objects, has_md5, is_url
 
 INDEX = ".index.json.gz"
@@ -65,7 +66,7 @@ class Mirror:
         self._lock = threading.RLock()
         self._runs, self._cards, self._index_tag, self._asked = _parsed(_read(folder / _STATE / INDEX))
         self._at, self._dead_until, self._kept_at = -_LIST_SECONDS, 0.0, 0.0
-        self._labels_at = -_LIST_SECONDS
+        self._brought: dict[str, float] = {}  # folder of small files -> when
 
     def runs(self) -> dict[str, Object]:
         """Runs by id, as the backend lists them; while it does not answer, as it listed them last, and `outage` says
@@ -215,30 +216,37 @@ class Mirror:
         self._objects.remove(f"{LABELS}/{run_id}.json")
         self._forget(run_id)
 
-    def fetch_labels(self, *, is_now: bool = False) -> None:
-        """Bring the folder's labels to what the backend has; while it does not answer they stay as they were."""
+    def bring(self, folder: str, most: int = _LARGEST_LABELS, *, is_now: bool = False) -> None:
+        """Bring the small files of a folder, such as the labels, to what the backend has; while it does not answer they
+        stay as they were. most: bytes of a file that is taken
+        """
         with self._lock:
             now = time.monotonic()
-            if now < self._dead_until or (now - self._labels_at < _LIST_SECONDS and not is_now):
+            is_fresh = now - self._brought.get(folder, -_LIST_SECONDS) < _LIST_SECONDS
+            if now < self._dead_until or (is_fresh and not is_now):
                 return
             try:
-                self._bring_labels()
+                self._bring(folder, most)
             except StoreError as error:
                 if is_now:
                     raise
                 self._is_dead(error)
                 return
-            self._labels_at = now
+            self._brought[folder] = now
 
-    def put_labels(self, run_id: str) -> None:
-        """Put a run's labels there as they are in the folder, gone where they are gone."""
+    def send_small(self, name: str, most: int = _LARGEST_LABELS) -> None:
+        """Put a small file there as it is in the folder, gone where it is gone."""
         self._refuse_outage()
-        name = f"{LABELS}/{run_id}.json"
-        body = _read(self.folder / name, _LARGEST_LABELS)
+        body = _read(self.folder / name, most)
         if body is None:
             self._objects.remove(name)
         else:
             self._objects.write(name, body)
+
+    def lease(self, name: str) -> AbstractContextManager[bool]:
+        """Hold a name there among all machines; False where another holds it."""
+        self._refuse_outage()
+        return held(self._objects, name)
 
     def tidy(self) -> None:
         """Send what waits, and remove what killed processes left behind there and here."""
@@ -361,15 +369,15 @@ class Mirror:
             write_atomic(self.folder / _STATE / INDEX, _packed(self._runs, cards, self._index_tag, self._asked))
             self._kept_at = time.monotonic()
 
-    def _bring_labels(self) -> None:
-        folder, record = self.folder / LABELS, self.folder / _STATE / "labels.json"
-        known, there = _json(_read(record)), self._objects.list(LABELS)
+    def _bring(self, named: str, most: int) -> None:
+        folder, record = self.folder / named, self.folder / _STATE / f"{named.strip('.').replace('/', '-')}.json"
+        known, there = _json(_read(record)), self._objects.list(named)
         folder.mkdir(parents=True, exist_ok=True)
         for name, found in there.items():
             is_other = known.get(name) != found.tag or not (folder / name).exists()
-            if not (name.endswith(".json") and is_other and found.bytes <= _LARGEST_LABELS):
+            if not (name.endswith(".json") and is_other and found.bytes <= most):
                 continue
-            if (body := self._objects.read(f"{LABELS}/{name}")) is not None:
+            if (body := self._objects.read(f"{named}/{name}")) is not None:
                 write_atomic(folder / name, body)
         for path in folder.glob("*.json"):
             if path.name not in there and not path.name.startswith(WRITING):

@@ -183,19 +183,19 @@ class Store:
     def labels(self, run_id: str) -> Labels:
         """Labels of one run; see core.runs.store.labels.read."""
         if self.mirror is not None:
-            self.mirror.fetch_labels()
+            self.mirror.bring(labels.FOLDER)
         return labels.read(self.directory, run_id)
 
     def all_labels(self) -> tuple[dict[str, Labels], list[str]]:
         """Labels by run id, and a sentence on each file of labels that cannot be read."""
         if self.mirror is not None:
-            self.mirror.fetch_labels()
+            self.mirror.bring(labels.FOLDER)
         return labels.read_all(self.directory)
 
     def label_stamps(self) -> tuple[tuple[str, int, int, int], ...]:
         """Stamps of all labels: equal where nothing has changed."""
         if self.mirror is not None:
-            self.mirror.fetch_labels()
+            self.mirror.bring(labels.FOLDER)
         return labels.stamps(self.directory)
 
     def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> Change:
@@ -204,11 +204,11 @@ class Store:
         """
         if self.mirror is None:
             return labels.write(self.directory, run_id, wanted, seen)
-        self.mirror.fetch_labels(is_now=True)
+        self.mirror.bring(labels.FOLDER, is_now=True)
         before = labels.read(self.directory, run_id)
         changed = labels.write(self.directory, run_id, wanted, seen)
         try:
-            self.mirror.put_labels(run_id)
+            self.mirror.send_small(f"{labels.FOLDER}/{run_id}.json")
         except StoreError:
             labels.write(self.directory, run_id, before)
             raise

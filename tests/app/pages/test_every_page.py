@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import main
+from core.runs.store.store import open_store
 from tests.app.opening import followed
 from tests.covering import covering, thorough
 
@@ -174,3 +175,18 @@ def test_nan_is_never_outlined_as_the_argmax(own_store):
                 best = top[top[f"{side}_rank"] == 1]
                 assert len(best) == 1
                 assert best[f"{side}_logit"].notna().all()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_draws_a_run_of_a_store_of_objects_that_another_machine_filled(page, tmp_path, monkeypatch):
+    address = f"file://{tmp_path}/bucket"
+    monkeypatch.setenv("ULPSCOPE_STORE", address)
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "there"))
+    shutil.copy(ROOT / "sample_runs" / "injected-bug.duckdb", tmp_path / "one.duckdb")
+    open_store().place(tmp_path / "one.duckdb", "injected-bug")
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "here"))
+    app = opened(page, run="injected-bug")
+    assert not app.exception
+    assert not app.error
+    assert app.title[0].value == PAGES[page]
