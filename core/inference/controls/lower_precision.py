@@ -38,7 +38,7 @@ from ..paths.batch import Emit, Run
 from ..paths.engines import RunnableSide, seen_by
 from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
-from .drawn_roundings import DRAWS, PREFILL, beside_a_precision, sixteen_rows
+from .drawn_roundings import PREFILL, beside_a_precision, most_forwards, sixteen_rows
 from .precision_search import MOST_LEFT, Found, PrecisionSearch, most_walks
 from .precisions import CACHE, LAYERS, Precision, catalogue, weights_are_of_16_bits
 from .reordering import reordered
@@ -219,9 +219,16 @@ def _offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool 
     of 16 bits, or where the side cannot be asked in float64.
     """
     offered = [*given, *catalogue(loaded)]
-    if is_fixed or weights_are_of_16_bits(loaded.model):
-        offered += [each.weights_in_float64 for each in offered if each.part == LAYERS]
-    return offered
+    return _in_both(offered) if is_fixed or weights_are_of_16_bits(loaded.model) else offered
+
+
+def _most_offered(loaded: LoadedModel) -> list[Precision]:
+    """What `_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
+    return _in_both(catalogue(loaded))
+
+
+def _in_both(offered: Sequence[Precision]) -> list[Precision]:
+    return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]
 
 
 def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
@@ -634,7 +641,7 @@ def most_work(
     is found. lengths: of the prompts; side: forwards and tokens of the side over all of them.
     """
     total, longest = sum(lengths), max(lengths)
-    offered = catalogue(loaded)
+    offered = _most_offered(loaded)
     of_16_bits = [each for each in offered if each.part in (CACHE, LAYERS)]
 
     def walks(count: int) -> tuple[int, int]:
@@ -642,14 +649,14 @@ def most_work(
         return count * total, count * total
 
     plain = len(lengths), total
-    parts = [side, plain]  # its distance from the model
+    parts = [side, plain, plain, plain] * 2  # both sides' distances from the model; of experts in float32 too
     for offer, is_noisy in ((offered, False), (of_16_bits, True)):
         forwards, of_prompt = most_walks(offer, is_noisy=is_noisy)
         parts += [side, (forwards, of_prompt * longest)]
     for _ in range(2 * _LOOKED_INTO):  # one precision, and two at once
         parts += [walks(2 * (1 + seeds)), side, side]  # in float64 too
-    parts.append(side)  # its answers on a grid of 16 bits, and beside each plain forward there: draws, directions, ways
-    parts += [walks(1 + 2 * DRAWS + 3)] * 3
+    # its answers on a grid of 16 bits: beside the model's own forward there, one in a precision, and one in two
+    parts += [side] + [walks(most_forwards(lowered)) for lowered in (0, 1, 2)]
     parts += [side, walks(2 + seeds_in_16_bits)]  # once more in the model's own 16 bits
     return sum(forwards for forwards, _ in parts), sum(tokens for _, tokens in parts)
 
