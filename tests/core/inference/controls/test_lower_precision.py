@@ -120,11 +120,18 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
 
 def _asked(small: LoadedModel, engine: Engine, tokens: int) -> Lowered:
     """The precisions found of an engine on one prompt, beside two reorderings."""
-    ids = [tiny_prompts(small)[0][:tokens]]
+    ids = [next(prompt[:tokens] for prompt in tiny_prompts(small) if len(prompt) >= tokens)]
     with torch.inference_mode():
         floor = np.stack([mean_squares(each) for each in rounding_floor(small, ids, [0, 1]).divergences])
         (found,) = lowered(small, ids, (PREFILL, side_of(engine)), floor, [0, 1])
     return found
+
+
+def test_a_fault_on_top_may_spoil_all_but_a_fifth_of_the_positions(small: LoadedModel) -> None:
+    """The cache is rounded from 8 on and the stale slot read from 16 on: 8 of 40 positions are the cache's alone."""
+    found = _asked(small, stale_slot_in_fp8, 48)
+    assert (found.evidence.outcome, found.place) == (FAILED, (0, 16))
+    assert "its KV cache in float8_e4m3fn, rounded after it was first read" in found.evidence.says
 
 
 def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_one(small: LoadedModel) -> None:
