@@ -28,14 +28,21 @@ from benchmarks.verdicts.trial import SHIPPED, model_named, try_case
 from core.inference.controls import lower_precision, precision_search, precisions
 from core.inference.controls.drawn_roundings import PREFILL, beside_a_precision, sixteen_rows
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import Lowered, _is_coarser, answering, lowered, ordinals
+from core.inference.controls.lower_precision import (
+    Lowered,
+    _is_coarser,
+    answering,
+    lowered,
+    ordinals,
+    sixteen_bits_alone,
+)
 from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision
 from core.inference.controls.rounding_floor import rounding_floor, whole_side
 from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.divergence import mean_squares
-from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
+from core.judging.ladder import BLOCKS, BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
 
 pytestmark = pytest.mark.model
@@ -256,6 +263,26 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
         0,
         16,
     )  # the fault's, not that of the cache, which is rounded from 8
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -> None:
+    """Some are as large as a cache of 8 bits makes, and none is what it makes."""
+    loaded = tiny_model(name, "bfloat16")
+    own, ids = copy.deepcopy(loaded.model), [tiny_prompts(loaded)[0][:32]]
+    tried = [case for case in (*MUTATIONS, *ON_TOP) if not case.is_precision and case.applies(loaded)]
+    seen, excused = [], []
+    for case in tried:
+        if case.engine is None or case.sample is not None:
+            continue
+        side = side_of(lambda _, tokens, engine=case.engine: engine(own, tokens))
+        with torch.inference_mode():
+            rows, _, found = sixteen_bits_alone(loaded, ids, [side], BLOCKS)
+        seen += [case.name] * (rows[0].outcome == FAILED)
+        excused += [case.name for each in found if each.evidence.outcome == PASSED]
+    assert excused == []
+    assert len(seen) > 12
 
 
 @pytest.mark.thorough
