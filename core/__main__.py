@@ -12,7 +12,7 @@ import os
 import sys
 from inspect import cleandoc
 
-from .command_name import CALLED, COMMAND, OF_A_CLONE
+from .command_name import CALLED, OF_A_CLONE, called
 
 try:
     import typer
@@ -49,7 +49,7 @@ from .errors import UlpscopeError
 app = typer.Typer(
     name="ulpscope",
     help="Is it rounding, or a bug? Capture, keep and compare the complete logits of two ways to run a language model.",
-    epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. "
+    epilog=f"A first look:  {called()} list   then   {called()} show RUN. "
     "A run's id may be shortened to any unique beginning.",
     no_args_is_help=True,
     add_completion=False,
@@ -89,7 +89,7 @@ app.command("configuration")(hosting.show_configuration)
 app.command("hash-password")(hosting.hash_password)
 app.command()(hosting.audit)
 for _registered in app.registered_commands:  # a docstring is no place for a name that depends on the installation
-    _registered.help = cleandoc(_registered.callback.__doc__ or "").replace(OF_A_CLONE, COMMAND)
+    _registered.help = cleandoc(_registered.callback.__doc__ or "").replace(OF_A_CLONE, called())
 app.add_typer(hosting.tokens_app, name="tokens")
 
 

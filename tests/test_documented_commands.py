@@ -145,6 +145,17 @@ def test_the_exit_code_and_the_arguments_pass_as_they_are_and_help_says_how_it_w
     assert "Usage: ./ulpscope " in done.stdout
 
 
+def test_what_it_says_to_type_next_works_in_that_shell_too(clone, tmp_path):
+    """The way out of a verdict is a sentence of the run; a bare Python could not run it."""
+    gate = "./ulpscope compare sample_runs/dumps/fresh_and_cached_upcast.npz --fail-on verdict"
+    layers = "./ulpscope layers fresh-against-cached --store sample_runs"
+    done = in_a_fresh_shell(f"{gate}; ./ulpscope compare --help; {layers}", clone, tmp_path)
+    assert "`./ulpscope verdict RUN --float32" in done.stderr
+    assert "--layers: ./ulpscope judge --model smollm2" in " ".join(done.stderr.split())
+    assert "./ulpscope compare golden.npz today.npz" in done.stdout
+    assert "python -m core" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("made", [0, 1])
 def test_where_nothing_is_installed_it_is_set_up_first_and_a_failure_ends_it(clone, tmp_path, made):
     """make is a stand-in that says how it was called; the real one would install for minutes."""

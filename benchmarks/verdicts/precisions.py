@@ -174,6 +174,11 @@ def _tokens_in_layers(loaded: LoadedModel) -> bool:
     return loaded.model.config.model_type != "mixtral"
 
 
+def _at_the_stale_slot(_: Any) -> int:
+    """First position that reads it: behind those at which the cache alone differs."""
+    return PREFIX
+
+
 PRECISIONS: tuple[Mutation, ...] = tuple(
     Mutation(name, engine, applies=applies, is_precision=True)
     for name, engine, applies in (
@@ -194,7 +199,7 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
     )
 )
 ON_TOP: tuple[Mutation, ...] = (
-    Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8),
+    Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8, position=_at_the_stale_slot),
     Mutation(
         "one head's output x 1.01 over weights of 4 bits",
         with_weights(four_bits, scaled_head(1.01)),
@@ -204,6 +209,7 @@ ON_TOP: tuple[Mutation, ...] = (
         "a stale slot in an fp8 cache over weights of 8 bits",
         with_weights(eight_bits, stale_slot_in_fp8),
         applies=_tokens_in_layers,
+        position=_at_the_stale_slot,
     ),
     Mutation(
         "a stale slot in an fp8 cache of an engine in bfloat16",

@@ -9,7 +9,7 @@ logits (docs/verdict_calibration.md).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -618,7 +618,7 @@ def conclude(
     """The verdict that rows of evidence come to; what fails first on the ladder decides, and what is missing decides
     nothing.
     """
-    rows = tuple(sorted(evidence, key=lambda row: row.height))
+    rows = tuple(sorted(_without_leaks_of_unsteady_sides(evidence), key=lambda row: row.height))
     found = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
 
     def failed(rung: str) -> Evidence | None:
@@ -663,6 +663,28 @@ def conclude(
     if rerun is not None:
         return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}{supply}")
     return verdict(UNDECIDED, f"{lacking}{supply}")
+
+
+def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Rows in which a side that does not repeat its own bits is not accused of a leak because they moved again beside
+    other prompts. Where it is known how far, by no more than LARGEST_RATIO times as far as from one call to the next.
+    """
+    far: dict[str, float | None] = {}
+    for row in evidence:
+        if isinstance(row.figures, RerunFigures):
+            far |= dict.fromkeys(row.figures.not_repeatable, row.figures.rerun_rms_logits)
+    found = []
+    for row in evidence:
+        if isinstance(row.figures, OtherPromptsFigures) and row.outcome == FAILED and row.side in far:
+            here, again = row.figures.rms_logits, far[row.side]
+            if here is None or again is None or here <= LARGEST_RATIO * again:
+                says = (
+                    f"'{row.side}' gives other bits beside other prompts, but it does not give the same bits twice"
+                    " beside the same ones either: that shows no leak."
+                )
+                row = replace(row, outcome=NOTED, says=says)
+        found.append(row)
+    return found
 
 
 class Ladder:

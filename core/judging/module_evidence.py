@@ -114,7 +114,7 @@ def alone_evidence(
     if not beyond:
         says = (
             f"{fed}, each of {plural(len(names), 'module')} puts out what the model's own does, within {within:.2f}"
-            " times its own rounding: what is wrong is in none of them, but in what they were given or in the head."
+            " times its own rounding: what is wrong is smaller than that, or in what they were given, or in the head."
         )
         return Evidence(Check.ALONE, control, figures, NOTED, says, side)
     found = ratios[is_beyond]

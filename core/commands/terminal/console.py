@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -17,13 +18,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ...command_name import COMMAND, shell_command
+from ...command_name import COMMAND, called, shell_command
 from ...errors import UsageError
 from ...runs.store import audit
 from ...runs.store.partial import remove_living
 from ...runs.store.store import open_store
 from ...text import duration, shown
 from .stopping import EXIT_CODE, SENTENCE, stopping
+
+_A_COMMAND = re.compile(rf"(?<![\w/]){re.escape(COMMAND)}(?= [a-z])")
 
 
 def printable(text: str) -> str:
@@ -33,12 +36,12 @@ def printable(text: str) -> str:
 
 class _Printable(Console):
     """A console for the texts of others: what is no printable character of theirs is shown as an escape and never sent
-    to the terminal.
+    to the terminal. Commands to type begin as this one was called, whatever a run's own sentences say.
     """
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Every string passes here, whether it is printed, a cell or a title. rich itself lets ESC through."""
-        return super().render_str(printable(text), **how)
+        return super().render_str(_A_COMMAND.sub(lambda _: called(), printable(text)), **how)
 
 
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into

@@ -38,7 +38,7 @@ from ..paths.batch import Emit, Run
 from ..paths.engines import RunnableSide, seen_by
 from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
-from .drawn_roundings import DRAWS, PREFILL, beside_a_precision, sixteen_rows
+from .drawn_roundings import PREFILL, beside_a_precision, most_forwards, sixteen_rows
 from .precision_search import MOST_LEFT, Found, PrecisionSearch, most_walks
 from .precisions import CACHE, LAYERS, Precision, catalogue, weights_are_of_16_bits
 from .reordering import reordered
@@ -52,6 +52,7 @@ _LOOKED_INTO = 3
 _AS_GOOD = 3.0  # times what the best one leaves
 _ALL_BUT_A_FEW = 0.3  # of a side's distance, which values that fall to the other side do not make up
 _MOST_TIES = 0.01  # of the logits
+_FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
 _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in 16 bits throughout is no nearer
 
 
@@ -219,9 +220,16 @@ def _offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool 
     of 16 bits, or where the side cannot be asked in float64.
     """
     offered = [*given, *catalogue(loaded)]
-    if is_fixed or weights_are_of_16_bits(loaded.model):
-        offered += [each.weights_in_float64 for each in offered if each.part == LAYERS]
-    return offered
+    return _in_both(offered) if is_fixed or weights_are_of_16_bits(loaded.model) else offered
+
+
+def _most_offered(loaded: LoadedModel) -> list[Precision]:
+    """What `_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
+    return _in_both(catalogue(loaded))
+
+
+def _in_both(offered: Sequence[Precision]) -> list[Precision]:
+    return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]
 
 
 def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
@@ -448,6 +456,8 @@ def _whole_model(
         return found(PASSED, f"{what} {_no_measure(error_over_draws / own, dtype)}")
     says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
     place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
+    if with_more is not None and with_more.evidence.outcome == FAILED:
+        says, place = f"{says} {with_more.evidence.says}", with_more.place
     return found(FAILED if row.outcome == FAILED else NOTED, says, place)
 
 
@@ -556,16 +566,18 @@ def lowered_in_16_bits(
     control = (
         f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
     )
-    nearest: tuple[Found, Evidence, SixteenTest] | None = None
+    nearest: tuple[Precision, Evidence, SixteenTest] | None = None
+    least_left = float("inf")
+    parts: list[tuple[Precision, Evidence, SixteenTest]] = []
     say("other precisions")
     with in_float32(loaded) as widened:
         search = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True)
     for find in (search.singles, search.pairs):
         with in_float32(loaded):  # in between, roundings are drawn in 16 bits
             found = find()
-        if not found or (nearest is not None and found[0].left >= nearest[0].left):
+        if not found or found[0].left >= least_left:
             continue
-        precision = found[0].precision
+        precision, least_left = found[0].precision, found[0].left
         say(f"roundings drawn anew with {precision.name}")
         row, test = beside_a_precision(loaded, prompts, side, blocks, precision, say)
         figures = _beside_draws(row, failed.ratio, precision.name)
@@ -576,22 +588,42 @@ def lowered_in_16_bits(
                 f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
             )
             return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
-        nearest = found[0], row, test
+        nearest = precision, row, test
+        if row.outcome == FAILED and _is_part(failed, test):
+            parts.append(nearest)
+    if parts:  # with a fault on top, which has fewer places than what another precision would leave
+        precision, row, test = min(parts, key=lambda each: len(each[2].outliers))
+        says = (
+            f"A lower precision is part of it: its {precision.name}. Beside that precision a fault is left on top of"
+            f" it. {row.says}"
+        )
+        figures = _beside_draws(row, failed.ratio, precision.name)
+        place = structure_of(test.outliers, [len(ids) for ids in prompts]).first
+        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, FAILED, says, side.name), place)
     if nearest is None:
         says = "No precision of caches or weights explains it, nor do two at once."
         return Lowered(
             Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, side.name)
         )
-    best, row, test = nearest
-    figures = _beside_draws(row, failed.ratio, best.precision.name)
+    precision, row, test = nearest
+    figures = _beside_draws(row, failed.ratio, precision.name)
     why = row.says
     if row.outcome == PASSED:
         why = f"Beside it the error is still {figures.ratio_over_draws:.2f} times that of rounding drawn anew."
         if not test.holds_its_precisions:
             why = "The error is as large as that precision makes it, and not what that precision makes."
-    says = f"{best.precision.name} comes nearest and does not explain it. {why}"
+    says = f"{precision.name} comes nearest and does not explain it. {why}"
     says = says[0].upper() + says[1:]
     return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, NOTED, says, side.name))
+
+
+def _is_part(failed: SixteenTest, beside: SixteenTest) -> bool:
+    """Return whether a side holds a precision, and beside that the first positions that stood out do so no more: a
+    fault begins behind them. Of later ones a precision that it has not got may by chance make some smaller.
+    """
+    places = beside.outliers
+    explained = failed.outliers[failed.outliers < places[0]] if len(places) else places
+    return beside.holds_its_precisions and len(explained) >= _FEWEST_EXPLAINED
 
 
 def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
@@ -634,7 +666,7 @@ def most_work(
     is found. lengths: of the prompts; side: forwards and tokens of the side over all of them.
     """
     total, longest = sum(lengths), max(lengths)
-    offered = catalogue(loaded)
+    offered = _most_offered(loaded)
     of_16_bits = [each for each in offered if each.part in (CACHE, LAYERS)]
 
     def walks(count: int) -> tuple[int, int]:
@@ -642,14 +674,14 @@ def most_work(
         return count * total, count * total
 
     plain = len(lengths), total
-    parts = [side, plain]  # its distance from the model
+    parts = [side, plain, plain, plain] * 2  # both sides' distances from the model; of experts in float32 too
     for offer, is_noisy in ((offered, False), (of_16_bits, True)):
         forwards, of_prompt = most_walks(offer, is_noisy=is_noisy)
         parts += [side, (forwards, of_prompt * longest)]
     for _ in range(2 * _LOOKED_INTO):  # one precision, and two at once
         parts += [walks(2 * (1 + seeds)), side, side]  # in float64 too
-    parts.append(side)  # its answers on a grid of 16 bits, and beside each plain forward there: draws, directions, ways
-    parts += [walks(1 + 2 * DRAWS + 3)] * 3
+    # its answers on a grid of 16 bits: beside the model's own forward there, one in a precision, and one in two
+    parts += [side] + [walks(most_forwards(lowered)) for lowered in (0, 1, 2)]
     parts += [side, walks(2 + seeds_in_16_bits)]  # once more in the model's own 16 bits
     return sum(forwards for forwards, _ in parts), sum(tokens for _, tokens in parts)
 

@@ -147,7 +147,8 @@ class PrecisionSearch:
         return sorted((each for each in found if each.left < self._most_left), key=lambda each: each.left)
 
     def _share(self, left: Squares, where: NDArray[np.bool_]) -> float:
-        return float(np.sqrt(np.quantile(left[where] / self._distance[where], _SOME)))
+        # of so many positions at least: a value between two of them would be that of the worse one
+        return float(np.sqrt(np.quantile(left[where] / self._distance[where], _SOME, method="lower")))
 
     def _share_of_all(self, left: Squares) -> float:
         return float(np.sqrt(left.mean() / self._distance.mean()))

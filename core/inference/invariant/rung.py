@@ -58,9 +58,16 @@ def one_order_evidence(
             " takes the place of, or rounds away with them."
         )
         return Evidence(Check.IN_ONE_ORDER, control, figures, NOTED, says)
+    nothing = f"nothing of a cache, index, mask or neighbour that {loaded.dtype} shows"
     says = (
         f"{with_it} are equal bit for bit: on these prompts it is the kernels' order of sums that parts them, and"
-        f" nothing of a cache, index, mask or neighbour that {loaded.dtype} shows."
+        f" {nothing}."
+        if is_rounding
+        # a floor would say whether those kernels only round
+        else (
+            f"{with_it} are equal bit for bit: on these prompts what parts them is in the kernels that this mode takes"
+            f" the place of, and {nothing}."
+        )
     )
     return Evidence(Check.IN_ONE_ORDER, control, figures, PASSED, says)
 

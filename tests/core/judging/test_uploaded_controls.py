@@ -146,6 +146,28 @@ def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(t
         assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == (verdict, outcome)
 
 
+@pytest.mark.parametrize("is_together", [True, False])
+def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_beside_others(is_together, tmp_path):
+    """Whether both were uploaded at once or one after the other."""
+    variant, again, leaked = in_bfloat16(X, HEAD, 2), in_bfloat16(X, HEAD, 9), in_bfloat16(X, HEAD, 7)
+    for folder, beside, verdict, outcome in (
+        ("steady", leaked, "nondeterministic", NOTED),
+        ("leak", np.roll(leaked, 1, axis=0), "bug suspected", FAILED),
+    ):
+        (tmp_path / folder).mkdir()
+        controls = {"neighbours": {"variant": beside}, "rerun": {"variant": again}}
+        if is_together:
+            run = judged(tmp_path / folder, variant, **controls)
+        else:
+            first = judged(tmp_path / folder, variant, neighbours=controls["neighbours"])
+            store = Store(tmp_path / folder / "store")
+            moved = saved(tmp_path / folder / "rerun.npz", **controls["rerun"])
+            run = RunReader(store.path_of(judge_stored(store, first, measure_controls(first, rerun=[moved]))))
+        row = row_of(run, NEIGHBOURS)
+        assert (run.pairs[0].verdict, row.outcome) == (verdict, outcome)
+        assert ("leaks" in row.says) == (outcome == FAILED)
+
+
 def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path):
     variant = in_bfloat16(X, HEAD, 2)
     run = judged(tmp_path, variant, name="with a rerun", rerun={"variant": variant})

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.capture import extra_costs
 from core.inference.capture.capture import CapturePlan, plan_capture
 from core.inference.capture.costs import costs_of
 from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
+from core.inference.controls import lower_precision
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
 from core.inference.controls.precisions import catalogue
@@ -103,14 +105,27 @@ def test_judging_makes_no_more_forwards_than_were_foreseen(dtype: str, reference
     assert len(seen) > stage.most.forwards / 2  # the twin: a bound that is far off would say nothing
 
 
+BOTH = {case.name: case.engine for case in (*PRECISIONS, *ON_TOP)}
+
+
 @pytest.mark.thorough
-def test_a_pair_beyond_its_floor_is_searched_in_no_more_forwards_than_were_foreseen():
-    loaded = tiny_model("llama")
-    plan = planned(loaded, "prefill", "prefill+dtype:bfloat16", prompts=2, tokens=8)
+@pytest.mark.parametrize(
+    ("dtype", "path", "case"),
+    [
+        ("float32", "prefill+dtype:bfloat16", None),
+        ("bfloat16", "chunked:8", "weights of 8 bits and an fp8 cache"),
+        ("bfloat16", "chunked:8", "a stale slot in an fp8 cache over weights of 8 bits"),
+        ("float32", "chunked:8", "all of it in bfloat16 and an fp8 cache"),
+    ],
+)
+def test_a_pair_beyond_its_floor_is_searched_in_no_more_forwards_than_were_foreseen(dtype, path, case):
+    """path: as many forwards and tokens as the engine takes. Two precisions at once among them."""
+    loaded = tiny_model("llama", dtype)
+    plan = planned(loaded, "prefill", path, prompts=2, tokens=20 if case and "stale" in case else 14)
     stage, search = stages_of(plan, ["judge"])
     with counting(loaded) as seen:
-        verdict = judge_pair(loaded, plan.token_ids, "prefill", "prefill+dtype:bfloat16").verdict
-    assert verdict.name == "lower precision"
+        verdict = judge_pair(loaded, plan.token_ids, "prefill", BOTH[case] if case else path).verdict
+    assert verdict.name == ("bug suspected" if case and "stale" in case else "lower precision")
     assert (
         stage.most.forwards < len(seen) <= stage.most.forwards + search.most.forwards
     )  # the search is not for nothing
@@ -126,6 +141,13 @@ def test_the_search_for_precisions_is_a_bound_for_each_side_that_may_be_in_one()
     assert plain.least == Work()
     assert plain.most.forwards < both.most.forwards <= 3 * plain.most.forwards
     assert 8 * len(catalogue(loaded)) < plain.most.tokens
+
+
+def test_a_dry_run_that_reads_no_weights_counts_the_search_as_if_they_were_of_16_bits():
+    """Precisions of such weights are tried in two arithmetics."""
+    tried = {dtype: len(lower_precision._offered(tiny_model("llama", dtype), ())) for dtype in ("float32", "bfloat16")}
+    counted = {dtype: len(lower_precision._most_offered(tiny_model("llama", dtype))) for dtype in tried}
+    assert tried["float32"] < tried["bfloat16"] == counted["bfloat16"] == counted["float32"]
 
 
 def test_more_variants_of_one_reference_are_foreseen_as_the_session_judges_them():

@@ -505,6 +505,7 @@ def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32
     assert narrow.outcome == PASSED
     assert "With every sum in one order, in bfloat16, both sides are equal bit for bit" in narrow.says
     assert narrow.says.endswith("neighbour that bfloat16 shows.")
+    assert "order of sums" not in narrow.says  # nothing has said that those kernels only round
     verdict = judge(loaded, prompts, variant=_decoded(1.001))
     assert verdict.is_bug_suspected
     row = _row(verdict)
@@ -519,6 +520,7 @@ def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
     loaded = tiny_model("llama", "bfloat16")
     verdict = judge(loaded, tiny_prompts(loaded)[:1], variant=_decoded(1.0))
     assert verdict.name == "rounding"
+    assert "it is the kernels' order of sums that parts them" in _row(verdict).says
     assert (_row(verdict).outcome, _row(verdict).figures) == (
         PASSED,
         OneOrderFigures(compute_dtype="float32", bit_identical=True),
