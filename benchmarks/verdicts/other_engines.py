@@ -50,7 +50,7 @@ SETTINGS = {
     "transformers:prefill": "identical",
     "transformers:decode": "rounding",
 }
-FOLDER_SIDES = ("ct2:prefill", "ort:prefill", "ov:prefill", "mlx:prefill", "vllm:prefill")
+FOLDER_SIDES = ("ct2:prefill", "ort:prefill", "genai:prefill", "ov:prefill", "mlx:prefill", "vllm:prefill")
 PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
 
 

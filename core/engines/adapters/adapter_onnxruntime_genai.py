@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mmap
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,15 +35,15 @@ HELLO = {
         "reuse": {"says": "the first N tokens' keys and values from an earlier call, rewound", "least": 1},
     },
     "modifiers": {
-        "weights": modifier(
-            "type of the matrices; own: as the graph in the model's folder has them",
-            [*PRECISIONS, "own"],
-            default="f32",
-            widest="f32",
-            bits={"int8": 5, "int4": 2, "own": 2},
-        ),
+        "weights": modifier("type of the matrices", list(PRECISIONS), widest="f32", bits={"int8": 5, "int4": 2}),
         "activations": modifier(
             "what quantised matrices are multiplied by", ["f32", "int8"], default="f32", widest="f32", bits={"int8": 5}
+        ),
+        "graph": modifier(
+            "built from the weights, or own: that which lies in the model's folder; with weights:f32 one is built where"
+            " its matrices are quantised",
+            ["built", "own"],
+            default="built",
         ),
         "optimize": modifier("optimisation of the graph", list(LEVELS), default="all"),
         "threads": modifier("threads of the CPU", least=1),
@@ -67,6 +69,7 @@ OF_BLOCK = {
 }
 MERGED = "attn/qkv_proj/MatMul/output_0"
 CONFIG = "genai_config.json"
+NOT_OF_GRAPH = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
 def version():
@@ -78,26 +81,57 @@ def version():
 
 
 def check(request):
-    """Refuse what GenAI does not do, before anything is loaded."""
+    """Refuse what GenAI does not do, before anything is loaded. -> whether the graph is the folder's own"""
     base, options = request["base"][0], request["modifiers"]
     kind, rows = options.get("weights", "f32"), int(options.get("batch", 1))
+    activations = options.get("activations", "f32")
     if rows > 1 and base != "prefill":
         raise Refused(f"its generator adds to a batch once only, so that {base} has no batch:N; leave it out.")
-    if options.get("activations", "f32") != "f32" and kind not in ("int8", "int4"):
+    if activations != "f32" and kind == "f32":
         raise Refused("activations:int8 is of quantised matrices; ask for it beside weights:int8 or weights:int4.")
     if request.get("modules") and (rows > 1 or kind != "f32"):
         raise Refused("modules are followed in a graph of weights:f32, and not in a batch.")
-    folder = Path(request["model"])
-    if kind == "own" and not (folder / CONFIG).is_file():
-        raise Refused(f"the model's folder has no {CONFIG}, the graph that weights:own asks for; leave it out.")
-    if importlib.util.find_spec("onnxruntime_genai") is None:
-        raise Refused("there is no onnxruntime_genai here; pip install onnxruntime-genai.")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing and kind != "own":
+    is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, (kind, activations))
+    needed = [] if is_own else list(NEEDED)
+    if request.get("modules") and is_own:
+        needed = ["onnx"]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
         raise Refused(
-            f"there is no {missing[0]} here, which its model builder needs; pip install"
-            f" {' '.join(NEEDED).replace('_', '-')}, or put a graph into the model's folder and ask for weights:own."
+            f"there is no {missing[0]} here, which it takes to build or change a graph; pip install"
+            f" {' '.join(needed).replace('_', '-')}."
         )
+    return is_own
+
+
+def _is_own(folder, options, asked):
+    """Whether the folder's graph is what is asked for; Refused where it is neither that nor to be built in float32."""
+    if not (folder / CONFIG).is_file():
+        raise Refused(f"the model's folder has no {CONFIG}, the graph that graph:own asks for; leave it out.")
+    found = matrices_of(folder / decoder_of(folder)["filename"])
+    if found == asked:
+        return True
+    if "weights" in options and asked == ("f32", "f32"):
+        return False
+    words = f"graph:own+weights:{found[0]}" + (f"+activations:{found[1]}" if found[1] != "f32" else "")
+    raise Refused(f"the matrices of the folder's graph are others; write {words}.")
+
+
+def matrices_of(path):
+    """(type of a graph's matrices, of what they are multiplied by), read from its nodes without the package onnx."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data.find(b"MatMulNBits") < 0:
+            return "f32", "f32"
+        activations = "int8" if data.find(b"\x0eaccuracy_level\x18\x04") >= 0 else "f32"
+        for bits in (4, 8):
+            if data.find(b"\x04bits\x18" + bytes([bits])) >= 0:
+                return f"int{bits}", activations
+    raise Refused("the matrices of the folder's graph have neither 4 nor 8 bits.")
+
+
+def decoder_of(folder):
+    """What genai_config.json says of the decoder."""
+    return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
 
 
 def build(folder, target, kind, activations):
@@ -121,11 +155,10 @@ def build(folder, target, kind, activations):
         raise Refused(f"its model builder makes no graph of this folder: {last[0] if last else 'it said nothing'}")
 
 
-def show(target, modules, widths):
+def show(path, modules, widths):
     """Make what these modules put out outputs of the graph. -> module: (output, features from, to)"""
     import onnx
 
-    path = Path(target) / "model.onnx"
     model = onnx.load(path, load_external_data=False)
     known = {output for node in model.graph.node for output in node.output if output}
     norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
@@ -170,9 +203,8 @@ def part_of_merged(module):
     return name if name in ("q_proj", "k_proj", "v_proj") else ""
 
 
-def widths_of(about):
-    """Where each projection stands in the merged one, and the number of blocks, from genai_config.json."""
-    decoder = about["model"]["decoder"]
+def widths_of(decoder):
+    """Where each projection stands in the merged one, and the number of blocks."""
     size, heads = decoder["head_size"], decoder["num_attention_heads"]
     pair = decoder["num_key_value_heads"]
     ends = {"q_proj": (0, heads), "k_proj": (heads, heads + pair), "v_proj": (heads + pair, heads + 2 * pair)}
@@ -185,36 +217,38 @@ def widths_of(about):
 class Engine:
     """A graph and what its generators are asked for."""
 
-    def __init__(self, request):
+    def __init__(self, request, is_own):
         import onnxruntime_genai
 
         self.genai, self.options = onnxruntime_genai, request["modifiers"]
         self.base, *values = request["base"]
         self.value = int(values[0]) if values else 0
         self.rows, self.shown = int(self.options.get("batch", 1)), {}
-        kind = self.options.get("weights", "f32")
-        activations = self.options.get("activations", "f32")
+        kind, activations = (self.options.get(name, "f32") for name in ("weights", "activations"))
         with tempfile.TemporaryDirectory() as made:
             folder = request["model"]
-            if kind != "own":
+            if not is_own:
                 build(folder, made, kind, activations)
                 folder = made
-            about = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+            elif request.get("modules"):  # which changes the graph
+                folder = shutil.copytree(folder, made, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
+            vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["vocab_size"]
             if request.get("modules"):
-                self.shown = show(folder, request["modules"], widths_of(about))
-            config = onnxruntime_genai.Config(folder)
+                decoder = decoder_of(folder)
+                self.shown = show(Path(folder) / decoder["filename"], request["modules"], widths_of(decoder))
+            config = onnxruntime_genai.Config(str(folder))
             asked = {"graph_optimization_level": LEVELS[self.options.get("optimize", "all")]}
             asked["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
             config.overlay(json.dumps({"model": {"decoder": {"session_options": asked}}}))
             self.model = onnxruntime_genai.Model(config)
         wide = {"f32": "float32"}
         self.said = {
-            "vocab": int(about["model"]["vocab_size"]),
+            "vocab": int(vocab),
             "versions": {name: metadata.version(name) for name in ("onnxruntime-genai", "onnxruntime")},
             "parts": {
                 "weights": wide.get(kind, kind),
-                "kv": "own" if kind == "own" else "float32",
-                "activations": "own" if kind == "own" else wide.get(activations, activations),
+                "kv": "own" if is_own else "float32",
+                "activations": wide.get(activations, activations),
                 "accumulation": "float32",
             },
         }
@@ -230,14 +264,14 @@ class Engine:
         batch = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(self.rows)]
         generator.append_tokens(np.array(batch, np.int32))
         logits = generator.get_output("logits")
-        if logits.shape[1] != len(ids):
+        if logits.shape[1] != len(ids) or logits.dtype != np.float32:
             raise Refused(
-                f"the graph gives logits of {logits.shape[1]} of {len(ids)} positions; use decode, or build it without"
-                " prune_lm_head."
+                f"the graph gives logits of {logits.shape[1]} of {len(ids)} positions in {logits.dtype}; expected all in"
+                " float32, as one is that was built with -p fp32 and without prune_lm_head."
             )
         for module, (output, begin, end) in self.shown.items():
             rows.module(module, start, generator.get_output(output)[0][:most, begin:end])
-        rows(start, np.asarray(logits, np.float32)[0][:most])
+        rows(start, logits[0][:most])
 
     def run(self, ids, rows):
         """One prompt; other rows of a batch hold the same tokens in another order, which none of it may see."""
@@ -255,8 +289,9 @@ class Engine:
 
 def load(request):
     """Build the folder's graph where it has none of its own, and open it."""
-    check(request)
-    engine = Engine(request)
+    if importlib.util.find_spec("onnxruntime_genai") is None:
+        raise Refused("there is no onnxruntime_genai here; pip install onnxruntime-genai.")
+    engine = Engine(request, check(request))
     return engine.said, engine.run
 
 
