@@ -266,8 +266,8 @@ class Engine:
         logits = generator.get_output("logits")
         if logits.shape[1] != len(ids) or logits.dtype != np.float32:
             raise Refused(
-                f"the graph gives logits of {logits.shape[1]} of {len(ids)} positions in {logits.dtype}; expected all in"
-                " float32, as one is that was built with -p fp32 and without prune_lm_head."
+                f"the graph gives logits of {logits.shape[1]} of {len(ids)} positions in {logits.dtype}; expected all"
+                " in float32, as one is that was built with -p fp32 and without prune_lm_head."
             )
         for module, (output, begin, end) in self.shown.items():
             rows.module(module, start, generator.get_output(output)[0][:most, begin:end])

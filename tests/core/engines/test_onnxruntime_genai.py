@@ -52,7 +52,7 @@ decoder = {"filename": "model.onnx", "built": [asked.i, asked.e, asked.p, asked.
 said = {"model": {"vocab_size": 4096, "decoder": decoder}}
 (pathlib.Path(asked.o) / "genai_config.json").write_text(json.dumps(said))
 """,
-    # what the real one was seen to do, 0.18: rows of the tokens added last; a batch is added to once; rewound when alone
+    # what 0.18 was seen to do: logits of the tokens added last; a batch is added to once, and only one row is rewound
     "onnxruntime_genai/__init__.py": """
 import json, pathlib
 class Config:
