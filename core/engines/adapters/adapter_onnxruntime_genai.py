@@ -14,6 +14,7 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ulpscope_engine import Refused, modifier, serve
@@ -28,6 +29,16 @@ HELLO = {
     "dtypes": ["float32"],
     "logits": "float32",
     "modules": True,
+    "refuses": [
+        {
+            "where": {"base": ["decode", "chunked", "reuse"], "batch": []},
+            "says": "its generator adds to a batch once only, so that batch:N is of prefill; leave it out",
+        },
+        {
+            "where": {"activations": ["int8"], "weights": [None, "f32"]},
+            "says": "activations:int8 is of quantised matrices; ask for it beside weights:int8 or weights:int4",
+        },
+    ],
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
@@ -81,14 +92,12 @@ def version():
 
 
 def check(request):
-    """Refuse what GenAI does not do, before anything is loaded. -> whether the graph is the folder's own"""
-    base, options = request["base"][0], request["modifiers"]
+    """Refuse what this folder or environment has not, before anything is loaded. -> whether the graph is the
+    folder's own
+    """
+    options = request["modifiers"]
     kind, rows = options.get("weights", "f32"), int(options.get("batch", 1))
     activations = options.get("activations", "f32")
-    if rows > 1 and base != "prefill":
-        raise Refused(f"its generator adds to a batch once only, so that {base} has no batch:N; leave it out.")
-    if activations != "f32" and kind == "f32":
-        raise Refused("activations:int8 is of quantised matrices; ask for it beside weights:int8 or weights:int4.")
     if request.get("modules") and (rows > 1 or kind != "f32"):
         raise Refused("modules are followed in a graph of weights:f32, and not in a batch.")
     is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, (kind, activations))
@@ -237,7 +246,7 @@ class Engine:
                 decoder = decoder_of(folder)
                 self.shown = show(Path(folder) / decoder["filename"], request["modules"], widths_of(decoder))
             config = onnxruntime_genai.Config(str(folder))
-            asked = {"graph_optimization_level": LEVELS[self.options.get("optimize", "all")]}
+            asked: dict[str, Any] = {"graph_optimization_level": LEVELS[self.options.get("optimize", "all")]}
             asked["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
             config.overlay(json.dumps({"model": {"decoder": {"session_options": asked}}}))
             self.model = onnxruntime_genai.Model(config)

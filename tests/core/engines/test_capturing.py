@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +101,27 @@ def test_what_cannot_be_had_of_an_engine_is_refused(captured, more, sentence):
     assert said.returncode == 2
     assert sentence in said.stderr
     assert open_store(store).paths() == []
+
+
+@pytest.mark.parametrize(
+    ("variant", "sentence"),
+    [
+        ("llamacpp:static", "llama.cpp has no base 'static'"),
+        ("llamacpp:prefill+kv:q8_0+flash:off", "a quantised V cache needs flash attention"),
+        ("sglang:walk", "SGLang is not installed for this interpreter"),
+    ],
+)
+@pytest.mark.parametrize("command", ["capture", "judge"])
+def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, variant, sentence):
+    """The model here has no weights, which loading it would say."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((Path(MODEL) / "config.json").read_bytes())
+    given = ["--model", str(folder), "--dtype", "float32", "--prompt", "x", "--store", str(tmp_path / "store")]
+    said = cli(command, *given, "--variant", variant)
+    assert said.returncode == 2
+    assert sentence in said.stderr
+    assert "weights" not in said.stderr
 
 
 def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
