@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.engines import registry
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 
@@ -163,6 +164,16 @@ def test_simple_causes_are_looked_for_in_a_pair_of_an_engine(cli, tmp_path, scal
     assert said.returncode == 0, said.stderr
     assert ("1.25" in said.stdout or "0.8" in said.stdout) == (scale is not None), said.stdout
     assert ("no simple cause" in said.stdout.lower()) == (scale is None), said.stdout
+
+
+def test_an_engine_of_another_interpreter_is_listed_with_where_it_is(cli, tmp_path, monkeypatch):
+    """Of one that is asked for where it is not as well."""
+    monkeypatch.setattr(registry, "_given", {})
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    said = cli("engines", "--engine", f"sglang={python}", "--engine", f"ct2={python}")
+    words = "".join(said.stdout.replace("│", " ").split())
+    assert words.count(str(tmp_path)[-12:]) == 2, said.stdout
 
 
 def test_engines_are_listed_with_what_they_can_do(cli):
