@@ -50,6 +50,15 @@ SETTINGS = {
     "transformers:prefill": "identical",
     "transformers:decode": "rounding",
 }
+IF_HERE = {  # settings of engines that a development environment has not
+    "genai:prefill": "rounding",
+    "genai:decode": "rounding",
+    "genai:prefill+batch:4": "rounding",
+    "genai:reuse:20+threads:1": "rounding",
+    "genai:prefill+weights:int8": "lower precision",
+    "genai:decode+weights:int8+activations:int8": "lower precision",
+    "genai:decode+weights:int4+activations:int8": "lower precision",
+}
 FOLDER_SIDES = ("ct2:prefill", "ort:prefill", "genai:prefill", "ov:prefill", "mlx:prefill", "vllm:prefill")
 PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
 
@@ -185,6 +194,10 @@ def chat(loaded: LoadedModel, positions: int) -> tuple[tuple[int, ...], Abstract
     return ids, fed(lambda given: [*other, *given[len(opening) :]])
 
 
+def _is_here(path: str) -> bool:
+    return described(path.partition(":")[0]).is_here
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -222,7 +235,9 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write(
         "| side | fault | verdict | floors | each setting, or which modules, alone | s |\n|---|---|---|---|---|---|\n"
     )
-    settings = {} if asked.only_faults else SETTINGS
+    settings = (
+        {} if asked.only_faults else SETTINGS | {path: wanted for path, wanted in IF_HERE.items() if _is_here(path)}
+    )
     for path, wanted in settings.items():
         wrong += row(path, "none", wanted)
     tried = len(settings)
@@ -233,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
                 for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode"):
                     wrong += row(path, fault, "bug suspected")
                     tried += 1
-        others = [path for path in asked.sides or FOLDER_SIDES if described(path.partition(":")[0]).is_here]
+        others = [path for path in asked.sides or FOLDER_SIDES if _is_here(path)]
         for number, fault in enumerate(PLANTED):
             edited = planted_folder(loaded, fault, Path(folder) / str(number))
             with mock.patch.object(engine_side, "folder_of", lambda *_, edited=edited: edited):

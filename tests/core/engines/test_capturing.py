@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -125,6 +126,22 @@ def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, va
     assert "weights" not in said.stderr
 
 
+def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
+    """A float16 cache begins to tell in the attention of the first block, and nowhere before it."""
+    given = ["--model", MODEL, "--dtype", "float32", "--prompt", "def add(a, b):", "--store", str(tmp_path / "store")]
+    said = cli("capture", *given, "--layers", "--variant", "llamacpp:decode+flash:off")
+    assert said.returncode == 0, said.stderr
+    (path,) = open_store(tmp_path / "store").paths()
+    said = cli("layers", path.stem, "--store", str(tmp_path / "store"), "--json")
+    (pair,) = json.loads(said.stdout)["pairs"]
+    assert pair["variant"] == "llamacpp:decode+flash:off"
+    by_name = {row["module"]: row for row in pair["by_module"]}
+    assert by_name["model.embed_tokens"]["neq"] == 0
+    assert by_name["model.layers.0.self_attn.v_proj"]["ratio"] < 10
+    assert by_name["model.layers.0.self_attn.o_proj"]["ratio"] > 100
+    assert by_name["model.layers.2"]["positions"] == pair["positions"]
+
+
 def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
     said, _ = captured(dtype="bfloat16")
     assert said.returncode == 2
@@ -179,8 +196,6 @@ def test_an_engine_of_another_interpreter_is_listed_with_where_it_is(cli, tmp_pa
 def test_engines_are_listed_with_what_they_can_do(cli):
     said = cli("engines", "--json")
     assert said.returncode == 0
-    import json
-
     found = {each["name"]: each for each in json.loads(said.stdout)}
     assert found["llamacpp"]["is_here"]
     assert found["ct2"]["is_here"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from benchmarks.verdicts.other_engines import PLANTED, planted_folder
+from benchmarks.verdicts.other_engines import IF_HERE, PLANTED, planted_folder
 from core.engines import registry
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
@@ -277,18 +277,7 @@ def ids(loaded):
 
 @pytest.mark.thorough
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    ("path", "verdict"),
-    [
-        ("genai:prefill", "rounding"),
-        ("genai:decode", "rounding"),
-        ("genai:chunked:7+threads:1", "rounding"),
-        ("genai:reuse:9+optimize:off", "rounding"),
-        ("genai:prefill+batch:3", "rounding"),
-        ("genai:prefill+weights:int8", "lower precision"),
-        ("genai:decode+weights:int4+activations:int8", "lower precision"),
-    ],
-)
+@pytest.mark.parametrize(("path", "verdict"), [*IF_HERE.items(), ("genai:chunked:7+optimize:off", "rounding")])
 def test_no_setting_of_it_is_called_a_bug(loaded, ids, real, path, verdict):
     found = judge(loaded, [ids], variant=path)
     assert found.name == verdict, found.because
