@@ -115,8 +115,9 @@ def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedMode
     packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
     from ..inference.models.chat import plan_inputs
-    from ..inference.paths.sides import variants_of
+    from ..inference.paths.sides import check_sides, variants_of
 
+    check_sides(request)
     loaded = loaded or load(request, weights=weights)
     return plan_capture(
         loaded,

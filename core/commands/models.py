@@ -65,6 +65,8 @@ def engines(engine: EngineOption = None, as_json_: JsonOption = False) -> None:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for each in found:
         here = each["version"] or "yes" if each["is_here"] else each["note"] or "no"
+        if each.get("python", sys.executable) != sys.executable:
+            here += f", {each['python']}"
         table.add_row(each["name"], each["engine"], here, each.get("bases", ""), each.get("modifiers", ""))
     out.print(table)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CaptureError, UsageError
-from ..text import joined, shown
+from ..text import joined, printable, shown
 
 Value = int | str
 
@@ -18,7 +18,8 @@ class EngineDescription:
     said of it (`says`, `values`, `least`, `default`); dtypes: those it computes in; logits: the dtype that they come
     in, "" for the one it computes in; model: what it loads, "gguf" or "folder"; shows_modules: it hands on what its
     modules put out; activations: activation functions ("gelu") that it computes in a dtype of their own, whatever else
-    it is told.
+    it is told; refuses: what does not go together, {"base" or modifier: values, [] for any that is given}, and the
+    sentence that says so.
     """
 
     name: str
@@ -32,6 +33,7 @@ class EngineDescription:
     is_here: bool
     shows_modules: bool = False
     activations: Mapping[str, str] = field(default_factory=dict)
+    refuses: tuple[tuple[Mapping[str, Sequence[Any]], str], ...] = ()
 
     @classmethod
     def of(cls, name: str, hello: Mapping[str, Any]) -> EngineDescription:
@@ -56,6 +58,7 @@ class EngineDescription:
             bool(hello.get("is_here", True)),
             bool(hello.get("modules", False)),
             _activations(name, hello.get("activations", {})),
+            _refuses(name, hello.get("refuses", [])),
         )
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
@@ -73,6 +76,15 @@ class EngineDescription:
         if len(given) != int(takes):
             raise UsageError(f"path '{path}': {kind} '{name}' takes {int(takes)} values; write {_shown(name, about)}.")
         return name, tuple(self._read(path, name, about, one) for one in given)
+
+    def contradiction(self, base: str, given: Mapping[str, Value]) -> str | None:
+        """Reason why a base and modifiers, by name, do not go together, as the adapter says it, or None."""
+        found: dict[str, Value | None] = {"base": base}
+        found |= {name: given.get(name, about.get("default")) for name, about in self.modifiers.items()}
+        for where, says in self.refuses:
+            if all(found.get(name) in values if values else name in given for name, values in where.items()):
+                return says
+        return None
 
     def shown(self, kind: str) -> str:
         """The bases or modifiers as the grammar writes them."""
@@ -103,6 +115,19 @@ def _activations(name: str, said: object) -> dict[str, str]:
             f"engine '{name}': activations are {shown(said)}; expected {{function: 'float16' or 'bfloat16'}}."
         )
     return {str(function): str(dtype) for function, dtype in said.items()}
+
+
+def _refuses(name: str, said: object) -> tuple[tuple[Mapping[str, Sequence[Any]], str], ...]:
+    found: list[tuple[Mapping[str, Sequence[Any]], str]] = []
+    for one in said if isinstance(said, list) else [said]:
+        where, says = (one.get("where"), one.get("says")) if isinstance(one, dict) else (None, None)
+        if not isinstance(where, dict) or not all(isinstance(values, list) for values in where.values()) or not says:
+            raise CaptureError(
+                f"engine '{name}': refuses is {shown(said)}; expected a list of {{'where': {{name: [values]}}, 'says':"
+                " text}."
+            )
+        found.append((where, printable(str(says))[:300].rstrip(".")))
+    return tuple(found)
 
 
 def _are_steps(found: object) -> bool:

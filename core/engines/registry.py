@@ -42,6 +42,7 @@ ADAPTER_OF = {
     "vllm": "adapter_vllm.py",
     "ct2": "adapter_ctranslate2.py",
     "ort": "adapter_onnxruntime.py",
+    "genai": "adapter_onnxruntime_genai.py",
     "ov": "adapter_openvino.py",
     "mlx": "adapter_mlx.py",
     "sglang": "adapter_sglang.py",

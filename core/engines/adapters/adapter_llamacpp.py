@@ -44,6 +44,12 @@ HELLO = {
     "logits": "float32",
     "modules": True,
     "activations": {"gelu": "float16"},  # a table of float16 on a CPU, ggml_table_gelu_f16; SiLU is float32
+    "refuses": [
+        {
+            "where": {"kv": ["q8_0", "q4_0"], "flash": ["off"]},
+            "says": "a quantised V cache needs flash attention; leave flash:off out",
+        }
+    ],
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
@@ -212,8 +218,6 @@ class Engine:
         self.options = request["modifiers"]
         self.rows = int(self.options.get("batch", 1))
         kind = self.options.get("kv", "f16")
-        if kind.startswith("q") and self.options.get("flash") == "off":
-            raise Refused("a quantised V cache needs flash attention; leave flash:off out.")
         self.modules = Modules(self, request["modules"]) if request.get("modules") else None
         self.said = {
             "vocab": self.vocab,

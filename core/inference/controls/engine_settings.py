@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import CaptureError
+from ...errors import CaptureError, UsageError
 from ...judging.divergence import mean_squares
 from ...judging.ladder import floor_test, place_in_words, structure_of, three_digits
 from ...runs.file.evidence import FAILED, PASSED, Check, Evidence, SettingsFigures
@@ -112,7 +112,7 @@ def taken_apart(
     own, wide = distance(side, PLAIN), distance(_with(side, widest) if widest else side)
     by_setting: dict[str, float] = {}
     for name, value in narrow.items():
-        with suppress(CaptureError):  # llama.cpp quantises V only under flash attention
+        with suppress(CaptureError, UsageError):  # llama.cpp quantises V only under flash attention
             by_setting[name] = ratio(distance(_with(side, widest | {name: value})))
     wide_test = floor_test(wide, beside)
     of_settings = [int(about[name].get("bits", {}).get(str(value), _FLOAT32_BITS)) for name, value in narrow.items()]

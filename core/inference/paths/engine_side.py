@@ -31,10 +31,15 @@ def computes_in(steps: Sequence[Step], loaded: LoadedModel) -> str:
     return _DTYPES.get(asked, loaded.dtype)
 
 
+def not_here(engine: EngineDescription) -> str:
+    """Sentence on an engine that its interpreter has not."""
+    return f"{engine.engine} is not installed for this interpreter; see `engines`, or name one by --engine"
+
+
 def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedModel) -> str | None:
     """Reason why this engine cannot run this model, and what to do about it, or None."""
     if not engine.is_here:
-        return f"{engine.engine} is not installed for this interpreter; see `engines`, or name one by --engine"
+        return not_here(engine)
     dtype = computes_in(steps, loaded)
     if dtype not in engine.dtypes:
         return f"{engine.engine} computes in {', '.join(engine.dtypes)}, not in {dtype}"

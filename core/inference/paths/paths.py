@@ -193,7 +193,11 @@ def _path_of_engine(text: str, name: str, base: str, modifiers: Sequence[str]) -
         raise UsageError(f"path '{text}': modifier '{twice}' stands twice; expected it once.")
     order = list(engine.modifiers)
     ordered = tuple(sorted(steps, key=lambda step: order.index(step.name)))
-    return Path(Step(*engine.values_of(text, base, "base")), ordered, engine)
+    of = Step(*engine.values_of(text, base, "base"))
+    contradiction = engine.contradiction(of.name, {step.name: step.values[0] for step in steps if step.values})
+    if contradiction:
+        raise UsageError(f"path '{text}': {engine.engine} refuses it: {contradiction}.")
+    return Path(of, ordered, engine)
 
 
 class OpenPath:

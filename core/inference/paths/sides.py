@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...capture_request import CaptureRequest
-from ...errors import UsageError
+from ...errors import CaptureError, UsageError
+from . import engine_side
 from .bases import BASES
 from .grammar import Step
 from .modifiers import MODIFIERS
@@ -47,6 +48,15 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
     return tuple(
         NamedPath(f"{path} call {call}", _path_of_call(path, call)) for path in paths for call in range(1, repeat + 1)
     )
+
+
+def check_sides(request: CaptureRequest) -> None:
+    """Refuse sides that are none, before gigabytes of weights are read for them: what an engine cannot do, and an
+    engine that is not here.
+    """
+    for side in sides_of(request.reference, variants_of(request), request.repeat):
+        if side.path.engine is not None and not side.path.engine.is_here:
+            raise CaptureError(f"path '{side.path}': {engine_side.not_here(side.path.engine)}.")
 
 
 def _path_of_call(path: Path, call: int) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from core.engines import registry
@@ -17,4 +19,25 @@ def own_cache(tmp_path_factory, monkeypatch):
 def ended():
     """Let no engine outlive its tests."""
     yield
+    registry.end_all()
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Write modules that an interpreter of this test alone finds, and have an engine run by it: what it can do is
+    remembered under its path.
+    """
+    place = tmp_path / "packages"
+    place.mkdir()
+    python = place / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{place}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+
+    def write(files, engine):
+        monkeypatch.setenv(registry.VARIABLE + engine.upper(), str(python))
+        for name, text in files.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(text)
+
+    yield write
     registry.end_all()

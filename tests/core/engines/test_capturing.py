@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from core.engines import registry
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 
@@ -102,6 +105,43 @@ def test_what_cannot_be_had_of_an_engine_is_refused(captured, more, sentence):
     assert open_store(store).paths() == []
 
 
+@pytest.mark.parametrize(
+    ("variant", "sentence"),
+    [
+        ("llamacpp:static", "llama.cpp has no base 'static'"),
+        ("llamacpp:prefill+kv:q8_0+flash:off", "a quantised V cache needs flash attention"),
+        ("sglang:walk", "SGLang is not installed for this interpreter"),
+    ],
+)
+@pytest.mark.parametrize("command", ["capture", "judge"])
+def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, variant, sentence):
+    """The model here has no weights, which loading it would say."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((Path(MODEL) / "config.json").read_bytes())
+    given = ["--model", str(folder), "--dtype", "float32", "--prompt", "x", "--store", str(tmp_path / "store")]
+    said = cli(command, *given, "--variant", variant)
+    assert said.returncode == 2
+    assert sentence in said.stderr
+    assert "weights" not in said.stderr
+
+
+def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
+    """A float16 cache begins to tell in the attention of the first block, and nowhere before it."""
+    given = ["--model", MODEL, "--dtype", "float32", "--prompt", "def add(a, b):", "--store", str(tmp_path / "store")]
+    said = cli("capture", *given, "--layers", "--variant", "llamacpp:decode+flash:off")
+    assert said.returncode == 0, said.stderr
+    (path,) = open_store(tmp_path / "store").paths()
+    said = cli("layers", path.stem, "--store", str(tmp_path / "store"), "--json")
+    (pair,) = json.loads(said.stdout)["pairs"]
+    assert pair["variant"] == "llamacpp:decode+flash:off"
+    by_name = {row["module"]: row for row in pair["by_module"]}
+    assert by_name["model.embed_tokens"]["neq"] == 0
+    assert by_name["model.layers.0.self_attn.v_proj"]["ratio"] < 10
+    assert by_name["model.layers.0.self_attn.o_proj"]["ratio"] > 100
+    assert by_name["model.layers.2"]["positions"] == pair["positions"]
+
+
 def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
     said, _ = captured(dtype="bfloat16")
     assert said.returncode == 2
@@ -143,11 +183,19 @@ def test_simple_causes_are_looked_for_in_a_pair_of_an_engine(cli, tmp_path, scal
     assert ("no simple cause" in said.stdout.lower()) == (scale is None), said.stdout
 
 
+def test_an_engine_of_another_interpreter_is_listed_with_where_it_is(cli, tmp_path, monkeypatch):
+    """Of one that is asked for where it is not as well."""
+    monkeypatch.setattr(registry, "_given", {})
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    said = cli("engines", "--engine", f"sglang={python}", "--engine", f"ct2={python}")
+    words = "".join(said.stdout.replace("│", " ").split())
+    assert words.count(str(tmp_path)[-12:]) == 2, said.stdout
+
+
 def test_engines_are_listed_with_what_they_can_do(cli):
     said = cli("engines", "--json")
     assert said.returncode == 0
-    import json
-
     found = {each["name"]: each for each in json.loads(said.stdout)}
     assert found["llamacpp"]["is_here"]
     assert found["ct2"]["is_here"]

@@ -4,7 +4,6 @@ rows stand at their positions, and what an engine leaves out is refused. The eng
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -107,28 +106,11 @@ def loaded():
     return load_model(str(ROOT / "sample_runs" / "model"), dtype="float32", device="cpu")
 
 
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """Write modules that an interpreter of this test alone finds: what it can do is remembered under its path."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    for name in ("SGLANG", "TRTLLM"):
-        monkeypatch.setenv(registry.VARIABLE + name, str(python))
-
-    def write(files):
-        for name, text in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-
-    yield write
-    registry.end_all()
-
-
 def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages):
     """A dashboard is open for weeks."""
+    packages({}, "sglang")
     assert not registry.described("sglang").is_here
-    packages(SGLANG)
+    packages(SGLANG, "sglang")
     assert registry.described("sglang").is_here
 
 
@@ -144,7 +126,7 @@ def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages
 )
 def test_rows_stand_at_their_positions(loaded, packages, path, files):
     """A row that stood one position off would be some 10 away: the model's own logits are that large."""
-    packages(files)
+    packages(files, path.partition(":")[0])
     with torch.inference_mode():
         reference = whole_side(side_of("prefill").run_on(loaded), IDS)
         found = whole_side(side_of(path).run_on(loaded), IDS)
@@ -154,7 +136,7 @@ def test_rows_stand_at_their_positions(loaded, packages, path, files):
 
 
 def test_context_logits_of_reused_blocks_are_missing_and_that_is_said(loaded, packages):
-    packages(TENSORRT_LLM)
+    packages(TENSORRT_LLM, "trtllm")
     side = side_of("trtllm:prefill+prefix:on").run_on(loaded)
     whole_side(side, IDS)
     with pytest.raises(CaptureError, match=r"gave context logits of 3 of 7 positions.*ask with prefix:off"):

@@ -222,6 +222,24 @@ def test_what_an_engine_cannot_do_is_refused_by_name():
         assert sentence in str(caught.value)
 
 
+def test_what_does_not_go_together_is_refused_as_the_adapter_says():
+    said = {
+        "type": "hello",
+        "protocol": 1,
+        "bases": {"prefill": {}, "decode": {}},
+        "modifiers": {"kv": {"values": ["f16", "f32"], "default": "f16"}, "batch": {"least": 1}},
+    }
+    pairs = [{"where": {"base": ["decode"], "batch": []}, "says": "no."}, {"where": {"kv": ["f16"], "batch": [2]}}]
+    with pytest.raises(CaptureError, match="refuses is"):
+        EngineDescription.of("toy", {**said, "refuses": pairs})
+    pairs[1]["says"] = "two in float16"
+    toy = EngineDescription.of("toy", {**said, "refuses": pairs})
+    assert toy.contradiction("decode", {"batch": 1}) == "no"
+    assert toy.contradiction("prefill", {"batch": 2}) == "two in float16"  # which is the cache's default
+    assert toy.contradiction("prefill", {"batch": 2, "kv": "f32"}) is None
+    assert toy.contradiction("decode", {}) is None
+
+
 @pytest.mark.parametrize("hello", [{}, {"type": "hello", "protocol": 2}, {"type": "hello", "protocol": 1, "bases": 3}])
 def test_a_hello_of_another_version_is_refused(hello):
     with pytest.raises(CaptureError):

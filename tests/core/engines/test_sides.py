@@ -466,6 +466,7 @@ def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, m
         ("llamacpp:static", "llama.cpp has no base 'static'; its bases are prefill, decode"),
         ("llamacpp:prefill+compile", "llama.cpp has no modifier 'compile'"),
         ("llamacpp:prefill+kv:f32+kv:f16", "modifier 'kv' stands twice"),
+        ("llamacpp:prefill+kv:q8_0+flash:off", "llama.cpp refuses it: a quantised V cache needs flash attention"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_by_its_name(path, sentence):
