@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 20.0  # that a worker has to remove what it was writing
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What became of a cell: done (run_id), failed (says why), or running: another process computes it."""
 
     cell: Cell
@@ -73,17 +73,17 @@ class Worker:
         """{"run_id", "needed_bytes", "free_bytes"} of a cell here, or {"failed": sentence}."""
         return next(self._answers({"do": "about", **_asked(cell)}))
 
-    def compute(self, cell: Cell, tell: Callable[[Event], None] = lambda _: None) -> Outcome:
+    def compute(self, cell: Cell, tell: Callable[[Event], None] = lambda _: None) -> CellOutcome:
         """Compute a cell, unless it is there. Whatever becomes of the process is an outcome."""
         for said in self._answers({"do": "compute", **_asked(cell)}):
             if "stage" in said:
                 tell(Event(cell, str(said["stage"]), int(said.get("rows_done", 0)), int(said.get("rows_total", 0))))
             elif "failed" in said:
-                return Outcome(cell, FAILED, says=str(said["failed"]))
+                return CellOutcome(cell, FAILED, says=str(said["failed"]))
             elif "held" in said:
-                return Outcome(cell, RUNNING, says="another process computes it")
+                return CellOutcome(cell, RUNNING, says="another process computes it")
             else:
-                return Outcome(cell, DONE, str(said["done"]), was_there=bool(said.get("was_there")))
+                return CellOutcome(cell, DONE, str(said["done"]), was_there=bool(said.get("was_there")))
         raise AssertionError("answers end with one")
 
     def _answers(self, value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -144,11 +144,11 @@ def compute_here(
     jobs: int = 1,
     engines: Sequence[str] = (),
     tell: Callable[[Event], None] = lambda _: None,
-) -> Iterator[Outcome]:
+) -> Iterator[CellOutcome]:
     """Compute cells by `jobs` workers a device, each cell's outcome as it comes. Closing the iterator ends the workers,
     and what they were writing goes.
     """
-    outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
+    outcomes: queue.Queue[CellOutcome | BaseException] = queue.Queue()
     is_over = threading.Event()
     memory = Memory()
     devices = sorted({cell.axes["device"] for cell in cells})
@@ -187,11 +187,11 @@ def compute_here(
             worker.end()
 
 
-def _computed(worker: Worker, memory: Memory, cell: Cell, tell: Callable[[Event], None]) -> Outcome:
+def _computed(worker: Worker, memory: Memory, cell: Cell, tell: Callable[[Event], None]) -> CellOutcome:
     try:
         about = worker.about(cell)
         if "failed" in about:
-            return Outcome(cell, FAILED, says=str(about["failed"]))
+            return CellOutcome(cell, FAILED, says=str(about["failed"]))
         device, needed = str(about["device"]), int(about["needed_bytes"])
         memory.take(device, needed, about["free_bytes"])
         try:
@@ -199,7 +199,7 @@ def _computed(worker: Worker, memory: Memory, cell: Cell, tell: Callable[[Event]
         finally:
             memory.give_back(device, needed)
     except UlpscopeError as error:
-        return Outcome(cell, FAILED, says=str(error))
+        return CellOutcome(cell, FAILED, says=str(error))
 
 
 def _by_model(cells: Sequence[Cell], device: str) -> list[Cell]:
