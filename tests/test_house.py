@@ -142,6 +142,7 @@ LIBRARIES = {
     ),
     "httpx2": ("core/probing/", "core/push/", "app/hosting/"),
     "fsspec": ("core/runs/store/objects.py",),
+    "ray": ("core/sweeps/ray_executor.py",),
     "s3fs": (),  # fsspec finds it
 }
 
@@ -220,6 +221,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/runs/reader.py", "import fsspec"),
         ("core/runs/store/mirror.py", "from fsspec.spec import AbstractFileSystem"),
         ("core/runs/store/objects.py", "import s3fs"),
+        ("core/sweeps/workers.py", "import ray"),
         ("core/runs/reader.py", "def f():\n    from core.inference import capture"),
         ("core/runs/reader.py", "from core import inference"),
         ("core/runs/reader.py", "from core import judging"),
@@ -486,7 +488,19 @@ def test_a_library_that_was_loaded_would_be_seen() -> None:
     assert _loaded_by("import plotly", HEAVY) == "plotly"
 
 
-UNTIL_USED = ("torch", "transformers", "numba", "scipy", "pandas", "duckdb", "streamlit", "fsspec", "s3fs")
+UNTIL_USED = (
+    "torch",
+    "transformers",
+    "numba",
+    "scipy",
+    "pandas",
+    "duckdb",
+    "streamlit",
+    "fsspec",
+    "s3fs",
+    "ray",
+    "submitit",
+)
 
 
 def test_the_command_line_and_the_pytest_plugin_start_without_what_is_heavy() -> None:

@@ -1,5 +1,5 @@
-"""Workers of a sweep on this machine: processes that keep their model from cell to cell, one a device unless more are
-asked for, as many at once as fit into memory.
+"""Workers of a sweep: processes that keep their model from cell to cell; and the cells of a sweep by those of this
+machine, one a device unless more are asked for, as many at once as fit into memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..subprocess_json import Child
 from .ledger import DONE, FAILED, RUNNING
 from .plan import Cell
 
-_PACKAGE = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
 _PATIENCE_SECONDS = 20.0  # that a worker has to remove what it was writing
 
 
@@ -44,11 +44,17 @@ class Event:
 
 
 class Worker:
-    """One process that computes cells into a store. A context; asked from one thread at a time."""
+    """One process that computes cells into a store. A context; asked from one thread at a time.
 
-    def __init__(self, store: Path, engines: Sequence[str] = ()) -> None:
+    folder: from where the files of plans are named, by default where we are; package: what this package is called.
+    """
+
+    def __init__(
+        self, store: Path, engines: Sequence[str] = (), *, folder: Path | None = None, package: str | None = None
+    ) -> None:
         given = [part for engine in engines for part in ("--engine", engine)]
-        self._arguments = ["-m", _PACKAGE, "sweep-worker", "--store", str(store.absolute()), *given]
+        self._arguments = ["-m", package or PACKAGE, "sweep-worker", "--store", str(store.absolute()), *given]
+        self._folder = folder
         self._child: Child | None = None
         self._said: Iterator[dict[str, Any]] = iter(())
 
@@ -71,11 +77,11 @@ class Worker:
 
     def about(self, cell: Cell) -> dict[str, Any]:
         """{"run_id", "needed_bytes", "free_bytes"} of a cell here, or {"failed": sentence}."""
-        return next(self._answers({"do": "about", **_asked(cell)}))
+        return next(self._answers({"do": "about", **self._asked(cell)}))
 
     def compute(self, cell: Cell, tell: Callable[[Event], None] = lambda _: None) -> CellOutcome:
         """Compute a cell, unless it is there. Whatever becomes of the process is an outcome."""
-        for said in self._answers({"do": "compute", **_asked(cell)}):
+        for said in self._answers({"do": "compute", **self._asked(cell)}):
             if "stage" in said:
                 tell(Event(cell, str(said["stage"]), int(said.get("rows_done", 0)), int(said.get("rows_total", 0))))
             elif "failed" in said:
@@ -101,6 +107,10 @@ class Worker:
             self._child = None
         yield {"failed": self._ended_how(child)}
 
+    def _asked(self, cell: Cell) -> dict[str, str]:
+        folder = Path.cwd() if self._folder is None else self._folder
+        return {"asked": cell.asked, "request": cell.request.to_json(), "folder": str(folder)}
+
     @staticmethod
     def _ended_how(child: Child) -> str:
         if child.code == -signal.SIGKILL:
@@ -108,10 +118,6 @@ class Worker:
         if child.code < 0:
             return f"its process ended by {signal.Signals(-child.code).name}."
         return child.sentence
-
-
-def _asked(cell: Cell) -> dict[str, str]:
-    return {"asked": cell.asked, "request": cell.request.to_json(), "folder": str(Path.cwd())}
 
 
 class Memory:

@@ -23,6 +23,7 @@ from ...runs.store.store import open_store
 from ...sweeps.history import Change, change_of, conditions_of, gate_of
 from ...sweeps.ledger import DONE, FAILED, Ledger, in_ledger
 from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
+from ...sweeps.ray_executor import compute_on_ray
 from ...sweeps.workers import CellOutcome, compute_here
 from ...text import duration, plural, shown, size
 from ..capturing import plan_of
@@ -39,6 +40,13 @@ def sweep(
         bool, typer.Option("--dry-run", help="List the cells, what each would compute, and how long that takes.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Workers a device, as memory allows.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Compute on a Ray cluster: 'auto', HOST:PORT, or 'local', one of this machine (docs/sweeps.md).",
+        ),
+    ] = None,
     build: Annotated[
         str, typer.Option(help="Label of what is under test, such as a commit: another one is run anew.")
     ] = "",
@@ -82,11 +90,15 @@ def sweep(
         return
     began, pinned = Began(chosen), _tagged(ledger, against)
     ledger.keep(found)
+    outcomes: Iterator[CellOutcome]
     with stoppable(says=began.stopped), steps() as say:
-        if cell:
-            outcomes: Iterator[CellOutcome] = (computed_here(target, one, say) for one in chosen)
+        tell, engines = began.teller(say), engine or ()
+        if ray:
+            outcomes = compute_on_ray(chosen, target, ray, jobs=jobs, engines=engines, tell=tell, note=began.note)
+        elif cell:
+            outcomes = (computed_here(target, one, say) for one in chosen)
         else:
-            outcomes = compute_here(chosen, target.directory, jobs=jobs, engines=engine or (), tell=began.teller(say))
+            outcomes = compute_here(chosen, target.directory, jobs=jobs, engines=engines, tell=tell)
         with closing(outcomes):  # type: ignore[type-var]
             for outcome in outcomes:
                 began.add(ledger, outcome)
@@ -120,6 +132,11 @@ class Began:
         elif outcome.state == DONE:
             ledger.succeed(outcome.cell.asked, outcome.run_id)
             ledger.cards([outcome.run_id])
+
+    @staticmethod
+    def note(sentence: str) -> None:
+        """Say what is wrong beside the cells."""
+        err.print(sentence, markup=False, soft_wrap=True)
 
     def teller(self, say: Tell) -> Callable[[Any], None]:
         """Tell of the workers' steps, in front of how many cells are done."""

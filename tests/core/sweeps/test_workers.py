@@ -111,7 +111,7 @@ def test_a_sweep_that_was_killed_goes_on(stand_in, store, cells_of, plan_file):
     code = (
         "import sys\nfrom pathlib import Path\nfrom core.sweeps import workers\n"
         "from core.sweeps.plan import read_plan\n"
-        "workers._PACKAGE = 'tests.core.sweeps.stand_in'\n"
+        "workers.PACKAGE = 'tests.core.sweeps.stand_in'\n"
         "for outcome in workers.compute_here(read_plan(Path(sys.argv[1])).cells, Path(sys.argv[2])):\n"
         "    print(outcome.run_id, flush=True)\n"
     )
