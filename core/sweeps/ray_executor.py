@@ -30,11 +30,12 @@ from ..text import joined, plural, shown
 from . import workers
 from .ledger import DONE, FAILED, RUNNING, Ledger
 from .plan import Cell
-from .slot import PIECE_BYTES, CarriedCell, Slot, SlotOrder, marked
+from .slot import CarriedCell, Slot, SlotOrder, marked
 from .workers import CellOutcome, Event, Memory
 
 LOCAL, AUTO = "local", "auto"
 TRIES = 3  # of a cell whose slot is lost, and of a file that arrives damaged
+_PIECE_BYTES = 8 << 20  # of a run file, in one answer
 _REACH_SECONDS = 5.0  # for a port to answer
 _HEALTH_SECONDS = 30.0  # for Ray to say that it is well: ray.init would wait for two minutes and end the process
 _WAIT_SECONDS = 1.0  # between two looks at whether the sweep is over, and what a slot is at
@@ -173,6 +174,8 @@ class _Handle:
     def ask(self, method: str, *given: Any, tell: Callable[[str, int, int], None] | None = None) -> Any:
         """Answer of a method. tell: is told what the slot is at, as long as it takes."""
         ray = self._sweep.ray
+        if self._sweep.is_over.is_set():
+            raise _OverError
         try:
             reference = getattr(self.actor, method).remote(*given)
             while not ray.wait([reference], timeout=_WAIT_SECONDS)[0]:
@@ -225,6 +228,7 @@ class _RaySweep:
         self._ledger = Ledger(store)
         self._memory = Memory()
         self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
         self._handles: dict[tuple[str, str], list[_Handle]] = {}  # (kind, node) -> its slots
         self._faults: dict[str, list[str]] = {}  # of nodes on which no slot could be made
         self._barren: dict[str, float] = {}  # kinds that no node can take -> since when
@@ -268,7 +272,10 @@ class _RaySweep:
         with suppress(Exception):
             self.ray.wait(stops, num_returns=len(stops), timeout=_STOP_SECONDS)
         for handle in handles:
-            handle.kill()
+            handle.kill()  # which answers whoever waits for it
+        ends = time.monotonic() + _STOP_SECONDS
+        for thread in self._threads:  # a thread within Ray while Ray is shut down ends the process by SIGSEGV
+            thread.join(max(0.0, ends - time.monotonic()))
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self.ray.nodes() if node["Alive"]]
@@ -293,7 +300,9 @@ class _RaySweep:
         handle = _Handle(self, made.remote(self._order), node)
         with self._lock:
             self._handles.setdefault((kind, node), []).append(handle)
-        threading.Thread(target=self._serve, args=(kind, handle), name="ulpscope-slot", daemon=True).start()
+        thread = threading.Thread(target=self._serve, args=(kind, handle), name="ulpscope-slot", daemon=True)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
 
     def _serve(self, kind: str, handle: _Handle) -> None:
         """Hand cells to a slot for as long as there are both."""
@@ -346,7 +355,7 @@ class _RaySweep:
             if "failed" in about:
                 return CellOutcome(cell, FAILED, says=str(about["failed"]))
             device, needed = f"{handle.node} {handle.gpus} {about['device']}", int(about["needed_bytes"])
-            self._memory.take(device, needed, about["free_bytes"])
+            self._memory.take(device, needed, about["free_bytes"])  # which waits, not within Ray
             try:
                 if handle.sees_store:
                     return self._compute(handle, carried, is_again)
@@ -393,8 +402,8 @@ class _RaySweep:
                 size, sealed = handle.ask("sealed", run_id)
                 digest, count = hashlib.sha256(), 0
                 with partial.path.open("wb") as file:
-                    for number in range(-(-size // PIECE_BYTES)):
-                        piece = handle.ask("piece", run_id, number)
+                    for start in range(0, size, _PIECE_BYTES):
+                        piece = handle.ask("piece", run_id, start, _PIECE_BYTES)
                         file.write(piece)
                         digest.update(piece)
                         count += len(piece)

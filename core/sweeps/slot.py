@@ -24,7 +24,6 @@ from .ledger import FOLDER
 from .plan import Cell
 from .workers import CellOutcome, Event, Worker
 
-PIECE_BYTES = 8 << 20
 _TOKEN_BYTES = 64
 _LARGEST_PROMPTS = 64 << 20  # bytes of a file of prompts, which travels with its cell
 _THREADS = "OMP_NUM_THREADS"
@@ -138,9 +137,9 @@ class Slot:
         with path.open("rb") as file:
             return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
-    def piece(self, run_id: str, number: int) -> bytes:
-        """Piece of that file, PIECE_BYTES each but the last."""
-        return read_regular(self._path_of(run_id), PIECE_BYTES, number * PIECE_BYTES)
+    def piece(self, run_id: str, start: int, count: int) -> bytes:
+        """Bytes of that file from `start` on, fewer at its end."""
+        return read_regular(self._path_of(run_id), count, start)
 
     def forget(self, run_id: str) -> None:
         """Remove a run that was fetched."""
