@@ -96,7 +96,14 @@ ROOMS = {
         "core.prompt_files",
     ),
     "core.prompt_files": ("core.capture_request",),
-    "core.sweeps": ("core.capture_request", "core.command_name", "core.engines", "core.prompt_files", "core.runs"),
+    "core.sweeps": (
+        "core.__version__",
+        "core.capture_request",
+        "core.command_name",
+        "core.engines",
+        "core.prompt_files",
+        "core.runs",
+    ),
     "core.push": (),
     "core.probing": ("core.command_name", "core.configuration", "core.numerics", "core.runs", "core.judging"),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
@@ -541,7 +548,7 @@ def not_admitted(declared: list[str], pinned: list[str]) -> list[str]:
 def test_what_the_package_declares_admits_what_a_clone_pins() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     declared = [*PROJECT["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]
-    files = ("requirements.txt", "requirements-dev.txt")  # a clone runs without a store of objects; its tests do not
+    files = ("requirements.txt", "requirements-dev.txt", "requirements-thorough.txt")  # extras come with the tests
     lines = [line for file in files for line in (ROOT / file).read_text().splitlines() if not line.startswith("-r")]
     assert not_admitted(declared, [line.split("  #")[0] for line in lines if not line.startswith("#")]) == []
 

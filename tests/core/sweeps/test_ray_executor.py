@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 
 from core.errors import UlpscopeError
-from core.runs.importing.adopt import adopt
+from core.runs.importing.import_process import take_in
 from core.runs.store.store import Store
 from core.sweeps import ray_executor
 from core.sweeps.ledger import DONE, FAILED, Ledger
@@ -98,7 +98,7 @@ def _all_whole(store, tmp_path) -> int:
     """How many run files there are, each checked table by table as one from outside."""
     checked = Store(tmp_path / "checked")
     for run_id in Ledger(store).run_ids():
-        adopt(checked, store.path_of(run_id), run_id=run_id)
+        take_in(checked, store.path_of(run_id), run_id=run_id, name=None, on_progress=lambda *_: None)
     return len(checked.paths())
 
 

@@ -118,7 +118,7 @@ def test_a_sweep_that_was_killed_goes_on(stand_in, store, cells_of, plan_file):
     paths = ["p1", "p2", "wait", "p3"]
     command = [sys.executable, "-c", code, str(plan_file(paths=paths)), str(store.directory)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as driver:
-        until(lambda: Ledger(store).running() and len(_computed(store)) == 2)
+        until(lambda: Ledger(store).running() and len(Ledger(store).run_ids()) == 2)
         os.kill(driver.pid, signal.SIGKILL)
     (store.directory / "go").touch()
     until(lambda: not Ledger(store).running())
