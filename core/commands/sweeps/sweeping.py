@@ -24,6 +24,7 @@ from ...sweeps.history import Change, change_of, conditions_of, gate_of
 from ...sweeps.ledger import DONE, FAILED, Ledger, in_ledger
 from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ...sweeps.ray_executor import compute_on_ray
+from ...sweeps.slurm_executor import compute_on_slurm
 from ...sweeps.workers import CellOutcome, compute_here
 from ...text import duration, plural, shown, size
 from ..capturing import plan_of
@@ -47,6 +48,9 @@ def sweep(
             help="Compute on a Ray cluster: 'auto', HOST:PORT, or 'local', one of this machine (docs/sweeps.md).",
         ),
     ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Compute as jobs of Slurm, as [slurm] of the plan says (docs/executors.md).")
+    ] = False,
     build: Annotated[
         str, typer.Option(help="Label of what is under test, such as a commit: another one is run anew.")
     ] = "",
@@ -78,6 +82,8 @@ def sweep(
     conditions = conditions_of(fail_on or ())
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown write a gate; add --fail-on changed,bug,flips.")
+    if ray and slurm:
+        raise UsageError("--ray and --slurm are two places to compute; choose one.")
     found = read_plan(plan, build)
     target = open_store(store)
     ledger = Ledger(target)
@@ -95,6 +101,8 @@ def sweep(
         tell, engines = began.teller(say), engine or ()
         if ray:
             outcomes = compute_on_ray(chosen, target, ray, jobs=jobs, engines=engines, tell=tell, note=began.note)
+        elif slurm:
+            outcomes = compute_on_slurm(chosen, target, found.slurm, name=found.name, engines=engines, tell=tell)
         elif cell:
             outcomes = (computed_here(target, one, say) for one in chosen)
         else:
