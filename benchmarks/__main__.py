@@ -25,6 +25,7 @@ _MODULES = {
     "heatmap": "serving.heatmap",
     "memory": "memory",
     "invariant": "invariant",
+    "sweeps": "sweeps",
 }
 ALL = tuple(_MODULES)
 
