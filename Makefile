@@ -20,7 +20,7 @@ test: $(VENV)/.development browser $(VENV)/.compiled
 
 # What `make test` has no time for, the rest of products of cases above all, and every browser test with pictures of the pages in
 # tests/browser/screenshots: about an hour and a half on two cores.
-thorough: $(VENV)/.development browser
+thorough: $(VENV)/.thorough browser
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not browser"
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
@@ -67,6 +67,10 @@ $(VENV)/.development: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-dev.txt
 	touch $(VENV)/.runtime $@
+
+$(VENV)/.thorough: $(VENV)/.development requirements-thorough.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-thorough.txt
+	touch $@
 
 # What Python and numba compile once and keep: two workers that begin together would each do all of it, and the servers
 # and commands that they start as well.

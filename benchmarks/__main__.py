@@ -27,6 +27,7 @@ _MODULES = {
     "kept": "kept",
     "matrix": "serving.matrix",
     "invariant": "invariant",
+    "sweeps": "sweeps",
 }
 ALL = tuple(_MODULES)
 

@@ -38,11 +38,11 @@ from .commands import (
     pushing,
     serve,
     stored,
-    sweeping,
     throughput,
     verdicts,
 )
 from .commands.sparse import explaining, probing
+from .commands.sweeps import sweeping, worker
 from .commands.terminal.console import err
 from .errors import UlpscopeError
 
@@ -70,7 +70,7 @@ app.command()(generating.search)
 app.command()(ops.ops)
 app.command()(throughput.throughput)
 app.command()(sweeping.sweep)
-app.command("sweep-worker", hidden=True)(sweeping.sweep_worker)
+app.command("sweep-worker", hidden=True)(worker.sweep_worker)
 app.command("layers")(layers.layers)
 app.command()(findings.kernels)
 app.command()(findings.remedies)

@@ -96,7 +96,14 @@ ROOMS = {
         "core.prompt_files",
     ),
     "core.prompt_files": ("core.capture_request",),
-    "core.sweeps": ("core.capture_request", "core.command_name", "core.engines", "core.prompt_files", "core.runs"),
+    "core.sweeps": (
+        "core.__version__",
+        "core.capture_request",
+        "core.command_name",
+        "core.engines",
+        "core.prompt_files",
+        "core.runs",
+    ),
     "core.push": (),
     "core.probing": ("core.command_name", "core.configuration", "core.numerics", "core.runs", "core.judging"),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
@@ -142,6 +149,8 @@ LIBRARIES = {
     ),
     "httpx2": ("core/probing/", "core/push/", "app/hosting/"),
     "fsspec": ("core/runs/store/objects.py",),
+    "ray": ("core/sweeps/ray_executor.py",),
+    "submitit": ("core/sweeps/slurm_executor.py",),
     "s3fs": (),  # fsspec finds it
 }
 
@@ -220,6 +229,7 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/runs/reader.py", "import fsspec"),
         ("core/runs/store/mirror.py", "from fsspec.spec import AbstractFileSystem"),
         ("core/runs/store/objects.py", "import s3fs"),
+        ("core/sweeps/workers.py", "import ray"),
         ("core/runs/reader.py", "def f():\n    from core.inference import capture"),
         ("core/runs/reader.py", "from core import inference"),
         ("core/runs/reader.py", "from core import judging"),
@@ -486,7 +496,19 @@ def test_a_library_that_was_loaded_would_be_seen() -> None:
     assert _loaded_by("import plotly", HEAVY) == "plotly"
 
 
-UNTIL_USED = ("torch", "transformers", "numba", "scipy", "pandas", "duckdb", "streamlit", "fsspec", "s3fs")
+UNTIL_USED = (
+    "torch",
+    "transformers",
+    "numba",
+    "scipy",
+    "pandas",
+    "duckdb",
+    "streamlit",
+    "fsspec",
+    "s3fs",
+    "ray",
+    "submitit",
+)
 
 
 def test_the_command_line_and_the_pytest_plugin_start_without_what_is_heavy() -> None:
@@ -527,7 +549,7 @@ def not_admitted(declared: list[str], pinned: list[str]) -> list[str]:
 def test_what_the_package_declares_admits_what_a_clone_pins() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     declared = [*PROJECT["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]
-    files = ("requirements.txt", "requirements-dev.txt")  # a clone runs without a store of objects; its tests do not
+    files = ("requirements.txt", "requirements-dev.txt", "requirements-thorough.txt")  # extras come with the tests
     lines = [line for file in files for line in (ROOT / file).read_text().splitlines() if not line.startswith("-r")]
     assert not_admitted(declared, [line.split("  #")[0] for line in lines if not line.startswith("#")]) == []
 

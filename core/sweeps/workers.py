@@ -1,5 +1,5 @@
-"""Workers of a sweep on this machine: processes that keep their model from cell to cell, one a device unless more are
-asked for, as many at once as fit into memory.
+"""Workers of a sweep: processes that keep their model from cell to cell; and the cells of a sweep by those of this
+machine, one a device unless more are asked for, as many at once as fit into memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..subprocess_json import Child
 from .ledger import DONE, FAILED, RUNNING
 from .plan import Cell
 
-_PACKAGE = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
 _PATIENCE_SECONDS = 20.0  # that a worker has to remove what it was writing
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What became of a cell: done (run_id), failed (says why), or running: another process computes it."""
 
     cell: Cell
@@ -44,11 +44,17 @@ class Event:
 
 
 class Worker:
-    """One process that computes cells into a store. A context; asked from one thread at a time."""
+    """One process that computes cells into a store. A context; asked from one thread at a time.
 
-    def __init__(self, store: Path, engines: Sequence[str] = ()) -> None:
+    folder: from where the files of plans are named, by default where we are; package: what this package is called.
+    """
+
+    def __init__(
+        self, store: Path, engines: Sequence[str] = (), *, folder: Path | None = None, package: str | None = None
+    ) -> None:
         given = [part for engine in engines for part in ("--engine", engine)]
-        self._arguments = ["-m", _PACKAGE, "sweep-worker", "--store", str(store.absolute()), *given]
+        self._arguments = ["-m", package or PACKAGE, "sweep-worker", "--store", str(store.absolute()), *given]
+        self._folder = folder
         self._child: Child | None = None
         self._said: Iterator[dict[str, Any]] = iter(())
 
@@ -71,19 +77,19 @@ class Worker:
 
     def about(self, cell: Cell) -> dict[str, Any]:
         """{"run_id", "needed_bytes", "free_bytes"} of a cell here, or {"failed": sentence}."""
-        return next(self._answers({"do": "about", **_asked(cell)}))
+        return next(self._answers({"do": "about", **self._asked(cell)}))
 
-    def compute(self, cell: Cell, tell: Callable[[Event], None] = lambda _: None) -> Outcome:
+    def compute(self, cell: Cell, tell: Callable[[Event], None] = lambda _: None) -> CellOutcome:
         """Compute a cell, unless it is there. Whatever becomes of the process is an outcome."""
-        for said in self._answers({"do": "compute", **_asked(cell)}):
+        for said in self._answers({"do": "compute", **self._asked(cell)}):
             if "stage" in said:
                 tell(Event(cell, str(said["stage"]), int(said.get("rows_done", 0)), int(said.get("rows_total", 0))))
             elif "failed" in said:
-                return Outcome(cell, FAILED, says=str(said["failed"]))
+                return CellOutcome(cell, FAILED, says=str(said["failed"]))
             elif "held" in said:
-                return Outcome(cell, RUNNING, says="another process computes it")
+                return CellOutcome(cell, RUNNING, says="another process computes it")
             else:
-                return Outcome(cell, DONE, str(said["done"]), was_there=bool(said.get("was_there")))
+                return CellOutcome(cell, DONE, str(said["done"]), was_there=bool(said.get("was_there")))
         raise AssertionError("answers end with one")
 
     def _answers(self, value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -101,6 +107,10 @@ class Worker:
             self._child = None
         yield {"failed": self._ended_how(child)}
 
+    def _asked(self, cell: Cell) -> dict[str, str]:
+        folder = Path.cwd() if self._folder is None else self._folder
+        return {"asked": cell.asked, "request": cell.request.to_json(), "folder": str(folder)}
+
     @staticmethod
     def _ended_how(child: Child) -> str:
         if child.code == -signal.SIGKILL:
@@ -108,10 +118,6 @@ class Worker:
         if child.code < 0:
             return f"its process ended by {signal.Signals(-child.code).name}."
         return child.sentence
-
-
-def _asked(cell: Cell) -> dict[str, str]:
-    return {"asked": cell.asked, "request": cell.request.to_json(), "folder": str(Path.cwd())}
 
 
 class Memory:
@@ -144,11 +150,11 @@ def compute_here(
     jobs: int = 1,
     engines: Sequence[str] = (),
     tell: Callable[[Event], None] = lambda _: None,
-) -> Iterator[Outcome]:
+) -> Iterator[CellOutcome]:
     """Compute cells by `jobs` workers a device, each cell's outcome as it comes. Closing the iterator ends the workers,
     and what they were writing goes.
     """
-    outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
+    outcomes: queue.Queue[CellOutcome | BaseException] = queue.Queue()
     is_over = threading.Event()
     memory = Memory()
     devices = sorted({cell.axes["device"] for cell in cells})
@@ -187,11 +193,11 @@ def compute_here(
             worker.end()
 
 
-def _computed(worker: Worker, memory: Memory, cell: Cell, tell: Callable[[Event], None]) -> Outcome:
+def _computed(worker: Worker, memory: Memory, cell: Cell, tell: Callable[[Event], None]) -> CellOutcome:
     try:
         about = worker.about(cell)
         if "failed" in about:
-            return Outcome(cell, FAILED, says=str(about["failed"]))
+            return CellOutcome(cell, FAILED, says=str(about["failed"]))
         device, needed = str(about["device"]), int(about["needed_bytes"])
         memory.take(device, needed, about["free_bytes"])
         try:
@@ -199,7 +205,7 @@ def _computed(worker: Worker, memory: Memory, cell: Cell, tell: Callable[[Event]
         finally:
             memory.give_back(device, needed)
     except UlpscopeError as error:
-        return Outcome(cell, FAILED, says=str(error))
+        return CellOutcome(cell, FAILED, says=str(error))
 
 
 def _by_model(cells: Sequence[Cell], device: str) -> list[Cell]:

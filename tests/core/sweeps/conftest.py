@@ -40,4 +40,4 @@ def plan_file(tmp_path: Path):
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are the stand-in's."""
-    monkeypatch.setattr(workers, "_PACKAGE", "tests.core.sweeps.stand_in")
+    monkeypatch.setattr(workers, "PACKAGE", "tests.core.sweeps.stand_in")

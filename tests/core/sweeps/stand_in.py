@@ -1,14 +1,19 @@
 """A worker of a sweep that runs no model: it speaks as `sweep-worker` does, and writes real run files of four logits.
-The path of a cell says how it behaves: `crash`, `refuse`, `memory`, `wait` until a file is there, anything else works.
-Each computation is a line of the file `computed` beside the store.
+The path of a cell says how it behaves: `crash`, `refuse`, `memory`, `slot` (ends the slot that asks), `wait` until a
+file is there, anything else works. Each computation is a line of the file `computed` in the store. Where nobody asks
+any more it ends, as `sweep-worker` does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
+import shutil
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +24,7 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from core.sweeps.ledger import Ledger, run_id_of
+from core.sweeps.slot import Slot
 from tests.waiting import until
 
 LOGITS = np.array([[1, 2, 3, 4], [4, 3, 2, 1]], np.float32)
@@ -49,6 +55,44 @@ def write(store: Store, run_id: str, request: CaptureRequest, *, moved: float = 
         writer.finish()
 
 
+class KeepingSlot(Slot):
+    """A slot that keeps a copy of each file that was fetched, in `fetched` beside the driver's store."""
+
+    def forget(self, run_id: str) -> None:
+        kept = self._order.store.parent / "fetched"
+        kept.mkdir(exist_ok=True)
+        shutil.copy(self._path_of(run_id), kept)
+        super().forget(run_id)
+
+
+class DamagingSlot(KeepingSlot):
+    """A slot of which the second piece of a file arrives with a bit turned, as often as the file `damages` says, in the
+    driver's store.
+    """
+
+    def piece(self, run_id: str, start: int, count: int) -> bytes:
+        body = super().piece(run_id, start, count)
+        budget = self._order.store / "damages"
+        left = int(budget.read_text())
+        if start == 0 or not left:
+            return body
+        budget.write_text(str(left - 1))
+        return bytes([body[0] ^ 1]) + body[1:]
+
+
+def _questions() -> Iterator[dict[str, str]]:
+    asked: queue.Queue[dict[str, str]] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            asked.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        yield asked.get()
+
+
 def main() -> None:
     place = Path(sys.argv[sys.argv.index("--store") + 1])
     store = Store(place)
@@ -57,8 +101,7 @@ def main() -> None:
     def answer(**said: object) -> None:
         answers.write(json.dumps(said) + "\n")
 
-    for line in sys.stdin:
-        question = json.loads(line)
+    for question in _questions():
         asked, request = question["asked"], CaptureRequest.from_json(question["request"])
         assert request is not None
         run_id, path = run_id_of(asked, environment(request)), request.variants[0]
@@ -78,6 +121,9 @@ def main() -> None:
             answer(stage="decode", rows_done=1, rows_total=2)
             if path == "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if path == "slot":
+                os.kill(os.getppid(), signal.SIGKILL)
+                until(lambda: False)
             if path == "memory":
                 answer(failed="its process ran out of memory.")
                 continue

@@ -111,14 +111,14 @@ def test_a_sweep_that_was_killed_goes_on(stand_in, store, cells_of, plan_file):
     code = (
         "import sys\nfrom pathlib import Path\nfrom core.sweeps import workers\n"
         "from core.sweeps.plan import read_plan\n"
-        "workers._PACKAGE = 'tests.core.sweeps.stand_in'\n"
+        "workers.PACKAGE = 'tests.core.sweeps.stand_in'\n"
         "for outcome in workers.compute_here(read_plan(Path(sys.argv[1])).cells, Path(sys.argv[2])):\n"
         "    print(outcome.run_id, flush=True)\n"
     )
     paths = ["p1", "p2", "wait", "p3"]
     command = [sys.executable, "-c", code, str(plan_file(paths=paths)), str(store.directory)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as driver:
-        until(lambda: Ledger(store).running() and len(_computed(store)) == 2)
+        until(lambda: Ledger(store).running() and len(Ledger(store).run_ids()) == 2)
         os.kill(driver.pid, signal.SIGKILL)
     (store.directory / "go").touch()
     until(lambda: not Ledger(store).running())

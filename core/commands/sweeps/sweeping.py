@@ -1,42 +1,36 @@
-"""`sweep`: a plan of many captures, of which what is missing in the store is computed; and the worker it starts."""
+"""`sweep`: a plan of many captures, of which what is missing in the store is computed."""
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..capture_request import CaptureRequest
-from ..command_name import COMMAND, shell_command
-from ..engines.registry import use_all as use_engines
-from ..errors import UlpscopeError, UsageError
-from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
-from ..runs.store import labels
-from ..runs.store.store import Store, open_store
-from ..sweeps.history import Change, change_of, conditions_of, gate_of
-from ..sweeps.ledger import DONE, FAILED, RUNNING, Ledger, in_ledger, run_id_of
-from ..sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
-from ..sweeps.workers import Outcome, compute_here
-from ..text import duration, plural, shown, size
-from .capturing import load, plan_of, run_plan
-from .request_options import EngineOption
-from .terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
-
-if TYPE_CHECKING:  # torch is for those who run a model
-    from ..inference.models.model import LoadedModel
+from ...command_name import COMMAND, shell_command
+from ...engines.registry import use_all as use_engines
+from ...errors import UlpscopeError, UsageError
+from ...runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+from ...runs.store import labels
+from ...runs.store.store import open_store
+from ...sweeps.history import Change, change_of, conditions_of, gate_of
+from ...sweeps.ledger import DONE, FAILED, Ledger, in_ledger
+from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
+from ...sweeps.ray_executor import compute_on_ray
+from ...sweeps.slurm_executor import compute_on_slurm
+from ...sweeps.workers import CellOutcome, compute_here
+from ...text import duration, plural, shown, size
+from ..capturing import plan_of
+from ..request_options import EngineOption
+from ..terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
+from .worker import computed_here
 
 _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
@@ -47,6 +41,16 @@ def sweep(
         bool, typer.Option("--dry-run", help="List the cells, what each would compute, and how long that takes.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Workers a device, as memory allows.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Compute on a Ray cluster: 'auto', HOST:PORT, or 'local', one of this machine (docs/sweeps.md).",
+        ),
+    ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Compute as jobs of Slurm, as [slurm] of the plan says (docs/executors.md).")
+    ] = False,
     build: Annotated[
         str, typer.Option(help="Label of what is under test, such as a commit: another one is run anew.")
     ] = "",
@@ -78,6 +82,8 @@ def sweep(
     conditions = conditions_of(fail_on or ())
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown write a gate; add --fail-on changed,bug,flips.")
+    if ray and slurm:
+        raise UsageError("--ray and --slurm are two places to compute; choose one.")
     found = read_plan(plan, build)
     target = open_store(store)
     ledger = Ledger(target)
@@ -90,11 +96,17 @@ def sweep(
         return
     began, pinned = Began(chosen), _tagged(ledger, against)
     ledger.keep(found)
+    outcomes: Iterator[CellOutcome]
     with stoppable(says=began.stopped), steps() as say:
-        if cell:
-            outcomes: Iterator[Outcome] = (_computed_here(target, one, say) for one in chosen)
+        tell, engines = began.teller(say), engine or ()
+        if ray:
+            outcomes = compute_on_ray(chosen, target, ray, jobs=jobs, engines=engines, tell=tell, note=began.note)
+        elif slurm:
+            outcomes = compute_on_slurm(chosen, target, found.slurm, name=found.name, engines=engines, tell=tell)
+        elif cell:
+            outcomes = (computed_here(target, one, say) for one in chosen)
         else:
-            outcomes = compute_here(chosen, target.directory, jobs=jobs, engines=engine or (), tell=began.teller(say))
+            outcomes = compute_here(chosen, target.directory, jobs=jobs, engines=engines, tell=tell)
         with closing(outcomes):  # type: ignore[type-var]
             for outcome in outcomes:
                 began.add(ledger, outcome)
@@ -107,8 +119,8 @@ class Began:
     """Outcomes of a sweep so far."""
 
     cells: Sequence[Cell]
-    outcomes: list[Outcome] = field(default_factory=list)
-    failed: list[Outcome] = field(default_factory=list)
+    outcomes: list[CellOutcome] = field(default_factory=list)
+    failed: list[CellOutcome] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -119,7 +131,7 @@ class Began:
         """`3 failed` and the like, for a line of progress."""
         return f"{len(self.failed)} failed" if self.failed else "cells"
 
-    def add(self, ledger: Ledger, outcome: Outcome) -> None:
+    def add(self, ledger: Ledger, outcome: CellOutcome) -> None:
         self.outcomes.append(outcome)
         if outcome.state == FAILED:
             self.failed.append(outcome)
@@ -129,6 +141,11 @@ class Began:
             ledger.succeed(outcome.cell.asked, outcome.run_id)
             ledger.cards([outcome.run_id])
 
+    @staticmethod
+    def note(sentence: str) -> None:
+        """Say what is wrong beside the cells."""
+        err.print(sentence, markup=False, soft_wrap=True)
+
     def teller(self, say: Tell) -> Callable[[Any], None]:
         """Tell of the workers' steps, in front of how many cells are done."""
         return lambda event: say(f"{event.cell.title}: {event.stage}", self.count, len(self.cells), "cells")
@@ -137,105 +154,6 @@ class Began:
         """Sentence on a sweep that is stopped: every cell that was finished stays."""
         kept = sum(outcome.state == DONE for outcome in self.outcomes)
         return f"stopped; {kept:,} of {len(self.cells):,} cells are in the store, and the sweep goes on from there."
-
-
-def _computed_here(store: Store, cell: Cell, say: Tell) -> Outcome:
-    """Compute a cell in this process."""
-    ledger = Ledger(store)
-    try:
-        with ledger.claim(cell.asked) as is_ours:
-            if not is_ours:
-                return Outcome(cell, RUNNING, says="another process computes it")
-            run_id, was_there = CellRunner(store).run(cell.asked, cell.request, say)
-            return Outcome(cell, DONE, run_id, was_there=was_there)
-    except UlpscopeError as error:
-        return Outcome(cell, FAILED, says=str(error))
-
-
-class CellRunner:
-    """Computes cells one after another, and keeps the model of the last one."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._key: tuple[Any, ...] = ()
-        self._loaded: LoadedModel | None = None
-
-    def about(self, asked: str, request: CaptureRequest) -> dict[str, Any]:
-        """Id of a cell's run here, and what computing it takes; nothing large is read."""
-        from ..inference.capture.environment import environment_of, free_bytes, needed_bytes
-
-        plan = plan_of(request, weights=False)
-        return {
-            "run_id": run_id_of(asked, environment_of(request, plan)),
-            "device": plan.loaded.device,
-            "needed_bytes": needed_bytes(request, plan),
-            "free_bytes": free_bytes(plan),
-        }
-
-    def run(self, asked: str, request: CaptureRequest, say: Tell) -> tuple[str, bool]:
-        """Compute a cell, unless it is there. -> (run id, whether it was there)"""
-        run_id = self.about(asked, request)["run_id"]
-        if self._store.has(run_id):
-            return run_id, True
-        key = (request.model, request.dtype, request.device, request.revision, request.trust_remote_code)
-        if key != self._key:
-            self._loaded, self._key = None, ()  # the old one goes before the new one comes
-            say("loading the model")
-            self._loaded, self._key = load(request), key
-        plan = plan_of(request, loaded=self._loaded)
-        return run_plan(request, plan, self._store, say, run_id)[0], False
-
-
-def sweep_worker(engine: EngineOption = None, store: StoreOption = None) -> None:
-    """Compute the cells that are asked for on stdin, a JSON object a line; what becomes of each is a line on stdout."""
-    use_engines(engine)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print is no answer
-    target = open_store(store)
-    runner, ledger = CellRunner(target), Ledger(target)
-
-    def answer(**said: Any) -> None:
-        answers.write(json.dumps(said) + "\n")
-        answers.flush()
-
-    def say(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:  # noqa: ARG001  (positions)
-        answer(stage=stage, rows_done=done, rows_total=total)
-
-    with stoppable():
-        for question in _questions():
-            os.chdir(question["folder"])  # from where the plan's files are named
-            asked, request = str(question["asked"]), CaptureRequest.from_json(question["request"])
-            try:
-                if request is None:
-                    raise UsageError("the request of a cell is of another version of ULPscope.")
-                if question["do"] == "about":
-                    answer(**runner.about(asked, request))
-                    continue
-                with ledger.claim(asked) as is_ours:
-                    if not is_ours:
-                        answer(held=True)
-                        continue
-                    run_id, was_there = runner.run(asked, request, say)
-                answer(done=run_id, was_there=was_there)
-            except UlpscopeError as error:
-                answer(failed=str(error))
-            except MemoryError:
-                answer(failed="its process ran out of memory.")
-
-
-def _questions() -> Iterator[dict[str, Any]]:
-    """Questions on stdin. Where it ends, nobody waits for what is being computed: the process is asked to end."""
-    asked: queue.Queue[dict[str, Any] | None] = queue.Queue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            asked.put(json.loads(line))
-        asked.put(None)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=listen, name="ulpscope-questions", daemon=True).start()
-    while (question := asked.get()) is not None:
-        yield question
 
 
 def _print_commands(
@@ -253,8 +171,8 @@ def _print_commands(
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
     """Print every cell with its state and costs; what no path or engine can do is said beside it."""
-    from ..inference.capture.costs import costs_of
-    from ..inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
+    from ...inference.capture.costs import costs_of
+    from ...inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
 
     states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
     speeds: dict[tuple[str, str, str], Any] = {}

@@ -1,0 +1,1 @@
+"""Commands of sweeps: a plan of many captures, and the worker that computes what it lacks."""
