@@ -149,7 +149,7 @@ LIBRARIES = {
     ),
     "httpx2": ("core/probing/", "core/push/", "app/hosting/"),
     "fsspec": ("core/runs/store/objects.py",),
-    "ray": ("core/sweeps/ray_executor.py",),
+    "ray": ("core/sweeps/ray_cluster.py", "core/sweeps/ray_executor.py"),
     "submitit": ("core/sweeps/slurm_executor.py",),
     "s3fs": (),  # fsspec finds it
 }

@@ -7,16 +7,11 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
-import re
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -24,27 +19,24 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import ExtraError, UlpscopeError, UsageError
+from ..errors import UlpscopeError
 from ..runs.store.store import Store
 from ..text import joined, plural, shown
 from . import workers
 from .ledger import DONE, FAILED, RUNNING, Ledger
 from .plan import Cell
+from .ray_cluster import connected
 from .slot import CarriedCell, Slot, SlotOrder, marked
 from .workers import CellOutcome, Event, Memory
 
-LOCAL, AUTO = "local", "auto"
 TRIES = 3  # of a cell whose slot is lost, and of a file that arrives damaged
 _PIECE_BYTES = 8 << 20  # of a run file, in one answer
-_REACH_SECONDS = 5.0  # for a port to answer
-_HEALTH_SECONDS = 30.0  # for Ray to say that it is well: ray.init would wait for two minutes and end the process
 _WAIT_SECONDS = 1.0  # between two looks at whether the sweep is over, and what a slot is at
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _LOST_SECONDS = 30.0  # without any node that could take them, cells fail
 _CLAIM_SECONDS = 60.0  # for the worker of a lost slot to let go of its cell
 _STOP_SECONDS = 25.0  # for slots to end their workers
 _NODE_TRIES = 2  # of making a slot on a node
-_ADDRESS = re.compile(r"\[?[\w.:-]+\]?:[0-9]{1,5}")
 CPU, GPU = "CPU", "GPU"  # what Ray calls them
 
 
@@ -54,58 +46,6 @@ class _SlotLostError(Exception):
 
 class _OverError(Exception):
     """The sweep is over, whatever was waited for."""
-
-
-@contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster: `local` makes one of this machine that ends with the block, `auto` is the one that
-    this machine is a node of, else HOST:PORT. UlpscopeError, one sentence within a minute, for all that can be wrong.
-    """
-    if address not in (LOCAL, AUTO) and not _ADDRESS.fullmatch(address):
-        raise UsageError(f"--ray '{shown(address)}' is no address; expected {joined([LOCAL, AUTO, 'HOST:PORT'])}.")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of every cluster that it starts
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a slot without a GPU is told cpu by its cell
-    try:
-        ray: Any = import_module("ray")
-    except ImportError:
-        raise ExtraError("--ray needs Ray, which is not installed; `pip install 'ulpscope[ray]'` brings it.") from None
-    if address != LOCAL:
-        _check(address)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **_SETTINGS.get(address, {}))
-    except Exception as error:
-        said = str(error).strip().partition("\n")[0]
-        raise UlpscopeError(f"--ray {address}: the cluster could not be joined ({shown(said, 300)}).") from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)  # it has put its own in their place
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-_SETTINGS: Mapping[str, Mapping[str, Any]] = {LOCAL: {"include_dashboard": False}}
-
-
-def _check(address: str) -> None:
-    """UlpscopeError where no cluster answers at an address. A process asks: it can be ended."""
-    host, _, port = address.rpartition(":")
-    hint = "`ray start --head` starts a cluster and prints its address"
-    try:
-        if address != AUTO:
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
-        asked = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
-        asked += [] if address == AUTO else ["--address", address]
-        is_well = subprocess.run(asked, capture_output=True, timeout=_HEALTH_SECONDS).returncode == 0
-    except (OSError, OverflowError) as error:
-        raise UlpscopeError(f"--ray {address}: cannot be reached ({error}); {hint}.") from None
-    except subprocess.TimeoutExpired:
-        is_well = False
-    if not is_well:
-        raise UlpscopeError(f"--ray {address}: no Ray cluster of this version answers there; {hint}.")
 
 
 @dataclass

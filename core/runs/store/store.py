@@ -104,7 +104,7 @@ class Store:
 
     def has(self, run_id: str) -> bool:
         """Return whether there is a run of exactly this id; thousands need not be listed for it."""
-        return any(os.path.lexists(folder / f"{run_id}{SUFFIX}") for folder in (self.directory, *self.read_only))
+        return any(self._is_there(folder / f"{run_id}{SUFFIX}") for folder in (self.directory, *self.read_only))
 
     def path_of(self, run_id: str) -> Path:
         """Path of a run's file, which is here from then on. A unique beginning of its id will do; StoreError if there

@@ -178,3 +178,7 @@ def test_a_store_of_objects_is_filled_and_its_cells_told_though_a_list_of_it_is_
     told = json.loads(done.stdout)["cells"]
     assert [cell["state"] for cell in told] == ["done", "done"]
     assert {f"{cell['run']}.duckdb" for cell in told} <= {path.name for path in (tmp_path / "objects").iterdir()}
+
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache of another machine"))
+    again = json.loads(cli("sweep", plan, "--store", f"file://{tmp_path}/objects", "--json").stdout)
+    assert (again["computed"], again["were_there"], again["failed"]) == (0, 2, 0)

@@ -22,10 +22,11 @@ import pytest
 from core.errors import UlpscopeError
 from core.runs.importing.import_process import take_in
 from core.runs.store.store import Store
-from core.sweeps import ray_executor
+from core.sweeps import ray_cluster, ray_executor
 from core.sweeps.ledger import DONE, FAILED, Ledger
 from core.sweeps.plan import read_plan
-from core.sweeps.ray_executor import compute_on_ray, connected
+from core.sweeps.ray_cluster import connected
+from core.sweeps.ray_executor import compute_on_ray
 from tests.core.conftest import environment
 from tests.core.sweeps.stand_in import DamagingSlot, KeepingSlot
 from tests.waiting import until
@@ -293,7 +294,7 @@ def test_an_address_that_nobody_listens_at_is_one_sentence(monkeypatch):
 @needs_ray
 @pytest.mark.slow
 def test_a_port_that_is_no_clusters_is_one_sentence_within_its_time(monkeypatch):
-    monkeypatch.setattr(ray_executor, "_HEALTH_SECONDS", 5.0)
+    monkeypatch.setattr(ray_cluster, "_HEALTH_SECONDS", 5.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -302,3 +303,19 @@ def test_a_port_that_is_no_clusters_is_one_sentence_within_its_time(monkeypatch)
 
 def test_what_is_no_address_is_one_sentence():
     assert _refused("ray://head") == "--ray 'ray://head' is no address; expected local, auto and HOST:PORT."
+
+
+def test_a_slot_gets_cells_of_its_model_first_and_a_lost_cell_goes_ahead(cells_of):
+    cells = cells_of("p1", "p2", models=["m", "n"])
+    waiting = ray_executor._Waiting()
+    for cell in cells:
+        waiting.put(cell)
+    one, _ = waiting.take(None)
+    other, _ = waiting.take(None)
+    assert {one.axes["model"], other.axes["model"]} == {"m", "n"}, "another slot begins with another model"
+    waiting.put(one, ("a node",))
+    assert waiting.take((one.axes["model"], one.axes["dtype"])) == (one, ("a node",))
+    left = [waiting.take((one.axes["model"], one.axes["dtype"]))[0] for _ in range(2)]
+    assert [cell.axes["model"] for cell in left] == [one.axes["model"], other.axes["model"]]
+    assert waiting.take(None) is None
+    assert waiting.count == 0
