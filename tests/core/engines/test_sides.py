@@ -37,6 +37,7 @@ from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
+from tests.core.inference.models import small_gguf
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
@@ -151,6 +152,19 @@ def test_a_gguf_written_here_is_the_model(family):
     # llama.cpp looks GELU up in a table of float16, whatever else is float32
     allowed = 1e-3 if family == "gemma" else 2e-5
     assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
+
+
+def test_a_gguf_that_was_given_is_both_sides(tmp_path):
+    """transformers dequantises it and llama.cpp takes it as it is, `weights:own`, or what was dequantised."""
+    small_gguf.write(tmp_path / "given.gguf")
+    given, tokens = load_model(str(tmp_path / "given.gguf"), dtype="float32", device="cpu"), [5, 9, 20, 31, 7, 9, 14]
+    reference = _logits(given, "prefill", tokens)
+    scale = float(reference.abs().max())
+    assert float((_logits(given, f"llamacpp:prefill+{WIDE}", tokens) - reference).abs().max()) < 2e-5 * scale
+    own = float((_logits(given, f"llamacpp:prefill+weights:own+{WIDE}", tokens) - reference).abs().max())
+    assert 2e-5 * scale < own < 0.1 * scale  # its products of 4 bits by 8
+    with pytest.raises(CaptureError, match="the model has no file of its own here; leave weights:own out"):
+        _logits(_gemma()[0], "llamacpp:prefill+weights:own", tokens)
 
 
 def test_a_family_that_is_not_written_is_refused():
