@@ -37,6 +37,7 @@ from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
+from core.runs.file.evidence import Check
 from tests.core.inference.models import small_gguf
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -227,6 +228,16 @@ def test_a_session_computes_an_engines_logits_once_and_judges_as_without(loaded,
     assert together == alone
     assert len(of_session) <= len(of_each) - 2  # its logits and their digest; modules are followed for each pair
     assert torch.equal(logits, _logits(loaded, reference, ids))
+
+
+def test_the_ladder_says_which_parts_of_an_engine_are_float32(loaded, ids):
+    for path, parts in (
+        ("llamacpp:prefill", "weights float32, kv float16, attention float16 where it is flash attention, activations"),
+        (f"llamacpp:prefill+{WIDE}", "weights float32, kv float32, attention float32, activations float32, acc"),
+    ):
+        found = judge(loaded, [ids], variant=path)
+        (row,) = [row for row in found.evidence if row.check == Check.WIDE_PAIR]
+        assert f"; in '{path}' {parts}" in row.control
 
 
 def test_what_each_setting_contributes_is_said(loaded, ids):
