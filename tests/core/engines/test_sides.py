@@ -91,6 +91,12 @@ def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
     assert torch.equal(_logits(loaded, path, ids), found)  # the process is kept, and repeats itself
 
 
+@pytest.mark.thorough
+def test_transformers_compiled_agrees_with_itself(loaded, ids):
+    reference, found = _logits(loaded, "prefill", ids), _logits(loaded, "transformers:prefill+run:compile", ids)
+    assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
+
+
 def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_coarse(loaded, ids):
     """Each setting stands hundreds of times above float32, as ENGINES of the documents measured on a real model."""
     reference = _logits(loaded, "prefill", ids)
@@ -426,7 +432,9 @@ def test_an_engine_that_cannot_be_followed_says_so(loaded, ids):
 @pytest.mark.thorough
 @pytest.mark.engine
 @pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
-@pytest.mark.parametrize("path", ["vllm:prefill", "vllm:walk", "ov:prefill", "mlx:decode", "mlx:chunked:7"])
+@pytest.mark.parametrize(
+    "path", ["vllm:prefill", "vllm:walk", "vllm:walk+prefix:on", "ov:prefill", "mlx:decode", "mlx:chunked:7"]
+)
 def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of_it(loaded, ids, monkeypatch, path):
     monkeypatch.setenv(f"ULPSCOPE_ENGINE_{path.partition(':')[0].upper()}", str(OTHERS))
     found = judge(loaded, [ids[:24]], variant=path)
