@@ -182,6 +182,16 @@ def test_a_family_that_is_not_written_is_refused():
         _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
 
 
+@pytest.mark.parametrize(("dtype", "short", "allowed"), [("float16", "f16", 4e-3), ("bfloat16", "bf16", 3e-2)])
+def test_weights_of_16_bits_are_written_as_they_are(dtype, short, allowed):
+    """llama.cpp rounds what they are multiplied by as they are: a few steps of the dtype, and not the same bits."""
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).to(getattr(torch, dtype)).float().eval()
+    tiny, tokens = loaded_from(model), list(range(1, 100, 2))
+    reference, found = (_logits(tiny, path, tokens) for path in ("prefill", f"llamacpp:prefill+weights:{short}+{WIDE}"))
+    assert 0 < float((found - reference).abs().max()) < allowed * float(reference.abs().max())
+
+
 def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).float().eval()
