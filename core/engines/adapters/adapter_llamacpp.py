@@ -225,6 +225,7 @@ class Engine:
             "parts": {
                 "weights": "own" if self.options.get("weights") == "own" else request["dtype"],
                 "kv": NAMES.get(kind, kind),
+                "attention": "float32" if self.options.get("flash") == "off" else "float16 where it is flash attention",
                 "activations": request["dtype"],
                 "accumulation": "float32",
             },

@@ -59,6 +59,7 @@ from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.engine_side import parts_of
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import PLAIN, Narrow, narrow_evidence
 from .engine_settings import at_widest, coarse_activation, narrow_settings, taken_apart
@@ -354,6 +355,9 @@ class _ModelLadder(Ladder):
             f"'{variant.name}' against '{reference.name}' in {shown}, beside {len(self.seeds)} reorderings of every"
             " linear map"
         )
+        for side in self.names:
+            if parts := parts_of(side, shown):
+                control += f"; in '{side}' {parts}"
         broken = not_finite_of(loaded, pair, self.names)
         self.broken = self.broken or broken
         try:

@@ -14,6 +14,7 @@ from ...engines import registry
 from ...engines.description import EngineDescription
 from ...engines.process import Rows
 from ...errors import CaptureError
+from ...text import printable
 from ..models.engine_files import folder_of, gguf_of
 from ..models.model import LoadedModel
 from .batch import Emit
@@ -22,6 +23,7 @@ from .hooks import ModuleTrace
 
 _SIGNED = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_parts: dict[tuple[str, str], str] = {}  # by a side's name and the dtype of the model that it last ran
 OWN = "own"  # weights as they stand in the file
 
 
@@ -57,6 +59,13 @@ def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str
     return f"{engine.engine} gives its logits in {engine.logits}, which {loaded.dtype} cannot hold; capture with {way}"
 
 
+def parts_of(name: str, dtype: str) -> str:
+    """What an engine said of the parts of a side that ran in a dtype: "weights float32, kv float16"; "" where it said
+    nothing.
+    """
+    return _parts.get((name, dtype), "")
+
+
 class EngineRun:
     """One engine made ready for a model. Calling it runs a prompt. trace: takes what its modules put out."""
 
@@ -84,6 +93,9 @@ class EngineRun:
                 "modules": modules,
             },
         )
+        parts = self.said.get("parts")
+        words = [f"{part} {dtype}" for part, dtype in parts.items()] if isinstance(parts, dict) else []
+        _parts[name, loaded.dtype] = printable(", ".join(words))[:200]
         if self.said["vocab"] < loaded.vocab_size:
             raise CaptureError(
                 f"path '{name}': {engine.engine} has {self.said['vocab']} tokens where the model has"

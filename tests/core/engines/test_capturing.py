@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from core.commands.terminal.stopping import EXIT_CODE
 from core.engines import registry
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
+from tests.core.engines.test_process import is_there
+from tests.waiting import until
 
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = "sample_runs/model"
 ADAPTER = """
 import os
@@ -87,6 +93,26 @@ def test_of_a_capture_whose_engine_fails_nothing_is_kept(captured, fault, senten
     assert sentence in said.stderr
     assert "Traceback" not in said.stderr
     assert open_store(store).paths() == []
+
+
+def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path):
+    """By a signal, as Cancel sends it, while the engine computes and will never answer."""
+    adapter, store = tmp_path / "toy.py", tmp_path / "store"
+    fault = "open('PID', 'w').write(f'{os.getpid()} '); __import__('threading').Event().wait()"
+    fault = fault.replace("PID", str(tmp_path / "pid"))
+    adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", "4096"))
+    given = ["--model", MODEL, "--dtype", "float32", "--prompt", "x = 1", "--variant", "toy:prefill"]
+    engine = ["--engine", f"toy={sys.executable},{adapter}", "--store", str(store)]
+    process = subprocess.Popen([sys.executable, "-m", "core", "capture", *given, *engine], cwd=ROOT)
+    try:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(" "))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(300) == EXIT_CODE
+    finally:
+        process.kill()
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not is_there(pid))
+    assert list(store.iterdir()) == []
 
 
 @pytest.mark.parametrize(

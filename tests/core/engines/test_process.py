@@ -142,7 +142,7 @@ def test_a_long_step_that_says_so_is_no_hang(adapter):
     assert len(list(process.run([1]))) == 1
 
 
-def _is_there(pid: int) -> bool:
+def is_there(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
@@ -167,10 +167,10 @@ def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
     started = subprocess.Popen([sys.executable, "-c", hub], stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     pid = int(started.stdout.readline())
-    assert _is_there(pid)
+    assert is_there(pid)
     started.kill()
     started.wait()
-    until(lambda: not _is_there(pid))
+    until(lambda: not is_there(pid))
 
 
 def test_what_an_engine_started_is_ended_with_it(adapter):
@@ -183,9 +183,9 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
         """
     )
     child = process.load({})["versions"]["child"]
-    assert _is_there(child)
+    assert is_there(child)
     process.end()
-    until(lambda: not _is_there(child))
+    until(lambda: not is_there(child))
 
 
 def test_secrets_of_the_server_are_not_handed_to_an_engine(adapter, monkeypatch):

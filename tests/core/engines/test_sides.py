@@ -37,6 +37,8 @@ from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
+from core.runs.file.evidence import Check
+from tests.core.inference.models import small_gguf
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
@@ -87,6 +89,12 @@ def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
     assert found.dtype == torch.float32
     assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
     assert torch.equal(_logits(loaded, path, ids), found)  # the process is kept, and repeats itself
+
+
+@pytest.mark.thorough
+def test_transformers_compiled_agrees_with_itself(loaded, ids):
+    reference, found = _logits(loaded, "prefill", ids), _logits(loaded, "transformers:prefill+run:compile", ids)
+    assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
 
 
 def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_coarse(loaded, ids):
@@ -153,12 +161,35 @@ def test_a_gguf_written_here_is_the_model(family):
     assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
 
 
+def test_a_gguf_that_was_given_is_both_sides(tmp_path):
+    """transformers dequantises it and llama.cpp takes it as it is, `weights:own`, or what was dequantised."""
+    small_gguf.write(tmp_path / "given.gguf")
+    given, tokens = load_model(str(tmp_path / "given.gguf"), dtype="float32", device="cpu"), [5, 9, 20, 31, 7, 9, 14]
+    reference = _logits(given, "prefill", tokens)
+    scale = float(reference.abs().max())
+    assert float((_logits(given, f"llamacpp:prefill+{WIDE}", tokens) - reference).abs().max()) < 2e-5 * scale
+    own = float((_logits(given, f"llamacpp:prefill+weights:own+{WIDE}", tokens) - reference).abs().max())
+    assert 2e-5 * scale < own < 0.1 * scale  # its products of 4 bits by 8
+    with pytest.raises(CaptureError, match="the model has no file of its own here; leave weights:own out"):
+        _logits(_gemma()[0], "llamacpp:prefill+weights:own", tokens)
+
+
 def test_a_family_that_is_not_written_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
     ).eval()
     with pytest.raises(CaptureError, match="a GGUF of a 'gpt2' model is not written here"):
         _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
+
+
+@pytest.mark.parametrize(("dtype", "short", "allowed"), [("float16", "f16", 4e-3), ("bfloat16", "bf16", 3e-2)])
+def test_weights_of_16_bits_are_written_as_they_are(dtype, short, allowed):
+    """llama.cpp rounds what they are multiplied by as they are: a few steps of the dtype, and not the same bits."""
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).to(getattr(torch, dtype)).float().eval()
+    tiny, tokens = loaded_from(model), list(range(1, 100, 2))
+    reference, found = (_logits(tiny, path, tokens) for path in ("prefill", f"llamacpp:prefill+weights:{short}+{WIDE}"))
+    assert 0 < float((found - reference).abs().max()) < allowed * float(reference.abs().max())
 
 
 def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
@@ -213,6 +244,16 @@ def test_a_session_computes_an_engines_logits_once_and_judges_as_without(loaded,
     assert together == alone
     assert len(of_session) <= len(of_each) - 2  # its logits and their digest; modules are followed for each pair
     assert torch.equal(logits, _logits(loaded, reference, ids))
+
+
+def test_the_ladder_says_which_parts_of_an_engine_are_float32(loaded, ids):
+    for path, parts in (
+        ("llamacpp:prefill", "weights float32, kv float16, attention float16 where it is flash attention, activations"),
+        (f"llamacpp:prefill+{WIDE}", "weights float32, kv float32, attention float32, activations float32, acc"),
+    ):
+        found = judge(loaded, [ids], variant=path)
+        (row,) = [row for row in found.evidence if row.check == Check.WIDE_PAIR]
+        assert f"; in '{path}' {parts}" in row.control
 
 
 def test_what_each_setting_contributes_is_said(loaded, ids):
@@ -401,7 +442,9 @@ def test_an_engine_that_cannot_be_followed_says_so(loaded, ids):
 @pytest.mark.thorough
 @pytest.mark.engine
 @pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
-@pytest.mark.parametrize("path", ["vllm:prefill", "vllm:walk", "ov:prefill", "mlx:decode", "mlx:chunked:7"])
+@pytest.mark.parametrize(
+    "path", ["vllm:prefill", "vllm:walk", "vllm:walk+prefix:on", "ov:prefill", "mlx:decode", "mlx:chunked:7"]
+)
 def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of_it(loaded, ids, monkeypatch, path):
     monkeypatch.setenv(f"ULPSCOPE_ENGINE_{path.partition(':')[0].upper()}", str(OTHERS))
     found = judge(loaded, [ids[:24]], variant=path)
