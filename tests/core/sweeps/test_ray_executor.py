@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from contextlib import closing, contextmanager
@@ -46,12 +47,13 @@ def on_cluster(test):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patch:
+    # A short name: the paths of Ray's sockets, below it, have 107 bytes.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="u") as folder:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("nodes")))  # where slots have their folders
+        patch.setenv("TMPDIR", folder)  # where slots have their folders
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         made.add_node(num_cpus=1)
         yield made
