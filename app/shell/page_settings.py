@@ -102,7 +102,7 @@ SETTINGS = (
     PageSetting("runs", "flips", "gallery_flips", "any", {"only": "with flips", "none": "without flips", "any": "any"}),
     PageSetting("runs", "device", "gallery_device", ""),
     PageSetting("runs", "tag", "gallery_tag", "", longest=1000),
-    PageSetting("runs", "cells", "gallery_cells", False, {"listed": True, "apart": False}),
+    PageSetting("runs", "sweeps", "gallery_cells", False, {"listed": True, "apart": False}),
     PageSetting("runs", "sort", "gallery_sort", "newest", _words(SORTS)),
     PageSetting("overview", "colour", "strip_colour", "largest difference", _words(COLOURS)),
     PageSetting("near_ties", "threshold", "threshold", 4, span=(0, 64)),

@@ -255,6 +255,7 @@ LINKED_SETTINGS = {
         "device": "cpu",
         "tag": "nightly,vLLM",
         "sort": "flips",
+        "sweeps": "listed",
     },
 }
 

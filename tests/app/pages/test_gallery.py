@@ -202,6 +202,7 @@ LINKS = {
     "device": ("cpu", SAMPLES),
     "tag": ("seen", {"injected-bug"}),
     "sort": ("flips", SAMPLES),
+    "sweeps": ("listed", SAMPLES),
 }
 
 

@@ -124,7 +124,7 @@ def test_cells_of_a_large_sweep_are_left_to_the_matrix_page_unless_asked_for(swe
     assert toggle.label == "with 4 runs of sweeps"
     toggle.set_value(True).run()
     assert len(app.dataframe[0].value) == 4
-    assert app.query_params["cells"] == "listed"
+    assert app.query_params["sweeps"] == "listed"
     linked = opened("overview", run=now)
     assert linked.title[0].value == "Overview"
     assert list(linked.selectbox(key="run").options) == [now]
