@@ -20,6 +20,7 @@ from tests.app.opening import codes, opened
 
 FOLDER = Path(__file__).resolve().parents[1] / "sample_runs"
 RUNS = sorted(FOLDER.glob("*.duckdb"))
+OF_ENGINES = ("vllm-against-transformers", "llamacpp-kv-float16")  # and the small model
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
@@ -61,9 +62,17 @@ def test_the_digest_of_every_side_is_that_of_its_stored_bits(path):
 def test_they_are_of_a_real_model():
     for path in RUNS:
         with RunReader(path) as run:
-            is_small = path.stem == "vllm-against-transformers"
+            is_small = path.stem in OF_ENGINES
             assert run.header.vocab == (4096 if is_small else 49_152)
             assert run.header.provenance.model.endswith("sample_runs/model" if is_small else "smollm2")
+
+
+def test_llama_cpps_cache_in_float16_is_a_lower_precision_hundreds_of_floors_away():
+    with RunReader(FOLDER / "llamacpp-kv-float16.duckdb") as run:
+        assert run.header.compute_dtype == "float32"
+        assert run.header.provenance.versions["llamacpp"].startswith("xllamacpp")
+        assert 100 < run.pairs[0].noise_ratio < 1000
+        assert "kv:f16" in run.pairs[0].because
 
 
 def test_vllm_differs_from_transformers_in_most_logits_and_by_rounding():
@@ -117,7 +126,8 @@ def test_one_continuation_is_a_chat():
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda p: p.stem)
 def test_every_sample_pair_carries_a_verdict_with_its_evidence(path):
-    expected = "bug suspected" if path.stem == "injected-bug" else "rounding"
+    others = {"injected-bug": "bug suspected", "llamacpp-kv-float16": "lower precision"}
+    expected = others.get(path.stem, "rounding")
     with RunReader(path) as run:
         for pair in run.pairs:
             assert pair.verdict == expected
