@@ -14,6 +14,7 @@ TOKENS = 4096
 PATHS = {
     "prefill and chunked:512": ("prefill", "chunked:512"),
     "prefill and prefill+batch:16": ("prefill", "prefill+batch:16"),
+    "prefill and transformers:prefill, another process": ("prefill", "transformers:prefill"),
 }
 SIDE_FLOAT32 = TOKENS * 128256 * 4
 
@@ -55,7 +56,7 @@ def run() -> list[Line]:
                 text=True,
                 check=True,
             )
-        idle, peak = (float(word) for word in done.stdout.split())
+        idle, peak = (float(word) for word in done.stdout.splitlines()[-1].split())
         lines.append(
             Line(
                 f"memory, capture of {name}",

@@ -19,6 +19,7 @@ import numpy as np
 
 PROTOCOL = 1
 MAGIC = b"ULPE"
+PIECE_BYTES = 32 << 20  # of logits in a frame, or a row: the hub holds a frame or two and not a prompt
 CARRIERS = {"float32": "<u4", "float16": "<u2", "bfloat16": "<u2", "float64": "<u8"}
 
 
@@ -37,7 +38,13 @@ class Rows:
         self._send = send
 
     def __call__(self, start: int, logits: Any, dtype: str | None = None) -> None:
-        self._send_rows({"type": "rows"}, start, logits, dtype)
+        logits = np.asarray(logits)
+        at_once = 0 if logits.ndim != 2 else max(1, PIECE_BYTES // max(1, logits.shape[1] * logits.itemsize))
+        if not at_once or len(logits) <= at_once:
+            self._send_rows({"type": "rows"}, start, logits, dtype)
+            return
+        for first in range(0, len(logits), at_once):
+            self._send_rows({"type": "rows"}, start + first, logits[first : first + at_once], dtype)
 
     def module(self, name: str, start: int, values: Any, dtype: str | None = None) -> None:
         """Send the output of a module, [positions, features], under a name that `modules` of the request lists."""

@@ -66,6 +66,23 @@ def test_rows_come_with_every_bit(adapter):
     assert len(list(process.run([1]))) == 3  # asked again, it answers again
 
 
+def test_a_whole_prompt_that_is_handed_over_at_once_comes_in_pieces(adapter):
+    """So that what holds a frame holds no prompt: 300 rows of 40,000 float32 are 48 MB."""
+    process = adapter(
+        """
+        def run(ids, rows):
+            rows(0, np.arange(300 * 40_000, dtype=np.float32).reshape(300, -1))
+        serve(hello, lambda request: (dict(said, vocab=40_000), run))
+        """
+    )
+    process.load({"model": "m"})
+    pieces = list(process.run([1] * 300))
+    assert [piece.start for piece in pieces] == [0, 209]
+    assert max(piece.bits.nbytes for piece in pieces) <= 32 << 20
+    whole = np.concatenate([piece.bits for piece in pieces]).view(np.float32)
+    assert np.array_equal(whole.ravel(), np.arange(300 * 40_000, dtype=np.float32))
+
+
 @pytest.mark.parametrize(
     ("end", "sentence"),
     [
