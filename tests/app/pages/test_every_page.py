@@ -177,6 +177,7 @@ def test_nan_is_never_outlined_as_the_argmax(own_store):
                 assert best[f"{side}_logit"].notna().all()
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_draws_a_run_of_a_store_of_objects_that_another_machine_filled(page, tmp_path, monkeypatch):
     address = f"file://{tmp_path}/bucket"
