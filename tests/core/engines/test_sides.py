@@ -331,7 +331,7 @@ def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(loaded, ids, mon
     assert alone.figures.largest_ratio_of_others < LARGEST_ALONE / 2
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_in_a_converted_folder_is_called_a_bug(loaded, ids, monkeypatch, tmp_path, fault):
     edited = planted_folder(loaded, fault, tmp_path / "edited")
@@ -357,6 +357,7 @@ def test_an_engine_that_adds_a_token_of_its_own_is_called_a_bug(loaded, ids, pat
         assert judge(loaded, [ids], variant=path).name == "bug suspected", FED
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "ct2:prefill"])
 def test_a_chat_served_in_another_template_is_called_a_bug(loaded, path):
     """The words are the same, and what stands before them is not; where modules show, the embedding is named."""
