@@ -167,7 +167,8 @@ def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
     where, stamps = store(), []
     for run_id in run_ids:
         with suppress(StoreError):
-            stamps.append(_stamp(where.path_of(run_id)))
+            if where.has(run_id):  # by its whole id
+                stamps.append(_stamp(where.path_of(run_id)))
     found, _ = _cards(_digest(tuple(stamps)), tuple(stamps))
     return found
 

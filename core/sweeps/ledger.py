@@ -211,7 +211,7 @@ class Ledger:
         """Put this machine's cards into a store of objects, so that no other has to fetch the runs for them."""
         if self._mirror is None:
             return
-        machine = short_digest([socket.gethostname(), str(self.folder)])
+        machine = short_digest(self._mirror.machine)
         with suppress(OSError, StoreError):  # it is a help: cards can be had again from the runs
             body = read_regular(self.folder / "cards.jsonl", _LARGEST_CARDS)
             (self.folder / "cards").mkdir(parents=True, exist_ok=True)

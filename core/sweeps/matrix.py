@@ -117,7 +117,7 @@ def _called(change: Change) -> str:
 
 
 def _gravity(change: Change) -> tuple[float, ...]:
-    """What failed comes first, then what is done by its verdict, then what is not there yet."""
+    """Sort key: cells that failed, then those that are done by their verdicts, then those that are not there yet."""
     state, now = change.state.state, change.now
     if state != DONE or now is None:
         return (_STATES[state], 0.0, 0.0)

@@ -139,7 +139,7 @@ def matrices_of(path):
 
 
 def decoder_of(folder):
-    """What genai_config.json says of the decoder."""
+    """Section of genai_config.json on the decoder."""
     return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
 
 

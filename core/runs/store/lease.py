@@ -26,9 +26,11 @@ RENEW_SECONDS = 120.0
 
 
 @contextmanager
-def held(objects: Objects, name: str) -> Iterator[bool]:
-    """Hold a name as long as the context lasts; False where another machine holds it."""
-    said = {"host": socket.gethostname(), "since": time.time(), "token": secrets.token_hex(8)}
+def held(objects: Objects, name: str, machine: str) -> Iterator[bool]:
+    """Hold a name as long as the context lasts; False where another machine holds it. machine: an id of this one, of
+    which the caller knows that no other process of it holds the name: what it left when it was killed is taken over.
+    """
+    said = {"host": socket.gethostname(), "machine": machine, "since": time.time(), "token": secrets.token_hex(8)}
     if not _take(objects, name, said):
         yield False
         return
@@ -59,9 +61,10 @@ def _take(objects: Objects, name: str, said: dict[str, Any]) -> bool:
             with suppress(FileExistsError):
                 objects.put_new(path, name)
                 return bool(_said(objects, name).get("token") == said["token"])
-            if is_alive(_said(objects, name)):
+            there = _said(objects, name)
+            if is_alive(there) and there.get("machine") != said["machine"]:
                 return False
-            objects.remove(name)  # of a machine that died
+            objects.remove(name)  # of a machine that died, or of a process of this one
     return False
 
 
@@ -76,7 +79,7 @@ def _body(said: dict[str, Any]) -> bytes:
 
 
 def _said(objects: Objects, name: str) -> dict[str, Any]:
-    """What the lease there says; nothing where there is none, or it cannot be read."""
+    """Content of the lease there; empty where there is none, or it cannot be read."""
     try:
         found = json.loads(objects.read(name) or b"{}")
     except (ValueError, RecursionError):

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import threading
 import time
 import zlib
@@ -101,7 +102,7 @@ class Mirror:
         return self._objects.find(f"{run_id}{SUFFIX}")
 
     def cards(self) -> dict[str, Mapping[str, Any]]:
-        """What the index says of the runs that are listed, as they are listed; by id. It may come from anybody."""
+        """Entries of the index by run, of those that are listed, as they are listed. They may come from anybody."""
         with self._lock:
             runs = self.runs()
             return {
@@ -244,9 +245,21 @@ class Mirror:
             self._objects.write(name, body)
 
     def lease(self, name: str) -> AbstractContextManager[bool]:
-        """Hold a name there among all machines; False where another holds it."""
+        """Hold a name there among all machines; False where another holds it. The caller holds it on this machine."""
         self._refuse_outage()
-        return held(self._objects, name)
+        return held(self._objects, name, self.machine)
+
+    @property
+    def machine(self) -> str:
+        """Id of this machine among those that share the store, made once."""
+        path = self.folder / _STATE / "machine"
+        if (known := _read(path)) is None:
+            with suppress(FileExistsError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("x") as file:
+                    file.write(secrets.token_hex(8))
+            known = _read(path)
+        return (known or b"").decode("ascii", "replace")
 
     def tidy(self) -> None:
         """Send what waits, and remove what killed processes left behind there and here."""

@@ -94,6 +94,17 @@ def test_the_claim_of_a_machine_that_died_is_nobodys_after_a_while(machine, plan
     assert here.store.mirror._objects.find(name) is None
 
 
+def test_a_cell_that_was_being_computed_when_its_machine_was_killed_is_its_own_at_once_and_no_others(machine, plan):
+    here, there, cell = machine("a"), machine("b"), plan.cells[0]
+    killed = {"host": "a", "token": "x", "since": time.time(), "renewed": time.time()}
+    name = f"{ledgers.FOLDER}/claims/{cell.asked}.json"
+    here.store.mirror._objects.write(name, json.dumps({**killed, "machine": here.store.mirror.machine}).encode())
+    with there.claim(cell.asked) as is_theirs:
+        assert not is_theirs
+    with here.claim(cell.asked) as is_ours:
+        assert is_ours
+
+
 @pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"renewed": "now"}', b"[" * 100_000])
 def test_a_claim_that_says_nothing_holds_nothing(machine, plan, said):
     here, cell = machine("a"), plan.cells[0]
