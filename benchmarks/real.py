@@ -66,18 +66,26 @@ def _forwards(dtype: str) -> list[Line]:
         bare()
 
         def judge() -> None:
+            judge_pair(loaded, plan.token_ids, "prefill", "decode", until_decided=True)
+
+        def ask_everything() -> None:
             judge_pair(loaded, plan.token_ids, "prefill", "decode")
 
-        seconds = interleaved({"bare": bare, "capture": capture, "judge": judge}, ROUNDS)
+        turns = {"bare": bare, "capture": capture, "judge": judge, "everything": ask_everything}
+        seconds = interleaved(turns, ROUNDS)
     how = f"over {seconds['bare']:.2f} s of both bare forwards, {TOKENS} tokens, {dtype}; medians of {ROUNDS}"
     return [
         Line(
             f"{what} of prefill and decode, SmolLM2 in {dtype}",
-            f"<= {aim}x",
+            f"<= {aim}x" if aim else "",
             f"{seconds[name] / seconds['bare']:.2f}x",
             f"{seconds[name]:.1f} s {how}",
         )
-        for what, name, aim in (("capture", "capture", 1.15), ("judgement", "judge", 4))
+        for what, name, aim in (
+            ("capture", "capture", 1.15),
+            ("judgement until it is decided", "judge", 4),
+            ("judgement with every control", "everything", None),
+        )
     ]
 
 

@@ -29,6 +29,9 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell, session: Judgin
     from ..inference.controls.judge_model import judge_pair
 
     failures = []
+    # what was fed token by token after a prompt, and what another engine calls its dtype, is not what judging computes
+    is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
+    digests = writer.digests()
     for pair, variant in enumerate(writer.finished_sides[1:]):
 
         def tell(stage: str, variant: str = variant) -> None:
@@ -42,6 +45,7 @@ def judge_pairs(plan: CapturePlan, writer: RunWriter, say: Tell, session: Judgin
                 str(plan.paths[pair + 1]),
                 on_progress=tell,
                 session=session,
+                captured=(digests[0], digests[pair + 1]) if is_comparable else None,
             )
         except UlpscopeError as error:  # the capture is whole, and is kept
             failures.append(f"'{variant}' was not judged: {error}")

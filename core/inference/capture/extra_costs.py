@@ -88,7 +88,7 @@ def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
     if JUDGE in beside:
         keeps = JudgingSession(plan.loaded, plan.token_ids).keeps(3)  # the reference, a variant and plain prefill
         most = _sum([_judging(plan, path, is_first=not i, keeps=keeps) for i, path in enumerate(plan.paths[1:])])
-        least = _over(plan, plan.paths[0]) * 2 + _sum([_over(plan, path) * 2 for path in plan.paths[1:]])
+        least = _sum([_over(plan, path) for path in plan.paths])
         found.append(StageCost("judging", least, most))
         found.append(StageCost("precisions", Work(), _precisions(plan, variants), is_bound=True))
     return found
@@ -147,13 +147,13 @@ def _judging(plan: CapturePlan, variant: Path, *, is_first: bool, keeps: bool) -
     is_plain = plan.paths[0] == _PLAIN
     dtypes = 1 + (plan.loaded.dtype != "float32")  # the model's own, and float32
     again = 0 if keeps else 1
-    found = own * (1 + dtypes)  # measured, called again, in float32
+    found = own * dtypes  # measured, in float32; the call that was captured is its rerun
     if variant.rows > 1:
         found += own * (3 + again)  # other neighbours, another row, and that row against this one
     found += own * (2 + again)  # every sum in one order, over the modules; against float64
     found += reference + plain * (SEEDS_OF_MODULES + (not is_plain))  # over the modules
     if is_first:
-        found += reference * (2 + again)  # called again, every sum in one order; against float64
+        found += reference * (1 + again)  # every sum in one order; against float64
         found += plain * (SEEDS * dtypes + 1)  # floors, and in float64
         found += plain * (again * (dtypes + 2 * (dtypes - 1)) + (not again and not is_plain) * dtypes)
     if is_first or not keeps:

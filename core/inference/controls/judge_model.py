@@ -54,7 +54,7 @@ from ...runs.file.evidence import (
     RerunFigures,
     Unmeasured,
 )
-from ...runs.file.records import FloorRows
+from ...runs.file.records import IDENTICAL, ROUNDING, FloorRows
 from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -98,6 +98,7 @@ def judge(
     precisions: Sequence[Precision] = (),
     tokenizer: Any = None,
     on_progress: Callable[[str], None] | None = None,
+    until_decided: bool = True,
 ) -> Verdict:
     """Rounding, or a bug? Runs every control by itself.
 
@@ -105,13 +106,20 @@ def judge(
     called with the model in its own dtype and again with the same weights in float32. One with a third parameter
     `watch` may hand in what its modules put out, `watch("model.layers.0.self_attn", tensor[positions, features])`, so
     that the module is named. `prompts` are token ids; `precisions` are those that a side is known to keep something in,
-    beside the ones that engines offer and that are tried anyway. CaptureError where something cannot be run at all;
-    what only a control needs is noted as missing instead.
+    beside the ones that engines offer and that are tried anyway. until_decided: as for `judge_pair`. CaptureError where
+    something cannot be run at all; what only a control needs is noted as missing instead.
     """
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
     return judge_pair(
-        loaded, ids, reference, variant, seeds=seeds, precisions=precisions, on_progress=on_progress
+        loaded,
+        ids,
+        reference,
+        variant,
+        seeds=seeds,
+        precisions=precisions,
+        on_progress=on_progress,
+        until_decided=until_decided,
     ).verdict
 
 
@@ -125,9 +133,15 @@ def judge_pair(
     precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
     session: JudgingSession | None = None,
+    captured: tuple[str, str] | None = None,
+    until_decided: bool = False,
 ) -> Judgement:
     """Judge as `judge` does, with the figures by position. session: of this model and these prompts, where several
-    pairs are judged.
+    pairs are judged; captured: sha256 of both sides' bits as they were captured before in the model's dtype, which
+    counts as one of the two calls that a side has to repeat itself in.
+
+    until_decided: a pair that is rounding or identical by every rung that can decide is asked nothing more, which
+    leaves out its distance from float64, its growth over modules and every sum in one order; the verdict is the same.
     """
     check_prompts(loaded, prompts)
     session = session or JudgingSession(loaded, prompts)
@@ -143,7 +157,7 @@ def judge_pair(
         ladder = _ModelLadder(
             session, (side_of(reference), side_of(variant)), list(seeds), on_progress or (lambda _: None)
         )
-        ladder.precisions = tuple(precisions)
+        ladder.precisions, ladder.captured, ladder.is_brief = tuple(precisions), captured, until_decided
         try:
             return ladder.climb()
         finally:
@@ -174,15 +188,17 @@ class _ModelLadder(Ladder):
         self.fits_float32 = True
         self.lowered: list[Lowered] = []
         self.precisions: tuple[Precision, ...] = ()
+        self.captured: tuple[str, str] | None = None
+        self.is_brief = False
 
     def climb(self) -> Judgement:
         """Every rung in turn."""
         loaded, count = self.loaded, len(self.seeds)
-        self.session.watch(*self.sides, "float32")
+        if not self.is_brief:  # most pairs are rounding, and a brief judgement of those looks at no module
+            self.session.watch(*self.sides, "float32")
         self.say(f"both sides in {loaded.dtype}")
         own, digests = measure(loaded, self.prompts, self._kept_sides, self._reference_in(loaded))
-        self.say("both sides once more")
-        again = [self.session.digest(loaded, self.sides[0]), *digests_of(loaded, self.prompts, self.sides[1:])]
+        again = self.captured or self._once_more()
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
         moved = [name for name, a, b in zip(self.names, digests, again, strict=True) if a != b]
         self.rerun(control, self.names, RerunFigures(not_repeatable=tuple(moved)))
@@ -199,21 +215,31 @@ class _ModelLadder(Ladder):
             self._second_microscope()
         self._other_row(digests[1])
         self._lower_precision()
-        if FLOAT32 in self.tests:
+        is_identical = digests[0] == digests[1]
+        so_far = conclude(self.evidence, is_bit_identical=is_identical).name
+        is_over = self.is_brief and so_far in (ROUNDING, IDENTICAL)
+        if FLOAT32 in self.tests and not is_over:
             self.say("a forward in float64")
             self._symmetry()
-        if not self.narrow:  # its row says already that the engine cannot be asked
-            self._one_order(differ=digests[0] != digests[1])
-        return self._concluded(is_identical=digests[0] == digests[1], sixteen=sixteen)
+        if not self.narrow and not is_over:  # its row says already that the engine cannot be asked
+            self._one_order(differ=not is_identical)
+        return self._concluded(is_identical=is_identical, sixteen=sixteen, is_over=is_over)
 
-    def _concluded(self, *, is_identical: bool, sixteen: SixteenTest | None) -> Judgement:
+    def _once_more(self) -> tuple[str, str]:
+        """Digests of another call of both sides."""
+        self.say("both sides once more")
+        (variant,) = digests_of(self.loaded, self.prompts, self.sides[1:])
+        return self.session.digest(self.loaded, self.sides[0]), variant
+
+    def _concluded(self, *, is_identical: bool, sixteen: SixteenTest | None, is_over: bool) -> Judgement:
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
         first, ratio = None, self.tests[OWN_DTYPE].noise_ratio if OWN_DTYPE in self.tests else None
         if sixteen is not None:
             first, ratio = structure_of(sixteen.outliers, self.lengths).first, sixteen.ratio
         if deciding is not None:
             first, ratio = self.stands_out(deciding, self.blocks), deciding.noise_ratio
-            self._over_modules(deciding)
+            if not is_over:
+                self._over_modules(deciding)
         if first is None and self.broken is not None:
             first, ratio = self.broken.place(self.lengths), None
         if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
@@ -445,7 +471,8 @@ class _ModelLadder(Ladder):
             compiled = next((side.name for side in self.sides if side.is_one_piece), None)
             if compiled is not None:
                 raise CaptureError(f"'{compiled}' is compiled.")
-            self.session.watch(*self.sides, FLOAT64)
+            if not self.is_brief:
+                self.session.watch(*self.sides, FLOAT64)
             with in_float64(self.loaded) as widened:
                 self._pair_in_float64(widened)
         except CaptureError as error:

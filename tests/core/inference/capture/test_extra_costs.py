@@ -22,7 +22,7 @@ from core.inference.controls.judging_session import JudgingSession
 from core.inference.controls.precisions import catalogue
 from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import side_of
+from core.inference.paths.engines import digests_of, side_of
 from core.inference.watching.kernels import kernels_of
 from core.numerics.metrics import Summary
 from tests.covering import few
@@ -98,8 +98,9 @@ def test_judging_makes_no_more_forwards_than_were_foreseen(dtype: str, reference
     loaded = tiny_model("llama", dtype)
     plan = planned(loaded, reference, variant, prompts=2, tokens=8)
     stage, _ = stages_of(plan, ["judge"])
+    captured = tuple(digests_of(loaded, plan.token_ids, [side_of(reference), side_of(variant)]))
     with counting(loaded) as seen:
-        judge_pair(loaded, plan.token_ids, reference, variant)
+        judge_pair(loaded, plan.token_ids, reference, variant, captured=captured)
     assert stage.least.forwards <= len(seen) <= stage.most.forwards
     assert stage.least.tokens <= sum(seen) <= stage.most.tokens
     assert len(seen) > stage.most.forwards / 2  # the twin: a bound that is far off would say nothing

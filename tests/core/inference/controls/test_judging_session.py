@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls import judging_session
-from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.controls.judging_session import JudgingSession
 from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import side_of
+from core.inference.paths.engines import digests_of, side_of
+from core.runs.file.evidence import Check, RerunFigures
 
 pytestmark = pytest.mark.model
 VARIANTS = ["prefill+batch:2", "prefill+batch:3", "prefill+attn:eager", "chunked:6"]  # of few forwards themselves
@@ -27,8 +30,8 @@ def counted(loaded: LoadedModel, columns: int | None = None) -> Iterator[list[No
     """One entry a forward of the model; columns: of so many tokens a row only."""
     calls: list[None] = []
 
-    def see(_: Any, __: Any, named: dict[str, Any]) -> None:
-        if columns is None or named["input_ids"].shape[1] == columns:
+    def see(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if columns is None or (given[0] if given else named["input_ids"]).shape[1] == columns:
             calls.append(None)
 
     handle = loaded.model.register_forward_pre_hook(see, with_kwargs=True)
@@ -142,6 +145,47 @@ def test_a_judgement_decodes_for_the_pair_its_rerun_and_one_order_and_watches_mo
         alone = judge_pair(loaded, [prompt], "prefill", "decode")
     assert (len(seen), len(of_twin)) == (8 * decodings, 8 * (decodings + 1))
     assert found.verdict == alone.verdict
+
+
+@pytest.mark.parametrize(("dtype", "decodings"), [("float32", 2), ("bfloat16", 3)])
+def test_a_judgement_until_decided_is_the_whole_one_without_what_cannot_decide(dtype: str, decodings: int) -> None:
+    loaded = tiny_model("llama", dtype)
+    prompt = tiny_prompts(loaded)[0][:8]
+    whole = judge_pair(loaded, [prompt], "prefill", "decode").verdict
+    with counted(loaded, columns=1) as seen:
+        brief = judge_pair(loaded, [prompt], "prefill", "decode", until_decided=True).verdict
+    assert len(seen) == 8 * decodings
+    left_out = (Check.FROM_FLOAT64, Check.GROWTH, Check.IN_ONE_ORDER)
+    assert [row.check for row in brief.evidence] == [row.check for row in whole.evidence if row.check not in left_out]
+    assert replace(whole, evidence=()) == replace(brief, evidence=())
+    assert whole.name in ("rounding", "identical")  # bfloat16 hides rounding of so few positions on some processors
+    assert judge(loaded, [prompt], variant="decode") == brief
+
+
+def test_a_bug_is_given_all_of_its_evidence_though_it_is_judged_until_decided() -> None:
+    loaded = tiny_model("llama", "float32")
+    prompt = tiny_prompts(loaded)[0]
+    whole, brief = (
+        judge_pair(loaded, [prompt], "prefill", scaled_value(1.01), until_decided=is_brief).verdict
+        for is_brief in (False, True)
+    )
+    assert whole.is_bug_suspected
+    assert whole == brief
+
+
+def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_in() -> None:
+    loaded = tiny_model("llama", "float32")
+    prompt = tiny_prompts(loaded)[0][:8]
+    captured = tuple(digests_of(loaded, [prompt], [side_of("prefill"), side_of("decode")]))
+    plain = judge_pair(loaded, [prompt], "prefill", "decode").verdict
+    with counted(loaded, columns=1) as seen:
+        found = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[1])).verdict
+    assert (found, len(seen)) == (plain, 8 * 2)
+    # the twin: a capture whose variant had other bits, as an engine's first call may
+    other = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[0])).verdict
+    assert other.name == "nondeterministic"
+    (rerun,) = [row.figures for row in other.evidence if row.check is Check.AGAIN]
+    assert rerun == RerunFigures(not_repeatable=("decode",))
 
 
 def test_whether_a_side_repeats_itself_is_never_read_from_what_was_kept() -> None:
