@@ -150,8 +150,10 @@ def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], tokens_of: Callabl
 
 def _judging(plan: CapturePlan, variant: Path, shared: int, *, is_first: bool, keeps: bool) -> Work:
     """Every rung that can be climbed, but those in float64 of a mixture of experts; see
-    core.inference.controls.judge_model. shared: reorderings of prefill that are known by then; keeps: are logits kept, so that a path is computed once in each dtype? What the
-    session keeps of the reference and of the plain prefill is computed for the first variant only.
+    core.inference.controls.judge_model.
+
+    shared: reorderings of prefill that are known by then; keeps: are logits kept, so that a path is computed once in
+    each dtype? What the session keeps of the reference and of the plain prefill is computed for the first variant only.
     """
     reference, plain, own = _over(plan, plan.paths[0]), _over(plan, _PLAIN), _over(plan, variant)
     is_plain = plan.paths[0] == _PLAIN
