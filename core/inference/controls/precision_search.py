@@ -30,6 +30,7 @@ MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothi
 # fp8 cache of a tiny Gemma 2 leaves 0.96. Whether it is that precision is a question to roundings drawn anew.
 MOST_LEFT_16_BITS = 1.0
 FIRSTS = 3  # precisions beside which a second one is looked for
+_NEAR = 2  # positions that noise may move the one at which a cache is seen to begin to be rounded
 _SOME = 0.2  # of the positions that differ: a fault on top may be everywhere else
 _INFINITE = float("inf")
 Squares = NDArray[np.float64]
@@ -85,7 +86,7 @@ class PrecisionSearch:
             tried = []
         starts = dict.fromkeys([self._first, *([_rises(self._distance)] if self._is_noisy else [])])
         stored = [each for start in starts for each in self._stored_from(start, None)]
-        return self._best([*tried, *stored], self._differs)
+        return self._begun_nearby(self._best([*tried, *stored], self._differs))
 
     def pairs(self) -> list[Found]:
         """Two precisions at once, of different parts, that explain something, by what they leave, least first.
@@ -101,7 +102,20 @@ class PrecisionSearch:
             start = _rises(self._left_by(one)) if self._is_noisy else int(np.flatnonzero(beyond)[0])
             tried = others if self._is_noisy or not start else []
             found += self._best([*tried, *self._stored_from(start, one)], beyond)
-        return sorted(found, key=lambda each: each.left)
+        return self._begun_nearby(sorted(found, key=lambda each: each.left))
+
+    def _begun_nearby(self, found: list[Found]) -> list[Found]:
+        """`found` with the best of its stored caches begun a little earlier and later too, where 16 bits hide when."""
+        best = next((each.precision for each in found if any(one.stored for one in each.precision.together)), None)
+        if best is None or not self._is_noisy:
+            return found
+        *others, cache = sorted(best.together, key=lambda each: each.stored is not None)
+        assert cache.stored is not None
+        begin = cache.stored.first
+        starts = [start for start in range(max(1, begin - _NEAR), begin + _NEAR + 1) if start != begin]
+        ways = [way for start in starts for way in ways_to_store(start)]
+        nearby = [_both(replace(cache, stored=way), others[0] if others else None) for way in ways]
+        return sorted([*found, *self._best(nearby, self._differs)], key=lambda each: each.left)
 
     def _firsts(self) -> list[Precision]:
         """Precisions that may be one of two: those that leave least at the first position, which a cache that is
@@ -188,13 +202,14 @@ def most_walks(offered: Sequence[Precision], *, is_noisy: bool = False) -> tuple
     """
     caches = sum(each.part == CACHE for each in offered)
     begun, alone = 2 * caches, 1 + len(offered)  # up to the first position that differs; all in one forward
-    stored = caches * sum(_most_forwards(way) for way in ways_to_store(2)) + begun
-    of_stored = caches * len(ways_to_store(2)) + caches
+    of_a_start = sum(_most_forwards(way) for way in ways_to_store(2)), len(ways_to_store(2))
+    stored, of_stored = caches * of_a_start[0] + begun, caches * of_a_start[1] + caches
     if is_noisy:
-        # alone from two positions on
+        # alone from two positions on, and both alone and beside another one near the position that is best
+        nearby = 2 * 2 * _NEAR
         return (
-            (1 + FIRSTS) * (len(offered) + stored) + stored + 1,
-            (1 + FIRSTS) * (len(offered) + of_stored) + of_stored + 1,
+            (1 + FIRSTS) * (len(offered) + stored) + stored + 1 + nearby * of_a_start[0],
+            (1 + FIRSTS) * (len(offered) + of_stored) + of_stored + 1 + nearby * of_a_start[1],
         )
     return alone + FIRSTS * max(stored, len(offered)), alone + FIRSTS * max(of_stored, len(offered))
 

@@ -36,8 +36,9 @@ from core.inference.controls.lower_precision import (
     ordinals,
     sixteen_bits_alone,
 )
-from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision
-from core.inference.controls.rounding_floor import rounding_floor, whole_side
+from core.inference.controls.precision_search import PrecisionSearch
+from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision, Stored, catalogue
+from core.inference.controls.rounding_floor import in_float32, rounding_floor, whole_side
 from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
@@ -573,3 +574,23 @@ def test_what_rounds_nothing_in_16_bits_is_no_precision_there(dtype, caches):
     kept = {each.format for each in precisions.catalogue(loaded) if _is_coarser(each, getattr(torch, dtype))}
     assert kept & {"bfloat16", "float16"} == caches
     assert {"float8_e4m3fn", "NF4", "GGUF's Q8_0"} <= kept  # the twin: what does round
+
+
+def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
+    narrow: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin looks at that position alone."""
+    ids = _one_prompt(narrow)[0]
+    with torch.inference_mode(), in_float32(narrow) as widened:
+        fp8_cache = next(each for each in catalogue(widened) if each.part == CACHE and "e4m3" in each.format)
+        true = replace(fp8_cache, stored=Stored(8, 8))
+        wanted = whole_side(true.side.run_on(widened), ids)
+        differs = np.arange(len(ids)) >= 16
+        monkeypatch.setattr(precision_search, "_rises", lambda _: 7)
+        found = {}
+        for near in (2, 0):
+            monkeypatch.setattr(precision_search, "_NEAR", near)
+            search = PrecisionSearch(widened, ids, wanted, differs, 0.0, [fp8_cache], is_noisy=True)
+            found[near] = search.singles()[0]
+    assert (found[2].precision, found[2].left) == (true, 0.0)
+    assert found[0].left > 0.1
