@@ -223,7 +223,7 @@ def widths_of(decoder):
     }
 
 
-class Engine:
+class GenAIEngine:
     """A graph and what its generators are asked for."""
 
     def __init__(self, request, is_own):
@@ -300,7 +300,7 @@ def load(request):
     """Build the folder's graph where it has none of its own, and open it."""
     if importlib.util.find_spec("onnxruntime_genai") is None:
         raise Refused("there is no onnxruntime_genai here; pip install onnxruntime-genai.")
-    engine = Engine(request, check(request))
+    engine = GenAIEngine(request, check(request))
     return engine.said, engine.run
 
 

@@ -39,7 +39,7 @@ from ..paths.engines import RunnableSide, seen_by
 from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
 from .drawn_roundings import PREFILL, beside_a_precision, most_forwards, sixteen_rows
-from .precision_search import MOST_LEFT, Found, PrecisionSearch, most_walks
+from .precision_search import MOST_LEFT, PrecisionFit, PrecisionSearch, most_walks
 from .precisions import CACHE, LAYERS, Precision, catalogue, weights_are_of_16_bits
 from .reordering import reordered
 from .rounding_floor import EXACT_BYTES, as_many_as, divergence, groups_of, in_float32, whole_side
@@ -180,7 +180,7 @@ def _lowered(
     say("other precisions")
     best = search.singles() if search is not None else []
 
-    def tried(found: Sequence[Found]) -> list[_Trial]:
+    def tried(found: Sequence[PrecisionFit]) -> list[_Trial]:
         """Those that leave about as little as the best, up to the first that passes."""
         trials: list[_Trial] = []
         for each in found[:_LOOKED_INTO]:
@@ -200,7 +200,7 @@ def _lowered(
         whole = _whole_model(loaded, prompts, far, blocks, say)
         if whole is not None and whole.evidence.outcome == PASSED:
             return whole
-    two: list[Found] = []
+    two: list[PrecisionFit] = []
     if search is not None:
         say("two precisions at once")
         two = search.pairs()
@@ -232,7 +232,7 @@ def _in_both(offered: Sequence[Precision]) -> list[Precision]:
     return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]
 
 
-def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
+def _unexplained(far: _Far, nearest: Sequence[PrecisionFit]) -> Lowered:
     """nearest: the best one, and the best two."""
     figures = PrecisionsFigures(noise_ratio=far.ratio)
     if nearest:

@@ -569,7 +569,7 @@ def _to_decimals(places: int, fine: Values, _: Values) -> Values:
 
 
 @dataclass(frozen=True)
-class Grid:
+class UniformGrid:
     """Evenly spaced values: start + step x 0 .. levels - 1."""
 
     start: float
@@ -577,7 +577,7 @@ class Grid:
     levels: int
 
 
-def grid_of(row: Values) -> Grid | None:
+def grid_of(row: Values) -> UniformGrid | None:
     """The evenly spaced grid that all values of a row lie on, None where there is none of at most 2^16 levels."""
     held = np.unique(row)
     if not _LEAST_LEVELS <= len(held) <= len(row) // 2:
@@ -591,7 +591,7 @@ def grid_of(row: Values) -> Grid | None:
     step = float(level @ (held - held[0]) / (level @ level))
     if np.abs(held - held[0] - step * level).max() > _OFF_GRID * step:
         return None
-    return Grid(float(held[0]), step, int(level[-1]) + 1)
+    return UniformGrid(float(held[0]), step, int(level[-1]) + 1)
 
 
 def _to_grid(fine: Values, coarse: Values) -> Values:

@@ -18,7 +18,7 @@ from ...disk import place_new, to_disk
 from ...errors import StoreError
 from ...text import shown
 from . import labels, trash
-from .labels import Change, Labels
+from .labels import Labels, LabelUpdate
 from .mirror import mirror_for, mirror_of
 from .objects import is_url
 from .partial import Partial, sweep
@@ -198,7 +198,7 @@ class Store:
             self.mirror.bring(labels.FOLDER)
         return labels.stamps(self.directory)
 
-    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> Change:
+    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> LabelUpdate:
         """Change the labels of a run; see core.runs.store.labels.write. Of objects, those there are brought here first;
         of two machines that change one run's within the same moment the later counts.
         """

@@ -492,7 +492,7 @@ def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, m
     told = registry.described("llamacpp")
     monkeypatch.setitem(
         registry._described,
-        ("llamacpp", registry.place_of("llamacpp")),
+        ("llamacpp", registry.location_of("llamacpp")),
         type(told)(**{**vars(told), "modifiers": about}),
     )
     found = judge(loaded, [ids], variant="llamacpp:prefill+kv:q4_0")

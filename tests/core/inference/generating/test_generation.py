@@ -136,7 +136,7 @@ def shipped(shipped_model) -> LoadedModel:  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture(scope="module", params=few(["llama", "shipped"], "llama"))
-def parted(request, llama: LoadedModel) -> tuple[LoadedModel, int, str, int, search.Found]:  # type: ignore[no-untyped-def]
+def parted(request, llama: LoadedModel) -> tuple[LoadedModel, int, str, int, search.SearchResult]:  # type: ignore[no-untyped-def]
     """A model, a prompt and a path that part from prefill on this processor within so many tokens, found by the search:
     which do is its own.
     """
