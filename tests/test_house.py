@@ -457,6 +457,46 @@ def test_a_planted_namesake_is_found(planted: str) -> None:
     assert [place.split(":")[0] for place in found["Store"]] == ["core/runs/store/store.py", "core/numerics/kernel.py"]
 
 
+# A first line has a subject and a verb, or names the thing: one that begins like this makes the reader guess.
+RIDDLES = ("What", "How", "Whether", "Which", "Why", "Where", "When", "As", "The same")
+
+
+def riddles_of(path: str, source: str) -> list[str]:
+    """Docstrings of a module that begin as a question does, `path:line: first line` each."""
+    begins = re.compile(rf"({'|'.join(RIDDLES)})\b")
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None and begins.match(text):
+                found.append(f"{path}:{node.body[0].lineno}: {text.splitlines()[0]}")
+    return found
+
+
+def test_a_docstring_begins_with_what_it_is_about() -> None:
+    assert [one for path in _modules() for one in riddles_of(path.relative_to(ROOT).as_posix(), path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        *(f'"""{word} a run keeps of its logits."""' for word in RIDDLES),
+        'class Rows:\n    """What an engine sent."""',
+        'def f():\n    """Whether rows\n    are full.\n    """',
+        'class A:\n    async def f():\n        """\n        The same at each position."""',
+    ],
+)
+def test_a_planted_riddle_is_found(planted: str) -> None:
+    assert len(riddles_of("core/runs/reader.py", planted)) == 1
+
+
+@pytest.mark.parametrize(
+    "sound", ['"""Whatever is left."""', '"""Ask what a server can do."""', "x = 'What a run keeps'"]
+)
+def test_what_is_no_riddle_is_not_called_one(sound: str) -> None:
+    assert riddles_of("core/runs/reader.py", sound) == []
+
+
 def crowded(paths: list[str]) -> dict[str, int]:
     """Folders of more than MOST_MODULES modules, and how many they have; `__init__` and `__main__` are no modules to
     look for.

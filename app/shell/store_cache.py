@@ -157,7 +157,7 @@ def cards(*, of_cells: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def unlisted_cells() -> int:
-    """How many runs of sweeps are not among `cards`."""
+    """Number of runs of sweeps that are not among `cards`."""
     count = len(store().cells())
     return count if count > MOST_CELLS else 0
 

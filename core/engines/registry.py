@@ -24,7 +24,7 @@ _RUNNING = 2  # processes that are kept, one a side
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """Where an engine is: the interpreter that has it, the adapter that it runs, and the folder that it replays, ""
+    """Location of an engine: the interpreter that has it, the adapter that it runs, and the folder that it replays, ""
     where it computes.
     """
 
@@ -120,8 +120,8 @@ def _location(name: str, where: str) -> EngineLocation:
 
 
 def described(name: str) -> EngineDescription:
-    """What an engine can do, from its adapter, which imports nothing large for it. One that is not here is asked anew
-    each time: it may be installed while the dashboard is open.
+    """Capabilities of an engine, from its adapter, which imports nothing large for it. One that is not here is asked
+    anew each time: it may be installed while the dashboard is open.
     """
     location = location_of(name)
     if (name, location) not in _described:

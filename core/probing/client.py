@@ -36,7 +36,7 @@ class StoppedError(UlpscopeError):
 
 @dataclass
 class Budget:
-    """What a probe may take. requests: of those that are measured or load the server; seconds from the first on.
+    """Limits of a probe. requests: of those that are measured or load the server; seconds from the first on.
 
     cancelled: set by whoever wants it to end. Every method may be called from any thread.
     """
@@ -191,7 +191,7 @@ def _reason(error: httpx.TransportError) -> str:
 
 
 def said(answer: bytes) -> str:
-    """What a server says of an error: the message in its JSON, else its first words."""
+    """A server's own words on an error: the message in its JSON, else its first words."""
     try:
         found = parsed(answer, "answer")
     except DumpError:

@@ -142,7 +142,7 @@ class Figures:
         return self.header.kept == ALL
 
     def kept_rows(self, side: int) -> NDArray[np.bool_]:
-        """Which rows of a side have their logits in the file. [rows]"""
+        """Mask of the rows of a side whose logits are in the file. [rows]"""
         header = self.header
         if header.kept != FLIPS:
             return np.full(header.rows, header.kept == ALL)

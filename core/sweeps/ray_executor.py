@@ -144,7 +144,7 @@ class _Handle:
 
 
 def _reason(error: BaseException) -> str:
-    """What an exception of Ray says, in a line."""
+    """The message of an exception of Ray, in a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return shown(lines[-1] if lines and len(lines) < 3 else lines[0] if lines else type(error).__name__, 300)
 

@@ -75,7 +75,7 @@ class _Lines:
         self.left = dict(self._cells)  # cells of which nothing is known yet
 
     def new(self, path: Path) -> Iterator[CellOutcome | Event]:
-        """What a job wrote since it was last looked at; an outcome a cell, the first."""
+        """Yield what a job wrote since it was last looked at; an outcome a cell, the first."""
         at = self._read.get(path, 0)
         try:
             whole = read_regular(path, _LARGEST_LINES, at).rpartition(b"\n")[0]
@@ -200,7 +200,7 @@ def _wants_gpus(part: SlurmPart, table: SlurmTable) -> bool:
 
 
 def _parameters(table: SlurmTable, name: str, has_gpus: bool) -> dict[str, Any]:
-    """As submitit calls them; those of Slurm alone count on Slurm alone."""
+    """Parameters of a job under submitit's names; those of Slurm alone count on Slurm alone."""
     return {
         "name": "ulpscope-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:60],
         "timeout_min": table.minutes,

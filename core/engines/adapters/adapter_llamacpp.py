@@ -360,7 +360,7 @@ class GraphTensors:
         return True
 
     def is_output(self, tensor, name):
-        """Whether this is what the module puts out: tensors that are made of it bear its name too, by heads and
+        """Return whether this is what the module puts out: tensors that are made of it bear its name too, by heads and
         rotated, and so does the product to which a bias is added.
         """
         kind = ctypes.c_int32.from_address(tensor).value

@@ -224,7 +224,7 @@ def _offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool 
 
 
 def _most_offered(loaded: LoadedModel) -> list[Precision]:
-    """What `_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
+    """The most that `_offered` gives: whether weights are of 16 bits is not known before they are read."""
     return _in_both(catalogue(loaded))
 
 

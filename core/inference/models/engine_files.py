@@ -189,7 +189,7 @@ def _rotary(loaded: LoadedModel) -> Any:
 
 
 def _frequency_factors(config: Any, loaded: LoadedModel, size: int) -> NDArray[np.float32] | None:
-    """What llama.cpp divides each RoPE frequency by; None where they are the base's own. [size / 2]"""
+    """Divisors that llama.cpp applies to each RoPE frequency; None where they are the base's own. [size / 2]"""
     rotary = _rotary(loaded)
     if rotary is None or _rope_type(config) == "default":
         return None

@@ -125,7 +125,7 @@ class EngineRun:
                 registry.drop(self._process)
 
     def _model(self, modifiers: Sequence[Step], dtype: str) -> Path:
-        """What the engine loads: the model's own file or folder, or a GGUF of the very weights."""
+        """File or folder that the engine loads: the model's own file or folder, or a GGUF of the very weights."""
         own = Path(self._loaded.name)
         is_own = any(step.name == "weights" and step.values == (OWN,) for step in modifiers)
         if is_own and not own.exists():

@@ -93,7 +93,7 @@ def _centred(values: Values, has_constant: bool) -> Values:
 
 
 def score(rows: Sequence[RowPair], undo: Undo, has_constant: bool) -> _Score | None:
-    """How much of the difference is gone after undoing a hypothesis, None where that is below the bar."""
+    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar."""
     before = after = 0.0
     explained = scored = tokens = 0
     shrunk: list[NDArray[np.bool_]] = []
@@ -163,7 +163,7 @@ def constant(pair: PairRows) -> Iterator[Cause]:
 
 
 def _is_normalised(pair: PairRows, side: int) -> bool:
-    """Whether probabilities of a side's complete rows sum to 1."""
+    """Return whether probabilities of a side's complete rows sum to 1."""
     if not pair.is_full:
         return False
     for prompt, position in pair.places[:8]:
@@ -420,7 +420,7 @@ def penalty(pair: PairRows) -> Iterator[Cause]:
 
 
 def _are_moved(rows: Sequence[RowPair]) -> bool:
-    """Whether the tokens of the text are moved to one side by more than others are, in most rows."""
+    """Return whether the tokens of the text are moved to one side by more than others are, in most rows."""
     seen = moved = 0
     for row in rows:
         affected = _in_text(row)

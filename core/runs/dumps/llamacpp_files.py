@@ -1,4 +1,4 @@
-"""What llama.cpp writes of its rows: `--kl-divergence-base` files of perplexity and GGUF files of `llama-results`.
+"""Files of rows that llama.cpp writes: `--kl-divergence-base` files of perplexity and GGUF files of `llama-results`.
 
 Formats as in tools/perplexity/perplexity.cpp (`log_softmax` with 16 bits a value) and tools/results/results.cpp. Every
 count is checked against the file's size before anything of that size is allocated.
@@ -45,7 +45,7 @@ class LlamaCppRows:
     warning: str = ""
 
     def arrays(self, key: str) -> dict[str, StoredArray]:
-        """As a dump has them: the logits under `key`, and the reserved keys."""
+        """The arrays of a dump: the logits under `key`, and the reserved keys."""
         lengths = np.array(self.prompt_lengths, np.int64)
         return {
             key: self.logits,

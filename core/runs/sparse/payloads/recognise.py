@@ -1,4 +1,4 @@
-"""What a payload is, by its content: the format of a response decides its reader, never a file's name."""
+"""Recognise a payload by its content: the format of a response decides its reader, never a file's name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MOST_RESPONSES = 1 << 16
 
 
 def is_payload(path: Path) -> bool:
-    """Whether a file begins as JSON does, after white space and a byte order mark, and is no run file, whose first
-    bytes are a checksum.
+    """Return whether a file begins as JSON does, after white space and a byte order mark, and is no run file, whose
+    first bytes are a checksum.
     """
     with path.open("rb") as file:
         head = file.read(4096)
