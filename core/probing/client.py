@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,6 @@ _TRIES = 6  # of a request that a server puts off
 _LONGEST_PAUSE = 30.0  # seconds between two tries, also where a server asks for more
 _AGAIN = (429, 503)
 _SHOWN = 200  # characters of what a server says of an error
-
-Pause = Callable[[float], bool]
 
 
 class ProbeError(UlpscopeError):

@@ -24,7 +24,7 @@ MEANINGS = {
     STREAM: "the same request as a stream",
     ECHO: "the generated tokens scored as a prompt",
 }
-DEFAULT = "rerun,warm,load:8"
+DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
 TIMES = 3  # that a request is asked beside the same content: twice alike may be luck
 FILLER_FACTOR = 2  # tokens that a request which loads the server generates, in those of one that is measured

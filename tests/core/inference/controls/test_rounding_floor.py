@@ -93,7 +93,7 @@ def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> 
                 other = logits_of(path, loaded, prompt)
             rms, by_position = rms_by_numpy(plain, other)
             assert one.rms == pytest.approx(rms, rel=1e-12)
-            assert one.rms_by_position == pytest.approx(by_position, rel=1e-12)
+            assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
             assert one.nonfinite_mismatch == 0
             squares, elements = squares + rms**2 * plain.numel(), elements + plain.numel()
     assert found.rms == pytest.approx(math.sqrt(squares / elements), rel=1e-12)
@@ -138,7 +138,7 @@ def test_a_pair_is_measured_by_the_same_rule(llama: LoadedModel) -> None:
         rms, by_position = rms_by_numpy(logits_of("prefill", llama, prompt), logits_of("decode", llama, prompt))
         assert rms > 0
         assert one.rms == pytest.approx(rms, rel=1e-12)
-        assert one.rms_by_position == pytest.approx(by_position, rel=1e-12)
+        assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
     assert all(one.rms == 0 for one in pair_divergence(llama, prompts, "decode", "decode"))
 
 
@@ -162,8 +162,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
     assert found.rms == math.sqrt(25 / 3)
-    assert found.rms_by_position[:2].tolist() == [math.sqrt(4.5), 4.0]
-    assert math.isnan(found.rms_by_position[2])
+    assert found.mean_squares.tolist() == [4.5, 16.0, 0.0]
     assert math.isnan(pooled_rms([Divergence(np.zeros(1), np.zeros(1, np.int64), 0)]))
 
 
