@@ -30,6 +30,7 @@ from ...runs.file.evidence import (
     PrecisionsFigures,
     Unmeasured,
 )
+from ...text import short_percent
 from ..models.dtype_conversion import converted
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts
@@ -240,7 +241,7 @@ def _unexplained(far: _Far, nearest: Sequence[PrecisionFit]) -> Lowered:
         figures = replace(figures, precision=best.precision.name, share_left=best.left)
         says = (
             f"No precision explains it, nor do two at once: {best.precision.name} comes nearest and leaves"
-            f" {_percent(best.left)} of the distance where it explains most."
+            f" {short_percent(best.left)} of the distance where it explains most."
         )
     else:
         says = (
@@ -387,7 +388,7 @@ def _explained(trial: _Trial, far: _Far, dtype: str, lengths: Sequence[int]) -> 
         left = f"what is left is {test.ratio:.2f} times that precision's own floor in {trial.dtype}"
         if not test.is_passed:
             left = (
-                f"of all logits {_percent(trial.ties)} fall to the next value, as what lies between two does by"
+                f"of all logits {short_percent(trial.ties)} fall to the next value, as what lies between two does by"
                 " rounding"
             )
         says = f"{what}, {three_digits(ratio)} rounding floors from {dtype}, and nothing else: {left}."
@@ -703,7 +704,3 @@ def ordinals(values: torch.Tensor) -> torch.Tensor:
     """Ordinals of values of a 16-bit dtype, both zeros at 0. int32, same shape"""
     bits = values.view(torch.int16).int()
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
