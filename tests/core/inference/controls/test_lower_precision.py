@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from benchmarks.verdicts.engines import PREFIX, Engine, prefill
 from benchmarks.verdicts.mutations import (
@@ -439,6 +440,14 @@ def test_formats_hold_the_values_that_their_definitions_say() -> None:
     assert precisions.nf4(torch.tensor([[2.0, -2.0, 0.4, 0.01]]))[0].tolist() == pytest.approx(
         [2.0, -2.0, 0.3218604, 0.0], abs=1e-6
     )
+
+
+def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
+    """Quantiles of the normal distribution, evenly apart on either side of 0, scaled to 1 (QLoRA, section 3)."""
+    least = 0.9677083  # as bitsandbytes has it: half way between 1 - 1/30 and 1 - 1/32
+    above, below = (norm.ppf(np.linspace(least, 0.5, count)[:-1]) for count in (9, 8))
+    levels = np.sort([*above, 0.0, *-below]) / above.max()
+    np.testing.assert_allclose(precisions.NF4_LEVELS, levels, atol=2e-7)
 
 
 def test_groups_end_with_the_row_and_zeros_stay_zeros() -> None:
