@@ -50,11 +50,7 @@ CUMSUM = OpRow(
 )
 FLASH = OpRow("sdpa", "flash", "float32", "8 heads", refusal="no such kernel")
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def probed(
