@@ -219,7 +219,7 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(small: LoadedMod
 def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(small: LoadedModel) -> None:
     """One position of the reference is off by 3 in 100,000: its rms over all positions is within ten floors."""
 
-    def faulty(model, ids):  # type: ignore[no-untyped-def]
+    def faulty(model, ids):
         logits = prefill(model, ids)
         logits[20] *= 1.00003
         return logits
@@ -248,10 +248,10 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
         else (stored(fp8), stale_slot_in_fp8)
     )
 
-    def served(_, ids):  # type: ignore[no-untyped-def]
+    def served(_, ids):
         return sound(own, ids)
 
-    def faulty(_, ids):  # type: ignore[no-untyped-def]
+    def faulty(_, ids):
         return wrong(own, ids)
 
     prompts = [tiny_prompts(narrow)[0][:24]]
@@ -293,10 +293,10 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narro
     """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
     lower = with_weights(four_bits)
 
-    def sound(model, ids):  # type: ignore[no-untyped-def]
+    def sound(model, ids):
         return lower(model, ids)
 
-    def wrong_in_bfloat16(model, ids):  # type: ignore[no-untyped-def]
+    def wrong_in_bfloat16(model, ids):
         inner = attention_scaled_by_head_dim if model.dtype == torch.bfloat16 else prefill
         return with_weights(four_bits, inner)(model, ids)
 
@@ -313,7 +313,7 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     def calibrated(values: torch.Tensor) -> torch.Tensor:
         return (values / 0.37).to(torch.float8_e4m3fn).to(values.dtype) * 0.37
 
-    def engine(model, ids):  # type: ignore[no-untyped-def]
+    def engine(model, ids):
         with Precision(CACHE, "", calibrated).side.open(small, None) as run:
             return whole_side(run, ids.tolist())
 

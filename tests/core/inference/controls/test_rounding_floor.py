@@ -80,7 +80,7 @@ def rms_by_numpy(reference: torch.Tensor, variant: torch.Tensor) -> tuple[float,
 @pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize(("path", "dtype"), covering(["prefill", "decode", "chunked:7"], ["float32", "bfloat16"]))
-def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> None:  # type: ignore[no-untyped-def]
+def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> None:
     loaded = load_model(str(model_folders["mixtral"]), dtype=dtype, device="cpu")
     prompts = [tokens(loaded), tokens(loaded)[::-1][:11]]
     found = rounding_floor(loaded, prompts, (3, 9), path)
@@ -179,7 +179,7 @@ def test_a_difference_too_small_for_float32_is_kept() -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "gemma2", "gemma3", "mixtral", "mamba"])
-def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, saved_in) -> None:  # type: ignore[no-untyped-def]
+def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, saved_in) -> None:
     narrow = load_model(saved_in(name, dtype), dtype=dtype, device="cpu")
     before = state(narrow)
     ids = torch.tensor([tokens(narrow)])
@@ -250,7 +250,7 @@ def _one_value_scaled(batch: PromptBatch, emit: Emit) -> None:
 
 @pytest.mark.model
 @needs_the_shipped_model
-def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped, shipped_prompts, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped, shipped_prompts, monkeypatch) -> None:
     monkeypatch.setitem(BASES, "scaled", Base(_one_value_scaled))
     ratios = {}
     for dtype in ("bfloat16", "float32"):
@@ -284,13 +284,13 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
         ([[5, 999]], (0,), {}, "path 'prefill': token 999 is not among the model's 384."),
     ],
 )
-def test_what_cannot_be_measured_is_refused(prompts, seeds, options, sentence, llama_bfloat16) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_measured_is_refused(prompts, seeds, options, sentence, llama_bfloat16) -> None:
     with pytest.raises(CaptureError) as caught:
         rounding_floor(llama_bfloat16, prompts, seeds, **options)
     assert str(caught.value) == sentence
 
 
-def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
     monkeypatch.setattr(floor.memory, "free_bytes", lambda device: 1000)
     with pytest.raises(CaptureError, match=r"take another 314\.3 KB, cpu has 1\.0 KB free; choose"):
         rounding_floor(llama_bfloat16, [[5]], (0,), dtype="float32")

@@ -47,7 +47,7 @@ def _readers_beside_a_writer(place: Path, readers: int, runs: int) -> None:
     made(store)
     command = [sys.executable, "-c", READER, str(store.directory), str(place / "stop")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(readers)]  # type: ignore[call-overload]
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(readers)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n", process.communicate()[1]
