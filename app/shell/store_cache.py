@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import streamlit as st
 
 from app.hosting import identity
-from app.shell import link, selection
+from app.shell import link
 from app.shell.jobs import Job, Jobs, PromptFile
 from app.shell.memory_budget import MemoryBudget
 from app.shell.once import Once
@@ -157,7 +157,7 @@ def cards(*, of_cells: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def unlisted_cells() -> int:
-    """How many runs of sweeps are not among `cards`."""
+    """Number of runs of sweeps that are not among `cards`."""
     count = len(store().cells())
     return count if count > MOST_CELLS else 0
 
@@ -387,8 +387,3 @@ def layer_grid(view: View, measure: str) -> LayerGrid:
 def top(view: View) -> pd.DataFrame:
     """The best tokens of both sides at the selected position; see core.runs.views.elements.top_of_both."""
     return _top(*_stamp(view.run.path), view.pair.index, view.prompt, view.position)
-
-
-def file_stamp(view: View) -> str:
-    """Text that names the run, pair and prompt of a view, with the file and its time of change, for caches."""
-    return f"{selection.stamp(view)} {_stamp(view.run.path)}"

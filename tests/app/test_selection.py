@@ -24,11 +24,7 @@ from tests.app import opening
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
@@ -228,8 +224,8 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
 
 def test_open_run_opens_a_run_that_is_there(own_store):
     """The twin of the test above."""
-    own_store.mkdir()
-    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store / "mine.duckdb")
+    own_store.directory.mkdir()
+    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb")
     app = followed("capture", run=RUN)
     app.session_state["open_next"] = "mine"
     app.session_state["opened"] = True

@@ -54,6 +54,25 @@ def test_an_uploaded_file_name_cannot_leave_its_folder(name: str, safe: str) -> 
     assert text.file_name(name) == safe
 
 
+@pytest.mark.parametrize(
+    ("given", "besides", "made"),
+    [
+        ("s3://bucket/runs/", "", "s3-bucket-runs"),
+        ("größer als 1.5", "", "gr-er-als-1-5"),
+        ("größer als 1.5", "._-", "gr-er-als-1.5"),
+        ("--", "", ""),
+        ("a" * 70, "", "a" * 60),
+    ],
+)
+def test_a_slug_has_letters_digits_and_hyphens_only(given: str, besides: str, made: str) -> None:
+    assert text.slug(given, besides) == made
+
+
+def test_shares_in_short_and_never_rounded_up() -> None:
+    assert [text.short_percent(share) for share in (0.004, 0.0984, 0.33, 1)] == ["0.4%", "9.8%", "33%", "100%"]
+    assert [text.floored_percent(share) for share in (0.99999, 1, 0.5)] == ["99.99 %", "100.00 %", "50.00 %"]
+
+
 def test_counts_have_their_noun_and_shares_are_never_rounded_to_nothing_or_all() -> None:
     assert [text.plural(count, "flip") for count in (0, 1, 2000)] == ["0 flips", "1 flip", "2,000 flips"]
     assert text.plural(2, "value is", "values are") == "2 values are"

@@ -16,6 +16,7 @@ import typer
 from ...command_name import COMMAND, shell_command
 from ...errors import UlpscopeError, UsageError
 from ...judging.judge_sparse import judge_probe
+from ...probing.plan import DEFAULT_TESTS
 from ...prompt_files import GivenPrompt, read_prompts, read_whole
 from ...runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
 from ...runs.store import audit
@@ -59,7 +60,7 @@ def probe(
         typer.Option(
             help="Of rerun, warm, load:N, content, order, walk, stream, echo; docs/probe.md says what each does."
         ),
-    ] = "rerun,warm,load:8",
+    ] = DEFAULT_TESTS,
     against: Annotated[
         str | None, typer.Option(help="A second server that gets the same prompts: after an upgrade, in fp8.")
     ] = None,

@@ -21,7 +21,7 @@ from .capture import CapturePlan
 from .costs import Costs, walk
 from .throughput import LEAST_TURNS, MOST_TURNS
 
-KERNELS, REMEDIES_, JUDGE = BESIDE = ("kernels", "remedies", "judge")
+KERNELS, REMEDIES_, JUDGE = ("kernels", "remedies", "judge")
 WITHIN = 3  # the factor by which an estimate may be wrong: what the kernels of a path cost is known when they have run
 _SLOWER = {
     "floor of the modules": 2.5,
@@ -73,7 +73,7 @@ class Speed:
 
 
 def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
-    """Stages that the plan runs beside its sides, with their costs; beside: some of BESIDE."""
+    """Stages that the plan runs beside its sides, with their costs; beside: some of KERNELS, REMEDIES_, JUDGE."""
     found = []
     is_shared = JUDGE in beside or (REMEDIES_ in beside and plan.paths[0] == _PLAIN)
     shared = 0 if plan.layers is None or not is_shared else plan.layers.seeds  # reorderings that the session keeps

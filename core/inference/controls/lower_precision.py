@@ -30,6 +30,7 @@ from ...runs.file.evidence import (
     PrecisionsFigures,
     Unmeasured,
 )
+from ...text import short_percent
 from ..models.dtype_conversion import converted
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts
@@ -39,7 +40,7 @@ from ..paths.engines import RunnableSide, seen_by
 from ..paths.hooks import ModuleTrace
 from .answer_precision import grid_of
 from .drawn_roundings import PREFILL, beside_a_precision, most_forwards, sixteen_rows
-from .precision_search import MOST_LEFT, Found, PrecisionSearch, most_walks
+from .precision_search import MOST_LEFT, PrecisionFit, PrecisionSearch, most_walks
 from .precisions import CACHE, LAYERS, Precision, catalogue, weights_are_of_16_bits
 from .reordering import reordered
 from .rounding_floor import EXACT_BYTES, as_many_as, divergence, groups_of, in_float32, whole_side
@@ -180,7 +181,7 @@ def _lowered(
     say("other precisions")
     best = search.singles() if search is not None else []
 
-    def tried(found: Sequence[Found]) -> list[_Trial]:
+    def tried(found: Sequence[PrecisionFit]) -> list[_Trial]:
         """Those that leave about as little as the best, up to the first that passes."""
         trials: list[_Trial] = []
         for each in found[:_LOOKED_INTO]:
@@ -200,7 +201,7 @@ def _lowered(
         whole = _whole_model(loaded, prompts, far, blocks, say)
         if whole is not None and whole.evidence.outcome == PASSED:
             return whole
-    two: list[Found] = []
+    two: list[PrecisionFit] = []
     if search is not None:
         say("two precisions at once")
         two = search.pairs()
@@ -224,7 +225,7 @@ def _offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool 
 
 
 def _most_offered(loaded: LoadedModel) -> list[Precision]:
-    """What `_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
+    """The most that `_offered` gives: whether weights are of 16 bits is not known before they are read."""
     return _in_both(catalogue(loaded))
 
 
@@ -232,7 +233,7 @@ def _in_both(offered: Sequence[Precision]) -> list[Precision]:
     return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]
 
 
-def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
+def _unexplained(far: _Far, nearest: Sequence[PrecisionFit]) -> Lowered:
     """nearest: the best one, and the best two."""
     figures = PrecisionsFigures(noise_ratio=far.ratio)
     if nearest:
@@ -240,7 +241,7 @@ def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
         figures = replace(figures, precision=best.precision.name, share_left=best.left)
         says = (
             f"No precision explains it, nor do two at once: {best.precision.name} comes nearest and leaves"
-            f" {_percent(best.left)} of the distance where it explains most."
+            f" {short_percent(best.left)} of the distance where it explains most."
         )
     else:
         says = (
@@ -387,7 +388,7 @@ def _explained(trial: _Trial, far: _Far, dtype: str, lengths: Sequence[int]) -> 
         left = f"what is left is {test.ratio:.2f} times that precision's own floor in {trial.dtype}"
         if not test.is_passed:
             left = (
-                f"of all logits {_percent(trial.ties)} fall to the next value, as what lies between two does by"
+                f"of all logits {short_percent(trial.ties)} fall to the next value, as what lies between two does by"
                 " rounding"
             )
         says = f"{what}, {three_digits(ratio)} rounding floors from {dtype}, and nothing else: {left}."
@@ -703,7 +704,3 @@ def ordinals(values: torch.Tensor) -> torch.Tensor:
     """Ordinals of values of a 16-bit dtype, both zeros at 0. int32, same shape"""
     bits = values.view(torch.int16).int()
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"

@@ -37,7 +37,7 @@ Squares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Found:
+class PrecisionFit:
     """A precision, and the share of the side's distance that it leaves at the positions that it explains best."""
 
     precision: Precision
@@ -78,7 +78,7 @@ class PrecisionSearch:
         assert plain is not None
         self._distance = plain
 
-    def singles(self) -> list[Found]:
+    def singles(self) -> list[PrecisionFit]:
         """Precisions that explain something, by what they leave, least first."""
         if self._first == 0 or self._is_noisy:
             tried = list(self._offered)
@@ -88,12 +88,12 @@ class PrecisionSearch:
         stored = [each for start in starts for each in self._stored_from(start, None)]
         return self._begun_nearby(self._best([*tried, *stored], self._differs))
 
-    def pairs(self) -> list[Found]:
+    def pairs(self) -> list[PrecisionFit]:
         """Two precisions at once, of different parts, that explain something, by what they leave, least first.
 
         The second one is sought in what the first one leaves.
         """
-        found: list[Found] = []
+        found: list[PrecisionFit] = []
         for one in self._firsts():
             beyond = self._left_by(one) > self._limit
             if not beyond.any():
@@ -152,12 +152,12 @@ class PrecisionSearch:
                 formats.add(each.format)
         return [each for each in chosen if each.together[0].format in formats]
 
-    def _best(self, tried: Sequence[Precision], where: NDArray[np.bool_]) -> list[Found]:
+    def _best(self, tried: Sequence[Precision], where: NDArray[np.bool_]) -> list[PrecisionFit]:
         """Those that explain something of the positions `where`, least left first."""
         found = []
         for each in tried:
             left = self._left_by(each)
-            found.append(Found(each, self._share_of_all(left) if self._is_noisy else self._share(left, where)))
+            found.append(PrecisionFit(each, self._share_of_all(left) if self._is_noisy else self._share(left, where)))
         return sorted((each for each in found if each.left < self._most_left), key=lambda each: each.left)
 
     def _share(self, left: Squares, where: NDArray[np.bool_]) -> float:

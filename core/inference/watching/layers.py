@@ -143,7 +143,7 @@ class SpooledOutputs(ModuleTrace):
         self.modules = of.modules
         self._of, self._emit, self._end, self._is_reference = of, emit, end, is_reference
         self._number = 0
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _RowBuffer] = {}
         self._spoiled: set[str] = set()
 
     def watching(self) -> AbstractContextManager[None]:
@@ -199,10 +199,10 @@ class SpooledOutputs(ModuleTrace):
             return
         if waiting is None:
             space = torch.empty((room, found.shape[1]), dtype=found.dtype, device=found.device)
-            waiting = self._waiting[name] = _Waiting(module, first, space)
+            waiting = self._waiting[name] = _RowBuffer(module, first, space)
         waiting.add(found)
 
-    def _hand_on(self, waiting: _Waiting) -> None:
+    def _hand_on(self, waiting: _RowBuffer) -> None:
         self._emit_part(waiting.module, waiting.first, waiting.space[: waiting.filled])
 
     def _emit_part(self, module: LayerModule, first: int, found: torch.Tensor) -> None:
@@ -211,7 +211,7 @@ class SpooledOutputs(ModuleTrace):
 
 
 @dataclass
-class _Waiting:
+class _RowBuffer:
     """Rows of one module that do not yet fill a part. space: [rows, width]"""
 
     module: LayerModule

@@ -93,7 +93,7 @@ def _centred(values: Values, has_constant: bool) -> Values:
 
 
 def score(rows: Sequence[RowPair], undo: Undo, has_constant: bool) -> _Score | None:
-    """How much of the difference is gone after undoing a hypothesis, None where that is below the bar."""
+    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar."""
     before = after = 0.0
     explained = scored = tokens = 0
     shrunk: list[NDArray[np.bool_]] = []
@@ -163,7 +163,7 @@ def constant(pair: PairRows) -> Iterator[Cause]:
 
 
 def _is_normalised(pair: PairRows, side: int) -> bool:
-    """Whether probabilities of a side's complete rows sum to 1."""
+    """Return whether probabilities of a side's complete rows sum to 1."""
     if not pair.is_full:
         return False
     for prompt, position in pair.places[:8]:
@@ -420,7 +420,7 @@ def penalty(pair: PairRows) -> Iterator[Cause]:
 
 
 def _are_moved(rows: Sequence[RowPair]) -> bool:
-    """Whether the tokens of the text are moved to one side by more than others are, in most rows."""
+    """Return whether the tokens of the text are moved to one side by more than others are, in most rows."""
     seen = moved = 0
     for row in rows:
         affected = _in_text(row)
@@ -569,7 +569,7 @@ def _to_decimals(places: int, fine: Values, _: Values) -> Values:
 
 
 @dataclass(frozen=True)
-class Grid:
+class UniformGrid:
     """Evenly spaced values: start + step x 0 .. levels - 1."""
 
     start: float
@@ -577,7 +577,7 @@ class Grid:
     levels: int
 
 
-def grid_of(row: Values) -> Grid | None:
+def grid_of(row: Values) -> UniformGrid | None:
     """The evenly spaced grid that all values of a row lie on, None where there is none of at most 2^16 levels."""
     held = np.unique(row)
     if not _LEAST_LEVELS <= len(held) <= len(row) // 2:
@@ -591,7 +591,7 @@ def grid_of(row: Values) -> Grid | None:
     step = float(level @ (held - held[0]) / (level @ level))
     if np.abs(held - held[0] - step * level).max() > _OFF_GRID * step:
         return None
-    return Grid(float(held[0]), step, int(level[-1]) + 1)
+    return UniformGrid(float(held[0]), step, int(level[-1]) + 1)
 
 
 def _to_grid(fine: Values, coarse: Values) -> Values:

@@ -147,7 +147,7 @@ def test_as_many_forwards_are_made_as_a_dry_run_counts(narrow: LoadedModel, coun
 
 
 @pytest.mark.model
-def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narrow: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narrow: LoadedModel, monkeypatch) -> None:
     prompts = [tuple(range(5, 29)), tuple(range(40, 50)), tuple(range(60, 90))]
     with torch.inference_mode():
         whole = errors_of(narrow, prompts, [side_of("prefill")], range(2))
@@ -260,7 +260,7 @@ def test_both_sides_wrong_alike_are_no_bug_of_either(narrow: LoadedModel) -> Non
 @pytest.mark.model
 def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     narrow: LoadedModel, held: Any, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     monkeypatch.setattr(
         drawn_roundings, "_drawn", lambda loaded, _, ids, seed: in_float64(loaded.model, torch.tensor(ids))
     )  # rounded at the end only

@@ -357,7 +357,7 @@ def test_a_large_fault_of_such_an_engine_is_seen_in_its_own_dtype(narrow: Loaded
 
 
 @pytest.mark.model
-def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narrow: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narrow: LoadedModel, monkeypatch) -> None:
     """Sums in float32 make reorderings of a narrow model move next to nothing, where another kernel's rounding moves
     all.
     """
@@ -495,7 +495,7 @@ def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: Lo
     ("factor", "outcome", "name"),
     [(1.0, PASSED, "rounding"), (1.0 + 1e-6, PASSED, "rounding"), (3.0, MISSING, "undecided")],
 )
-def test_experts_without_float64_say_what_stays_in_doubt(factor, outcome, name, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_experts_without_float64_say_what_stays_in_doubt(factor, outcome, name, monkeypatch) -> None:
     """A jump at one position may be a near tie; that the pair passes may be the floor's."""
     loaded = tiny_model("mixtral")
 
@@ -544,7 +544,7 @@ def test_neighbours_that_move_bits_are_a_leak_of_a_dense_model_that_repeats_its_
     """Digests are stand-ins: those of a path with other neighbours are others, or every call's are."""
     calls = iter(range(100))
 
-    def digests(loaded, prompts, sides):  # type: ignore[no-untyped-def]
+    def digests(loaded, prompts, sides):
         real = digests_of(loaded, prompts, sides)
         if is_unsteady and sides[0].rows > 1:
             return [str(next(calls)) for _ in sides]

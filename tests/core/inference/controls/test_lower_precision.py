@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from benchmarks.verdicts.engines import PREFIX, Engine, prefill
 from benchmarks.verdicts.mutations import (
@@ -219,7 +220,7 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(small: LoadedMod
 def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(small: LoadedModel) -> None:
     """One position of the reference is off by 3 in 100,000: its rms over all positions is within ten floors."""
 
-    def faulty(model, ids):  # type: ignore[no-untyped-def]
+    def faulty(model, ids):
         logits = prefill(model, ids)
         logits[20] *= 1.00003
         return logits
@@ -248,10 +249,10 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
         else (stored(fp8), stale_slot_in_fp8)
     )
 
-    def served(_, ids):  # type: ignore[no-untyped-def]
+    def served(_, ids):
         return sound(own, ids)
 
-    def faulty(_, ids):  # type: ignore[no-untyped-def]
+    def faulty(_, ids):
         return wrong(own, ids)
 
     prompts = [tiny_prompts(narrow)[0][:24]]
@@ -293,10 +294,10 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narro
     """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
     lower = with_weights(four_bits)
 
-    def sound(model, ids):  # type: ignore[no-untyped-def]
+    def sound(model, ids):
         return lower(model, ids)
 
-    def wrong_in_bfloat16(model, ids):  # type: ignore[no-untyped-def]
+    def wrong_in_bfloat16(model, ids):
         inner = attention_scaled_by_head_dim if model.dtype == torch.bfloat16 else prefill
         return with_weights(four_bits, inner)(model, ids)
 
@@ -313,7 +314,7 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     def calibrated(values: torch.Tensor) -> torch.Tensor:
         return (values / 0.37).to(torch.float8_e4m3fn).to(values.dtype) * 0.37
 
-    def engine(model, ids):  # type: ignore[no-untyped-def]
+    def engine(model, ids):
         with Precision(CACHE, "", calibrated).side.open(small, None) as run:
             return whole_side(run, ids.tolist())
 
@@ -440,6 +441,14 @@ def test_formats_hold_the_values_that_their_definitions_say() -> None:
     assert precisions.nf4(torch.tensor([[2.0, -2.0, 0.4, 0.01]]))[0].tolist() == pytest.approx(
         [2.0, -2.0, 0.3218604, 0.0], abs=1e-6
     )
+
+
+def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
+    """Quantiles of the normal distribution, evenly apart on either side of 0, scaled to 1 (QLoRA, section 3)."""
+    least = 0.9677083  # as bitsandbytes has it: half way between 1 - 1/30 and 1 - 1/32
+    above, below = (norm.ppf(np.linspace(least, 0.5, count)[:-1]) for count in (9, 8))
+    levels = np.sort([*above, 0.0, *-below]) / above.max()
+    np.testing.assert_allclose(precisions.NF4_LEVELS, levels, atol=2e-7)
 
 
 def test_groups_end_with_the_row_and_zeros_stay_zeros() -> None:
