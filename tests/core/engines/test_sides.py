@@ -246,7 +246,7 @@ def test_models_for_engines_make_room_and_nothing_is_left_of_a_killed_process(tm
 def test_a_session_computes_an_engines_logits_once_and_judges_as_without(loaded, ids, monkeypatch):
     reference, variants = f"llamacpp:prefill+{WIDE}", ["decode", "prefill+attn:eager"]
     with counted(monkeypatch) as of_each:
-        alone = [judge(loaded, [ids], reference=reference, variant=variant) for variant in variants]
+        alone = [judge(loaded, [ids], reference=reference, variant=one, until_decided=False) for one in variants]
     session = JudgingSession(loaded, [ids])
     with counted(monkeypatch) as of_session:
         together = [judge_pair(loaded, [ids], reference, one, session=session).verdict for one in variants]
