@@ -104,7 +104,7 @@ class PrecisionSearch:
             found += self._best([*tried, *self._stored_from(start, one)], beyond)
         return self._begun_nearby(sorted(found, key=lambda each: each.left))
 
-    def _begun_nearby(self, found: list[Found]) -> list[Found]:
+    def _begun_nearby(self, found: list[FoundPrecision]) -> list[FoundPrecision]:
         """`found` with the best of its stored caches begun a little earlier and later too, where 16 bits hide when."""
         best = next((each.precision for each in found if any(one.stored for one in each.precision.together)), None)
         if best is None or not self._is_noisy:
