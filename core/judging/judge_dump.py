@@ -37,25 +37,15 @@ from ..runs.file.evidence import (
     ShrinkFigures,
     Unmeasured,
 )
-from ..runs.file.records import FloorRows, Generation, RunHeader
+from ..runs.file.records import BUG_SUSPECTED, NONDETERMINISTIC, UNDECIDED, FloorRows, Generation, RunHeader
 from ..runs.revision import PairVerdict
+from ..text import three_digits
 from .divergence import Divergence
-from .ladder import (
-    BUG_SUSPECTED,
-    LARGEST_RATIO_16_BITS,
-    NONDETERMINISTIC,
-    SHRINKS_LIKE_ROUNDING,
-    SHRINKS_TOO_MUCH,
-    UNDECIDED,
-    FloorTest,
-    Ladder,
-    conclude,
-    floor_test,
-    place_in_words,
-    shrink_test,
-    symmetry_evidence,
-    three_digits,
-)
+from .ladder.ladder import Ladder
+from .ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, floor_test
+from .ladder.places import place_in_words
+from .ladder.shrink import SHRINKS_LIKE_ROUNDING, SHRINKS_TOO_MUCH, shrink_test
+from .ladder.verdict import conclude
 from .sixteen_bits import of_neither_side
 from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls, Ways
 from .validity import not_finite, not_finite_of, sampling, structure
@@ -415,7 +405,7 @@ class _DumpLadder(Ladder):
         if all(name in model.errors for name in names):
             control = f"both sides as uploaded against {model.name} in float64"
             errors = (model.errors[names[0]], model.errors[names[1]])
-            self.evidence.append(symmetry_evidence(control, names, errors))
+            self.from_float64(control, errors)
 
     def _lowered(self, model: ModelControls, far: dict[str, float]) -> tuple[list[Evidence], list[str]]:
         """(rows on the lower precisions of this pair's sides, names of those that are no rounding of the model).

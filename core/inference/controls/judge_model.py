@@ -19,23 +19,11 @@ from transformers import PreTrainedModel
 
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder import (
-    BLOCKS,
-    LARGEST_RATIO_16_BITS,
-    NONDETERMINISTIC,
-    PAIR,
-    UNDECIDED,
-    FloorTest,
-    Ladder,
-    Verdict,
-    conclude,
-    floor_test,
-    is_larger_everywhere,
-    place_of,
-    structure_of,
-    symmetry_evidence,
-    three_digits,
-)
+from ...judging.ladder.ladder import PAIR, Ladder
+from ...judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, floor_test, is_larger_everywhere
+from ...judging.ladder.places import place_of
+from ...judging.ladder.structure import BLOCKS, structure_of
+from ...judging.ladder.verdict import Verdict, conclude
 from ...judging.module_evidence import alone_evidence, growth_evidence
 from ...judging.sixteen_bits import SixteenTest
 from ...runs.file.evidence import (
@@ -54,7 +42,8 @@ from ...runs.file.evidence import (
     RerunFigures,
     Unmeasured,
 )
-from ...runs.file.records import IDENTICAL, ROUNDING, FloorRows
+from ...runs.file.records import IDENTICAL, NONDETERMINISTIC, ROUNDING, UNDECIDED, FloorRows
+from ...text import three_digits
 from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -682,7 +671,7 @@ class _ModelLadder(Ladder):
             says = f"A forward in float64 is not to be had: {error}"
             self.add(Check.FROM_FLOAT64, control, Unmeasured(), MISSING, says)
             return
-        self.evidence.append(symmetry_evidence(control, self.names, errors))
+        self.from_float64(control, errors)
 
 
 def _names_modules(row: Evidence) -> bool:

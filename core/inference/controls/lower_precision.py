@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
+from ...judging.ladder.noise_ratio import FloorTest, floor_test
+from ...judging.ladder.places import place_in_words
+from ...judging.ladder.structure import structure_of
 from ...judging.sixteen_bits import LARGEST_ERROR, SixteenTest
 from ...runs.file.evidence import (
     FAILED,
@@ -30,6 +32,7 @@ from ...runs.file.evidence import (
     PrecisionsFigures,
     Unmeasured,
 )
+from ...text import three_digits
 from ..models.dtype_conversion import converted
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts

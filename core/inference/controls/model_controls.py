@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder import BLOCKS, floor_test
+from ...judging.ladder.noise_ratio import floor_test
+from ...judging.ladder.structure import BLOCKS
 from ...judging.uploaded_controls import FOREIGN, ModelControls, side_in_float32
 from ...numerics.formats import values_of
 from ...runs.figures import Figures

@@ -30,7 +30,7 @@ from core.inference.controls.precisions import CACHE, LAYERS, catalogue
 from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
-from core.judging.ladder import BLOCKS
+from core.judging.ladder.structure import BLOCKS
 from core.judging.sixteen_bits import sixteen_test
 from core.runs.file.evidence import FAILED, MISSING, OWN_DTYPE, PASSED
 from tests.core.inference.capture.test_extra_costs import counting

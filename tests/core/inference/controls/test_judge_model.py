@@ -25,7 +25,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import digests_of
-from core.judging.ladder import Verdict
+from core.judging.ladder.verdict import Verdict
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,

@@ -42,8 +42,10 @@ from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.divergence import mean_squares
-from core.judging.ladder import BLOCKS, BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
+from core.judging.ladder.structure import BLOCKS
+from core.judging.ladder.verdict import conclude
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
+from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC
 
 pytestmark = pytest.mark.model
 TWO_AT_ONCE = {
