@@ -18,8 +18,9 @@ from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
 from ..text import number, out_of, three_digits
-from .explain.hypotheses import Cause, causes_of
+from .explain.hypotheses import causes_of
 from .explain.rows import rows_of_lists
+from .explain.scoring import Cause
 from .ladder.noise_ratio import LARGEST_RATIO
 
 LARGEST_AT_ONE = 10.0  # floors at one position: of twenty tokens a mean square varies more than of a vocabulary
