@@ -24,7 +24,7 @@ from ..models.model import LoadedModel
 from ..paths.engines import RunnableSide, divergences_of, side_of
 from ..paths.grammar import Step
 from .answer_precision import PLAIN
-from .lower_precision import Lowered, floor_beside
+from .lowered_side import Lowered, floor_beside
 from .precisions import ACTIVATIONS, Precision, through
 
 _BITS = 8  # significand of bfloat16, whose forward is the measure

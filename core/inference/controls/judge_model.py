@@ -53,7 +53,9 @@ from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences
 from .answer_precision import PLAIN, Narrow, narrow_evidence
 from .engine_settings import at_widest, coarse_activation, narrow_settings, taken_apart
 from .judging_session import JudgingSession
-from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
+from .lower_precision import checked_in_16_bits, lowered, wholly_lowered
+from .lowered_in_16_bits import sixteen_bits_alone
+from .lowered_side import Lowered
 from .module_growth import growth_over_modules
 from .modules_alone import fits, modules_alone
 from .precisions import Precision
