@@ -113,6 +113,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
 
 
+def three_digits(ratio: float) -> str:
+    """`15,300`, `24.1`, `0.532`: three digits that matter, without an exponent below a billion."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if 1000 <= ratio < 1e9 else f"{ratio:.3g}"
+
+
 def exact(value: float | None) -> str:
     """A logit with the digits that identify it; NaN and infinities by name."""
     return "" if value is None else f"{value:.9g}"

@@ -19,8 +19,9 @@ from app.shell.memory_budget import MemoryBudget
 from app.shell.once import Once
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
-from core.judging.explain.hypotheses import Cause, causes_of
+from core.judging.explain.hypotheses import causes_of
 from core.judging.explain.rows import rows_of_lists
+from core.judging.explain.scoring import Cause
 from core.judging.explain.stored import causes_of_pair
 from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of

@@ -24,7 +24,7 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
     """
     from ..inference.capture.costs import costs_of
     from ..inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
-    from ..inference.models.model import devices_here
+    from ..inference.models.devices import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
     stages = stages_of(plan, beside)

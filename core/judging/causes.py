@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..numerics.formats import FloatFormat, values_of
 from ..runs.file.evidence import NOTED, Check, Evidence, TemperatureFigures
 from ..runs.file.records import RunHeader
-from ..text import floored_percent
-from .ladder import three_digits
+from ..text import floored_percent, three_digits
 
 _ROWS = 256  # of a side that are kept, evenly spread, and as many tokens of each as make _ELEMENTS
 _ELEMENTS, _ELEMENTS_TOGETHER = 1 << 17, 1 << 24

@@ -17,10 +17,11 @@ from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETER
 from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
-from ..text import number, out_of
-from .explain.hypotheses import Cause, causes_of
+from ..text import number, out_of, three_digits
+from .explain.hypotheses import causes_of
 from .explain.rows import rows_of_lists
-from .ladder import LARGEST_RATIO, three_digits
+from .explain.scoring import Cause
+from .ladder.noise_ratio import LARGEST_RATIO
 
 LARGEST_AT_ONE = 10.0  # floors at one position: of twenty tokens a mean square varies more than of a vocabulary
 FAR_FROM_MODEL = 10.0  # floors that engines in one dtype are apart at most

@@ -113,3 +113,19 @@ def test_times_are_told_as_people_tell_them(seconds: float, said: str) -> None:
 @pytest.mark.parametrize(("parts", "said"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")])
 def test_parts_are_joined_as_a_sentence_does(parts: list[str], said: str) -> None:
     assert text.joined(parts) == said
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (0.5321, "0.532"),
+        (24.06, "24.1"),
+        (999.4, "999"),
+        (15321.0, "15,300"),
+        (1234567.0, "1,230,000"),
+        (3.2e12, "3.2e+12"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_ratios_are_written_in_three_digits(ratio: float, shown: str) -> None:
+    assert text.three_digits(ratio) == shown

@@ -21,7 +21,7 @@ from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.engines import RunnableSide
 from .drawn_roundings import PREFILL
-from .precisions import CACHE, HEAD, LOGITS, Precision, Stored, ways_to_store
+from .precisions import CACHE, HEAD, LAYERS, LOGITS, Precision, Stored, catalogue, ways_to_store, weights_are_of_16_bits
 from .rounding_floor import divergence
 
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
@@ -104,7 +104,7 @@ class PrecisionSearch:
             found += self._best([*tried, *self._stored_from(start, one)], beyond)
         return self._begun_nearby(sorted(found, key=lambda each: each.left))
 
-    def _begun_nearby(self, found: list[FoundPrecision]) -> list[FoundPrecision]:
+    def _begun_nearby(self, found: list[PrecisionFit]) -> list[PrecisionFit]:
         """`found` with the best of its stored caches begun a little earlier and later too, where 16 bits hide when."""
         best = next((each.precision for each in found if any(one.stored for one in each.precision.together)), None)
         if best is None or not self._is_noisy:
@@ -226,3 +226,20 @@ def _both(one: Precision, other: Precision | None) -> Precision:
 def _is_same_part(one: Precision, other: Precision) -> bool:
     """True where the second would hide the first, or be the same: a head's logits come in the head's dtype."""
     return one.part == other.part or {one.part, other.part} == {HEAD, LOGITS}
+
+
+def precisions_offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool = False) -> list[Precision]:
+    """Precisions to try. Those of weights in float64 too where values in the middle of two are many, as in a checkpoint
+    of 16 bits, or where the side cannot be asked in float64.
+    """
+    offered = [*given, *catalogue(loaded)]
+    return _in_both(offered) if is_fixed or weights_are_of_16_bits(loaded.model) else offered
+
+
+def most_precisions_offered(loaded: LoadedModel) -> list[Precision]:
+    """What `precisions_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
+    return _in_both(catalogue(loaded))
+
+
+def _in_both(offered: Sequence[Precision]) -> list[Precision]:
+    return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.divergence import ROW_ULP_SHIFT, Divergence, mean_squares, pooled_rms, row_ulp_percentile
-from ...judging.ladder import NotFinite
+from ...judging.ladder.nonfinite import NotFinite
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ...text import size
 from ..models import memory

@@ -17,9 +17,9 @@ from core.inference.capture import extra_costs
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
 from core.inference.capture.costs import costs_of
 from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
-from core.inference.controls import lower_precision
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.precision_search import most_precisions_offered, precisions_offered
 from core.inference.controls.precisions import catalogue
 from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 from core.inference.models.model import LoadedModel
@@ -180,8 +180,8 @@ def test_the_search_for_precisions_is_a_bound_for_each_side_that_may_be_in_one()
 
 def test_a_dry_run_that_reads_no_weights_counts_the_search_as_if_they_were_of_16_bits():
     """Precisions of such weights are tried in two arithmetics."""
-    tried = {dtype: len(lower_precision._offered(tiny_model("llama", dtype), ())) for dtype in ("float32", "bfloat16")}
-    counted = {dtype: len(lower_precision._most_offered(tiny_model("llama", dtype))) for dtype in tried}
+    tried = {dtype: len(precisions_offered(tiny_model("llama", dtype), ())) for dtype in ("float32", "bfloat16")}
+    counted = {dtype: len(most_precisions_offered(tiny_model("llama", dtype))) for dtype in tried}
     assert tried["float32"] < tried["bfloat16"] == counted["bfloat16"] == counted["float32"]
 
 

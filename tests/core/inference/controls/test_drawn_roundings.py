@@ -25,12 +25,12 @@ from core.inference.controls.drawn_roundings import (
     sixteen_rows,
 )
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import answering
+from core.inference.controls.lowered_side import answering
 from core.inference.controls.precisions import CACHE, LAYERS, catalogue
 from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
-from core.judging.ladder import BLOCKS
+from core.judging.ladder.structure import BLOCKS
 from core.judging.sixteen_bits import sixteen_test
 from core.runs.file.evidence import FAILED, MISSING, OWN_DTYPE, PASSED
 from tests.core.inference.capture.test_extra_costs import counting

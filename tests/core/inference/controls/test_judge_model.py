@@ -16,7 +16,7 @@ from benchmarks.verdicts.engines import attention, prefill, replaced
 from benchmarks.verdicts.mutations import norm_epsilon_of_layer, scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
-from core.inference.controls import judge_model, judging_session, rounding_floor
+from core.inference.controls import judge_model, judging_session, module_rungs, rounding_floor
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.controls.reordering import reordered
 from core.inference.models import float64
@@ -25,7 +25,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import digests_of
-from core.judging.ladder import Verdict
+from core.judging.ladder.verdict import Verdict
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -650,7 +650,7 @@ def test_a_verdict_stands_where_its_modules_cannot_be_taken_one_at_a_time(small:
     def fails(*_: object) -> None:
         raise RuntimeError("not implemented for 'Double'")
 
-    monkeypatch.setattr(judge_model, "modules_alone", fails)
+    monkeypatch.setattr(module_rungs, "modules_alone", fails)
     verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", scaled_value(1.01)).verdict
     assert verdict.is_bug_suspected
     (row,) = [row for row in verdict.evidence if row.check == Check.ALONE]

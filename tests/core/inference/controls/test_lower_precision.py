@@ -26,17 +26,12 @@ from benchmarks.verdicts.mutations import (
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import SHIPPED, model_named, try_case
-from core.inference.controls import lower_precision, precision_search, precisions
+from core.inference.controls import lowered_in_16_bits, precision_search, precisions
 from core.inference.controls.drawn_roundings import PREFILL, beside_a_precision, sixteen_rows
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import (
-    Lowered,
-    _is_coarser,
-    answering,
-    lowered,
-    ordinals,
-    sixteen_bits_alone,
-)
+from core.inference.controls.lower_precision import lowered, ordinals
+from core.inference.controls.lowered_in_16_bits import _is_coarser, sixteen_bits_alone
+from core.inference.controls.lowered_side import Lowered, answering
 from core.inference.controls.precision_search import PrecisionSearch
 from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision, Stored, catalogue
 from core.inference.controls.rounding_floor import in_float32, rounding_floor, whole_side
@@ -44,8 +39,10 @@ from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.divergence import mean_squares
-from core.judging.ladder import BLOCKS, BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
+from core.judging.ladder.structure import BLOCKS
+from core.judging.ladder.verdict import conclude
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
+from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC
 
 pytestmark = pytest.mark.model
 TWO_AT_ONCE = {
@@ -191,7 +188,7 @@ def test_a_fault_that_an_fp8_cache_would_be_large_enough_for_is_not_made_of_what
         _, (failed,) = sixteen_rows(narrow, prompts, [side], ())
         row, test = beside_a_precision(narrow, prompts, side, (), cache)
     assert failed is not None
-    assert (row.outcome, lower_precision._explains(failed.ratio, test.ratio)) == (PASSED, True)
+    assert (row.outcome, lowered_in_16_bits.explains(failed.ratio, test.ratio)) == (PASSED, True)
     assert test.holds_its_precisions == is_explained
     assert test.held == (pytest.approx(1 if is_explained else 0, abs=0.25),)
 
@@ -489,7 +486,7 @@ def test_places_of_16_bit_values_follow_their_order() -> None:
 def test_a_precision_that_brings_a_fault_just_below_the_limit_of_16_bits_does_not_explain_it(
     before: float, after: float, is_explained: bool
 ) -> None:
-    assert lower_precision._explains(before, after) == is_explained
+    assert lowered_in_16_bits.explains(before, after) == is_explained
 
 
 def test_a_cache_that_is_rounded_after_it_was_read_is_found_under_the_rounding_of_16_bits() -> None:

@@ -28,7 +28,7 @@ from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import divergences_of, side_of
 from core.inference.paths.grammar import Base
 from core.judging.divergence import Divergence, pooled_rms, row_ulp_percentile
-from core.judging.ladder import LARGEST_RATIO_16_BITS
+from core.judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS
 from core.numerics.formats import FORMATS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens

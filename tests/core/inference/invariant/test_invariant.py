@@ -26,8 +26,9 @@ from core.inference.invariant.tiles import FLOAT32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
-from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, Verdict
+from core.judging.ladder.verdict import Verdict
 from core.runs.file.evidence import NOTED, ONE_ORDER, PASSED, Evidence, OneOrderFigures
+from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
 from tests.covering import covering, few, thorough
