@@ -162,7 +162,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _ComparedFiles:
     """Pairs of whole rows, and the header of their run; texts: of its tokens."""
 
     header: RunHeader
@@ -171,13 +171,13 @@ class _Compared:
     classes: list[list[str]]
 
 
-def _compared_run(path: Path, *, must_be_whole: bool) -> _Compared:
+def _compared_run(path: Path, *, must_be_whole: bool) -> _ComparedFiles:
     """Figures of a stored run. must_be_whole: a figure that is lost is an error."""
     with RunReader(path) as run:
         pairs, classes = report_of_run(run)
         if must_be_whole:
             check_measured(run.path.name, pairs)
-        return _Compared(run.header, run.vocabulary, pairs, classes)
+        return _ComparedFiles(run.header, run.vocabulary, pairs, classes)
 
 
 def _compared_dump(
@@ -188,7 +188,7 @@ def _compared_dump(
     *,
     is_quiet: bool,
     is_judged: bool,
-) -> _Compared:
+) -> _ComparedFiles:
     """Figures of dumps, and with is_judged their verdicts; says what is to be known of them."""
     with (
         steps() as say,
@@ -207,10 +207,10 @@ def _compared_dump(
             err.print(f"note: {warning}", markup=False)
         if not is_quiet:
             out.print(f"compute dtype {dump.dtype_reason}", markup=False)
-    return _Compared(header, header.vocabulary, pairs, classes)
+    return _ComparedFiles(header, header.vocabulary, pairs, classes)
 
 
-def _gate(compared: _Compared, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
+def _gate(compared: _ComparedFiles, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
     """Every pair held to every condition, and to the bounds."""
     header = compared.header
     outcomes = [condition.judge(pair) for condition in conditions for pair in compared.pairs]
@@ -221,7 +221,7 @@ def _gate(compared: _Compared, conditions: list[Condition], bounds: Bounds | Non
     return GateReport(tuple(outcomes), header.prompts, compared.texts, tuple(notes))
 
 
-def _print_tables(compared: _Compared, variant: str | None) -> None:
+def _print_tables(compared: _ComparedFiles, variant: str | None) -> None:
     """Pairs, flips and classes on the terminal; variant: whose flips alone."""
     header, classes = compared.header, compared.classes
     out.print(pair_table(compared.pairs, header.compute_dtype, header.rows, header.vocab))

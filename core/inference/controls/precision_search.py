@@ -237,7 +237,7 @@ def precisions_offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fi
 
 
 def most_precisions_offered(loaded: LoadedModel) -> list[Precision]:
-    """What `precisions_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
+    """All that `precisions_offered` may give: whether weights are of 16 bits is not known before they are read."""
     return _in_both(catalogue(loaded))
 
 

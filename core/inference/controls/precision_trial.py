@@ -38,7 +38,7 @@ class PrecisionTrial:
     say: Callable[[str], None]
 
     def run(self, seeds_of_own: Sequence[int]) -> list[Lowered]:
-        """What was found of each side. seeds_of_own: of reorderings in the model's own 16 bits, where the pair fails
+        """Findings on each side. seeds_of_own: of reorderings in the model's own 16 bits, where the pair fails
         too and what explains it in float32 is held as well; none where it does not.
         """
         found = self._settings() or self._precisions()

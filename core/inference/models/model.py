@@ -25,7 +25,7 @@ from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...text import shown, size
 from . import gguf, memory
 from .devices import name_of_device, usable_device
-from .source import Source, names_of, needed_bytes, placed, source_of
+from .source import ModelSource, names_of, needed_bytes, placed, source_of
 from .token_text import token_texts
 from .torch_errors import first_line, foreign_errors_stop, quiet
 from .weights import digest, rounded_parameters
@@ -160,7 +160,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
         raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
     name = str(getattr(model, "name_or_path", "") or type(model).__name__)
     if tokenizer is None and Path(name).is_dir():
-        tokenizer = _tokenizer(name, Source(name, Path(name), None), False)
+        tokenizer = _tokenizer(name, ModelSource(name, Path(name), None), False)
     if model.training:
         raise CaptureError(
             f"a {type(model).__name__} in training mode drops activations at random; call model.eval() first."
@@ -178,7 +178,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
     )
 
 
-def _digest(source: Source, model: PreTrainedModel) -> str:
+def _digest(source: ModelSource, model: PreTrainedModel) -> str:
     """Digest of the files that a model's weights came from."""
     if source.gguf is not None:
         return getattr(model.config, _ORIGIN)["sha256"]
@@ -196,7 +196,7 @@ def _origin(config: Any) -> str:
     return shown(f"dequantised from {kind} of the GGUF {digest_of_file}", 200)
 
 
-def _config(name: str, source: Source, trust_remote_code: bool) -> Any:
+def _config(name: str, source: ModelSource, trust_remote_code: bool) -> Any:
     if source.folder is not None:
         file = source.folder / "config.json"
         if not file.is_file():
@@ -252,7 +252,7 @@ def _check_causal(name: str, config: Any, trust_remote_code: bool) -> None:
         raise CaptureError(f"model '{name}' is a {(declared or [kind])[0]}; expected a causal language model.")
 
 
-def _tokenizer(name: str, source: Source, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
     except Exception as error:
@@ -273,7 +273,7 @@ def _tokenizer(name: str, source: Source, trust_remote_code: bool) -> PreTrained
     return tokenizer
 
 
-def _check_memory(name: str, source: Source, config: Any, dtype: str, device: torch.device) -> None:
+def _check_memory(name: str, source: ModelSource, config: Any, dtype: str, device: torch.device) -> None:
     itemsize = format_named(dtype).itemsize
     needed = needed_bytes(source, config, itemsize)
     if needed is None:
@@ -289,7 +289,7 @@ def _check_memory(name: str, source: Source, config: Any, dtype: str, device: to
             )
 
 
-def _weights(name: str, source: Source, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     # No .to(dtype) afterwards: buffers such as rotary frequencies belong in float32 whatever the weights are.
     target, arguments = getattr(torch, dtype), source.arguments
     first = target
@@ -336,7 +336,7 @@ def _shapes(config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel
     return model
 
 
-def _check_names(name: str, source: Source, model: PreTrainedModel) -> None:
+def _check_names(name: str, source: ModelSource, model: PreTrainedModel) -> None:
     """Refuse a folder whose weights lack some that the model has, as loading them would.
 
     From the names in the files' headers. Where they have names that the model has not, transformers may rename them

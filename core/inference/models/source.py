@@ -1,4 +1,4 @@
-"""Where a model comes from, a folder, a GGUF, a package or the hub, and what that says before the weights are read."""
+"""Origin of a model: a folder, a GGUF, a package or the hub, and what that says before the weights are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HUB_TIMEOUT_SECONDS = 10
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Origin of a model, to be given to from_pretrained, and what is known about it. folder is None for a model still
     on the hub, and for a GGUF.
     """
@@ -42,14 +42,14 @@ class Source:
         return {"revision": self.revision}
 
 
-def source_of(name: str, revision: str | None) -> Source:
+def source_of(name: str, revision: str | None) -> ModelSource:
     if packaged := packaged_folder(name):
-        return Source(place=str(packaged), folder=packaged, revision=None)
+        return ModelSource(place=str(packaged), folder=packaged, revision=None)
     path = Path(name).expanduser()
     if path.is_dir():
-        return Source(place=str(path), folder=path, revision=revision)
+        return ModelSource(place=str(path), folder=path, revision=revision)
     if path.is_file() and gguf.is_gguf(path):
-        return Source(place=str(path), folder=None, revision=None, gguf=gguf.look(path))
+        return ModelSource(place=str(path), folder=None, revision=None, gguf=gguf.look(path))
     if path.exists():
         raise CaptureError(
             f"model '{name}' is a file; expected a folder with config.json and weights, a GGUF, or a hub id."
@@ -58,7 +58,7 @@ def source_of(name: str, revision: str | None) -> Source:
         hub = huggingface_hub.HfApi().model_info(
             name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True
         )
-        return Source(place=name, folder=None, revision=hub.sha, hub=hub)
+        return ModelSource(place=name, folder=None, revision=hub.sha, hub=hub)
     except HFValidationError as error:  # not of the form of a hub id, so it was meant as a folder
         raise CaptureError(
             f"model '{name}': no such folder; expected one with config.json and weights, or a hub id."
@@ -82,7 +82,7 @@ def source_of(name: str, revision: str | None) -> Source:
                 f"model '{name}': no such folder here, and the hub cannot be reached ({first_line(error)}); "
                 "give the path of a model folder, or connect."
             ) from error
-        return Source(place=str(cached), folder=cached, revision=cached.name)
+        return ModelSource(place=str(cached), folder=cached, revision=cached.name)
 
 
 def _cached_folder(name: str, revision: str | None) -> Path | None:
@@ -95,7 +95,7 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
 
 
 @contextmanager
-def placed(source: Source) -> Iterator[Source]:
+def placed(source: ModelSource) -> Iterator[ModelSource]:
     """The source as transformers is given it: a GGUF without what lies beside it."""
     if source.gguf is None:
         yield source
@@ -104,7 +104,7 @@ def placed(source: Source) -> Iterator[Source]:
             yield replace(source, place=place)
 
 
-def needed_bytes(source: Source, config: Any, itemsize: int) -> int | None:
+def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
     """Bytes of the weights in the asked dtype; None where the hub does not say."""
     saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
     if source.gguf is not None:

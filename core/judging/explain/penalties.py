@@ -71,7 +71,7 @@ def penalty(pair: PairRows) -> Iterator[Cause]:
 
 
 def _are_moved(rows: Sequence[RowPair]) -> bool:
-    """Whether the tokens of the text are moved to one side by more than others are, in most rows."""
+    """Test whether the tokens of the text are moved to one side by more than others are, in most rows."""
     seen = moved = 0
     for row in rows:
         affected = _in_text(row)

@@ -68,7 +68,7 @@ def centred(values: Values, has_constant: bool) -> Values:
 
 
 def score(rows: Sequence[RowPair], undo: Undo, has_constant: bool) -> Score | None:
-    """How much of the difference is gone after undoing a hypothesis, None where that is below the bar."""
+    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar."""
     before = after = 0.0
     explained = scored = tokens = 0
     shrunk: list[NDArray[np.bool_]] = []

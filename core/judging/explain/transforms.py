@@ -67,7 +67,7 @@ def constant(pair: PairRows) -> Iterator[Cause]:
 
 
 def _is_normalised(pair: PairRows, side: int) -> bool:
-    """Whether probabilities of a side's complete rows sum to 1."""
+    """True where probabilities of a side's complete rows sum to 1."""
     if not pair.is_full:
         return False
     for prompt, position in pair.places[:8]:

@@ -1,4 +1,4 @@
-"""Where the positions that stand out lie: from where on, to the end, at the boundaries of blocks."""
+"""Places of the positions that stand out: from where on, to the end, at the boundaries of blocks."""
 
 from __future__ import annotations
 
