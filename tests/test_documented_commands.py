@@ -1,5 +1,5 @@
-"""What README and docs tell people to type: it parses, it runs in a fresh shell, page by page, and the first example
-shows what it is said to show; Python too.
+"""What README and docs tell people to type parses, in every fence; bash blocks run in a fresh shell, page by page, and
+the first example shows what it is said to show; Python too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,22 @@ NOT_PASTED = {
     "docs/hosting.md": "sets up a server as root, with nginx and certbot; tests/deploy holds it against the code",
 }
 THOROUGH = (pytest.mark.thorough, pytest.mark.slow, pytest.mark.model)  # half a minute to some minutes a page
+# Pages that show commands outside of a bash block. Those are parsed and not run, and why.
+ONLY_PARSED = {
+    "README.md": "asks a server of the reader's; tests/core/probing runs the same tests against real ones",
+    "docs/engines.md": "needs SGLang; tests/core/engines/test_dumps.py replays such a folder",
+    "docs/executors.md": "needs a cluster of Ray or Slurm; core/sweeps/test_ray_executor.py starts one",
+    "docs/gates.md": "steps of GitHub's runner; a bash block of the page has the like",
+    "docs/object_storage.md": "needs a bucket; tests/core/runs/store has one on loopback",
+    "docs/probe.md": "asks servers of the reader's; tests/core/probing runs the same tests against real ones",
+    "docs/reports/d-live-server.md": "asks the two servers that the report was made with",
+    "docs/reports/e-one-checkpoint-five-engines.md": "needs vLLM in an environment of its own; minutes",
+    "docs/reports/ops-two-cpus.md": "minutes; tests/core/commands/test_ops_command.py measures less",
+    "docs/sweeps.md": "steps of GitHub's runner; a bash block of the page has the like",
+    "docs/upload.md": "names responses of the reader's own server; tests/core/runs/dumps reads recorded ones",
+}
+OURS = (["./ulpscope"], ["ulpscope"])
+MODULES = (["-m", "core"], ["-m", "ulpscope"])
 STRICT = "set -u; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"
 QUICKER = {"docs/gates.md": (pytest.mark.slow,)}  # no model is loaded
 
@@ -38,6 +54,21 @@ QUICKER = {"docs/gates.md": (pytest.mark.slow,)}  # no model is loaded
 def blocks(text: str) -> list[str]:
     """The bash blocks of a page."""
     return re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+
+
+def shown(text: str) -> str:
+    """Our commands in the other fences of a page, one a line: what a reader types elsewhere, with a prompt or as a step
+    of YAML. Where a listing says what `ulpscope` is, two spaces follow the name.
+    """
+    found = []
+    for language, block in re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", text, re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines() if language != "bash" else ():
+            bare = re.sub(r"^\s*(-\s+)?([$>]\s+|run:\s+)?", "", line)
+            if re.match(
+                r"([A-Z_]+=(?!\$\()\S*\s+)*(\w+=\$\()?((\./)?ulpscope|\S*python3? -m (core|ulpscope)) \S", bare
+            ):
+                found.append(bare)
+    return "\n".join(found)
 
 
 def commands(block: str) -> list[list[str]]:
@@ -53,13 +84,13 @@ def commands(block: str) -> list[list[str]]:
                 parts.append([])
             elif parts[-1] or not re.match(r"[A-Z_]+=", part):  # a variable for this command
                 parts[-1].append(part)
-        found += [part for part in parts if part[:1] == ["./ulpscope"] or part[1:3] == ["-m", "core"]]
+        found += [part for part in parts if part[:1] in OURS or part[1:3] in MODULES]
     return found
 
 
 def parsed(command: list[str]) -> None:
     """Refuses what the command line would: a command, an option or a value that it does not know."""
-    arguments = command[1:] if command[0] == "./ulpscope" else command[3:]
+    arguments = command[1:] if command[:1] in OURS else command[3:]
     group = typer.main.get_command(app)
     with group.make_context("ulpscope", arguments, resilient_parsing=False) as context:
         name, made, rest = group.resolve_command(context, [*context._protected_args, *context.args])
@@ -69,7 +100,8 @@ def parsed(command: list[str]) -> None:
 DOCUMENTED = [
     pytest.param(command, id=f"{path.relative_to(ROOT)}: {' '.join(command)[:60]}")
     for path in PAGES
-    for block in blocks(path.read_text(encoding="utf-8"))
+    for text in (path.read_text(encoding="utf-8"),)
+    for block in (*blocks(text), shown(text))
     for command in commands(block)
 ]
 
@@ -85,6 +117,34 @@ def test_every_documented_command_is_one_that_the_command_line_takes(command):
 def test_a_documented_command_that_is_wrong_would_be_found(command):
     with pytest.raises(Exception, match=r"(?i)no such|requires an argument|missing"):
         parsed(shlex.split(command))
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        ("```text\n./ulpscope probe http://a:1 --prompts p.txt --testz rerun\n```\n", "--testz"),
+        ("```\n$ ulpscope compare a.json b.json --fail-onn flips\n```\n", "--fail-onn"),
+        ("```text\n> ULPSCOPE_STORE=s3://b RUN=x ulpscope sweeep sweep.toml\n```\n", "sweeep"),
+        ("1. So:\n\n   ```yaml\n   - run: python -m core sweep s.toml \\\n       --fail-an bug\n   ```\n", "--fail-an"),
+        ("```text\nRUN=$(./ulpscope ingest a.json --naem x)\n```\n", "--naem"),
+    ],
+)
+def test_a_wrong_command_in_any_other_fence_would_be_found_too(planted, fault):
+    (command,) = commands(shown(planted))
+    with pytest.raises(Exception, match=rf"(?i)no such.*{fault}"):
+        parsed(command)
+
+
+def test_what_only_names_the_program_is_no_command():
+    listing = "```text\nulpscope        the command line\nfrom ulpscope_engine import serve\nulpscope\n```\n"
+    assert shown(listing) == ""
+    assert shown("```bash\n./ulpscope list\n```\n") == ""  # which are read, and run, as blocks
+
+
+def test_pages_whose_commands_are_only_parsed_are_known_and_have_a_reason():
+    pages = {str(path.relative_to(ROOT)) for path in PAGES if commands(shown(path.read_text(encoding="utf-8")))}
+    assert pages == set(ONLY_PARSED)
+    assert all(ONLY_PARSED.values())
 
 
 def test_blocks_are_read_as_a_shell_reads_them():
