@@ -6,7 +6,7 @@ from typing import Literal
 import pandas as pd
 import streamlit as st
 
-from app.capture import getting
+from app.capture import PAGE, getting
 from app.capture.form import CaptureForm, split_prompts
 from app.capture.preview import Answer, previews
 from app.capture.recent_models import SHIPPED, recent_models, remember_model
@@ -333,7 +333,7 @@ def stand() -> None:
     st.markdown(counted([job for job in jobs.all() if job.device != GETTING], "capture"))
 
 
-widgets.title("Capture")
+widgets.title(PAGE)
 st.fragment(stand, run_every=2.0)()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")

@@ -16,6 +16,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.components import stepper
 from app.components.code_block import code_block
 from app.hosting.error_details import told
+from app.page import Page
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.kept import note, refusal
@@ -35,7 +36,6 @@ EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("larges
 # Whole numbers with their thousands apart, as the viewer's language has them.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
-OF_CAPTURES = ("KV cache", "Layers", "Kernels", "Remedies")
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
 _ADDRESS = re.compile(
     r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE
@@ -216,16 +216,16 @@ def _new_prompt() -> None:
     st.session_state.pop("position", None)
 
 
-def title(page: str, widths: tuple[float, float] = (5, 1.2)) -> None:
+def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
     """Draw the title of a page and its Definitions: how the page is read, and what each word means."""
     left, right = st.columns(widths, vertical_alignment="bottom")
-    left.title(page)
+    left.title(page.title)
     with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
-        st.markdown(f"#### {page}\n\n{glossary.reading(page)}\n\n{glossary.definitions()}")
+        st.markdown(f"#### {page.title}\n\n{glossary.reading(page.title)}\n\n{glossary.definitions()}")
 
 
 def head(
-    page: str,
+    page: Page,
     view: selection.View | selection.SparseView | None,
     sparse: Callable[[selection.SparseView], None] | None = None,
 ) -> selection.View:
@@ -240,9 +240,9 @@ def head(
     if isinstance(view, selection.SparseView):
         _head_of_sparse(view)
         if sparse is None:
-            needs = "what a capture records" if page in OF_CAPTURES else "whole rows of logits"
+            needs = "what a capture records" if page.shows == "capture" else "whole rows of logits"
             st.info(
-                f"This run holds what engines sent: some tokens of each row, not all. {page} needs {needs}; the"
+                f"This run holds what engines sent: some tokens of each row, not all. {page.title} needs {needs}; the"
                 " Overview, Near ties, Heatmap and Flips pages show what follows from what was sent."
             )
         else:
@@ -402,11 +402,11 @@ def same_capture_with(extra: str, about: Provenance) -> None:
         st.caption(said)
 
 
-def finding(said: str, page: str, label: str, view: selection.View) -> None:
+def finding(said: str, page: Page, view: selection.View) -> None:
     """Draw one line on what another page shows, with a link to it that keeps the selection."""
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(said)
-    right.page_link(PAGES / f"{page}.py", label=label, query_params=address.of(view, page))
+    right.page_link(PAGES / f"{page.name}.py", label=f"{page.title} →", query_params=address.of(view, page.name))
 
 
 def say_complaints() -> None:
