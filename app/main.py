@@ -19,7 +19,7 @@ from app.hosting import page_guard as of_signed_in  # noqa: E402
 from app.hosting.middleware import Gate  # noqa: E402
 from app.navigation import FIRST, GROUPS, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, document, heatmap_window, store_cache, widgets  # noqa: E402
+from app.shell import address, document, heatmap_window, sidebar, store_cache, widgets  # noqa: E402
 from app.shell.selection import View  # noqa: E402
 from app.uploads.maintenance import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
@@ -42,7 +42,7 @@ def draw() -> None:
     widgets.forget_clicks(name)
     links = st.sidebar.container()
     address.adopt(name)
-    view = widgets.sidebar()
+    view = sidebar.draw()
     if isinstance(view, View):
         heatmap_window.settle(view)
     st.session_state["view"] = view
