@@ -11,6 +11,7 @@ if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
 
 import streamlit as st  # noqa: E402  (the path above comes first)
 from starlette.middleware import Middleware  # noqa: E402
+from streamlit import delta_generator  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.components import copy_link, page_links, stepper  # noqa: E402
@@ -27,7 +28,7 @@ from core.errors import UlpscopeError  # noqa: E402
 
 def draw() -> None:
     """Run one viewer's script."""
-    st.set_page_config(page_title="ULPscope", page_icon=str(ROOT / "app" / "shell" / "favicon.png"), layout="wide")
+    st.set_page_config(page_title="ULPscope", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
     pages = [
         st.Page(ROOT / "pages" / f"{page.name}.py", title=page.title, url_path=page.name, default=page.name == FIRST)
@@ -81,5 +82,8 @@ else:
         lifespan=lifespan,
         on_script_error=error_details.on_page,
     )
+    # a warning for whoever runs this file by `python`, who is not here: asking who did takes the first page 0.1 s
+    delta_generator._use_warning_has_been_displayed = True
     gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again
+    gc.enable()
     atexit.register(gc.unfreeze)  # or DuckDB's modules say at the end that they leaked

@@ -30,7 +30,8 @@ from benchmarks.scratch import scratch
 from benchmarks.verdicts.random_models import SHAPES, random_model, random_prompt
 from core.errors import UlpscopeError
 from core.inference.capture.capture import plan_capture, run_capture
-from core.inference.models.model import LoadedModel, usable_device
+from core.inference.models.devices import usable_device
+from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import ignore
 from core.inference.paths.paths import open_path, parse_path
 from core.runs.reader import RunReader

@@ -24,7 +24,8 @@ from core.errors import CaptureError
 from core.inference.capture.throughput import Throughput, throughput
 from core.inference.controls.judging_session import JudgingSession
 from core.inference.invariant.rung import one_order_evidence
-from core.inference.models.model import LoadedModel, load_model, loaded_from, usable_device
+from core.inference.models.devices import usable_device
+from core.inference.models.model import LoadedModel, load_model, loaded_from
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import digests_of, side_of
 from core.runs.file.evidence import OneOrderFigures

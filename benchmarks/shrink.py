@@ -22,7 +22,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import divergences_of, side_of
 from core.judging.divergence import mean_squares
-from core.judging.ladder import ShrinkTest, shrink_test
+from core.judging.ladder.shrink import ShrinkTest, shrink_test
 from core.numerics.formats import format_named
 from core.runs.file.evidence import FAILED, MISSING, PASSED
 

@@ -32,7 +32,7 @@ def measured() -> dict[str, float]:
     from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 
     pool = ThreadPoolExecutor(1)
-    divergence._threads = lambda: pool  # type: ignore[assignment]
+    divergence._threads = lambda: pool
     found = {}
     for fmt in (BFLOAT16, FLOAT16, FLOAT32):
         a, b = pair(fmt, ROWS)
@@ -41,7 +41,8 @@ def measured() -> dict[str, float]:
             x, y = (
                 np.ascontiguousarray(side.ravel()[: (1 << 17) // width * width].reshape(-1, width)) for side in (a, b)
             )
-            found[f"differences, {fmt.name}, {width} wide"] = _least(lambda: differences(x, y, fmt), x.size)  # noqa: B023
+            name = f"differences, {fmt.name}, {width} wide"
+            found[name] = _least(lambda: differences(x, y, fmt), x.size)  # noqa: B023
     return found
 
 

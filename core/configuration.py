@@ -137,7 +137,7 @@ class Probing:
 
 @dataclass(frozen=True)
 class Engines:
-    """Where engines beside transformers are: "NAME=PYTHON", "NAME=PYTHON,ADAPTER.py" for one of one's own, or
+    """Locations of engines beside transformers: "NAME=PYTHON", "NAME=PYTHON,ADAPTER.py" for one of one's own, or
     "NAME=FOLDER" of tensor dumps.
     """
 

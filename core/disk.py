@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -86,6 +87,30 @@ def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0
     """Write a file as `writing` does."""
     with writing(path, is_new=is_new, mode=mode) as file:
         file.write(body)
+
+
+@contextmanager
+def making(path: Path) -> Iterator[Path]:
+    """A place for a file or a folder, for whoever writes by name: it gets the name of `path` once it is whole and on
+    the disk, and leaves nothing behind where it is not. A folder that is there already is not replaced: OSError.
+    """
+    beside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
+    try:
+        yield beside
+        for each in (*beside.rglob("*"), beside):
+            to_disk(each)
+        beside.replace(path)
+    finally:
+        discard(beside)
+
+
+def discard(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; nothing where it cannot be, or is not there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def place_new(path: Path, target: Path) -> None:

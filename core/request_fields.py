@@ -35,7 +35,7 @@ def asked(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a command is asked for, of fields made by `asked`."""
+    """Record that a command is asked by, of fields made by `asked`."""
 
     def words(self) -> list[str]:
         """Words of the command line behind the command's name; what stands at its default is left out."""

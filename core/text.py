@@ -6,6 +6,8 @@ mark names in sentences everywhere.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
@@ -67,6 +69,11 @@ def file_name(name: str, longest: int = 120) -> str:
     return f"{stem.encode()[:room].decode(errors='ignore').rstrip(' .')}{dot}{ending}"
 
 
+def slug(text: str, besides: str = "", longest: int = 60) -> str:
+    """`s3-bucket-runs`: ASCII letters and digits, and `besides`; whatever stands between them is one hyphen."""
+    return re.sub(rf"[^A-Za-z0-9{re.escape(besides)}]+", "-", text).strip("-")[:longest]
+
+
 def plural(count: int, one: str, many: str = "") -> str:
     """`1 flip`, `2,000 flips`; `many` where it is not `one` with an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
@@ -84,6 +91,16 @@ def percent(share: float) -> str:
     return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
+def short_percent(share: float) -> str:
+    """`0.4%`, `9.8%`, `33%`: one decimal place below a tenth."""
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+def floored_percent(share: float) -> str:
+    """Never rounded up: `99.99 %` is not all."""
+    return f"{math.floor(share * 1e4) / 1e2:.2f} %"
+
+
 def out_of(count: int, total: int) -> str:
     """`36,819 of 49,152 (74.9%)`."""
     return f"{count:,} of {total:,} ({percent(count / total)})"
@@ -94,6 +111,11 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None or value != value:
         return "undefined"
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
+
+
+def three_digits(ratio: float) -> str:
+    """`15,300`, `24.1`, `0.532`: three digits that matter, without an exponent below a billion."""
+    return f"{float(f'{ratio:.3g}'):,.0f}" if 1000 <= ratio < 1e9 else f"{ratio:.3g}"
 
 
 def exact(value: float | None) -> str:

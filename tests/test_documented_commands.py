@@ -62,7 +62,7 @@ def parsed(command: list[str]) -> None:
     arguments = command[1:] if command[0] == "./ulpscope" else command[3:]
     group = typer.main.get_command(app)
     with group.make_context("ulpscope", arguments, resilient_parsing=False) as context:
-        name, made, rest = group.resolve_command(context, [*context._protected_args, *context.args])  # type: ignore[attr-defined]
+        name, made, rest = group.resolve_command(context, [*context._protected_args, *context.args])
         made.make_context(name, rest, parent=context)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+import core
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = sorted([README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -132,3 +134,25 @@ def test_a_decision_has_status_context_decision_and_consequences(page):
 def test_a_decision_without_its_consequences_would_be_found():
     text = written(DECISIONS[0])
     assert headings(text.replace("## Consequences", "**Consequences**")) != HEADINGS
+
+
+CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}  # of Keep a Changelog
+
+
+def changelog_faults(text: str, version: str) -> list[str]:
+    """Where a changelog is not in the form of Keep a Changelog, or its newest entry not of this version."""
+    blocks = re.findall(r"^## (.+)$", text, re.M)
+    newest = next((block for block in blocks if block != "[Unreleased]"), "")
+    faults = [] if re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", newest) else [f"newest: {newest}"]
+    return faults + [kind for kind in re.findall(r"^### (.+)$", text, re.M) if kind not in CHANGE_KINDS]
+
+
+def test_the_changelogs_newest_entry_is_of_the_packages_version():
+    assert changelog_faults(written(ROOT / "CHANGELOG.md"), core.__version__) == []
+
+
+def test_a_version_without_its_entry_would_be_found():
+    assert changelog_faults(
+        "# Changelog\n\n## [Unreleased]\n\n### Added (more)\n\n## [0.1.0] - 2026-01-01\n", "0.2.0"
+    ) == ["newest: [0.1.0] - 2026-01-01", "Added (more)"]
+    assert changelog_faults("## [Unreleased]\n\n### Added\n", "0.2.0") == ["newest: "]

@@ -249,9 +249,9 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("core/runs/reader.py", "if TYPE_CHECKING:\n    import torch"),
         ("core/runs/reader.py", "import importlib\nimportlib.import_module('torch.nn')"),
         ("core/runs/reader.py", "__import__('streamlit')"),
-        ("core/judging/ladder.py", "import torch"),
+        ("core/judging/ladder/verdict.py", "import torch"),
         ("core/judging/sixteen_bits.py", "import torch"),
-        ("core/judging/ladder.py", "from core.runs.store.store import Store"),
+        ("core/judging/ladder/verdict.py", "from core.runs.store.store import Store"),
         ("core/commands/capturing.py", "def capture():\n    import torch"),
         ("core/commands/capturing.py", "import core.__main__"),
         ("core/inference/paths/paths.py", "from core.commands.terminal import console"),
@@ -301,7 +301,7 @@ def test_a_planted_import_across_the_rooms_is_caught(path: str, planted: str) ->
         ),
         ("core/__main__.py", "from core.commands import capturing"),
         ("core/commands/capturing.py", "def capture():\n    from core.inference import capture"),
-        ("core/judging/ladder.py", "from core.runs.file.records import Prompt\nimport json"),
+        ("core/judging/ladder/verdict.py", "from core.runs.file.records import Prompt\nimport json"),
         (
             "app/near_ties/charts.py",
             "import plotly.graph_objects as go\nimport streamlit as st\nfrom core.numerics import pyramid",
@@ -439,6 +439,77 @@ def test_a_planted_circle_is_found() -> None:
     imports["core.numerics.kernel"] |= {"core.numerics.divergence"}  # which imports the kernel
     (circle,) = circles_of(imports)
     assert {"core.numerics.kernel", "core.numerics.divergence"} <= set(circle)
+
+
+def classes_of(path: str, source: str) -> list[tuple[str, str]]:
+    """(name, path:line) of every class of a module, those inside of functions and classes too."""
+    nodes = ast.walk(ast.parse(source))
+    return [(node.name, f"{path}:{node.lineno}") for node in nodes if isinstance(node, ast.ClassDef)]
+
+
+def namesakes(classes: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names that more than one class bears, and where they stand."""
+    places: dict[str, list[str]] = {}
+    for name, place in classes:
+        places.setdefault(name, []).append(place)
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def _classes_of_all() -> list[tuple[str, str]]:
+    paths = {path.relative_to(ROOT).as_posix(): path.read_text() for path in _modules()}
+    return [one for path, source in paths.items() for one in classes_of(path, source)]
+
+
+def test_no_two_classes_bear_one_name() -> None:
+    assert namesakes(_classes_of_all()) == {}
+
+
+@pytest.mark.parametrize(
+    "planted", ["class Store:\n    pass", "def f():\n    class Store: ...", "class Outer:\n    class Store: ..."]
+)
+def test_a_planted_namesake_is_found(planted: str) -> None:
+    found = namesakes([*_classes_of_all(), *classes_of("core/numerics/kernel.py", planted)])
+    assert [place.split(":")[0] for place in found["Store"]] == ["core/runs/store/store.py", "core/numerics/kernel.py"]
+
+
+# A first line has a subject and a verb, or names the thing: one that begins like this makes the reader guess.
+RIDDLES = ("What", "How", "Whether", "Which", "Why", "Where", "When", "As", "The same")
+
+
+def riddles_of(path: str, source: str) -> list[str]:
+    """Docstrings of a module that begin as a question does, `path:line: first line` each."""
+    begins = re.compile(rf"({'|'.join(RIDDLES)})\b")
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None and begins.match(text):
+                found.append(f"{path}:{node.body[0].lineno}: {text.splitlines()[0]}")
+    return found
+
+
+def test_a_docstring_begins_with_what_it_is_about() -> None:
+    assert [one for path in _modules() for one in riddles_of(path.relative_to(ROOT).as_posix(), path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        *(f'"""{word} a run keeps of its logits."""' for word in RIDDLES),
+        'class Rows:\n    """What an engine sent."""',
+        'def f():\n    """Whether rows\n    are full.\n    """',
+        'class A:\n    async def f():\n        """\n        The same at each position."""',
+    ],
+)
+def test_a_planted_riddle_is_found(planted: str) -> None:
+    assert len(riddles_of("core/runs/reader.py", planted)) == 1
+
+
+@pytest.mark.parametrize(
+    "sound", ['"""Whatever is left."""', '"""Ask what a server can do."""', "x = 'What a run keeps'"]
+)
+def test_what_is_no_riddle_is_not_called_one(sound: str) -> None:
+    assert riddles_of("core/runs/reader.py", sound) == []
 
 
 def crowded(paths: list[str]) -> dict[str, int]:

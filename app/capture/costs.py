@@ -1,4 +1,4 @@
-"""What a capture would run and take, drawn while its form is being filled in."""
+"""Preview of a capture, drawn while its form is being filled in: its sides, and their costs."""
 
 from __future__ import annotations
 

@@ -164,7 +164,8 @@ def figures(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame
     rows = {}
     for row in headline(compared):
         cells: list[str] = []
-        for one, value, ratio in zip(compared, row["values"], row["ratios"], strict=True):  # type: ignore[call-overload]
+        values, ratios = row["values"], row["ratios"]
+        for one, value, ratio in zip(compared, values, ratios, strict=True):  # type: ignore[call-overload]
             text = _shown(str(row["measure"]), value, one)
             cells.append(text if ratio is None or len(cells) == 0 else f"{text}  ({ratio:.3g}x)")
         rows[str(row["measure"])] = cells

@@ -97,6 +97,26 @@ def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size:
         )
 
 
+def add_floor(
+    figure: go.Figure, x: np.ndarray, floor: np.ndarray, name: str = "rounding floor", **more: object
+) -> None:
+    """Draw a rounding floor as a dotted line; gaps where it is 0, nothing where none was measured."""
+    if not np.isnan(floor).all():
+        line = {"color": QUIET, "width": 1.6, "dash": "dot"}
+        figure.add_scatter(x=x, y=gaps_at_zero(floor), mode="lines", line=line, name=name, hoverinfo="skip", **more)
+        add_lone(figure, x, gaps_at_zero(floor), QUIET, 8)  # behind the pair's, which may be at the same place
+
+
+def add_selected(figure: go.Figure, x: int) -> None:
+    """Draw a line at what is selected."""
+    figure.add_vline(x=x, line={"color": FLIP, "width": 1.5})
+
+
+def every_few(places: list[int], most: int) -> list[int]:
+    """At most so many of the places, evenly apart, from the first on."""
+    return places[:: max(1, -(-len(places) // most))]
+
+
 def gaps_at_zero(values: np.ndarray) -> np.ndarray:
     return np.where(values > 0, values, np.nan)
 

@@ -4,14 +4,68 @@ one side.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from app.components.chart_style import MISMATCH, QUIET, ULPS
+from app.components.chart_style import FLIP, MISMATCH, QUIET, ULPS
 
 _SPARSE = 400  # as many cells are marked with two pixels, more with one: there is no room for two
 _LEVELS = 32  # of the scale, for marks: within half a level no eye tells a mark from the cell it lies in
+
+
+def add_map(
+    figure: go.Figure,
+    borders: np.ndarray,
+    cells: np.ndarray,
+    shade: np.ndarray,
+    bar: dict,
+    *,
+    is_mismatch: np.ndarray,
+    names: np.ndarray,
+    about: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    hovertemplate: str,
+    position: int,
+) -> None:
+    """Draw a map of rows by position, with a mark over the selected position; faint grey where nothing differs.
+
+    cells, shade, is_mismatch: [rows, cells]; cells has NaN where there is no figure, shade also where nothing differs.
+    borders: between cells, in positions. bar: the colour axis. names: of the rows, the hover's text; about(i, j):
+    custom data of the cells at rows i and columns j.
+    """
+    rows = np.arange(len(cells))
+    add_equal(figure, cells, borders, rows)
+    figure.add_heatmap(z=shade, x=borders, y=rows, coloraxis="coloraxis", hoverinfo="skip")
+    i, j = np.nonzero(~np.isnan(cells))
+    # A heatmap takes no click; points do, and a point that is not drawn costs nothing. All cells have one, one of them
+    # is drawn.
+    figure.add_scatter(
+        x=((borders[:-1] + borders[1:]) / 2)[j],
+        y=i,
+        mode="markers",
+        name="cells",
+        text=names[i],
+        customdata=about(i, j),
+        marker={"opacity": 0, "maxdisplayed": 1},
+        selected={"marker": {"opacity": 0}},
+        unselected={"marker": {"opacity": 0}},
+        hovertemplate=hovertemplate,
+    )
+    add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
+    add_mismatch(figure, borders, is_mismatch)
+    figure.add_annotation(  # above the map, not on it: it would cover the first rows
+        x=position,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        text="▼",
+        showarrow=False,
+        font={"color": FLIP, "size": 16},
+        yshift=-3,
+    )
+    figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
 
 
 def add_equal(figure: go.Figure, cells: np.ndarray, x: np.ndarray, y: np.ndarray, **place: int) -> None:

@@ -80,10 +80,6 @@ class ArrayCache:
             self._arrays.move_to_end(key)
         return self._arrays.get(key)
 
-    @property
-    def kept_bytes(self) -> int:
-        return self._bytes
-
 
 _kept = ArrayCache(KEPT_BYTES)
 _limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to the server's event loop

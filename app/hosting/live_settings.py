@@ -22,7 +22,7 @@ _FRESH_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-class _Kept:
+class _LastRead:
     """The configuration as it was a moment ago, and why a newer one is not taken up."""
 
     found: Configuration | None = None
@@ -37,17 +37,17 @@ def now_in_force() -> Configuration:
     A file that is half written, or says what does not hold, leaves the one before. ConfigurationError where there was
     none before.
     """
-    if _Kept.found is None or time.monotonic() > _Kept.until:
+    if _LastRead.found is None or time.monotonic() > _LastRead.until:
         try:
-            _Kept.found, _Kept.complaint = _read(_Kept.found), ""
+            _LastRead.found, _LastRead.complaint = _read(_LastRead.found), ""
         except ConfigurationError as error:
-            if _Kept.found is None:
+            if _LastRead.found is None:
                 raise
-            if str(error) != _Kept.complaint:
+            if str(error) != _LastRead.complaint:
                 _log.error("the configuration stays as it was: %s", error)
-            _Kept.complaint = str(error)
-        _Kept.until = time.monotonic() + _FRESH_SECONDS
-    return _Kept.found
+            _LastRead.complaint = str(error)
+        _LastRead.until = time.monotonic() + _FRESH_SECONDS
+    return _LastRead.found
 
 
 def _read(before: Configuration | None) -> Configuration:
@@ -66,7 +66,7 @@ def _read(before: Configuration | None) -> Configuration:
 
 def forget() -> None:
     """Forget the configuration, as if the process had just started."""
-    _Kept.found, _Kept.complaint = None, ""
+    _LastRead.found, _LastRead.complaint = None, ""
 
 
 class AuthStore:

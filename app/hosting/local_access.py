@@ -35,7 +35,7 @@ _MOST_KEPT = 4096
 _looking = ThreadPoolExecutor(4, "socket-owners")
 
 
-class _Kept:
+class _AccessState:
     """The token that is asked for, if one is, and the connections whose owner was looked up."""
 
     token = ""
@@ -47,14 +47,14 @@ class _Kept:
 
 def ask_for_token() -> str:
     """Ask for a token from now on, until this process ends; the token, which is new."""
-    _Kept.token = secrets.token_urlsafe(32)
-    return _Kept.token
+    _AccessState.token = secrets.token_urlsafe(32)
+    return _AccessState.token
 
 
 def forget() -> None:
     """Forget the token and the connections, as if the process had just started."""
-    _Kept.token = ""
-    _Kept.connections.clear()
+    _AccessState.token = ""
+    _AccessState.connections.clear()
 
 
 async def refusal_of(scope: Scope) -> str | Response | None:
@@ -65,7 +65,7 @@ async def refusal_of(scope: Scope) -> str | Response | None:
         return _ELSEWHERE
     if not await _is_users_own(scope):
         return _ANOTHERS
-    return _without_token(scope) if _Kept.token else None
+    return _without_token(scope) if _AccessState.token else None
 
 
 async def _is_users_own(scope: Scope) -> bool:
@@ -74,15 +74,15 @@ async def _is_users_own(scope: Scope) -> bool:
     server: Any = scope.get("server")
     if not (_is_tcp(client) and _is_tcp(server) and socket_owner.can_be_asked()):
         return True
-    kept = _Kept.connections.get(id(client))
+    kept = _AccessState.connections.get(id(client))
     if kept is not None and kept[0] is client:
         return kept[1]
     is_own = await asyncio.get_running_loop().run_in_executor(
         _looking, socket_owner.is_own, (client[0], client[1]), (server[0], server[1])
     )
-    if len(_Kept.connections) >= _MOST_KEPT:
-        _Kept.connections.clear()
-    _Kept.connections[id(client)] = client, is_own
+    if len(_AccessState.connections) >= _MOST_KEPT:
+        _AccessState.connections.clear()
+    _AccessState.connections[id(client)] = client, is_own
     return is_own
 
 
@@ -110,11 +110,11 @@ def _without_token(scope: Scope) -> str | Response | None:
         answer = RedirectResponse(
             redirects.safe(quote(scope["path"]) + (f"?{kept}" if kept else "")), 303, {"cache-control": "no-store"}
         )
-        answer.set_cookie(name, _Kept.token, path="/", secure=is_https(scope), httponly=True, samesite="lax")
+        answer.set_cookie(name, _AccessState.token, path="/", secure=is_https(scope), httponly=True, samesite="lax")
         return answer
     said = authentication.cookies(headers).get(name, ""), authentication.bearer(headers) or ""
     return None if any(map(_is_token, said)) else _NO_TOKEN
 
 
 def _is_token(said: str) -> bool:
-    return secrets.compare_digest(said.encode("utf-8", "backslashreplace"), _Kept.token.encode())
+    return secrets.compare_digest(said.encode("utf-8", "backslashreplace"), _AccessState.token.encode())

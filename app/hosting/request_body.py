@@ -123,7 +123,7 @@ class _Body:
         await self._send(message)
 
     async def _stands(self) -> bool:
-        """Whether the sender is let in as before; what follows from it otherwise is noted."""
+        """Return whether the sender is let in as before; what follows from it otherwise is noted."""
         if self._at is None:
             return True
         try:

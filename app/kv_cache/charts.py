@@ -7,8 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.components.chart_style import FLIP, KINDS, MISMATCH, ULPS, layout, log_axis
-from app.components.map_cells import add_equal, add_marks, add_mismatch
+from app.components.chart_style import KINDS, MISMATCH, NEAREST_CLICK, ULPS, layout, log_axis
+from app.components.map_cells import add_equal, add_map
 from app.shell.wording import MEASURES
 from core.runs.views.kv_cache import HeadGrid, PositionGrid
 
@@ -53,57 +53,29 @@ def cache_positions(grid: PositionGrid, measure: str, dtype: str, selected: int)
     """
     cells = getattr(grid, measure)
     (shade,), bar = _shades([cells], measure, dtype, len(grid.layers))
-    positions = (grid.edges[:-1] + grid.edges[1:] - 1) / 2
-    layers, places = _names(grid.layers), np.arange(len(grid.layers))
-    figure = go.Figure()
+    layers = _names(grid.layers)
     borders = grid.edges - 0.5  # the last cell may be narrower
-    add_equal(figure, cells, borders, places)
-    figure.add_heatmap(z=shade, x=borders, y=places, coloraxis="coloraxis", hoverinfo="skip")
-    i, j = np.nonzero(~np.isnan(cells))
     where = "position %{x}" if grid.edges[1] - grid.edges[0] == 1 else "positions around %{x:.0f}"
-    # A heatmap takes no click; points do, and a point that is not drawn costs nothing. All cells have one, one of them
-    # is drawn.
-    figure.add_scatter(
-        x=positions[j],
-        y=i,
-        mode="markers",
-        name="cells",
-        text=layers[i],
-        customdata=np.stack([grid.edges[j], cells[i, j]], axis=1),
-        marker={"opacity": 0, "maxdisplayed": 1},
-        selected={"marker": {"opacity": 0}},
-        unselected={"marker": {"opacity": 0}},
-        hovertemplate=(
-            f"layer %{{text}}, {where}: {_HOVER[measure].replace('customdata', 'customdata[1]')}<extra></extra>"
-        ),
+    told = _HOVER[measure].replace("customdata", "customdata[1]")
+    figure = go.Figure()
+    add_map(
+        figure,
+        borders,
+        cells,
+        shade,
+        bar,
+        is_mismatch=grid.is_mismatch,
+        names=layers,
+        about=lambda i, j: np.stack([grid.edges[j], cells[i, j]], axis=1),
+        hovertemplate=f"layer %{{text}}, {where}: {told}<extra></extra>",
+        position=selected,
     )
-    add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
-    add_mismatch(figure, borders, grid.is_mismatch)
-    figure.add_annotation(  # above the map, not on it: it would cover the first layers
-        x=selected,
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        text="▼",
-        showarrow=False,
-        font={"color": FLIP, "size": 16},
-        yshift=-3,
-    )
-    figure.update_xaxes(
-        title="position",
-        showgrid=False,
-        zeroline=False,
-        range=[float(grid.edges[0]) - 0.5, float(grid.edges[-1]) - 0.5],
-    )
+    figure.update_xaxes(title="position", showgrid=False, zeroline=False, range=[float(borders[0]), float(borders[-1])])
     rows = {name: value for name, value in _named(layers, 16).items() if not name.startswith("categor")} | {
         "type": "linear"
     }
     figure.update_yaxes(title="layer", **rows, range=[len(layers) - 0.5, -0.5])
-    figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
-    # A click is not told while dragging draws a box, so dragging zooms. The nearest point is that of the cell under the
-    # pointer.
-    how = {"hovermode": "closest", "hoverdistance": -1, "clickmode": "event+select", "dragmode": "zoom"}
-    return layout(figure, 120 + int(np.clip(22 * len(layers), 130, 480)), showlegend=False, **how)
+    return layout(figure, 120 + int(np.clip(22 * len(layers), 130, 480)), showlegend=False, **NEAREST_CLICK)
 
 
 def over_layers(table: pd.DataFrame, measure: str, dtype: str) -> go.Figure:

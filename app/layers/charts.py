@@ -13,14 +13,16 @@ from app.components.chart_style import (
     NEAREST_CLICK,
     QUIET,
     REFERENCE,
-    ULPS,
+    add_floor,
     add_lone,
+    add_selected,
+    every_few,
     gaps_at_zero,
     inert,
     layout,
     log_axis,
 )
-from app.components.map_cells import add_equal, add_marks, add_mismatch
+from app.components.map_cells import add_map
 from core.runs.views.layers import HEAD, RESIDUAL, LayerGrid, ModuleFigures
 
 MOST_NAMED = 60  # modules whose names fit beside a map
@@ -50,16 +52,7 @@ def module_growth(modules: list[ModuleFigures], selected: str) -> go.Figure:
             figure.add_annotation(
                 x=(first - 1) / 2, y=0.5, yref="paper", text="equal", showarrow=False, font={"color": QUIET}
             )
-    if not np.isnan(floor).all():
-        figure.add_scatter(
-            x=places,
-            y=gaps_at_zero(floor),
-            mode="lines",
-            line={"color": QUIET, "width": 1.4, "dash": "dot"},
-            name="rounding floor",
-            hoverinfo="skip",
-        )
-        add_lone(figure, places, gaps_at_zero(floor), QUIET)
+    add_floor(figure, places, floor)
     figure.add_scatter(
         x=places,
         y=gaps_at_zero(pair),
@@ -87,13 +80,12 @@ def module_growth(modules: list[ModuleFigures], selected: str) -> go.Figure:
         )
     here = next((place for place, each in enumerate(modules) if each.module == selected), None)
     if here is not None:
-        figure.add_vline(x=here, line={"color": FLIP, "width": 1.5})
-    ends = [place for place, each in enumerate(modules) if each.kind == RESIDUAL]
-    step = max(1, -(-len(ends) // 12))
+        add_selected(figure, here)
+    ends = every_few([place for place, each in enumerate(modules) if each.kind == RESIDUAL], 12)
     figure.update_xaxes(
         title="module, as they run; ticks: ends of blocks",
-        tickvals=ends[::step],
-        ticktext=[str(modules[place].block) for place in ends[::step]],
+        tickvals=ends,
+        ticktext=[str(modules[place].block) for place in ends],
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
@@ -120,36 +112,18 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
     shade, bar = _shade(cells, grid.measure)
     figure = go.Figure()
     borders = _borders(grid)
-    places = np.arange(count)
-    add_equal(figure, cells, borders, places)
-    figure.add_heatmap(z=shade, x=borders, y=places, coloraxis="coloraxis", hoverinfo="skip")
-    i, j = np.nonzero(~np.isnan(cells))
     starts = grid.positions[grid.edges[:-1]] if len(grid.positions) else np.zeros(0, np.int64)
-    names = [inert(each.module) for each in grid.modules]
-    # A heatmap takes no click; points do, and a point that is not drawn costs nothing.
-    figure.add_scatter(
-        x=((borders[:-1] + borders[1:]) / 2)[j],
-        y=i,
-        mode="markers",
-        name="cells",
-        text=[names[place] for place in i],
-        customdata=np.stack([i, starts[j], np.where(np.isinf(cells[i, j]), -1, cells[i, j])], axis=1),
-        marker={"opacity": 0, "maxdisplayed": 1},
-        selected={"marker": {"opacity": 0}},
-        unselected={"marker": {"opacity": 0}},
+    add_map(
+        figure,
+        borders,
+        cells,
+        shade,
+        bar,
+        is_mismatch=grid.is_mismatch,
+        names=np.array([inert(each.module) for each in grid.modules], object),
+        about=lambda i, j: np.stack([i, starts[j], np.where(np.isinf(cells[i, j]), -1, cells[i, j])], axis=1),
         hovertemplate=f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[grid.measure]}<extra></extra>",
-    )
-    add_marks(figure, borders, shade, bar["cmin"], bar["cmax"])
-    add_mismatch(figure, borders, grid.is_mismatch)
-    figure.add_annotation(
-        x=position,
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        text="▼",
-        showarrow=False,
-        font={"color": FLIP, "size": 16},
-        yshift=-3,
+        position=position,
     )
     here = next((place for place, each in enumerate(grid.modules) if each.module == selected), None)
     if here is not None:
@@ -164,7 +138,7 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
             xshift=-2,
         )
     named = [place for place, each in enumerate(grid.modules) if count <= MOST_NAMED or each.kind == RESIDUAL]
-    named = named[:: max(1, -(-len(named) // MOST_NAMED))]
+    named = every_few(named, MOST_NAMED)
     figure.update_xaxes(title="position", showgrid=False, zeroline=False, range=[borders[0], borders[-1]])
     figure.update_yaxes(
         showgrid=False,
@@ -181,7 +155,6 @@ def module_map(grid: LayerGrid, selected: str, position: int) -> go.Figure:
             for place in named
         ],
     )
-    figure.update_layout(coloraxis={**bar, "colorscale": ULPS})
     return layout(figure, 110 + int(np.clip(15 * count, 150, 900)), showlegend=False, **NEAREST_CLICK).update_layout(
         margin={"t": 46}
     )
@@ -234,16 +207,7 @@ def module_positions(positions: np.ndarray, rms: np.ndarray, floor: np.ndarray, 
     differs.
     """
     figure = go.Figure()
-    if not np.isnan(floor).all():
-        figure.add_scatter(
-            x=positions,
-            y=gaps_at_zero(floor),
-            mode="lines",
-            line={"color": QUIET, "width": 1.4, "dash": "dot"},
-            name="rounding floor",
-            hoverinfo="skip",
-        )
-        add_lone(figure, positions, gaps_at_zero(floor), QUIET, 8)  # behind the pair's, which may be at the same place
+    add_floor(figure, positions, floor)
     figure.add_scatter(
         x=positions,
         y=gaps_at_zero(rms),
@@ -255,7 +219,7 @@ def module_positions(positions: np.ndarray, rms: np.ndarray, floor: np.ndarray, 
         marker={"size": 4},
     )
     add_lone(figure, positions, gaps_at_zero(rms), REFERENCE, 7)
-    figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
+    add_selected(figure, selected)
     figure.update_xaxes(title="position")
     figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([rms, floor])))
     return layout(figure, 260, **NEAREST_CLICK)

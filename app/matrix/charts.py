@@ -1,4 +1,4 @@
-"""Small multiples of a sweep: how the difference grows over the model's blocks, a panel a place of the matrix."""
+"""Small multiples of a sweep: how the difference grows over the model's blocks, a panel an entry of the matrix."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MOST_TICKS = 3  # of a panel
 
 
 def growth_panels(matrix: Matrix) -> go.Figure:
-    """rms in row ULPs after each block, log, axes in common: of the gravest cell of each place, and dotted of its last
-    good run. A click gives the row and the column of the place.
+    """rms in row ULPs after each block, log, axes in common: of the gravest cell of each entry, and dotted of its last
+    good run. A click gives the row and the column of the entry.
 
     All panels lie side by side on one pair of axes: 48 pairs took a browser a second to draw.
     """
     cells = [
-        (row, column, place.change)
-        for row, places in enumerate(matrix.places)
-        for column, place in enumerate(places)
-        if place.change is not None and place.change.growth
+        (row, column, entry.change)
+        for row, entries in enumerate(matrix.entries)
+        for column, entry in enumerate(entries)
+        if entry.change is not None and entry.change.growth
     ]
     grown = [*(one.growth for *_, one in cells), *(one.before.growth for *_, one in cells if one.before is not None)]
     known = [value for growth in grown for value in growth if value]

@@ -12,7 +12,7 @@ from app.components import plots
 from app.components.code_block import code_block
 from app.matrix import charts
 from app.shell import exports, selection, store_cache, widgets
-from core.sweeps.history import Change, change_of
+from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, RUNNING, KeptPlan, Ledger
 from core.sweeps.matrix import FIGURES, Matrix, filtered, varying
 from core.sweeps.plan import AXES, in_short
@@ -44,9 +44,9 @@ def pick(plans: Sequence[KeptPlan]) -> KeptPlan:
     return names[str(name)]
 
 
-def changes_of(found: Ledger, plan: KeptPlan) -> list[Change]:
+def changes_of(found: Ledger, plan: KeptPlan) -> list[CellChange]:
     """Every cell of a plan beside its last good run; of cells with nothing new the same objects as the last time."""
-    kept: dict[str, Change] = st.session_state.setdefault("matrix_changes", {})
+    kept: dict[str, CellChange] = st.session_state.setdefault("matrix_changes", {})
     changes = []
     for state in found.states(plan.cells):
         change = kept.get(state.cell)
@@ -56,7 +56,7 @@ def changes_of(found: Ledger, plan: KeptPlan) -> list[Change]:
     return changes
 
 
-def axes_of(changes: Sequence[Change]) -> tuple[str, str]:
+def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
     """Draw the choice of the two axes and of the figure."""
     known = varying(changes) + [axis for axis in AXES if axis not in varying(changes)]
     first = {"matrix_rows": known[0], "matrix_columns": known[1]}
@@ -73,7 +73,7 @@ def axes_of(changes: Sequence[Change]) -> tuple[str, str]:
     return str(st.session_state["matrix_rows"]), str(st.session_state["matrix_columns"])
 
 
-def filters(changes: Sequence[Change], axes: tuple[str, str]) -> list[Change]:
+def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellChange]:
     """Draw a filter for each other axis that varies, and return the cells that are left."""
     others = [axis for axis in varying(changes) if axis not in axes]
     wanted = {}
@@ -92,12 +92,12 @@ def _named(axis: str, value: str) -> str:
     return value if value == ANY else shown(in_short(axis, value), 60) or "-"
 
 
-def table(found: Matrix) -> Change | None:
+def table(found: Matrix) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in a panel."""
     columns = [shown(name, 60) for name in found.columns]
     names = [name if columns.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(columns)]
     rows = [
-        [shown(name, 60), *(place.text for place in row)] for name, row in zip(found.rows, found.places, strict=True)
+        [shown(name, 60), *(entry.text for entry in row)] for name, row in zip(found.rows, found.entries, strict=True)
     ]
     height = widgets.table_height(len(rows), _MOST_ROWS)
     picked = widgets.room("matrix", height).dataframe(
@@ -111,11 +111,11 @@ def table(found: Matrix) -> Change | None:
         column_config={"": st.column_config.TextColumn(pinned=True)},
     )
     if (cell := st.session_state.get(_PICKED)) is not None:
-        shown_now = (place.change for row in found.places for place in row if place.change is not None)
+        shown_now = (entry.change for row in found.entries for entry in row if entry.change is not None)
         return next((change for change in shown_now if change.state.cell == cell), None)
     for row, column in picked["selection"]["cells"]:
-        if column in names and row < len(found.places):
-            return found.places[row][names.index(column)].change
+        if column in names and row < len(found.entries):
+            return found.entries[row][names.index(column)].change
     return None
 
 
@@ -133,7 +133,7 @@ def growth(found: Matrix) -> None:
     def pick() -> None:
         row, column = (plots.chosen("matrix_growth", place) for place in (0, 1))
         if row is not None and column is not None and row < len(small.rows) and column < len(small.columns):
-            change = small.places[row][column].change
+            change = small.entries[row][column].change
             st.session_state[_PICKED] = None if change is None else change.state.cell
 
     st.subheader("Growth over layers")
@@ -150,7 +150,7 @@ def growth(found: Matrix) -> None:
     )
 
 
-def cell(change: Change) -> None:
+def cell(change: CellChange) -> None:
     """Draw one cell: what it is, what became of it, and the way to its run."""
     axes, now = change.state.axes, change.now
     where = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
@@ -190,7 +190,7 @@ def _compare(run_id: str, other: str) -> None:
     st.session_state["matrix_to"] = "compare"
 
 
-def exported(changes: Sequence[Change]) -> pd.DataFrame:
+def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Every cell that is shown, with its figures: a row each."""
     rows = []
     for change in changes:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import FLIP, QUIET, REFERENCE, VARIANT, doubling_labels, layout
+from app.components.chart_style import QUIET, REFERENCE, VARIANT, add_selected, doubling_labels, layout
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
@@ -58,7 +58,7 @@ def over_positions(table: pd.DataFrame, column: str, title: str, selected: int) 
             name="flip",
             hovertemplate="flip at %{x}: %{y:.5g}<extra></extra>",
         )
-    figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
+    add_selected(figure, selected)
     figure.update_xaxes(title="position")
     figure.update_yaxes(title=title, exponentformat="power")
     return layout(figure, 260)

@@ -15,12 +15,12 @@ from app.shell import store_cache, widgets
 from app.shell.jobs import PROBING, PromptFile
 from core.configuration import configuration
 from core.errors import UlpscopeError
-from core.probing.plan import DEFAULT, LOAD, MEANINGS, MOST_LOAD, Plan, check_allowed, parsed_tests, told
+from core.probing.plan import DEFAULT_TESTS, LOAD, MEANINGS, MOST_LOAD, Plan, check_allowed, parsed_tests, told
 from core.probing.request import KEY_VARIABLE, ProbeRequest
 from core.text import shown
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
-_TESTS, _LOAD = parsed_tests(DEFAULT)
+_TESTS, _LOAD = parsed_tests(DEFAULT_TESTS)
 FIRST: dict[str, Any] = {
     "probe_url": "",
     "probe_against": "",
@@ -65,8 +65,8 @@ def _ask() -> tuple[ProbeRequest | None, str]:
 
 
 def _fields() -> tuple[ProbeRequest | None, str]:
-    """What is asked, None without an address, and the key, which goes to the job's process alone. UsageError for an
-    address that is none.
+    """Draw the fields and return the request, None without an address, and the key, which goes to the job's process
+    alone. UsageError for an address that is none.
     """
     left, right = st.columns(2)
     url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000").strip()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import streamlit
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 INDEX = Path(streamlit.__file__).parent / "static" / "index.html"
@@ -25,6 +25,7 @@ TOLD = (
     "HOST_CONFIG:{allowedOrigins:[location.origin],useExternalAuthToken:false}}</script>"
 )
 _EARLY_KEYS = f"<script>{Path(__file__).with_name('early_keys.js').read_text(encoding='utf-8')}</script>"
+ICON = Path(__file__).with_name("favicon.png")
 OURS = TOLD + _EARLY_KEYS
 
 
@@ -40,11 +41,19 @@ def document() -> str:
     return f"{before}{head}{OURS if head else ''}{after}"
 
 
+async def _icon(_: Request) -> Response:
+    return FileResponse(ICON)
+
+
 async def _to_root(request: Request) -> Response:
     return RedirectResponse(f"./?{request.url.query}" if request.url.query else "./")
 
 
 def routes(pages: list[str]) -> list[Route]:
-    """Routes of the pages at these addresses; the first stands at the root, where its own address leads."""
+    """Routes of the pages at these addresses and of their icon; the first stands at the root, where its own address
+    leads.
+    """
     first, *others = pages
-    return [*(Route(f"/{page}", _document) for page in ("", *others)), Route(f"/{first}", _to_root)]
+    # set from a page's script, an icon would have a library of images loaded before the first page is drawn
+    icon = Route("/favicon.png", _icon)
+    return [*(Route(f"/{page}", _document) for page in ("", *others)), Route(f"/{first}", _to_root), icon]

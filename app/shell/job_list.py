@@ -34,8 +34,8 @@ def how_it_stands(job: Job) -> str:
 
 
 def counted(jobs: Sequence[Job], what: str) -> str:
-    """How many jobs there are since the server started, and how they stand, in markdown: `**3 captures**: 1 running, 2
-    done.`
+    """Say how many jobs there are since the server started, and how they stand, in markdown: `**3 captures**: 1
+    running, 2 done.`
     """
     if not jobs:
         return f"**No {what}** since this dashboard started."

@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 @dataclass
-class _Kept:
+class _CacheEntry:
     value: Any
     measure: Callable[[Any], int]
     bytes: int
@@ -28,7 +28,7 @@ class MemoryBudget:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()  # the least recently used first
+        self._kept: OrderedDict[Hashable, _CacheEntry] = OrderedDict()  # the least recently used first
         self._lock = threading.Lock()
         self._turns: dict[Hashable, threading.Lock] = {}
 
@@ -57,13 +57,13 @@ class MemoryBudget:
                 self._let_go(key)
         return value
 
-    def _found_or_made(self, key: Hashable, make: Callable[[], Value], measure: Callable[[Value], int]) -> _Kept:
+    def _found_or_made(self, key: Hashable, make: Callable[[], Value], measure: Callable[[Value], int]) -> _CacheEntry:
         with self._lock:
             kept = self._kept.get(key)
         if kept is None:
             value = make()
             self._measure_all_if_many()
-            return _Kept(value, measure, measure(value))
+            return _CacheEntry(value, measure, measure(value))
         kept.bytes = kept.measure(kept.value)
         return kept
 
@@ -103,7 +103,7 @@ class MemoryBudget:
             self._kept.move_to_end(key, last=False)
 
 
-def _is_used_elsewhere(kept: _Kept) -> bool:
+def _is_used_elsewhere(kept: _CacheEntry) -> bool:
     """Return whether anybody holds the value after it was let go of; it is put back then."""
     try:
         reference = weakref.ref(kept.value)

@@ -14,14 +14,15 @@ import streamlit as st
 
 from app import navigation
 from app.hosting import identity
-from app.shell import link, selection
+from app.shell import link
 from app.shell.jobs import Job, Jobs, PromptFile
 from app.shell.memory_budget import MemoryBudget
 from app.shell.once import Once
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
-from core.judging.explain.hypotheses import Cause, causes_of
+from core.judging.explain.hypotheses import causes_of
 from core.judging.explain.rows import rows_of_lists
+from core.judging.explain.scoring import Cause
 from core.judging.explain.stored import causes_of_pair
 from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of
@@ -156,7 +157,7 @@ def cards(*, of_cells: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def unlisted_cells() -> int:
-    """How many runs of sweeps are not among `cards`."""
+    """Number of runs of sweeps that are not among `cards`."""
     count = len(store().cells())
     return count if count > MOST_CELLS else 0
 
@@ -386,8 +387,3 @@ def layer_grid(view: View, measure: str) -> LayerGrid:
 def top(view: View) -> pd.DataFrame:
     """The best tokens of both sides at the selected position; see core.runs.views.elements.top_of_both."""
     return _top(*_stamp(view.run.path), view.pair.index, view.prompt, view.position)
-
-
-def file_stamp(view: View) -> str:
-    """Text that names the run, pair and prompt of a view, with the file and its time of change, for caches."""
-    return f"{selection.stamp(view)} {_stamp(view.run.path)}"

@@ -8,13 +8,15 @@ import plotly.graph_objects as go
 
 from app.components.chart_style import (
     CLICKABLE,
-    FLIP,
     MISMATCH,
     NEAREST_CLICK,
     QUIET,
     REFERENCE,
     add_flips,
+    add_floor,
     add_lone,
+    add_selected,
+    every_few,
     gaps_at_zero,
     inert,
     layout,
@@ -34,16 +36,7 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
         positions = rows["position"].to_numpy(int)
         pair, floor = (rows[name].to_numpy(float) for name in ("pair_rms", "floor_rms"))
         is_first = not figure.data
-        figure.add_scatter(
-            x=positions,
-            y=gaps_at_zero(floor),
-            mode="lines",
-            line={"color": QUIET, "width": 1.6, "dash": "dot"},
-            name="rounding floor",
-            legendgroup="floor",
-            showlegend=is_first,
-            hoverinfo="skip",
-        )
+        add_floor(figure, positions, floor, legendgroup="floor", showlegend=is_first)
         figure.add_scatter(
             x=positions,
             y=gaps_at_zero(pair),
@@ -57,7 +50,6 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
                 f"position %{{x}}, {dtype}<br>pair %{{y:.3g}}, floor %{{customdata[1]:.3g}} logits<extra></extra>"
             ),
         )
-        add_lone(figure, positions, gaps_at_zero(floor), QUIET, 8)
         add_lone(figure, positions, gaps_at_zero(pair), REFERENCE)
         add_flips(figure, positions, pair, flips if dtype == marked_dtype else flips[:0])
         if (floor > 0).any():  # at the end of its lines, where nothing is drawn over it
@@ -70,7 +62,7 @@ def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips:
                 showarrow=False,
                 font={"color": QUIET},
             )
-    figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
+    add_selected(figure, selected)
     figure.update_xaxes(title="position")
     figure.update_yaxes(
         title="rms of the difference, logits", **log_axis(table[["pair_rms", "floor_rms"]].to_numpy(float).ravel())
@@ -119,7 +111,7 @@ def floor_ratio(
                 marker={"color": MISMATCH, "size": 7},
                 hovertemplate="position %{x}: %{y:.4g} times the floor<extra></extra>",
             )
-    figure.add_vline(x=selected, line={"color": FLIP, "width": 1.5})
+    add_selected(figure, selected)
     figure.update_xaxes(title="position")
     figure.update_yaxes(
         title=f"times the floor, {dtype}",
@@ -164,15 +156,7 @@ def over_modules(
     figure = go.Figure()
     places = np.arange(len(names))
     shown = [inert(name) for name in names]
-    figure.add_scatter(
-        x=places,
-        y=gaps_at_zero(floor),
-        mode="lines",
-        line={"color": QUIET, "width": 1.6, "dash": "dot"},
-        name=called[1],
-        hoverinfo="skip",
-    )
-    add_lone(figure, places, gaps_at_zero(floor), QUIET, 8)
+    add_floor(figure, places, floor, name=called[1])
     figure.add_scatter(
         x=places,
         y=gaps_at_zero(pair),
@@ -199,12 +183,11 @@ def over_modules(
             font={"color": MISMATCH},
             xanchor="left" if place < len(names) / 2 else "right",
         )
-    blocks = [place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()]
-    step = max(1, -(-len(blocks) // 12))
+    blocks = every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
     figure.update_xaxes(
         title="module, in the order in which they run; ticks are the ends of blocks",
-        tickvals=blocks[::step],
-        ticktext=[names[place].rpartition(".")[2] for place in blocks[::step]],
+        tickvals=blocks,
+        ticktext=[names[place].rpartition(".")[2] for place in blocks],
     )
     figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
     return layout(figure, 320)

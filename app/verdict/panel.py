@@ -74,7 +74,8 @@ def verdict(view: selection.View) -> None:
     """Draw label and sentence, what judges the run where nothing did, and the ladder in one line."""
     found = finding(view.run, view.pair, view.table)
     with st.container(border=True, key="verdict"):
-        st.badge(found.name, icon=_ICONS.get(found.name), color=wording.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
+        colour = wording.VERDICTS.get(found.name, "gray")
+        st.badge(found.name, icon=_ICONS.get(found.name), color=colour)  # type: ignore[arg-type]
         st.markdown(widgets.marked(wording.opening(found.because), bold=True))
         st.markdown(" ".join(filter(None, [_differing(view), widgets.marked(found.more)])))
     is_upload = view.run.header.provenance.kind == "upload"

@@ -101,7 +101,7 @@ class Viewer:
         page = self._page
         page.evaluate("window.pauses.length = 0")
         page.evaluate(WATCH)
-        act()  # type: ignore[operator]
+        act()
         taken = page.evaluate("window.rerun")
         if taken is None:
             raise RuntimeError(f"{name}: the page did not run again")

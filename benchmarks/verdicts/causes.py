@@ -18,8 +18,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from core.judging.explain.hypotheses import Cause, causes_of
+from core.judging.explain.hypotheses import causes_of
 from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
+from core.judging.explain.scoring import Cause
 from core.numerics.formats import values_of
 from core.runs.reader import RunReader
 from core.runs.sparse.pairing import compare_sides

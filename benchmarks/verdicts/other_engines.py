@@ -23,7 +23,7 @@ import numpy as np
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 from safetensors.numpy import load_file, save_file
 
-from core.engines.process import EngineProcess, Rows
+from core.engines.process import EngineProcess, EngineRows
 from core.engines.registry import described
 from core.inference.controls.judge_model import judge
 from core.inference.models.engine_files import folder_of, gguf_of
@@ -167,7 +167,7 @@ def fed(change: Callable[[Sequence[int]], list[int]]) -> AbstractContextManager[
     """
     run = EngineProcess.run
 
-    def run_changed(process: EngineProcess, ids: Sequence[int]) -> Iterator[Rows]:
+    def run_changed(process: EngineProcess, ids: Sequence[int]) -> Iterator[EngineRows]:
         given = change(ids)
         more = len(given) - len(ids)
         for rows in run(process, given):

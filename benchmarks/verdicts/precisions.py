@@ -26,6 +26,7 @@ from benchmarks.verdicts.mutations import (
     single_precision,
     stored,
 )
+from core.inference.controls.precisions import NF4_LEVELS
 from core.inference.models.model import LoadedModel
 
 Rounding = Callable[[np.ndarray], np.ndarray]
@@ -52,30 +53,8 @@ def eight_bits(rows: np.ndarray) -> np.ndarray:
 
 
 def _nf4(rows: np.ndarray) -> np.ndarray:
-    """Groups of 64 of the matrix read row by row; each value to the nearest of the levels. Dettmers et al., QLoRA
-    (2023), appendix E.
-    """
-    levels = np.array(
-        [
-            -1.0,
-            -0.6961928009986877,
-            -0.5250730514526367,
-            -0.39491748809814453,
-            -0.28444138169288635,
-            -0.18477343022823334,
-            -0.09105003625154495,
-            0.0,
-            0.07958029955625534,
-            0.16093020141124725,
-            0.24611230194568634,
-            0.33791524171829224,
-            0.44070982933044434,
-            0.5626170039176941,
-            0.7229568362236023,
-            1.0,
-        ],
-        rows.dtype,
-    )
+    """Groups of 64 of the matrix read row by row; each value to the nearest of the levels."""
+    levels = np.array(NF4_LEVELS, rows.dtype)
     flat = rows.reshape(-1).copy()
     for start in range(0, len(flat), 64):
         part = flat[start : start + 64]

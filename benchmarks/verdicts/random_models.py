@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from core.inference.models.model import LoadedModel, name_of_device, usable_device
+from core.inference.models.devices import name_of_device, usable_device
+from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 
 TOKENIZER = Path(__file__).parents[2] / "sample_runs" / "model"

@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
-    """Print what a plan would compute and keep, on what, and about how long that takes; beside: of
-    core.inference.capture.extra_costs.BESIDE.
+    """Print what a plan would compute and keep, on what, and about how long that takes; beside: of `kernels`,
+    `remedies` and `judge`.
     """
     from ..inference.capture.costs import costs_of
     from ..inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
-    from ..inference.models.model import devices_here
+    from ..inference.models.devices import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
     stages = stages_of(plan, beside)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 def session_of(plan: CapturePlan) -> JudgingSession:
-    """Session that judging the plan's pairs and trying their remedies share."""
+    """Session that the floor of the modules, judging the plan's pairs and trying their remedies share."""
     from ..inference.controls.judging_session import JudgingSession
 
     return JudgingSession(plan.loaded, plan.token_ids)

@@ -169,10 +169,15 @@ def run_plan(
 
     _check_engines(request, plan)
     with RunWriter(store, plan.header, run_id=run_id) as writer:
-        with keeping(writer, request.keeps_finished) as failure:
-            found = run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
-            failure += found
         session = session_of(plan)
+        is_shared = request.judge or (request.remedies and str(plan.paths[0]) == "prefill")
+        with keeping(writer, request.keeps_finished) as failure:
+            failure += run_capture(
+                plan,
+                writer,
+                lambda step: say(step.side_name, step.rows_done, step.rows_total),
+                session if is_shared else None,
+            )
         if request.kernels:
             failure += watch_kernels(plan, writer, say)
         if request.remedies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,9 @@ from ..judging.ingest import ingest as ingest_dump
 from ..judging.ingest import judged_report_of_dump
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
-from ..runs.file.records import Provenance
+from ..runs.file.records import Provenance, RunHeader
 from ..runs.reader import RunReader
-from ..runs.reports.baseline import bounds_text, hold, read_bounds
+from ..runs.reports.baseline import Bounds, bounds_text, hold, read_bounds
 from ..runs.reports.gate import (
     ALLOWED,
     UNDECIDED,
@@ -123,79 +124,115 @@ def compare(
             )
         _compare_sparse(sparse, conditions, variant, positions, as_json_, junit, markdown)
         return
+    is_gate = bool(conditions) or known_bounds is not None
     if second is None and not Path(first).exists() and _is_run(store, first):
         if compute_dtype or reference or holds:
             raise UsageError(
                 "--compute-dtype, --reference and --holds are for dumps; a stored run keeps those it was stored with."
             )
-        with RunReader(open_store(store).path_of(first)) as run:
-            header, texts = run.header, run.vocabulary
-            pairs, classes = report_of_run(run)
-            if conditions or known_bounds is not None or write_bounds is not None:
-                check_measured(run.path.name, pairs)
+        compared = _compared_run(open_store(store).path_of(first), must_be_whole=is_gate or write_bounds is not None)
     else:
         files = [Path(p) for p in (first, second) if p is not None]
-        with (
-            steps() as say,
-            open_dump(
-                files,
-                compute_dtype=compute_dtype,
-                reference=reference,
-                holds=holds,
-                on_progress=lambda done, total: say("reading", done, total, "bytes"),
-            ) as dump,
-        ):
-            needs_verdict = any(condition.kind == "verdict" for condition in conditions)
-            reported = judged_report_of_dump if needs_verdict else report_of_dump
-            pairs, classes = reported(dump, lambda done, total: say("comparing", done, total))
-            header = dump.header("dump", Provenance(kind="upload"))
-            texts = header.vocabulary
-            for warning in dump.warnings:
-                err.print(f"note: {warning}", markup=False)
-            if not as_json_:
-                out.print(f"compute dtype {dump.dtype_reason}", markup=False)
-    rows, dtype, vocab, prompts = header.rows, header.compute_dtype, header.vocab, len(header.prompts)
+        needs_verdict = any(condition.kind == "verdict" for condition in conditions)
+        compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_, is_judged=needs_verdict)
+    header = compared.header
     report = as_json(
-        pairs,
-        classes,
-        compute_dtype=dtype,
-        rows=rows,
-        vocab=vocab,
-        prompts=prompts,
+        compared.pairs,
+        compared.classes,
+        compute_dtype=header.compute_dtype,
+        rows=header.rows,
+        vocab=header.vocab,
+        prompts=len(header.prompts),
         variant=variant,
         with_positions=positions,
     )
-    gate = None
-    if conditions or known_bounds is not None:
-        outcomes = [condition.judge(pair) for condition in conditions for pair in pairs]
-        notes = gate_notes(pairs)
-        if known_bounds is not None:
-            held, more = hold(known_bounds, pairs, header.prompts, dtype, vocab, slack or 1.0)
-            outcomes, notes = outcomes + held, notes + more
-        gate = GateReport(tuple(outcomes), header.prompts, texts, tuple(notes))
+    gate = _gate(compared, conditions, known_bounds, slack or 1.0) if is_gate else None
+    if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
-        out.print(pair_table(pairs, dtype, rows, vocab))
-        first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
-        for pair in pairs:  # bit-identical variants have the same flips
-            if pair.summary.flips and (pair.variant == variant if variant else pair.variant in first_of_class):
-                out.print(flip_table(pair, texts, prompts > 1))
-        if len(pairs) > 1:
-            out.print(
-                "bit-identical classes: " + "   ".join("{" + ", ".join(group) + "}" for group in classes), markup=False
-            )
+        _print_tables(compared, variant)
     if gate is not None:
         _tell_gate(gate, as_json_)
     if write_bounds is not None:
-        write_whole(write_bounds, bounds_text(pairs, header.prompts, dtype, vocab))
-    if gate is not None and junit is not None:
-        write_whole(junit, junit_text(gate))
-    if gate is not None and markdown is not None:
-        append(markdown, markdown_text(gate))
-    if gate is not None and gate.failed:
-        raise typer.Exit(1)
+        write_whole(write_bounds, bounds_text(compared.pairs, header.prompts, header.compute_dtype, header.vocab))
+    if gate is not None:
+        _end_with(gate, junit, markdown)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Pairs of whole rows, and the header of their run; texts: of its tokens."""
+
+    header: RunHeader
+    texts: dict[int, str]
+    pairs: list[PairReport]
+    classes: list[list[str]]
+
+
+def _compared_run(path: Path, *, must_be_whole: bool) -> _Compared:
+    """Figures of a stored run. must_be_whole: a figure that is lost is an error."""
+    with RunReader(path) as run:
+        pairs, classes = report_of_run(run)
+        if must_be_whole:
+            check_measured(run.path.name, pairs)
+        return _Compared(run.header, run.vocabulary, pairs, classes)
+
+
+def _compared_dump(
+    files: list[Path],
+    compute_dtype: str | None,
+    reference: str | None,
+    holds: str | None,
+    *,
+    is_quiet: bool,
+    is_judged: bool,
+) -> _Compared:
+    """Figures of dumps, and with is_judged their verdicts; says what is to be known of them."""
+    with (
+        steps() as say,
+        open_dump(
+            files,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            holds=holds,
+            on_progress=lambda done, total: say("reading", done, total, "bytes"),
+        ) as dump,
+    ):
+        reported = judged_report_of_dump if is_judged else report_of_dump
+        pairs, classes = reported(dump, lambda done, total: say("comparing", done, total))
+        header = dump.header("dump", Provenance(kind="upload"))
+        for warning in dump.warnings:
+            err.print(f"note: {warning}", markup=False)
+        if not is_quiet:
+            out.print(f"compute dtype {dump.dtype_reason}", markup=False)
+    return _Compared(header, header.vocabulary, pairs, classes)
+
+
+def _gate(compared: _Compared, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
+    """Every pair held to every condition, and to the bounds."""
+    header = compared.header
+    outcomes = [condition.judge(pair) for condition in conditions for pair in compared.pairs]
+    notes = gate_notes(compared.pairs)
+    if bounds is not None:
+        held, more = hold(bounds, compared.pairs, header.prompts, header.compute_dtype, header.vocab, slack)
+        outcomes, notes = outcomes + held, notes + more
+    return GateReport(tuple(outcomes), header.prompts, compared.texts, tuple(notes))
+
+
+def _print_tables(compared: _Compared, variant: str | None) -> None:
+    """Pairs, flips and classes on the terminal; variant: whose flips alone."""
+    header, classes = compared.header, compared.classes
+    out.print(pair_table(compared.pairs, header.compute_dtype, header.rows, header.vocab))
+    first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
+    for pair in compared.pairs:  # bit-identical variants have the same flips
+        if pair.summary.flips and (pair.variant == variant if variant else pair.variant in first_of_class):
+            out.print(flip_table(pair, compared.texts, len(header.prompts) > 1))
+    if len(compared.pairs) > 1:
+        out.print(
+            "bit-identical classes: " + "   ".join("{" + ", ".join(group) + "}" for group in classes), markup=False
+        )
 
 
 def _sparse_pairs(first: str, second: str | None, store: str | Path | None) -> tuple[SparsePair, ...] | None:
@@ -234,6 +271,11 @@ def _compare_sparse(
     if gate is None:
         return
     _tell_gate(gate, as_json_)
+    _end_with(gate, junit, markdown)
+
+
+def _end_with(gate: GateReport, junit: Path | None, markdown: Path | None) -> None:
+    """Write what a gate came to where that is asked for; 1 is the command's status where it failed."""
     if junit is not None:
         write_whole(junit, junit_text(gate))
     if markdown is not None:

@@ -41,7 +41,7 @@ from .terminal.console import (
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
-    from ..inference.generating.search import Found
+    from ..inference.generating.search import SearchResult
 
 
 @takes_request(
@@ -209,7 +209,7 @@ def _keep(plan: CapturePlan, target: Store, say: Tell) -> str:
 
 
 def _tell_found(
-    found: Found,
+    found: SearchResult,
     texts: dict[int, str],
     *,
     given_names: list[str],

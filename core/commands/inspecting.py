@@ -37,7 +37,7 @@ def inspect(
     progress: ProgressOption = "bar",
     as_json_: JsonOption = False,
 ) -> None:
-    """What a dump, responses or a run file is understood as: sides, dtypes, shapes, tokens. Nothing is stored."""
+    """Show how a dump, responses or a run file is understood: sides, dtypes, shapes, tokens. Nothing is stored."""
     check_progress(progress)
     with steps(progress) as tell:
         found = understood(

@@ -139,7 +139,7 @@ def _plan(
     seed: int,
 ) -> ProbePlan:
     """Plan a run of probes: everything checked, nothing probed yet."""
-    from ..inference.models.model import usable_device
+    from ..inference.models.devices import usable_device
     from ..inference.ops.of_model import linear_operations
     from ..inference.ops.operations import OPERATIONS
     from ..inference.ops.probing import ProbePlan, probes_of
@@ -172,7 +172,7 @@ def _probed(plan: ProbePlan, say: Tell) -> list[OpRow]:
 
 def _header(plan: ProbePlan, rows: Sequence[OpRow], name: str | None, model: str | None) -> OpsHeader:
     """Header of a run of probes; its note says so where the run ended early."""
-    from ..inference.models.model import name_of_device
+    from ..inference.models.devices import name_of_device
     from ..inference.ops.probing import machine_settings
 
     chip = name_of_device(plan.device)

@@ -35,7 +35,7 @@ _WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
 
 @dataclass(frozen=True)
-class Rows:
+class EngineRows:
     """Logits of a prompt from position `start` on, or where `module` names one, what that put out. bits: [positions,
     features], unsigned carriers of `dtype`.
     """
@@ -107,7 +107,7 @@ class EngineProcess:
             raise self._fault(f"says of its vocabulary {shown(said.get('vocab'))}; expected its number of tokens")
         return said
 
-    def run(self, ids: Sequence[int]) -> Iterator[Rows]:
+    def run(self, ids: Sequence[int]) -> Iterator[EngineRows]:
         """Have one prompt computed; its rows, and those of its modules, as they come."""
         self._send({"type": "run", "ids": list(ids)})
         while True:
@@ -116,7 +116,7 @@ class EngineProcess:
                 return
             yield self._rows(head, payload)
 
-    def _rows(self, head: Mapping[str, Any], payload: bytes) -> Rows:
+    def _rows(self, head: Mapping[str, Any], payload: bytes) -> EngineRows:
         dtype, shape, start = head.get("dtype"), head.get("shape"), head.get("start")
         is_shape = isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
         if not isinstance(dtype, str) or dtype not in CARRIERS or not is_shape or not isinstance(start, int):
@@ -126,7 +126,7 @@ class EngineProcess:
         if len(payload) != shape[0] * shape[1] * carrier.itemsize:
             raise self._fault(f"sent {len(payload)} bytes for {shape} of {dtype}")
         module = str(head.get("name", "")) if head["type"] == "module" else ""
-        return Rows(start, dtype, np.frombuffer(payload, carrier).reshape(shape), module)
+        return EngineRows(start, dtype, np.frombuffer(payload, carrier).reshape(shape), module)
 
     def _send(self, head: Mapping[str, Any]) -> None:
         text = json.dumps(head).encode()

@@ -23,8 +23,8 @@ _RUNNING = 2  # processes that are kept, one a side
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an engine is: the interpreter that has it, the adapter that it runs, and the folder that it replays, ""
+class EngineLocation:
+    """Location of an engine: the interpreter that has it, the adapter that it runs, and the folder that it replays, ""
     where it computes.
     """
 
@@ -50,8 +50,8 @@ ADAPTER_OF = {
     "transformers": "adapter_transformers.py",
 }
 _OF_DUMPS = "adapter_dump.py"
-_given: dict[str, Place] = {}
-_described: dict[tuple[str, Place], EngineDescription] = {}
+_given: dict[str, EngineLocation] = {}
+_described: dict[tuple[str, EngineLocation], EngineDescription] = {}
 _running: OrderedDict[tuple[Any, ...], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
 _lock = threading.RLock()
 
@@ -67,7 +67,7 @@ def use(text: str) -> None:
     of them.
     """
     name, where = _apart(text)
-    _given[name] = _place(name, where)
+    _given[name] = _location(name, where)
 
 
 def _apart(text: str) -> tuple[str, str]:
@@ -89,7 +89,7 @@ def use_all(given: Sequence[str] | None) -> None:
         use(text)
 
 
-def place_of(name: str) -> Place:
+def location_of(name: str) -> EngineLocation:
     """Interpreter and adapter of an engine: as given, as the environment or the configuration says, else this
     Python.
     """
@@ -97,17 +97,17 @@ def place_of(name: str) -> Place:
         return _given[name]
     where = os.environ.get(VARIABLE + name.upper()) or _configured().get(name)
     if where:
-        return _place(name, where)
+        return _location(name, where)
     if name not in ADAPTER_OF:
         raise UsageError(
             f"no engine '{name}'; known are {joined(names())}, and --engine {name}=PYTHON,ADAPTER.py adds one."
         )
-    return Place(sys.executable, ADAPTERS / ADAPTER_OF[name])
+    return EngineLocation(sys.executable, ADAPTERS / ADAPTER_OF[name])
 
 
-def _place(name: str, where: str) -> Place:
+def _location(name: str, where: str) -> EngineLocation:
     if Path(where.strip()).is_dir():
-        return Place(sys.executable, ADAPTERS / _OF_DUMPS, str(Path(where.strip()).resolve()))
+        return EngineLocation(sys.executable, ADAPTERS / _OF_DUMPS, str(Path(where.strip()).resolve()))
     python, comma, adapter = where.strip().partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
@@ -116,27 +116,27 @@ def _place(name: str, where: str) -> Place:
     file = Path(adapter) if comma else ADAPTERS / ADAPTER_OF[name]
     if not file.is_file():
         raise UsageError(f"--engine {name}: there is no adapter {file}.")
-    return Place(python, file.resolve())
+    return EngineLocation(python, file.resolve())
 
 
 def described(name: str) -> EngineDescription:
-    """What an engine can do, from its adapter, which imports nothing large for it. One that is not here is asked anew
-    each time: it may be installed while the dashboard is open.
+    """Capabilities of an engine, from its adapter, which imports nothing large for it. One that is not here is asked
+    anew each time: it may be installed while the dashboard is open.
     """
-    place = place_of(name)
-    if (name, place) not in _described:
-        with place.start(name, quiet_seconds=60) as process:
+    location = location_of(name)
+    if (name, location) not in _described:
+        with location.start(name, quiet_seconds=60) as process:
             about = EngineDescription.of(name, process.hello)
         if not about.is_here:
             return about
-        _described[name, place] = about
-    return _described[name, place]
+        _described[name, location] = about
+    return _described[name, location]
 
 
 def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[str, Any]]:
     """Process that has loaded what the request says, kept for the next prompt; with what it said of it."""
-    place = place_of(name)
-    key = (name, place, _frozen(request))
+    location = location_of(name)
+    key = (name, location, _frozen(request))
     with _lock:
         found = _running.pop(key, None)
         if found is not None and not found[0].has_ended:
@@ -144,7 +144,7 @@ def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[
             return found
         while len(_running) >= _RUNNING:
             _running.popitem(last=False)[1][0].end()
-        process = place.start(name)
+        process = location.start(name)
         try:
             EngineDescription.of(name, process.hello)
             said = process.load(request)
@@ -182,7 +182,7 @@ def listed() -> list[dict[str, Any]]:
                     "engine": about.engine,
                     "version": about.version,
                     "is_here": about.is_here,
-                    "python": place_of(name).python,
+                    "python": location_of(name).python,
                     "bases": about.shown("base"),
                     "modifiers": about.shown("modifier"),
                     "dtypes": list(about.dtypes),

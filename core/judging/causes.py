@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..numerics.formats import FloatFormat, values_of
 from ..runs.file.evidence import NOTED, Check, Evidence, TemperatureFigures
 from ..runs.file.records import RunHeader
-from .ladder import three_digits
+from ..text import floored_percent, three_digits
 
 _ROWS = 256  # of a side that are kept, evenly spread, and as many tokens of each as make _ELEMENTS
 _ELEMENTS, _ELEMENTS_TOGETHER = 1 << 17, 1 << 24
@@ -167,13 +167,8 @@ def _row(header: RunHeader, side: int, found: Temperature | None) -> list[Eviden
     says = (
         f"The logits of '{names[1]}' are {found.factor:.3g} times those of '{names[0]}'{constant}{where}, as a"
         f" temperature of {1 / found.factor:.2f} makes them (or of {found.factor:.2f} on '{names[0]}'); it explains"
-        f" {_share(found.explained)} of the squared difference and leaves {found.left_rms:.3g} logits (rms),"
+        f" {floored_percent(found.explained)} of the squared difference and leaves {found.left_rms:.3g} logits (rms),"
         f" {three_digits(found.left_grids)} times what rounding to {header.compute_dtype} leaves."
     )
     control = "one factor for all logits, fitted at every other position, at those between"
     return [Evidence(Check.TEMPERATURE, control, figures, NOTED, says)]
-
-
-def _share(share: float) -> str:
-    """Never rounded up: `99.99 %` is not all."""
-    return f"{math.floor(share * 1e4) / 1e2:.2f} %"

@@ -42,12 +42,6 @@ class Divergence:
         return means(self.squares, self.elements)
 
     @property
-    def rms_by_position(self) -> NDArray[np.float64]:
-        """rms in logits; NaN where no element is finite on both sides. [positions]"""
-        with np.errstate(invalid="ignore"):
-            return np.sqrt(self.squares / self.elements)
-
-    @property
     def rms(self) -> float:
         """rms over all elements, in logits."""
         return pooled_rms([self])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,44 +31,23 @@ from ..runs.file.evidence import (
     NarrowingFigures,
     OnlyInFloat32Figures,
     OtherPromptsFigures,
-    PairFigures,
     RerunFigures,
     ShrinkFigures,
     Unmeasured,
 )
-from ..runs.file.records import FloorRows, Generation, RunHeader
+from ..runs.file.records import BUG_SUSPECTED, NONDETERMINISTIC, UNDECIDED, FloorRows, Generation, RunHeader
 from ..runs.revision import PairVerdict
+from ..text import three_digits
 from .divergence import Divergence
-from .ladder import (
-    BUG_SUSPECTED,
-    LARGEST_RATIO_16_BITS,
-    NONDETERMINISTIC,
-    SHRINKS_LIKE_ROUNDING,
-    SHRINKS_TOO_MUCH,
-    UNDECIDED,
-    FloorTest,
-    Ladder,
-    conclude,
-    floor_test,
-    place_in_words,
-    shrink_test,
-    symmetry_evidence,
-    three_digits,
-)
+from .ladder.ladder import Ladder
+from .ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest
+from .ladder.places import place_in_words
+from .ladder.shrink import SHRINKS_LIKE_ROUNDING, SHRINKS_TOO_MUCH, shrink_test
+from .ladder.verdict import conclude
 from .sixteen_bits import of_neither_side
-from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls, Ways
+from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls
+from .uploaded_floor import earlier_model_floor, usable_floor, ways_in_words
 from .validity import not_finite, not_finite_of, sampling, structure
-
-FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
-# An uploaded floor that holds the fault itself would make rounding of it. docs/upload.md has what real ways reached.
-WIDEST_FLOOR = 8.0  # the two ways furthest apart over the two nearest; real ones reach 5.5
-UNEVEN_FLOOR = 50.0  # the same at one position; real ones reach 21
-OTHER_WAY = 0.75  # of positions at which two ways must differ to be two
-MOVING_FLOOR = 0.9  # of positions that two ways must move
-FLOOR_OF_SPREAD = 1e-4  # of what logits vary by over the vocabulary; rounding in float32 reaches 4e-6 in 30 layers
-FLOOR_SHRINKS = (
-    0.02  # of what the precisions differ by, from rounding in 16 bits to the floor; real ones shrink by 0.19 and more
-)
 
 
 def judge_upload(
@@ -254,8 +232,8 @@ class _DumpLadder(Ladder):
         found, maps, whose, beside = None, 0, "the uploaded rounding floor", ""
         percentile = None  # of a floor in the dtype of the dump
         if controls.floor is not None:
-            found, doubt = _usable(header, controls.floor, controls, before)
-            beside = _in_words(controls.floor)
+            found, doubt = usable_floor(header, controls.floor, controls, before)
+            beside = ways_in_words(controls.floor)
             if found is None:
                 says = f"{doubt} It is left aside."
                 rows.append(Evidence(Check.UPLOADED_FLOOR, f"{control}, beside {beside}", Unmeasured(), NOTED, says))
@@ -264,7 +242,7 @@ class _DumpLadder(Ladder):
             percentile = controls.model.floor_row_ulps if is_wide else None
             whose = "this model's own rounding floor"
             beside = f"{len(found)} reorderings of every linear map of {controls.model.name}"
-        elif found is None and (earlier := _earlier_model_floor(before)) is not None:
+        elif found is None and (earlier := earlier_model_floor(before)) is not None:
             found, maps = earlier
             whose, beside = "this model's own rounding floor", "the model's own floor, of an earlier verdict"
         if found is not None and found.mean() > 0:
@@ -415,7 +393,7 @@ class _DumpLadder(Ladder):
         if all(name in model.errors for name in names):
             control = f"both sides as uploaded against {model.name} in float64"
             errors = (model.errors[names[0]], model.errors[names[1]])
-            self.evidence.append(symmetry_evidence(control, names, errors))
+            self.from_float64(control, errors)
 
     def _lowered(self, model: ModelControls, far: dict[str, float]) -> tuple[list[Evidence], list[str]]:
         """(rows on the lower precisions of this pair's sides, names of those that are no rounding of the model).
@@ -504,150 +482,3 @@ def _ways_out(header: RunHeader, controls: Controls, run_id: str) -> str:
     if "model" not in controls.given and all(prompt.token_ids for prompt in header.prompts):
         ways.append(f"{'Or the' if ways else 'The'} model, where it is at hand: `{command} --model MODEL`.")
     return " ".join(ways) or "No other control is left to ask for: it stays undecided."
-
-
-def _in_words(ways: Ways) -> str:
-    """`the uploaded floor: 'a', 'b', 'c' ('d' is 'a' bit for bit and does not count)`."""
-    same = ", ".join(f"'{name}' is '{first}'" for name, first in ways.same)
-    count = "does" if len(ways.same) == 1 else "do"
-    return (
-        "the uploaded floor: "
-        + ", ".join(f"'{way}'" for way in ways.names)
-        + (f" ({same} bit for bit and {count} not count)" if same else "")
-    )
-
-
-def _usable(
-    header: RunHeader, ways: Ways, controls: Controls, before: PairVerdict | None
-) -> tuple[NDArray[np.float64] | None, str]:
-    """(the floor, with positions that its ways leave alone at the height of the median one; None and why it decides
-    nothing)
-
-    A floor in which the fault is itself would make rounding of it, so its ways are held against one another, against
-    what float32 can round, and against the model's own floor where that is known.
-    """
-    floor = ways.squares
-    if ways.start.mean() > FLOOR_START**2 * floor.mean():
-        far = three_digits(float(np.sqrt(ways.start.mean() / floor.mean())))
-        return (
-            None,
-            (
-                f"The uploaded floor is not of this pair: its first side is {far} times as far from the reference in"
-                " float32 as its ways are from each other."
-            ),
-        )
-    moves = (floor > 0).sum(axis=0) >= 2
-    if moves.mean() < MOVING_FLOOR:
-        return (
-            None,
-            (
-                f"The uploaded floor is too narrow: two of its ways differ at only {moves.mean():.0%} of the positions;"
-                " bring ways that reorder every sum, such as other batch sizes of decoding or another attention kernel."
-            ),
-        )
-    doubt = (
-        _of_two_kinds(header, ways)
-        or _beyond_float32(header, ways, controls)
-        or _beyond_the_model(ways, controls, before)
-    )
-    if doubt:
-        return None, doubt
-    filled = floor.copy()
-    filled[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
-    return filled, ""
-
-
-def _of_two_kinds(header: RunHeader, ways: Ways) -> str:
-    """Reason why the ways are not of one spread; '' where they are. Where a way holds a fault, it is as far from the
-    sound ones as the fault is large.
-    """
-    apart = {two: float(np.sqrt(squares.mean())) for two, squares in ways.between.items()}
-    other = {two for two, squares in ways.between.items() if (squares > 0).mean() >= OTHER_WAY}
-    if not any({(a, b), (a, c), (b, c)} <= other for a, b, c in combinations(ways.names, 3)):
-        return (
-            f"No three ways of the uploaded floor differ from one another at {OTHER_WAY:.0%} of the positions: they are"
-            " nearly the same way."
-        )
-    near = min(other, key=apart.__getitem__)
-    far = max(apart, key=apart.__getitem__)
-    if apart[far] > WIDEST_FLOOR * apart[near]:
-        return (
-            f"The ways of the uploaded floor are of two kinds: '{far[0]}' and '{far[1]}' are"
-            f" {three_digits(apart[far] / apart[near])} times as far apart as '{near[0]}' and '{near[1]}', where orders"
-            f" of summation agree to {WIDEST_FLOOR:g}. One of them is no mere reordering, or one hardly reorders."
-        )
-    widest = np.max(list(ways.between.values()), axis=0)
-    moving = np.stack([np.where(ways.between[two] > 0, ways.between[two], np.inf) for two in other])
-    narrowest = moving.min(axis=0)
-    uneven = np.sqrt(np.divide(widest, narrowest, out=np.zeros_like(widest), where=np.isfinite(narrowest)))
-    row = int(np.argmax(uneven))
-    if uneven[row] <= UNEVEN_FLOOR:
-        return ""
-    return (
-        f"The ways of the uploaded floor disagree at {place_in_words(row, _lengths(header))}: two of them are"
-        f" {three_digits(uneven[row])} times as far apart there as two others, where orders of summation agree to"
-        f" {UNEVEN_FLOOR:g}. One of them does something else there."
-    )
-
-
-def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
-    """Reason why this is wider than rounding in float32; '' where it is not. Rounding shrinks with the precision, and
-    ways with a fault each do not.
-    """
-    narrow = controls.narrowing.get(header.sides[0].name)
-    rms = float(np.sqrt(ways.squares.mean()))
-    if narrow is None:
-        if rms <= FLOOR_OF_SPREAD * ways.spread:
-            return ""
-        return (
-            f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart,"
-            f" {rms / ways.spread:.2g} of what logits vary by over the vocabulary, where rounding stays below"
-            f" {FLOOR_OF_SPREAD:g}. They do not differ by rounding alone."
-        )
-    full = 2.0 ** (FLOAT32_FORMAT.mantissa_bits - header.format.mantissa_bits)
-    times = float(np.sqrt(narrow.mean())) / rms
-    if times >= FLOOR_SHRINKS * full:
-        return ""
-    return (
-        f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart,"
-        f" {three_digits(times)} times less than what rounding to {header.compute_dtype} does to"
-        f" '{header.sides[0].name}', where float32 is {full:,.0f} times finer. They do not differ by rounding alone."
-    )
-
-
-def _beyond_the_model(ways: Ways, controls: Controls, before: PairVerdict | None) -> str:
-    """Reason why a way fails the test that a pair on trial has to pass, against the model's own floor, of now or of
-    earlier; '' where none does.
-    """
-    earlier = _earlier_model_floor(before)
-    known = controls.model.float32 if controls.model is not None else earlier[0] if earlier is not None else None
-    if known is None:
-        return ""
-    for name, squares in zip(ways.names[1:], ways.squares, strict=True):
-        test = floor_test(squares, known)
-        if not test.is_passed:
-            far = max(test.ratio, test.worst if len(test.outliers) else 0.0)
-            return (
-                f"The uploaded floor is not this model's: '{name}' is up to {three_digits(far)} times the model's own"
-                f" rounding floor away from '{ways.names[0]}', and another way to compute the same stays below"
-                f" {test.largest_ratio:g}."
-            )
-    return ""
-
-
-def _earlier_model_floor(before: PairVerdict | None) -> tuple[NDArray[np.float64], int] | None:
-    """(mean squares of the model's floor in float32 that an earlier verdict of the pair rested on, as two reorderings
-    alike [2, positions]; linear maps that were reordered)
-    """
-    if before is None:
-        return None
-    decided = [row.figures for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
-    kept = next((each for each in before.floors if each.compute_dtype == "float32"), None)
-    last = decided[-1] if decided else None
-    if kept is None or not isinstance(last, PairFigures) or last.linear_maps is None:
-        return None
-    return np.stack([kept.floor_rms**2] * 2), last.linear_maps
-
-
-def _lengths(header: RunHeader) -> list[int]:
-    return [prompt.positions for prompt in header.prompts]

@@ -17,10 +17,11 @@ from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETER
 from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
-from ..text import number, out_of
-from .explain.hypotheses import Cause, causes_of
+from ..text import number, out_of, three_digits
+from .explain.hypotheses import causes_of
 from .explain.rows import rows_of_lists
-from .ladder import LARGEST_RATIO, three_digits
+from .explain.scoring import Cause
+from .ladder.noise_ratio import LARGEST_RATIO
 
 LARGEST_AT_ONE = 10.0  # floors at one position: of twenty tokens a mean square varies more than of a vocabulary
 FAR_FROM_MODEL = 10.0  # floors that engines in one dtype are apart at most
@@ -94,7 +95,7 @@ class ListFloor:
 
     @property
     def of_positions(self) -> NDArray[np.float64]:
-        """The same at each position, over the floor there or the middle one, whichever is larger."""
+        """Ratio at each position, over the floor there or the middle one, whichever is larger."""
         least = float(np.median(self.floor))
         return np.sqrt(self.apart / np.maximum(np.maximum(self.floor, least), 1e-300))
 
@@ -255,14 +256,14 @@ def _other_inputs(pair: SparsePair) -> tuple[str, str] | None:
 
 
 def _differs(pair: SparsePair) -> bool:
-    """Whether anything that was sent differs: a value, a best token, or the text."""
+    """Return whether anything that was sent differs: a value, a best token, or the text."""
     return bool(pair.differing) or any(
         place.figures.is_flip or place.reference_chosen != place.variant_chosen for place in pair.positions
     )
 
 
 def _texts_differ(reference: SparseSide, variant: SparseSide) -> bool:
-    """Whether an answer reads otherwise: one that ended earlier has no other value."""
+    """Return whether an answer reads otherwise: one that ended earlier has no other value."""
     both = zip(reference.responses, variant.responses, strict=True)
     return any(one.text != other.text for one, other in both)
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runs.file.evidence import NOTED, PASSED, AloneFigures, Check, Evidence, ModulesFigures
-from ..text import joined, plural
-from .ladder import FloorTest, three_digits
+from ..text import joined, plural, three_digits
+from .ladder.noise_ratio import FloorTest
 
 LARGEST_ALONE = 10.0  # times a module's own rounding; docs/verdict_calibration.md has what was measured
 _BLOCK = re.compile(r"\.\d+(?=\.|$)")

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..numerics.elementary import exp, log
 from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, DrawnFigures, Evidence
-from .ladder import BLOCKS, FALSE_ALARM, place_in_words, three_digits
+from ..text import three_digits
+from .ladder.noise_ratio import FALSE_ALARM
+from .ladder.places import place_in_words
+from .ladder.structure import BLOCKS
 
 # Of the rounding drawn anew; benchmarks/verdicts/sixteen.py has the trial. An engine may round more often than the
 # model does (partial sums of ranks, unfused kernels), and less.

@@ -6,7 +6,7 @@ takes a control.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UsageError
 from ..numerics.formats import values_of
 from ..runs.dumps.source_dtype import are_log_probabilities
 from ..runs.figures import Figures
@@ -25,6 +26,7 @@ from ..runs.file.evidence import (
     Evidence,
     LogsumexpFigures,
     NumbersFigures,
+    SamplerFigures,
     ShapesFigures,
     ShiftFigures,
     TruncationFigures,
@@ -32,7 +34,9 @@ from ..runs.file.evidence import (
 from ..runs.file.records import Generation, RunHeader
 from .causes import Sample, causes_of
 from .constant_rows import Filling
-from .ladder import BLOCKS, NotFinite, place_in_words, sampler_evidence, structure_of
+from .ladder.nonfinite import NotFinite
+from .ladder.places import place_in_words
+from .ladder.structure import BLOCKS, structure_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -341,6 +345,37 @@ def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, E
             places[wrong[0]] = place_in_words(int(rows[wrong[0]]), lengths)
         found[side] = sampler_evidence(tokens.tolist(), allowed, header.sides[side].name, places)
     return found
+
+
+def sampler_evidence(
+    tokens: Sequence[int],
+    argmaxes: Sequence[int | Collection[int]],
+    side: str | None = None,
+    places: Sequence[str] = (),
+) -> Evidence:
+    """Evidence on whether each emitted token is the argmax of the logits it was chosen from. Right logits and a wrong
+    token are a fault of the sampler.
+
+    tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token
+    id, or all ids that share the largest logit where the sampler may take any of them; side: its name; places: each
+    token's position in words, if it is not its index.
+    """
+    if len(tokens) != len(argmaxes):
+        raise UsageError(f"{len(tokens)} emitted tokens against {len(argmaxes)} argmaxes; expected one for each.")
+    allowed = [{best} if isinstance(best, int | np.integer) else set(best) for best in argmaxes]
+    wrong = [position for position, token in enumerate(tokens) if token not in allowed[position]]
+    figures = SamplerFigures(tokens=len(tokens), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
+    whose = "the side" if side is None else f"'{side}'"
+    control = f"emitted tokens against the argmax of {whose}'s own logits"
+    if not wrong:
+        says = "Every emitted token is the argmax of its own logits."
+        return Evidence(Check.EMITTED, control, figures, PASSED, says, side)
+    where = places[wrong[0]] if places else f"position {wrong[0]}"
+    says = (
+        f"{len(wrong):,} of {len(tokens):,} emitted tokens are not the argmax of their own logits, {where} first: the "
+        "sampler does not take the most likely token."
+    )
+    return Evidence(Check.EMITTED, control, figures, FAILED, says, side)
 
 
 def structure(figures: Figures, pair: int) -> list[Evidence]:

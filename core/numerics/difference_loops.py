@@ -18,7 +18,7 @@ def difference_rows(a, b, fmt, magnitude_mask, first_nonfinite, counts, figures,
     apart_bits = apart.view(np.int64)
     width = a.shape[1]
     for row in range(a.shape[0]):
-        figures[row, 3] = spacing_at(largest_finite(a[row], magnitude_mask, first_nonfinite), fmt)
+        figures[row, 2] = spacing_at(largest_finite(a[row], magnitude_mask, first_nonfinite), fmt)
         for start in range(0, width, BLOCK):
             n = min(BLOCK, width - start)
             load_block(
@@ -64,9 +64,6 @@ def _add_finite(a_values, b_values, ulps, apart, apart_bits, n, counts, figures)
         counts[1] = max(counts[1], np.int64(most))
         counts[0] += neq
         counts[2] += total
-    for i in range(n):
-        apart[i] = np.float64(a_values[i])
-    figures[2] += _squares(apart, n)
     counts[3] += n
 
 
@@ -91,7 +88,6 @@ def _add_block(a_values, b_values, ulps, n, counts, figures):
             counts[3] += 1
             figures[0] = max(figures[0], abs(x - y))
             figures[1] += (x - y) * (x - y)
-            figures[2] += x * x
         elif not (x == y or (np.isnan(x) and np.isnan(y))):
             counts[0] += 1
             counts[4] += 1

@@ -13,6 +13,7 @@ from .formats import FloatFormat
 from .sizes import BLOCK
 
 _COUNTS = 5  # neq, max_ulps, sum_ulps, finite, nonfinite_mismatch
+_FIGURES = 3  # max_abs, sum_squares, spacing
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Differences:
 
     neq: elements whose values differ; max_ulps, sum_ulps: distances in ULPs of the format, max_abs and sum_squares in
     the tensors' own unit, all over the `finite` elements that are finite on both sides; nonfinite_mismatch: a NaN or
-    infinity not met by the same; reference_squares: sum of squares of the reference over the same elements; spacing: of
-    the format at the reference row's largest finite magnitude, NaN where it has none.
+    infinity not met by the same; spacing: of the format at the reference
+    row's largest finite magnitude, NaN where it has none.
     """
 
     neq: NDArray[np.int64]
@@ -32,7 +33,6 @@ class Differences:
     nonfinite_mismatch: NDArray[np.int64]
     max_abs: NDArray[np.float64]
     sum_squares: NDArray[np.float64]
-    reference_squares: NDArray[np.float64]
     spacing: NDArray[np.float64]
 
     @property
@@ -71,7 +71,7 @@ def differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], 
             f"two [rows, width] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
         )
     counts = np.zeros((len(a), _COUNTS), np.int64)
-    figures = np.zeros((len(a), 4), np.float64)
+    figures = np.zeros((len(a), _FIGURES), np.float64)
     mask = np.uint32((1 << (fmt.bits - 1)) - 1)
     ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
     from .difference_loops import difference_rows  # numba takes a third of a second to load, and viewers never compare

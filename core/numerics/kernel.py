@@ -23,7 +23,6 @@ from .formats import FLOAT8_E4M3FN, FLOAT8_E5M2, FORMATS, values_of
 from .reproducible import bits_of_float, bits_of_float32, exp, float32_of_bits, float_of_bits, fma, fold, log
 from .sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
 
-_FLOAT16 = 1
 _BFLOAT16 = 2
 _E4M3FN = 3
 _E4M3FN_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E4M3FN)

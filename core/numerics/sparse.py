@@ -61,9 +61,9 @@ class ListedRow:
 
 @dataclass(frozen=True)
 class TopOfRow:
-    """What one side alone says. token: of the best entry, None where none of the best is listed. margin: gap to the
-    runner-up in the values' unit, exact, None where the runner-up is not listed. rest: probability of all unlisted
-    tokens together, None where the values have no normaliser (logits).
+    """Top of a row as one side lists it. token: of the best entry, None where none of the best is listed. margin: gap
+    to the runner-up in the values' unit, exact, None where the runner-up is not listed. rest: probability of all
+    unlisted tokens together, None where the values have no normaliser (logits).
     """
 
     token: int | None

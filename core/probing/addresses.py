@@ -1,4 +1,4 @@
-"""Which addresses a probe that was begun on a hosted dashboard may ask: never the server's own network unless the
+"""Addresses that a probe begun on a hosted dashboard may ask: never the server's own network unless the
 configuration names it.
 """
 
@@ -61,8 +61,8 @@ def public_address(host: str, port: int) -> str:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address belongs to the public internet: no loopback, private, link-local, shared or reserved one, nor
-    one of IPv4 in the clothes of IPv6.
+    """Return whether an address belongs to the public internet: no loopback, private, link-local, shared or reserved
+    one, nor one of IPv4 in the clothes of IPv6.
     """
     try:
         address = ipaddress.ip_address(text.partition("%")[0])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,6 @@ _LONGEST_PAUSE = 30.0  # seconds between two tries, also where a server asks for
 _AGAIN = (429, 503)
 _SHOWN = 200  # characters of what a server says of an error
 
-Pause = Callable[[float], bool]
-
 
 class ProbeError(UlpscopeError):
     """A server that cannot be probed, or an answer of one that cannot be used."""
@@ -36,7 +34,7 @@ class StoppedError(UlpscopeError):
 
 @dataclass
 class Budget:
-    """What a probe may take. requests: of those that are measured or load the server; seconds from the first on.
+    """Limits of a probe. requests: of those that are measured or load the server; seconds from the first on.
 
     cancelled: set by whoever wants it to end. Every method may be called from any thread.
     """
@@ -191,7 +189,7 @@ def _reason(error: httpx.TransportError) -> str:
 
 
 def said(answer: bytes) -> str:
-    """What a server says of an error: the message in its JSON, else its first words."""
+    """A server's own words on an error: the message in its JSON, else its first words."""
     try:
         found = parsed(answer, "answer")
     except DumpError:

@@ -24,7 +24,7 @@ MEANINGS = {
     STREAM: "the same request as a stream",
     ECHO: "the generated tokens scored as a prompt",
 }
-DEFAULT = "rerun,warm,load:8"
+DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
 TIMES = 3  # that a request is asked beside the same content: twice alike may be luck
 FILLER_FACTOR = 2  # tokens that a request which loads the server generates, in those of one that is measured
@@ -33,7 +33,7 @@ _CHARACTERS_A_TOKEN = 4.0  # about, of a text whose tokens are not known
 
 @dataclass(frozen=True)
 class Plan:
-    """What a probe does. prompts: texts or token ids; tokens: to generate for each; top: values a row.
+    """Plan of a probe. prompts: texts or token ids; tokens: to generate for each; top: values a row.
 
     tests: names of MEANINGS; load: requests in flight beside a measured one. is_against: there is a second server,
     which gets the same.
@@ -123,7 +123,7 @@ def about_tokens(prompt: Prompt) -> int:
 
 
 def told(plan: Plan, tests: Sequence[str] | None = None) -> list[str]:
-    """What the plan takes, a line a test and one for all."""
+    """Requests and seconds that the plan takes, a line a test and one for all."""
     chosen = plan.tests if tests is None else tests
     factor = 2 if plan.is_against else 1
     lines = [
@@ -160,7 +160,7 @@ def base_of(address: str) -> str:
 
 
 def is_named(url: str, allowed: Sequence[str]) -> bool:
-    """Whether the address itself stands in the configuration, with its scheme and port."""
+    """Return whether the address itself stands in the configuration, with its scheme and port."""
     return any(base_of(each) == base_of(url) for each in allowed if each != ANY_PUBLIC)
 
 

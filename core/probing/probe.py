@@ -37,7 +37,7 @@ def _untold(_stage: str, _done: int, _total: int) -> None:
 
 @dataclass
 class Probed:
-    """What came of a probe. sides: of the requests that generate, the reference first; walks: of the walk, likewise.
+    """Result of a probe. sides: of the requests that generate, the reference first; walks: of the walk, likewise.
 
     notes: what could not be asked, or was not as it should be, a sentence each. stopped: why it ended before all was
     asked, '' where it did not.
@@ -344,7 +344,7 @@ def _whole(answers: dict[str, list[SparseResponse]]) -> tuple[SparseSide, ...]:
 
 
 def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) -> dict[str, Way]:
-    """How each side was asked, by its name, for the verdict."""
+    """The way each side was asked, by its name, for the verdict."""
     known = {
         "cold": Way("cold", "cold again"),
         "cold again": Way("cold, once more", "cold"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..command_name import COMMAND, shell_command
 from ..request_fields import Request, asked
 from ..text import shown
-from .plan import DEFAULT, Plan, Prompt, base_of, parsed_tests
+from .plan import DEFAULT_TESTS, Plan, Prompt, base_of, parsed_tests
 
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
 _LONGEST_PROMPT = 2000  # characters of each, in the command that a run keeps
@@ -29,7 +29,7 @@ class ProbeRequest(Request):
     prompt_lists: tuple[str, ...] = asked("A file of prompts, one a line, or JSON lines.", (), option="--prompts")
     model: str = asked("The model to ask for, where the server has several.", "")
     tests: str = asked(
-        "Of rerun, warm, load:N, content, order, walk, stream, echo; docs/probe.md says what each does.", DEFAULT
+        "Of rerun, warm, load:N, content, order, walk, stream, echo; docs/probe.md says what each does.", DEFAULT_TESTS
     )
     against: str | None = asked("A second server that gets the same prompts: after an upgrade, in fp8.", None)
     against_model: str = asked("The model to ask the second server for. Default: --model.", "")

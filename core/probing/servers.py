@@ -6,7 +6,6 @@ Ollama's docs/api.md, text-generation-inference 3.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -367,9 +366,3 @@ def _asked_as(server: Server) -> Server:
         else:
             return one
     raise ProbeError(f"neither completions nor chat give log-probabilities: {' '.join(reasons)}")
-
-
-def request_json(server: Server, asked: Ask) -> str:
-    """A request as a person would send it by curl."""
-    path, body = server.request(asked)
-    return f"POST {server.client.url}{path} {json.dumps(body)}"

@@ -121,19 +121,15 @@ class Figures:
         """
         return positions.read_best_tokens(self._database, side, ranks)
 
-    def ulp_cells(self, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
-        """Heatmap cells of a level that cover rows [start, stop), in ULPs. [cells of positions, cells of tokens]; see
-        numerics.pyramid.
-        """
-        return self.stored_cells("ulps", pair, level, rows)
-
     @property
     def has_row_ulp_cells(self) -> bool:
         """Does the file hold the heatmap's cells in row ULPs?"""
         return self.version >= FIRST_WITH_ROW_ULPS
 
     def stored_cells(self, measure: str, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
-        """Cells as of `ulp_cells`; measure: of STORED_CELLS."""
+        """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see
+        numerics.pyramid. measure: of STORED_CELLS.
+        """
         table = heatmap.PYRAMIDS[STORED_CELLS.index(measure)]
         return heatmap.read_cells(self._database, table, self.header, pair, level, rows)
 
@@ -142,7 +138,7 @@ class Figures:
         return self.header.kept == ALL
 
     def kept_rows(self, side: int) -> NDArray[np.bool_]:
-        """Which rows of a side have their logits in the file. [rows]"""
+        """Mask of the rows of a side whose logits are in the file. [rows]"""
         header = self.header
         if header.kept != FLIPS:
             return np.full(header.rows, header.kept == ALL)

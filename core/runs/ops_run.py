@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
-from .file.database import Database, each_database
+from .file.database import Database
 from .store.store import Store
 from .tables.amounts import check_amounts
 from .tables.ops import OpRow, insert_ops
@@ -90,17 +90,6 @@ def ops_of(path: Path) -> OpsRun:
         return _read(database, database.path.stem)
     finally:
         database.abandon()
-
-
-def list_ops_runs(store: Store) -> list[str]:
-    """Ids of the store's runs of probes, newest first. What cannot be read is left to the gallery to tell."""
-    found = each_database(store.paths(of_cells=False), lambda database: read_run(database, "created", "kind"))
-    dated = [
-        (about["created"], path.stem)
-        for path, about in found
-        if not isinstance(about, StoreError) and about["kind"] == KIND
-    ]
-    return [run_id for _, run_id in sorted(dated, reverse=True)]
 
 
 def _read(database: Database, run_id: str) -> OpsRun:

@@ -143,7 +143,7 @@ def write_sparse_run(
 
 
 def is_sparse(path: Path) -> bool:
-    """Whether the run in this file is of sparse sides. StoreError for a file that is no run."""
+    """Return whether the run in this file is of sparse sides. StoreError for a file that is no run."""
     database = Database.to_read(path)
     try:
         return bool(read_run(database, "kind")["kind"] == KIND)
@@ -325,7 +325,7 @@ def _read_response(database: Database, about: dict[str, Any], values: Values, ke
 
 
 def _has_twice(rows: SparseRows, same_row: np.ndarray) -> bool:
-    """Whether a row lists a token twice."""
+    """Return whether a row lists a token twice."""
     if not same_row.any():
         return False
     return any(len(np.unique(rows.row(index)[0])) < len(rows.row(index)[0]) for index in range(len(rows)))

@@ -31,7 +31,7 @@ from .tables.amounts import check_amounts
 from .tables.generations import insert_generation
 from .tables.heatmap import PYRAMIDS, CoarseCells, insert_levels, tile_rows
 from .tables.kernels import KernelList, insert_kernels
-from .tables.kv_cache import KvPart, KvSpool, insert_kv
+from .tables.kv_cache import KV, KV_POSITION, KvPart, KvSpool, kv_rows
 from .tables.layers import LayerRows
 from .tables.logits import insert_logits, read_rows
 from .tables.pairs import insert_pair
@@ -188,12 +188,16 @@ class RunWriter:
         if side == 0:
             self._storing.put(self._caches.keep, part, size=part.bits.nbytes)
         else:
-            self._put(self._insert_kv, side - 1, part, size=part.bits.nbytes)
+            self._storing.put(self._compare_kv, side - 1, part, size=part.bits.nbytes)
 
-    def _insert_kv(self, database: Database, pair: int, part: KvPart) -> None:
+    def _compare_kv(self, pair: int, part: KvPart) -> None:
+        """Compare a part of a cache, in the storing thread."""
         reference = self._caches.reference_of(part)
         if reference is not None:
-            insert_kv(database, pair, reference, part, self.header.format)
+            by_head, by_position = kv_rows(pair, reference, part, self.header.format)
+            self._keep_figures(KV.name, by_head)
+            self._keep_figures(KV_POSITION.name, by_position)
+            self._count_figures(len(by_position))
 
     def _put(self, insert: Callable[..., None], *rows: object, size: int = 0) -> None:
         """Have the storing thread insert rows into the database, by a function of their table's module."""
@@ -322,9 +326,7 @@ class RunWriter:
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._write_side_figures(index, places, figures_of_side)
-        self._figure_rows += len(places)
-        if self._figure_rows >= _FIGURE_ROWS:
-            self._insert_figures()
+        self._count_figures(len(places))
 
     def _insert_chosen(self, database: Database, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
         """Insert the rows of a variant that flip or nearly tie, and those beside them. The last one waits for the one
@@ -358,6 +360,12 @@ class RunWriter:
 
     def _keep_figures(self, name: str, table: pa.Table) -> None:
         self._figures.setdefault(name, []).append(table)
+
+    def _count_figures(self, positions: int) -> None:
+        """Insert the figures that wait once they are of many positions."""
+        self._figure_rows += positions
+        if self._figure_rows >= _FIGURE_ROWS:
+            self._insert_figures()
 
     def _insert_figures(self) -> None:
         """Insert the figures, in the storing thread, or after it was drained."""

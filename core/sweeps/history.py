@@ -20,7 +20,7 @@ CONDITIONS = ("changed", "bug", "flips")
 
 
 @dataclass(frozen=True)
-class Change:
+class CellChange:
     """A cell's latest run beside the run it is held against; None where there is no other. what: of `bits`, `flips`
     and `verdict`, those that are not what they were; builds: what it was computed with that differs, name -> (before,
     now).
@@ -80,17 +80,17 @@ def is_good(card: CellCard) -> bool:
     return card.verdict not in FAILING
 
 
-def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) -> Change:
+def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) -> CellChange:
     """A cell's run beside its last good one. run_id: the run of now, by default the latest; pinned: ids of runs, of
     which the cell's is held against instead, where it has one.
     """
     if not state.cards:
-        return Change(state, None, None)
+        return CellChange(state, None, None)
     now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
     others = [card for card in state.cards if card is not now]
     held = [card for card in others if card.run_id in pinned] if pinned else [card for card in others if is_good(card)]
     if not held:
-        return Change(state, now, None)
+        return CellChange(state, now, None)
     before = held[0]
     what = {
         "bits": now.bits != before.bits,
@@ -100,7 +100,7 @@ def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) 
     names = sorted({*now.versions, *before.versions})
     pairs = {name: (before.versions.get(name, ""), now.versions.get(name, "")) for name in names}
     builds = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    return Change(state, now, before, tuple(name for name, is_other in what.items() if is_other), builds)
+    return CellChange(state, now, before, tuple(name for name, is_other in what.items() if is_other), builds)
 
 
 def conditions_of(given: Sequence[str]) -> list[str]:
@@ -112,7 +112,7 @@ def conditions_of(given: Sequence[str]) -> list[str]:
     return found
 
 
-def gate_of(changes: Sequence[Change], conditions: Sequence[str]) -> GateReport:
+def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateReport:
     """Gate over every cell: one outcome a cell and condition. A cell without a run of now fails where it failed, and is
     undecided where it is missing.
     """
@@ -122,7 +122,7 @@ def gate_of(changes: Sequence[Change], conditions: Sequence[str]) -> GateReport:
     return GateReport(tuple(outcomes), (), {}, tuple(notes))
 
 
-def _outcome(change: Change, condition: str) -> Outcome:
+def _outcome(change: CellChange, condition: str) -> Outcome:
     axes, now = change.state.axes, change.now
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"
     where = [in_short(axis, axes[axis]) for axis in ("model", "dtype", "prompts", "device")]
@@ -139,7 +139,7 @@ def _outcome(change: Change, condition: str) -> Outcome:
     return Outcome(axes["reference"], variant, condition, outcome, figure, _UNITS[condition], says)
 
 
-def _says(change: Change, condition: str) -> str:
+def _says(change: CellChange, condition: str) -> str:
     if change.state.state == CELL_FAILED:
         return f"failed: {change.state.says}"
     if change.now is None or condition == "changed":
@@ -150,7 +150,7 @@ def _says(change: Change, condition: str) -> str:
 
 
 _UNITS = {"changed": "", "bug": "", "flips": "positions"}
-_JUDGES: dict[str, Callable[[Change, CellCard], tuple[bool, float | str | None]]] = {
+_JUDGES: dict[str, Callable[[CellChange, CellCard], tuple[bool, float | str | None]]] = {
     "changed": lambda change, _: (bool(change.what), ", ".join(change.what) or "nothing"),
     "bug": lambda _, now: (now.verdict in FAILING, now.verdict),
     "flips": lambda _, now: (now.flips > 0, now.flips),

@@ -1,4 +1,4 @@
-"""Cells of a sweep as a table of two axes, one figure a place; where several cells stand at one place, the gravest."""
+"""Cells of a sweep as a table of two axes, one figure an entry; where several cells share an entry, the gravest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..text import number, percent, plural
 from .cards import SEVERITY, CellCard
-from .history import Change
+from .history import CellChange
 from .ledger import DONE, FAILED, MISSING, RUNNING
 from .plan import AXES, in_short
 
@@ -20,30 +20,30 @@ FIGURES = {
     "max_row_ulps": "max row ULPs",
 }
 _STATES = {FAILED: 0, DONE: 1, RUNNING: 2, MISSING: 3}  # the gravest first
-CHANGED = "Δ "  # in front of a place where something changed since the last good run
+CHANGED = "Δ "  # in front of an entry where something changed since the last good run
 
 
 @dataclass(frozen=True)
-class Place:
-    """One place of the table. change: of its gravest cell, None where no cell stands there; cells: how many do."""
+class MatrixEntry:
+    """One entry of the table. change: of its gravest cell, None where no cell stands there; cells: how many do."""
 
-    change: Change | None
+    change: CellChange | None
     cells: int
     text: str
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Table of two axes. places: [rows][columns]."""
+    """Table of two axes. entries: [rows][columns]."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    places: tuple[tuple[Place, ...], ...]
+    entries: tuple[tuple[MatrixEntry, ...], ...]
 
     @property
     def grown(self) -> Matrix:
         """The rows and columns in which some cell has figures of its modules."""
-        has = [[place.change is not None and bool(place.change.growth) for place in row] for row in self.places]
+        has = [[entry.change is not None and bool(entry.change.growth) for entry in row] for row in self.entries]
         rows = [number for number, row in enumerate(has) if any(row)]
         return self._of(rows, [number for number in range(len(self.columns)) if any(row[number] for row in has)])
 
@@ -55,36 +55,36 @@ class Matrix:
         return Matrix(
             tuple(self.rows[row] for row in rows),
             tuple(self.columns[column] for column in columns),
-            tuple(tuple(self.places[row][column] for column in columns) for row in rows),
+            tuple(tuple(self.entries[row][column] for column in columns) for row in rows),
         )
 
 
-def varying(changes: Sequence[Change]) -> list[str]:
+def varying(changes: Sequence[CellChange]) -> list[str]:
     """Axes on which the cells have more than one value, in the order of a plan."""
     return [axis for axis in AXES if len({change.state.axes[axis] for change in changes}) > 1]
 
 
-def filtered(changes: Sequence[Change], wanted: Mapping[str, str]) -> list[Change]:
+def filtered(changes: Sequence[CellChange], wanted: Mapping[str, str]) -> list[CellChange]:
     """Cells that stand at the wanted values. wanted: axis -> value."""
     return [change for change in changes if all(change.state.axes[axis] == value for axis, value in wanted.items())]
 
 
-def matrix_of(changes: Sequence[Change], rows: str, columns: str, figure: str) -> Matrix:
+def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: str) -> Matrix:
     """Table of the cells; figure: a key of FIGURES."""
-    at: dict[tuple[str, str], list[Change]] = {}
+    at: dict[tuple[str, str], list[CellChange]] = {}
     for change in changes:
         axes = change.state.axes
         at.setdefault((axes[rows], axes[columns]), []).append(change)
     names = [tuple(dict.fromkeys(change.state.axes[axis] for change in changes)) for axis in (rows, columns)]
-    places = tuple(tuple(_place(at.get((row, column), []), figure) for column in names[1]) for row in names[0])
+    entries = tuple(tuple(_entry(at.get((row, column), []), figure) for column in names[1]) for row in names[0])
     return Matrix(
         tuple(in_short(rows, name) or "-" for name in names[0]),
         tuple(in_short(columns, name) or "-" for name in names[1]),
-        places,
+        entries,
     )
 
 
-def sentence(changes: Sequence[Change]) -> str:
+def sentence(changes: Sequence[CellChange]) -> str:
     """`96 cells: 90 rounding, 2 bug suspected, 4 missing; 3 changed since their last good run.`"""
     told = Counter(_called(change) for change in changes)
     changed = sum(bool(change.what) for change in changes)
@@ -93,30 +93,30 @@ def sentence(changes: Sequence[Change]) -> str:
     return f"{plural(len(changes), 'cell')}: {of_each}{since}."
 
 
-def _place(changes: Sequence[Change], figure: str) -> Place:
+def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
     if not changes:
-        return Place(None, 0, "")
+        return MatrixEntry(None, 0, "")
     gravest = min(changes, key=_gravity)
     mark = CHANGED if any(change.what for change in changes) else ""
     is_done = gravest.state.state == DONE and gravest.now is not None
     done = [change.now for change in changes if change.state.state == DONE and change.now is not None]
     text = _text(done, gravest.now, figure) if is_done and gravest.now is not None else gravest.state.state
     if len(changes) == 1:
-        return Place(gravest, 1, f"{mark}{text}")
+        return MatrixEntry(gravest, 1, f"{mark}{text}")
     alike = sum(_called(change) == _called(gravest) for change in changes)
     of_all = f"{alike}/{len(changes)}" if figure == "verdict" or not is_done else f"×{len(changes)}"
     open_cells = Counter(change.state.state for change in changes if change.state.state != gravest.state.state)
     states = "".join(f", {count} {state}" for state, count in sorted(open_cells.items()) if state != DONE)
-    return Place(gravest, len(changes), f"{mark}{text} {of_all}{states}")
+    return MatrixEntry(gravest, len(changes), f"{mark}{text} {of_all}{states}")
 
 
-def _called(change: Change) -> str:
+def _called(change: CellChange) -> str:
     """A cell in a word: its verdict, or what it is at."""
     is_done = change.state.state == DONE and change.now is not None
     return change.now.verdict if is_done and change.now is not None else change.state.state
 
 
-def _gravity(change: Change) -> tuple[float, ...]:
+def _gravity(change: CellChange) -> tuple[float, ...]:
     """Sort key: cells that failed, then those that are done by their verdicts, then those that are not there yet."""
     state, now = change.state.state, change.now
     if state != DONE or now is None:

@@ -68,9 +68,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class SlurmTable:
-    """What [slurm] of a plan says of its jobs. cells: of one job at most; jobs: at once at most; minutes: after which a
-    job is queued again, and goes on; gpus: of a job whose cells are not for the processor; memory_gb: 0 is what the
-    partition gives; cluster: `slurm`, or `local`, which is submitit's own processes.
+    """Settings of a plan's jobs, from its [slurm]. cells: of one job at most; jobs: at once at most; minutes: after
+    which a job is queued again, and goes on; gpus: of a job whose cells are not for the processor; memory_gb: 0 is what
+    the partition gives; cluster: `slurm`, or `local`, which is submitit's own processes.
     """
 
     partition: str = ""

@@ -49,7 +49,7 @@ class _OverError(Exception):
 
 
 @dataclass
-class _Waiting:
+class _CellQueue:
     """Cells that wait, of one kind of slots. A slot gets those of the model that it has, while there are any."""
 
     groups: dict[tuple[str, str], deque[tuple[Cell, tuple[str, ...]]]] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class _Handle:
 
 
 def _reason(error: BaseException) -> str:
-    """What an exception of Ray says, in a line."""
+    """The message of an exception of Ray, in a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return shown(lines[-1] if lines and len(lines) < 3 else lines[0] if lines else type(error).__name__, 300)
 
@@ -173,7 +173,7 @@ class _RaySweep:
         self._faults: dict[str, list[str]] = {}  # of nodes on which no slot could be made
         self._barren: dict[str, float] = {}  # kinds that no node can take -> since when
         has_gpus = any(node["Resources"].get(GPU) for node in self._nodes())
-        self._waiting = {CPU: _Waiting(), GPU: _Waiting()}
+        self._waiting = {CPU: _CellQueue(), GPU: _CellQueue()}
         for cell in cells:
             device = cell.axes["device"]
             self._waiting[GPU if device.startswith("cuda") or (has_gpus and not device) else CPU].put(cell)
@@ -272,7 +272,7 @@ class _RaySweep:
             with self._lock:
                 self._handles[kind, handle.node].remove(handle)
 
-    def _lose(self, waiting: _Waiting, cell: Cell, lost: tuple[str, ...], reason: str) -> None:
+    def _lose(self, waiting: _CellQueue, cell: Cell, lost: tuple[str, ...], reason: str) -> None:
         """Try a cell again whose slot is gone; fail it where that was so TRIES times."""
         if len(lost) < TRIES:
             waiting.put(cell, lost)
@@ -280,7 +280,7 @@ class _RaySweep:
         says = f"its slot was lost {plural(len(lost), 'time')}, on {joined(list(dict.fromkeys(lost)))}: {reason}"
         self.outcomes.put(CellOutcome(cell, FAILED, says=says))
 
-    def _give_up(self, kind: str, waiting: _Waiting) -> None:
+    def _give_up(self, kind: str, waiting: _CellQueue) -> None:
         reasons = [faults[-1] for faults in self._faults.values()]
         wanted = "a processor" if kind == CPU else "a GPU"
         says = f"no node of the cluster has {wanted} for it{f': {reasons[-1]}' if reasons else '.'}"

@@ -31,8 +31,8 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class SlotOrder:
-    """What every slot of a sweep is told. store: as the driver names it; marker: a file in it that holds `token`;
-    folder: from where the plan's files are named; package: what this package is called; threads: the driver's
+    """Order that every slot of a sweep is given. store: as the driver names it; marker: a file in it that holds
+    `token`; folder: from where the plan's files are named; package: what this package is called; threads: the driver's
     OMP_NUM_THREADS, None where it has none.
     """
 
@@ -116,7 +116,7 @@ class Slot:
         return {"host": socket.gethostname(), "sees_store": self._sees_store, "version": __version__, "gpus": gpus}
 
     def about(self, carried: CarriedCell) -> dict[str, Any]:
-        """What `Worker.about` says of a cell here."""
+        """Return what `Worker.about` says of a cell here."""
         return self._worker.about(self._placed(carried))
 
     def compute(self, carried: CarriedCell) -> CellOutcome:
@@ -127,7 +127,7 @@ class Slot:
             self._event = None
 
     def stage(self) -> tuple[str, int, int]:
-        """What the worker is at, with rows done and rows in all; '' where it is at nothing."""
+        """The worker's stage, with rows done and rows in all; '' where it is at nothing."""
         event = self._event
         return ("", 0, 0) if event is None else (event.stage, event.rows_done, event.rows_total)
 

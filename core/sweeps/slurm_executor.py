@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -22,7 +21,7 @@ from ..disk import read_regular
 from ..errors import ExtraError, UlpscopeError
 from ..runs.store.store import Store
 from ..subprocess_json import ROOT, object_of
-from ..text import shown
+from ..text import shown, slug
 from . import workers
 from .ledger import FAILED, FOLDER
 from .plan import Cell, SlurmTable
@@ -75,7 +74,7 @@ class _Lines:
         self.left = dict(self._cells)  # cells of which nothing is known yet
 
     def new(self, path: Path) -> Iterator[CellOutcome | Event]:
-        """What a job wrote since it was last looked at; an outcome a cell, the first."""
+        """Yield what a job wrote since it was last looked at; an outcome a cell, the first."""
         at = self._read.get(path, 0)
         try:
             whole = read_regular(path, _LARGEST_LINES, at).rpartition(b"\n")[0]
@@ -200,9 +199,9 @@ def _wants_gpus(part: SlurmPart, table: SlurmTable) -> bool:
 
 
 def _parameters(table: SlurmTable, name: str, has_gpus: bool) -> dict[str, Any]:
-    """As submitit calls them; those of Slurm alone count on Slurm alone."""
+    """Parameters of a job under submitit's names; those of Slurm alone count on Slurm alone."""
     return {
-        "name": "ulpscope-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:60],
+        "name": f"ulpscope-{slug(name, besides='._-')}",
         "timeout_min": table.minutes,
         "cpus_per_task": table.cpus,
         "gpus_per_node": table.gpus if has_gpus else None,

@@ -24,7 +24,7 @@ _PATIENCE_SECONDS = 20.0  # that a worker has to remove what it was writing
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What became of a cell: done (run_id), failed (says why), or running: another process computes it."""
+    """Outcome of a cell: done (run_id), failed (says why), or running: another process computes it."""
 
     cell: Cell
     state: str

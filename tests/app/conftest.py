@@ -36,6 +36,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return directory_of
 
 
+@pytest.fixture
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An empty store, which the pages of this test show beside the samples."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+    return Store(tmp_path / "runs")
+
+
 @pytest.fixture(autouse=True)
 def own_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process keeps the last configuration that holds, and one with a sign-in above all: every test is a process of

@@ -33,8 +33,13 @@ def test_every_page_has_streamlits_document_with_our_scripts_before_its_own(clie
     assert document.TOLD in scripts
     assert "ulpscopeEarlyKeys" in scripts
     assert before + after == plain
+    assert 'href="./favicon.png"' in plain
     assert "<script" not in before  # or Streamlit's code would look before it is said
     assert "</head>" not in before
+
+
+def test_the_icon_that_streamlits_document_names_is_ours(client: TestClient):
+    assert client.get("/favicon.png").content == document.ICON.read_bytes()
 
 
 @pytest.mark.parametrize(("address", "led_to"), [("/runs", "./"), ("/runs?q=llama", "./?q=llama")])

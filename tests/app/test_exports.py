@@ -131,7 +131,7 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
         prompt, position = 1, 36
 
     Of.run.run_id = run_id
-    name = exports.file_stem(Of, "flips", at_position=True)  # type: ignore[arg-type]
+    name = exports.file_stem(Of, "flips", at_position=True)
     assert name.endswith("-pair2-flips-prompt1-position36")
     assert not set(name) & set('/\\<>:"|?*')
 

@@ -88,7 +88,7 @@ def texts(app: AppTest) -> Iterator[tuple[str, str]]:
         if kind in ("arrow_data_frame", "plotly_chart") or not hasattr(proto, "ListFields"):
             continue
         if kind in ("table", "arrow_table"):
-            frame = node.value  # type: ignore[attr-defined]
+            frame = node.value
             yield from (
                 (f"{kind}.cell", str(cell)) for cell in (*frame.columns, *frame.index, *frame.to_numpy().ravel())
             )

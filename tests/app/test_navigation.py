@@ -1,4 +1,4 @@
-"""What the pages declare: every script of pages/ stands in the navigation, and what a pair has nothing of says so."""
+"""Declarations of pages: every script of pages/ stands in the navigation, and what a pair has nothing of says so."""
 
 from __future__ import annotations
 

@@ -26,11 +26,7 @@ from tests.app import opening
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
@@ -232,8 +228,8 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
 
 def test_open_run_opens_a_run_that_is_there(own_store):
     """The twin of the test above."""
-    own_store.mkdir()
-    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store / "mine.duckdb")
+    own_store.directory.mkdir()
+    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb")
     app = followed("capture", run=RUN)
     app.session_state["open_next"] = "mine"
     app.session_state["opened"] = True
@@ -258,7 +254,7 @@ def is_checked(setting: PageSetting) -> bool:
 
 
 def asked_of(page: str) -> dict[str, str]:
-    """What a link may say of a page's settings, each at another value than its default."""
+    """Words that a link may say of a page's settings, each at another value than its default."""
     said = {name: text for (of, name), text in TEXTS.items() if of == page}
     for setting in WITH_SETTINGS[page]:
         if is_checked(setting):

@@ -39,9 +39,10 @@ def chromium() -> str:
     raise RuntimeError("no Chromium was found; install one or set ULPSCOPE_CHROMIUM to its path")
 
 
-# `streamlit`, which writes the stacks of its threads to its log when it is asked.
+# `streamlit` as app/__main__.py starts it, which writes the stacks of its threads to its log when it is asked.
 STREAMLIT = (
-    "import faulthandler, signal; faulthandler.register(signal.SIGUSR1); from streamlit.web.cli import main; main()"
+    "import faulthandler, gc, signal; faulthandler.register(signal.SIGUSR1); gc.disable();"
+    " from streamlit.web.cli import main; main()"
 )
 
 

@@ -69,7 +69,7 @@ class Site:
         connection = http.client.HTTPSConnection("localhost", self.port, context=trusting, timeout=60)
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
-        answer.text = answer.read()  # type: ignore[attr-defined]
+        answer.text = answer.read()
         return answer
 
 

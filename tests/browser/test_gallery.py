@@ -223,7 +223,7 @@ def test_a_first_visit_leads_to_a_flip_and_to_a_bug(browser: Browser, tmp_path: 
             expect(page.get_by_text(words).first).to_be_visible()
         page.context.close()
         for scheme, width in (("light", 1280), ("dark", 390)):
-            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
             page = context.new_page()
             page.goto(running.url)
             settle(page)

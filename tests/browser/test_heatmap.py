@@ -75,7 +75,7 @@ def drawn(page: Page) -> Locator:
 def window(canvas: Locator) -> tuple[float, float, float, float]:
     """First and last row, first and last column of what is drawn."""
     rows, columns = (canvas.get_attribute("data-window") or "").split(",")
-    return (*map(float, rows.split(":")), *map(float, columns.split(":")))  # type: ignore[return-value]
+    return (*map(float, rows.split(":")), *map(float, columns.split(":")))
 
 
 def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:

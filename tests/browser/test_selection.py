@@ -202,7 +202,7 @@ def test_the_keys_are_listed(page: Page, dashboard: Dashboard):
 
 
 def viewer(browser: Browser, **options: object) -> Page:
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)  # type: ignore[arg-type]
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
     return context.new_page()
 
 

@@ -13,28 +13,16 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from core.runs.ops_run import OpsHeader, write_ops_run
 from core.runs.store.store import Store
-from core.runs.tables.ops import BatchClass, OpRow, Repeats, RowPositions
+from core.runs.tables.ops import BatchClass
 from core.sweeps.ledger import Ledger, run_id_of
 from core.sweeps.plan import Cell, read_plan
 from tests.browser.driving import Dashboard, picture, settle
+from tests.core.runs.ops_runs import MM, SOFTMAX, probed
 from tests.core.sweeps.stand_in import write
 
 ROW, COLUMN = 35, 160  # pixels of a table of few columns: of a row, and well within the first column behind the names
-MM = OpRow(
-    "mm",
-    "",
-    "float32",
-    "256 to 256",
-    elements=256,
-    repeats=Repeats(25),
-    relative_rms=3e-7,
-    classes=(BatchClass((1, 2, 3), "a" * 16), BatchClass((4, 8), "b" * 16, 231, 1792)),
-    positions=(RowPositions(3, ((0, 1, 2),)),),
-)
 OTHER = replace(MM, classes=(BatchClass((1,), "a" * 16), BatchClass((2, 3, 4, 8), "d" * 16, 9, 3)))
-SOFTMAX = replace(MM, op="softmax", size="width 256", classes=(BatchClass((1, 2, 3, 4, 8), "c" * 16),))
 
 
 @pytest.fixture
@@ -106,10 +94,7 @@ def test_a_cell_that_is_being_computed_is_seen_and_then_done(page: Page, dashboa
 def machines(dashboard: Dashboard) -> Iterator[str]:
     store = Store(dashboard.store)
     for name, device, rows in (("a-processor", "cpu", (MM, SOFTMAX)), ("a-card", "cuda:0", (OTHER, SOFTMAX))):
-        about = OpsHeader(
-            name, device, f"<b>{name}</b>", ("float32",), 0, "python -m core ops", versions={"torch": "2.13.0"}
-        )
-        write_ops_run(store, about, rows, run_id=name)
+        probed(store, name, *rows, chip=f"<b>{name}</b>", device=device)
     yield "a-processor,a-card"
     for name in ("a-processor", "a-card"):
         store.delete(name)

@@ -92,7 +92,7 @@ CONTRASTS = """() => {
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dashboard: Dashboard, scheme: str):
-    page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()  # type: ignore[arg-type]
+    page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
     for colour in COLOURS:
         opened(page, dashboard, f"overview?{AT_36}&colour={colour.replace(' ', '-').lower()}")
         contrasts = page.evaluate(CONTRASTS)

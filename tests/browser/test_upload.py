@@ -271,7 +271,7 @@ def test_a_bar_with_files_in_every_state_has_no_serious_fault_in_both_themes_wid
     expect(row(opened, "large.npz")).to_contain_text("33.6 MB of", timeout=20_000)
     expect(opened.get_by_text("Understood as")).to_be_visible()
     for scheme in ("light", "dark"):
-        opened.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        opened.emulate_media(color_scheme=scheme)
         for width in (1280, 390):
             opened.set_viewport_size({"width": width, "height": 900})
             settle(opened)

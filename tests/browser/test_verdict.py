@@ -89,7 +89,7 @@ def test_a_click_on_the_plot_selects_the_position(page: Page, dashboard: Dashboa
         page.mouse.click(area["x"] + area["width"] * share, area["y"] + area["height"] * 0.5)
         expect(page.get_by_label("Position, 0 to 95")).not_to_have_value(before.group(1) if before else "10")
         settle(page)
-        position = int(re.search(r"position=(\d+)", page.url).group(1))  # type: ignore[union-attr]
+        position = int(re.search(r"position=(\d+)", page.url).group(1))
         assert abs(position - (low + (high - low) * share)) < 8, key
         expect(plot(page, key)).to_be_visible()  # what was unfolded stays so
 
@@ -172,7 +172,7 @@ def test_a_run_that_was_not_judged_is_judged_from_the_page(page: Page, dashboard
     expect(page.get_by_text("Judged: None, judged").first).to_be_visible()
     settle(page)
     expect(badge(page)).to_contain_text("rounding")
-    run_id = re.search(r"run=([^&]+)", page.url).group(1)  # type: ignore[union-attr]
+    run_id = re.search(r"run=([^&]+)", page.url).group(1)
     assert run_id != "v-unjudged"
     with RunReader(runs.path_of(run_id)) as run, RunReader(runs.path_of("v-unjudged")) as first:
         assert run.header.prompts[0].token_ids == first.header.prompts[0].token_ids

@@ -69,6 +69,35 @@ def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
 
 
+@pytest.mark.parametrize("kind", ["a file", "a folder"])
+def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path: Path, kind: str) -> None:
+    def write(place: Path) -> None:
+        if kind == "a folder":
+            (place / "deep").mkdir(parents=True)
+        (place / "deep" / "x" if kind == "a folder" else place).write_text("whole")
+
+    def fail(place: Path) -> None:
+        write(place)
+        raise RuntimeError("a fault on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"), disk.making(tmp_path / "made") as place:
+        fail(place)
+    assert list(tmp_path.iterdir()) == []
+    with disk.making(tmp_path / "made") as place:
+        write(place)
+        assert [each.name.startswith(disk.WRITING) for each in tmp_path.iterdir()] == [True]
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]
+    assert (tmp_path / ("made/deep/x" if kind == "a folder" else "made")).read_text() == "whole"
+
+
+def test_what_is_discarded_takes_nothing_along_that_it_links_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    for name in ("link", "none"):
+        disk.discard(tmp_path / name)
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
 def _refusing(*_: object, **__: object) -> None:
     raise OSError(errno.EPERM, "Operation not permitted")
 

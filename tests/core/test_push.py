@@ -123,7 +123,7 @@ def test_what_was_sent_whole_and_not_answered_is_not_sent_again(tmp_path: Path) 
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hanging) as server:
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        server.handle_error = lambda *_: None
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             with pytest.raises(PushError, match="look whether the run is there"):

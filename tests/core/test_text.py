@@ -54,6 +54,25 @@ def test_an_uploaded_file_name_cannot_leave_its_folder(name: str, safe: str) -> 
     assert text.file_name(name) == safe
 
 
+@pytest.mark.parametrize(
+    ("given", "besides", "made"),
+    [
+        ("s3://bucket/runs/", "", "s3-bucket-runs"),
+        ("größer als 1.5", "", "gr-er-als-1-5"),
+        ("größer als 1.5", "._-", "gr-er-als-1.5"),
+        ("--", "", ""),
+        ("a" * 70, "", "a" * 60),
+    ],
+)
+def test_a_slug_has_letters_digits_and_hyphens_only(given: str, besides: str, made: str) -> None:
+    assert text.slug(given, besides) == made
+
+
+def test_shares_in_short_and_never_rounded_up() -> None:
+    assert [text.short_percent(share) for share in (0.004, 0.0984, 0.33, 1)] == ["0.4%", "9.8%", "33%", "100%"]
+    assert [text.floored_percent(share) for share in (0.99999, 1, 0.5)] == ["99.99 %", "100.00 %", "50.00 %"]
+
+
 def test_counts_have_their_noun_and_shares_are_never_rounded_to_nothing_or_all() -> None:
     assert [text.plural(count, "flip") for count in (0, 1, 2000)] == ["0 flips", "1 flip", "2,000 flips"]
     assert text.plural(2, "value is", "values are") == "2 values are"
@@ -94,3 +113,19 @@ def test_times_are_told_as_people_tell_them(seconds: float, said: str) -> None:
 @pytest.mark.parametrize(("parts", "said"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")])
 def test_parts_are_joined_as_a_sentence_does(parts: list[str], said: str) -> None:
     assert text.joined(parts) == said
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (0.5321, "0.532"),
+        (24.06, "24.1"),
+        (999.4, "999"),
+        (15321.0, "15,300"),
+        (1234567.0, "1,230,000"),
+        (3.2e12, "3.2e+12"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_ratios_are_written_in_three_digits(ratio: float, shown: str) -> None:
+    assert text.three_digits(ratio) == shown

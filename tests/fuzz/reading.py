@@ -124,7 +124,7 @@ def _read_run(path: Path) -> None:
         for pair in run.pairs:
             for read in (run.positions, run.histogram, run.kv, run.layers, run.evidence, run.floor_positions):
                 read(pair.index)
-            run.ulp_cells(pair.index, 0, (0, rows))
+            run.stored_cells("ulps", pair.index, 0, (0, rows))
             run.kv_positions(pair.index, 0)
             run.layer_positions(pair.index, 0)
         for _ in (run.classes, run.vocabulary, run.kernels, run.remedies, run.prices, run.generations):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import UsageError
-from ...judging.explain.hypotheses import Cause, causes_of
+from ...judging.explain.hypotheses import causes_of
 from ...judging.explain.rows import PairRows, rows_of_lists, rows_of_run
+from ...judging.explain.scoring import Cause
 from ...judging.explain.stored import causes_of_pair
 from ...judging.judge_sparse import other_weights
 from ...runs.reader import RunReader

@@ -20,7 +20,7 @@ from ...errors import UlpscopeError, UsageError
 from ...runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ...runs.store import labels
 from ...runs.store.store import open_store
-from ...sweeps.history import Change, change_of, conditions_of, gate_of
+from ...sweeps.history import CellChange, change_of, conditions_of, gate_of
 from ...sweeps.ledger import DONE, FAILED, Ledger, in_ledger
 from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ...sweeps.ray_executor import compute_on_ray
@@ -276,7 +276,7 @@ def _tagged(ledger: Ledger, tag: str | None) -> set[str]:
     return found
 
 
-def _print_changes(plan: SweepPlan, changes: Sequence[Change]) -> None:
+def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
     table = Table(title=f"{escape(plan.name)}: {', '.join(_counts(changes))}")
     for column in ("model", "engine", "path", "dtype", "prompts", "verdict", "floors", "flips", "differ", "since"):
         table.add_column(column, overflow="fold")
@@ -299,7 +299,7 @@ def _print_changes(plan: SweepPlan, changes: Sequence[Change]) -> None:
         out.print(f"and {len(changes) - _MOST_SHOWN:,} cells more; --json has them all.")
 
 
-def _counts(changes: Sequence[Change]) -> list[str]:
+def _counts(changes: Sequence[CellChange]) -> list[str]:
     states = Counter(change.state.state for change in changes)
     changed = sum(bool(change.what) for change in changes)
     return [f"{count:,} {state}" for state, count in states.items()] + ([f"{changed:,} changed"] if changed else [])

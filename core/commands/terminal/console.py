@@ -150,7 +150,8 @@ def steps(kind: str = "bar") -> Iterator[Tell]:
 def _json_lines() -> Tell:
     last_stage, last_time = "", 0.0
 
-    def tell(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:  # noqa: ARG001  (programs know what they asked for)
+    # Units are for people: programs know what they asked for.
+    def tell(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:  # noqa: ARG001
         nonlocal last_stage, last_time
         if stage != last_stage or time.monotonic() - last_time > 0.2:
             last_stage, last_time = stage, time.monotonic()

@@ -71,7 +71,7 @@ def read(path):
 
 
 def is_sound(value):
-    """Whether this is a tensor that lies in the file as it says, or a list of such."""
+    """Return whether this is a tensor that lies in the file as it says, or a list of such."""
     import torch
 
     if isinstance(value, (list, tuple)):
@@ -173,7 +173,7 @@ class Named:
         return named
 
     def one(self, name, tensors):
-        """What one entry of a dump is."""
+        """Translate one entry of a dump: transformers' name of a module -> its tensor."""
         first = tensors[0]
         inside = IN_BLOCK.fullmatch(name)
         if inside is None:

@@ -170,7 +170,7 @@ def version():
     return ""
 
 
-class Engine:
+class LlamaCppEngine:
     """A model and its context."""
 
     def __init__(self, request):
@@ -218,7 +218,7 @@ class Engine:
         self.options = request["modifiers"]
         self.rows = int(self.options.get("batch", 1))
         kind = self.options.get("kv", "f16")
-        self.modules = Modules(self, request["modules"]) if request.get("modules") else None
+        self.modules = GraphTensors(self, request["modules"]) if request.get("modules") else None
         self.said = {
             "vocab": self.vocab,
             "versions": {"llama.cpp": version()},
@@ -296,7 +296,7 @@ class Engine:
             self.step([row[start : start + step] for row in others], start, rows)
 
 
-class Modules:
+class GraphTensors:
     """Tensors of the graph, handed on as they are computed under the names of transformers' modules.
 
     The graph is evaluated up to each tensor that is wanted, which changes no bit of it. names: as transformers calls
@@ -360,7 +360,7 @@ class Modules:
         return True
 
     def is_output(self, tensor, name):
-        """Whether this is what the module puts out: tensors that are made of it bear its name too, by heads and
+        """Return whether this is what the module puts out: tensors that are made of it bear its name too, by heads and
         rotated, and so does the product to which a bias is added.
         """
         kind = ctypes.c_int32.from_address(tensor).value
@@ -398,7 +398,7 @@ class _First:
 
 def load(request):
     """Load a GGUF."""
-    engine = Engine(request)
+    engine = LlamaCppEngine(request)
     return engine.said, engine.run
 
 

@@ -49,7 +49,7 @@ def bits_of(array):
     return np.array(array), None
 
 
-class Modules:
+class MLXModules:
     """Outputs of modules, by the names that they share with transformers."""
 
     def __init__(self, model, wanted):
@@ -85,7 +85,7 @@ def load(request):
 
     model, _ = load_model(Path(request["model"]))
     model.set_dtype(getattr(mx, request["dtype"]))
-    modules = Modules(model, set(request["modules"])) if request.get("modules") else None
+    modules = MLXModules(model, set(request["modules"])) if request.get("modules") else None
     base, *values = request["base"]
     kind = request["modifiers"].get("kv", "own")
 

@@ -114,7 +114,7 @@ def check(request):
 
 
 def _is_own(folder, options, asked):
-    """Whether the folder's graph is what is asked for; Refused where it is neither that nor to be built in float32."""
+    """Return whether the folder's graph is as asked; Refused where it is neither that nor to be built in float32."""
     if not (folder / CONFIG).is_file():
         raise Refused(f"the model's folder has no {CONFIG}, the graph that graph:own asks for; leave it out.")
     found = matrices_of(folder / decoder_of(folder)["filename"])
@@ -207,13 +207,13 @@ def show(path, modules, widths):
 
 
 def part_of_merged(module):
-    """Which of q_proj, k_proj and v_proj a module is, "" for none."""
+    """The one of q_proj, k_proj and v_proj that a module is, "" for none."""
     name = module.rpartition(".")[2]
     return name if name in ("q_proj", "k_proj", "v_proj") else ""
 
 
 def widths_of(decoder):
-    """Where each projection stands in the merged one, and the number of blocks."""
+    """Columns of the merged projection that are each projection's, and the number of blocks."""
     size, heads = decoder["head_size"], decoder["num_attention_heads"]
     pair = decoder["num_key_value_heads"]
     ends = {"q_proj": (0, heads), "k_proj": (heads, heads + pair), "v_proj": (heads + pair, heads + 2 * pair)}
@@ -223,7 +223,7 @@ def widths_of(decoder):
     }
 
 
-class Engine:
+class GenAIEngine:
     """A graph and what its generators are asked for."""
 
     def __init__(self, request, is_own):
@@ -300,7 +300,7 @@ def load(request):
     """Build the folder's graph where it has none of its own, and open it."""
     if importlib.util.find_spec("onnxruntime_genai") is None:
         raise Refused("there is no onnxruntime_genai here; pip install onnxruntime-genai.")
-    engine = Engine(request, check(request))
+    engine = GenAIEngine(request, check(request))
     return engine.said, engine.run
 
 

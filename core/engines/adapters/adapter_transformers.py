@@ -45,7 +45,7 @@ def load(request):
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype, local_files_only=True, **more).eval()
     model.config.use_cache = base == "decode"
 
-    class Logits(torch.nn.Module):
+    class ExportableModel(torch.nn.Module):
         """The model as a function of token ids alone, which can be exported."""
 
         def __init__(self):
@@ -56,7 +56,7 @@ def load(request):
             return self.model(tokens, use_cache=False).logits
 
     how = options.get("run", "eager")
-    plain = Logits()
+    plain = ExportableModel()
     forward = torch.compile(plain) if how == "compile" else plain
 
     def bits(tensor):

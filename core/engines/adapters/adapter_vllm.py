@@ -41,7 +41,7 @@ def version():
     return ""
 
 
-class Modules:
+class VLLMModules:
     """Outputs of modules, under the names of transformers: vLLM merges projections and carries the stream of a block
     beside its output.
     """
@@ -127,7 +127,7 @@ def load(request):
         if base == "decode" or rows > 1 or options.get("run") == "compiled" or int(options.get("tensor", 1)) > 1:
             raise Refused("modules are followed of one request, eager, on one device, in prefill or walk.")
         model = llm.llm_engine.model_executor.driver_worker.get_model()
-        modules = Modules(model, request["modules"])
+        modules = VLLMModules(model, request["modules"])
 
     def ask(prompts, tokens=1, **more):
         asked = SamplingParams(max_tokens=tokens, temperature=0.0, detokenize=False, flat_logprobs=True, **more)

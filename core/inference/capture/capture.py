@@ -22,6 +22,7 @@ from ...runs.file.kept import ALL
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.tables.kv_cache import KvPart
 from ...text import size
+from ..controls.judging_session import JudgingSession
 from ..models import memory
 from ..models.bits import own_bits
 from ..models.model import LoadedModel
@@ -173,13 +174,18 @@ def _in_short(sides: Sequence[NamedPath], repeat: int) -> str:
     return f"{sides[0].name} against {shown}" + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
 
 
-def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
+def run_capture(
+    plan: CapturePlan,
+    sink: Sink,
+    on_progress: Callable[[Progress], None] | None = None,
+    session: JudgingSession | None = None,
+) -> list[str]:
     """Run every side of the plan into the sink: side 0 first, prompts one after another, logits in chunks of about 8
     MB.
 
     Kernels are the ones an engine would use (nothing is forced to be deterministic: what they do is the subject),
-    seeded anew for every side so that a side does not depend on those before it. -> sentences on what is less than was
-    planned, beside the sides
+    seeded anew for every side so that a side does not depend on those before it. session: of a judgement to come, which
+    shares the floor of the modules. -> sentences on what is less than was planned, beside the sides
     """
     began = time.perf_counter()
     rows_total = plan.header.rows * len(plan.paths)
@@ -218,7 +224,7 @@ def run_capture(plan: CapturePlan, sink: Sink, on_progress: Callable[[Progress],
             if layers is not None and side == 0:
                 try:
                     with torch_errors_stop(path):
-                        layers.floor(path, lambda stage: tell(0, stage))
+                        layers.floor(path, lambda stage: tell(0, stage), session)
                 except CaptureError as error:  # the sides are what was asked for; they come first
                     missing.append(f"The modules have no rounding floor: {error}")
     return missing

@@ -21,7 +21,7 @@ from .capture import CapturePlan
 from .costs import Costs, walk
 from .throughput import LEAST_TURNS, MOST_TURNS
 
-KERNELS, REMEDIES_, JUDGE = BESIDE = ("kernels", "remedies", "judge")
+KERNELS, REMEDIES_, JUDGE = ("kernels", "remedies", "judge")
 WITHIN = 3  # the factor by which an estimate may be wrong: what the kernels of a path cost is known when they have run
 _SLOWER = {
     "floor of the modules": 2.5,
@@ -73,23 +73,27 @@ class Speed:
 
 
 def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
-    """Stages that the plan runs beside its sides, with their costs; beside: some of BESIDE."""
+    """Stages that the plan runs beside its sides, with their costs; beside: some of KERNELS, REMEDIES_, JUDGE."""
     found = []
+    is_shared = JUDGE in beside or (REMEDIES_ in beside and plan.paths[0] == _PLAIN)
+    shared = 0 if plan.layers is None or not is_shared else plan.layers.seeds  # reorderings that the session keeps
     if plan.layers is not None and plan.layers.seeds:
-        floor = _over(plan, _PLAIN) * (plan.layers.seeds + (plan.paths[0] != _PLAIN))
+        floor = _over(plan, _PLAIN) * (plan.layers.seeds + (plan.paths[0] != _PLAIN) + bool(shared))
         found.append(StageCost("floor of the modules", floor, floor))
     if KERNELS in beside:
         sides = [_of(plan, path, plan.token_ids[0]) * (1 + is_one_piece(path)) for path in plan.paths]
         found.append(StageCost("kernels", _sum(sides), _sum(sides)))
     variants = list(dict.fromkeys(plan.paths[1:]))
     if REMEDIES_ in beside:
-        ends = [_remedies(plan, variants, *end) for end in ((LEAST_TURNS, least_tokens), (MOST_TURNS, most_tokens))]
+        ends = [
+            _remedies(plan, variants, shared, *end) for end in ((LEAST_TURNS, least_tokens), (MOST_TURNS, most_tokens))
+        ]
         found.append(StageCost("remedies", ends[0], ends[1]))
     if JUDGE in beside:
         keeps = JudgingSession(plan.loaded, plan.token_ids).keeps(3)  # the reference, a variant and plain prefill
-        most = _sum([_judging(plan, path, is_first=not i, keeps=keeps) for i, path in enumerate(plan.paths[1:])])
+        judged = [_judging(plan, path, shared, is_first=not i, keeps=keeps) for i, path in enumerate(plan.paths[1:])]
         least = _sum([_over(plan, path) for path in plan.paths])
-        found.append(StageCost("judging", least, most))
+        found.append(StageCost("judging", least, _sum(judged)))
         found.append(StageCost("precisions", Work(), _precisions(plan, variants), is_bound=True))
     return found
 
@@ -108,10 +112,16 @@ def _sum(parts: Sequence[Work]) -> Work:
     return sum(parts, Work())
 
 
-def _remedies(plan: CapturePlan, variants: Sequence[Path], turns: int, tokens_of: Callable[[Path, int], int]) -> Work:
-    """Work of the remedies with so many turns of the clock, and walks of as many tokens of a path as tokens_of says."""
+def _remedies(
+    plan: CapturePlan, variants: Sequence[Path], shared: int, turns: int, tokens_of: Callable[[Path, int], int]
+) -> Work:
+    """Work of the remedies with so many turns of the clock, and walks of as many tokens of a path as tokens_of says.
+
+    shared: reorderings of prefill that are known by then.
+    """
     reference = plan.paths[0]
-    found = _over(plan, reference) * (1 + FLOOR_SEEDS)
+    seeds = max(0, FLOOR_SEEDS - (shared if reference == _PLAIN else 0))
+    found = _over(plan, reference) * (seeds + bool(seeds))
     applied = [remedy for remedy in REMEDIES if not remedy.lacks(plan.loaded, reference)]
     for variant in variants:
         tried = [remedy for remedy in applied if not remedy.lacks(plan.loaded, variant)]
@@ -138,10 +148,12 @@ def _timed(plan: CapturePlan, path: Path, ids: Sequence[int], tokens_of: Callabl
     return _of(plan, path, ids[: tokens_of(path, len(ids))])
 
 
-def _judging(plan: CapturePlan, variant: Path, *, is_first: bool, keeps: bool) -> Work:
+def _judging(plan: CapturePlan, variant: Path, shared: int, *, is_first: bool, keeps: bool) -> Work:
     """Every rung that can be climbed, but those in float64 of a mixture of experts; see
-    core.inference.controls.judge_model. keeps: are logits kept, so that a path is computed once in each dtype? What the
-    session keeps of the reference and of the plain prefill is computed for the first variant only.
+    core.inference.controls.judge_model.
+
+    shared: reorderings of prefill that are known by then; keeps: are logits kept, so that a path is computed once in
+    each dtype? What the session keeps of the reference and of the plain prefill is computed for the first variant only.
     """
     reference, plain, own = _over(plan, plan.paths[0]), _over(plan, _PLAIN), _over(plan, variant)
     is_plain = plan.paths[0] == _PLAIN
@@ -154,7 +166,7 @@ def _judging(plan: CapturePlan, variant: Path, *, is_first: bool, keeps: bool) -
     found += reference + plain * (SEEDS_OF_MODULES + (not is_plain))  # over the modules
     if is_first:
         found += reference * (1 + again)  # every sum in one order; against float64
-        found += plain * (SEEDS * dtypes + 1)  # floors, and in float64
+        found += plain * (SEEDS * dtypes - min(shared, SEEDS) + 1)  # floors, and in float64
         found += plain * (again * (dtypes + 2 * (dtypes - 1)) + (not again and not is_plain) * dtypes)
     if is_first or not keeps:
         found += reference * dtypes

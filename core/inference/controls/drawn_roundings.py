@@ -269,8 +269,8 @@ def beside_a_precision(
     precision: Precision,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Evidence, SixteenTest]:
-    """The same of one side that ought to compute the model's own forward in lower precisions: with what it holds of
-    each of them.
+    """Draw roundings for one side that ought to compute the model's own forward in lower precisions: with what it holds
+    of each of them.
     """
     parts = precision.together
     without = [each.side for each in reversed(parts)] if len(parts) > 1 else [PREFILL]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,24 +18,10 @@ from transformers import PreTrainedModel
 
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder import (
-    BLOCKS,
-    LARGEST_RATIO_16_BITS,
-    NONDETERMINISTIC,
-    PAIR,
-    UNDECIDED,
-    FloorTest,
-    Ladder,
-    Verdict,
-    conclude,
-    floor_test,
-    is_larger_everywhere,
-    place_of,
-    structure_of,
-    symmetry_evidence,
-    three_digits,
-)
-from ...judging.module_evidence import alone_evidence, growth_evidence
+from ...judging.ladder.ladder import PAIR, Ladder
+from ...judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, floor_test, is_larger_everywhere
+from ...judging.ladder.structure import BLOCKS, structure_of
+from ...judging.ladder.verdict import Verdict, conclude
 from ...judging.sixteen_bits import SixteenTest
 from ...runs.file.evidence import (
     FAILED,
@@ -45,7 +30,6 @@ from ...runs.file.evidence import (
     NOTED,
     OWN_DTYPE,
     PASSED,
-    AloneFigures,
     Check,
     Evidence,
     OtherPromptsFigures,
@@ -54,19 +38,20 @@ from ...runs.file.evidence import (
     RerunFigures,
     Unmeasured,
 )
-from ...runs.file.records import IDENTICAL, ROUNDING, FloorRows
+from ...runs.file.records import IDENTICAL, NONDETERMINISTIC, ROUNDING, UNDECIDED, FloorRows
+from ...text import three_digits
 from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engine_side import parts_of
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
-from .answer_precision import PLAIN, Narrow, narrow_evidence
-from .engine_settings import at_widest, coarse_activation, narrow_settings, taken_apart
+from .answer_precision import Narrow, narrow_evidence
 from .judging_session import JudgingSession
-from .lower_precision import Lowered, checked_in_16_bits, lowered, sixteen_bits_alone, wholly_lowered
-from .module_growth import growth_over_modules
-from .modules_alone import fits, modules_alone
+from .lowered_in_16_bits import sixteen_bits_alone
+from .lowered_side import Lowered
+from .module_rungs import module_rows
+from .precision_trial import PrecisionTrial
 from .precisions import Precision
 from .rounding_floor import check_prompts, in_float32, not_finite_of
 
@@ -77,7 +62,6 @@ SEEDS_OF_MODULES = (
 )
 _DOUBTFUL = 1.5  # float32 floors; the largest of the trial's 1,076 pairs of the same function was 1.09
 _COARSER = 8  # times that bfloat16 is than float16
-_WANTED = 64  # positions that stand out and are looked at whatever the memory
 
 
 @dataclass(frozen=True)
@@ -239,7 +223,10 @@ class _ModelLadder(Ladder):
         if deciding is not None:
             first, ratio = self.stands_out(deciding, self.blocks), deciding.noise_ratio
             if not is_over:
-                self._over_modules(deciding)
+                dtype = FLOAT64 if FLOAT64 in self.tests else "float32"
+                bugs = [each.evidence.side for each in self.lowered if each.evidence.outcome == FAILED]
+                seeds = self.seeds[:SEEDS_OF_MODULES]
+                self.evidence += module_rows(self.session, self.sides, seeds, deciding, dtype, bugs, self.say)
         if first is None and self.broken is not None:
             first, ratio = self.broken.place(self.lengths), None
         if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
@@ -517,138 +504,18 @@ class _ModelLadder(Ladder):
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
         if deciding is None or deciding.is_passed or deciding.nonfinite or "float32" not in self.measured:
             return
+        trial = PrecisionTrial(
+            self.session, self.sides, self.measured, self.seeds, self.blocks, self.precisions, self.say
+        )
+        fails_in_own_dtype = OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed
         try:
-            self.lowered = self._settings_tried() or self._precisions_tried()
-            if any(each.evidence.check == Check.SETTINGS for each in self.lowered):
-                pass  # measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
-            elif OWN_DTYPE in self.tests and not self.tests[OWN_DTYPE].is_passed:
-                seeds = self.seeds[:SEEDS_OF_MODULES]
-                self.lowered = [
-                    checked_in_16_bits(self.loaded, self.prompts, each, seeds, self.say) for each in self.lowered
-                ]
+            self.lowered = trial.run(self.seeds[:SEEDS_OF_MODULES] if fails_in_own_dtype else [])
         except CaptureError as error:
-            self.lowered = []
             control = f"'{self.sides[1].name}' against '{self.sides[0].name}' in precisions that engines offer"
             says = f"Whether a lower precision explains it cannot be tried: {error}"
             self.add(Check.PRECISIONS, control, Unmeasured(), MISSING, says)
             return
         self.evidence += [each.evidence for each in self.lowered]
-
-    def _settings_tried(self) -> list[Lowered]:
-        """Sides of other engines by their settings, and the other side by the precisions that engines offer; empty
-        where no engine rounds coarser than float32.
-        """
-        if not any(narrow_settings(side) or coarse_activation(self.loaded, side) for side in self.sides):
-            return []
-        floor = self.measured["float32"]
-        with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(self.loaded) as widened:
-            found = [
-                taken_apart(widened, self.prompts, side, floor, self.seeds, self.session.kept, self.say)
-                for side in self.sides
-            ]
-            others = [
-                side for side, one in zip(self.sides, found, strict=True) if one is None and side.path != PLAIN.path
-            ]
-            beyond = (
-                []
-                if not others
-                else lowered(widened, self.prompts, (PLAIN, others[0]), floor, self.seeds, self.blocks, self.say)
-            )
-        is_far = [each for each in beyond if each.evidence.side != PLAIN.name and each.evidence.outcome != NOTED]
-        return [*(one for one in found if one is not None), *is_far]
-
-    def _precisions_tried(self) -> list[Lowered]:
-        dtype, widening = (FLOAT64, in_float64) if FLOAT64 in self.measured else ("float32", in_float32)
-        with foreign_errors_stop("lower precisions", "choose a smaller model"), widening(self.loaded) as widened:
-            floor, given = self.measured[dtype], self.precisions
-            found = lowered(widened, self.prompts, self.sides, floor, self.seeds, self.blocks, self.say, given=given)
-        if dtype == "float32" or all(each.evidence.outcome == PASSED for each in found):
-            return found
-        # near ties of a router tear the floor of float32, so that nothing else is asked there
-        with foreign_errors_stop("16 bits", "choose a smaller model"), in_float32(self.loaded) as widened:
-            whole = wholly_lowered(widened, self.prompts, self.sides, self.measured["float32"], self.blocks, self.say)
-        by_side = {each.evidence.side: each for each in whole}
-
-        def better(each: Lowered) -> Lowered:
-            other = by_side.pop(each.evidence.side, each)
-            is_decided = each.evidence.outcome in (PASSED, FAILED)
-            return each if is_decided and other.evidence.outcome != PASSED else other
-
-        return [*map(better, found), *by_side.values()]
-
-    def _over_modules(self, deciding: FloorTest) -> None:
-        """Find the module at which the pair leaves the floor, in the dtype that decided; a compiled side has no modules
-        to look at.
-        """
-        if any(side.is_one_piece for side in self.sides):
-            return
-        self.say("module by module")
-        dtype = FLOAT64 if FLOAT64 in self.tests else "float32"
-        try:
-            with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
-                wanted = [*deciding.outliers[:_WANTED].tolist(), deciding.worst_row]
-                found = growth_over_modules(
-                    widened,
-                    self.prompts,
-                    self.sides,
-                    self.seeds[:SEEDS_OF_MODULES],
-                    wanted,
-                    self.session.module_floor,
-                    partial(self.session.traces, widened),
-                )
-        except CaptureError as error:
-            control = "outputs of every block, both sides"
-            says = f"The modules cannot be compared: {error}"
-            self.add(Check.GROWTH, control, Unmeasured(), MISSING, says)
-            return
-        control = (
-            f"outputs of {len(found.names)} modules at {found.positions} positions, both sides in {dtype}, beside "
-            f"{min(len(self.seeds), SEEDS_OF_MODULES)} reorderings of every linear map"
-        )
-        is_handed_in = any(side.hands_in for side in self.sides)
-        self.evidence.append(
-            growth_evidence(
-                control, found.names, found.pair_rms, found.floor_rms, dtype, deciding, is_handed_in=is_handed_in
-            )
-        )
-        if not deciding.is_passed:
-            self._modules_alone(deciding.worst_row, is_below_float32=dtype == FLOAT64)
-
-    def _modules_alone(self, worst_row: int, *, is_below_float32: bool) -> None:
-        """Take each side that is not the plain forward apart, module by module, on the prompt with the worst row.
-
-        is_below_float32: what was decided in float64 may be too small for any module to stand out.
-        """
-        prompt, position = place_of(worst_row, self.lengths)
-        count = fits(self.loaded, self.lengths[prompt])
-        for side in self.sides:
-            if side.path is not None and side.path == PLAIN.path:
-                continue
-            self.say(f"each module of '{side.name}' alone")
-            try:
-                if count <= position:
-                    raise CaptureError(f"position {position} of prompt {prompt} is beyond what memory has room for.")
-                with foreign_errors_stop("modules one at a time", "choose a smaller model"):
-                    row = self._alone(side, prompt, count)
-            except CaptureError as error:
-                says = f"The modules cannot be taken one at a time: {error}"
-                self.add(Check.ALONE, f"every module of '{side.name}' alone", Unmeasured(), MISSING, says, side.name)
-                continue
-            if not is_below_float32 or _names_modules(row):
-                self.evidence.append(row)
-
-    def _alone(self, side: RunnableSide, prompt: int, count: int) -> Evidence:
-        """The row on one side; of an engine whose settings do not explain it, first with these at their widest."""
-        is_bug = any(each.evidence.side == side.name and each.evidence.outcome == FAILED for each in self.lowered)
-        for taken in dict.fromkeys([at_widest(side), side] if is_bug else [side]):
-            found = modules_alone(self.loaded, self.prompts[prompt][:count], taken)
-            control = (
-                f"every module of '{taken.name}' on prompt {prompt}, given what ran before it there, beside float64"
-            )
-            row = alone_evidence(control, found.names, found.ratios, found.side_rms, found.own_rms, taken.name)
-            if _names_modules(row):
-                break
-        return replace(row, side=side.name)
 
     def _one_order(self, *, differ: bool) -> None:
         """The pair with every sum in one order, in float32 where that was decided and the pair differs there, else in
@@ -682,11 +549,7 @@ class _ModelLadder(Ladder):
             says = f"A forward in float64 is not to be had: {error}"
             self.add(Check.FROM_FLOAT64, control, Unmeasured(), MISSING, says)
             return
-        self.evidence.append(symmetry_evidence(control, self.names, errors))
-
-
-def _names_modules(row: Evidence) -> bool:
-    return isinstance(row.figures, AloneFigures) and bool(row.figures.modules_beyond)
+        self.from_float64(control, errors)
 
 
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:

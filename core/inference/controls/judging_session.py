@@ -96,6 +96,24 @@ class JudgingSession:
             self._floors[key] = first, known
         return replace(first, seeds=tuple(seeds), divergences=tuple(known[seed] for seed in seeds))
 
+    def plain_logits(self) -> list[torch.Tensor] | None:
+        """Logits of a plain prefill of every prompt in the model's own dtype, kept from now on; None where they have no
+        room. [prompts][positions, vocab]
+        """
+        found = [self._logits_of(PLAIN, self.loaded, ids) for ids in self.prompts]
+        whole = [logits for logits in found if logits is not None]
+        return whole if len(whole) == len(found) else None
+
+    def take_floor(self, seed: int, maps: int, divergences: Sequence[Divergence]) -> None:
+        """Keep what a reordered prefill of all prompts in the model's own dtype gave, which was run for another purpose
+        too; `floor` does not run that seed again. maps: linear maps reordered.
+        """
+        dtype = self.loaded.dtype
+        first, known = self._floors.get((PLAIN.name, dtype), (None, {}))
+        known[seed] = tuple(divergences)
+        first = first or Floor(PLAIN.name, dtype, maps, (seed,), (known[seed],))
+        self._floors[(PLAIN.name, dtype)] = first, known
+
     def own_rounding(self) -> NDArray[np.float64] | None:
         """`own_rounding_of` the model on the prompts. [positions]"""
         if not self._own_rounding:

@@ -5,8 +5,7 @@ docs/verdict_calibration.md has the method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,57 +14,37 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder import FloorTest, floor_test, place_in_words, structure_of, three_digits
-from ...judging.sixteen_bits import LARGEST_ERROR, SixteenTest
-from ...runs.file.evidence import (
-    FAILED,
-    MISSING,
-    NOTED,
-    PASSED,
-    Check,
-    DrawnFigures,
-    DrawnPrecisionFigures,
-    Evidence,
-    ExplainedFigures,
-    PrecisionsFigures,
-    Unmeasured,
-)
-from ..models.dtype_conversion import converted
+from ...judging.ladder.noise_ratio import FloorTest, floor_test
+from ...judging.ladder.places import place_in_words
+from ...judging.ladder.structure import structure_of
+from ...runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ExplainedFigures, PrecisionsFigures
+from ...text import short_percent, three_digits
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop
-from ..paths.batch import Emit, Run
+from ..paths.batch import Emit
 from ..paths.engines import RunnableSide, seen_by
-from ..paths.hooks import ModuleTrace
-from .answer_precision import grid_of
-from .drawn_roundings import PREFILL, beside_a_precision, most_forwards, sixteen_rows
-from .precision_search import MOST_LEFT, Found, PrecisionSearch, most_walks
-from .precisions import CACHE, LAYERS, Precision, catalogue, weights_are_of_16_bits
-from .reordering import reordered
-from .rounding_floor import EXACT_BYTES, as_many_as, divergence, groups_of, in_float32, whole_side
+from .drawn_roundings import PREFILL, most_forwards
+from .lowered_in_16_bits import whole_model
+from .lowered_side import Far, Lowered, add_reorderings
+from .precision_search import (
+    MOST_LEFT,
+    PrecisionFit,
+    PrecisionSearch,
+    most_precisions_offered,
+    most_walks,
+    precisions_offered,
+)
+from .precisions import CACHE, LAYERS, Precision
+from .rounding_floor import divergence, groups_of, in_float32, whole_side
 
 _ALIKE = 10.0  # floors within which a side is at the model's own
 _LEAST_LEFT = 1e-3  # below which precisions are not told apart by what they leave
 _EXPLAINED = 0.1  # of a side's distance, up to which a precision is named though something is left
-_EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits
 _LOOKED_INTO = 3
 _AS_GOOD = 3.0  # times what the best one leaves
 _ALL_BUT_A_FEW = 0.3  # of a side's distance, which values that fall to the other side do not make up
 _MOST_TIES = 0.01  # of the logits
-_FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
-_LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in 16 bits throughout is no nearer
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """The row of evidence, and what judging needs of it. place: (prompt, position) of a fault on top; side, precision:
-    which is what, None of a whole model in 16 bits.
-    """
-
-    evidence: Evidence
-    place: tuple[int, int] | None = None
-    side: RunnableSide | None = None
-    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -123,28 +102,8 @@ def wholly_lowered(
     """The question of `lowered` that needs a model in float32, where float64 answers the others: is a side the model
     computed in 16 bits throughout? Not those whose logits are of no such dtype.
     """
-    found = [_whole_model(loaded, prompts, far, blocks, say) for far in _further(loaded, prompts, sides, floor)]
+    found = [whole_model(loaded, prompts, far, blocks, say) for far in _further(loaded, prompts, sides, floor)]
     return [each for each in found if each is not None]
-
-
-@dataclass(frozen=True)
-class _Far:
-    """A side that is not the model's own. distance: mean squares to the model's own forward [positions]; scale: mean
-    square of the floor.
-    """
-
-    side: RunnableSide
-    distance: NDArray[np.float64]
-    scale: float
-
-    @property
-    def ratio(self) -> float:
-        """rms of the distance over that of the floor."""
-        return float(np.sqrt(self.distance.mean() / max(self.scale, np.finfo(np.float64).tiny)))
-
-    @property
-    def control(self) -> str:
-        return f"'{self.side.name}' against the model's own forward in precisions that engines offer"
 
 
 def _further(
@@ -152,12 +111,12 @@ def _further(
     prompts: Sequence[Sequence[int]],
     sides: tuple[RunnableSide, RunnableSide],
     floor: NDArray[np.float64],
-) -> list[_Far]:
+) -> list[Far]:
     scale = float(floor.mean())
-    found = [_Far(side, mean_squares(_apart(loaded, prompts, PREFILL, side)), scale) for side in sides]
+    found = [Far(side, mean_squares(_apart(loaded, prompts, PREFILL, side)), scale) for side in sides]
     is_torn = has_experts(loaded.model) and loaded.dtype != "float64"  # by near ties, in sound sides too
 
-    def is_own(far: _Far) -> bool:
+    def is_own(far: Far) -> bool:
         is_near = float(far.distance.mean()) <= _ALIKE**2 * scale
         return is_near and (is_torn or floor_test(far.distance, floor).is_passed)
 
@@ -168,7 +127,7 @@ def _further(
 def _lowered(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    far: _Far,
+    far: Far,
     seeds: Sequence[int],
     blocks: Sequence[int],
     say: Callable[[str], None],
@@ -176,11 +135,11 @@ def _lowered(
     *,
     is_fixed: bool,
 ) -> Lowered:
-    search = _search(loaded, prompts, far, _offered(loaded, given, is_fixed=is_fixed))
+    search = _search(loaded, prompts, far, precisions_offered(loaded, given, is_fixed=is_fixed))
     say("other precisions")
     best = search.singles() if search is not None else []
 
-    def tried(found: Sequence[Found]) -> list[_Trial]:
+    def tried(found: Sequence[PrecisionFit]) -> list[_Trial]:
         """Those that leave about as little as the best, up to the first that passes."""
         trials: list[_Trial] = []
         for each in found[:_LOOKED_INTO]:
@@ -197,10 +156,10 @@ def _lowered(
     is_part = bool(trials) and best[0].left <= _EXPLAINED
     whole = None
     if not is_part and loaded.dtype != "float64":  # where every cast to float32 gives float64: no model of 16 bits
-        whole = _whole_model(loaded, prompts, far, blocks, say)
+        whole = whole_model(loaded, prompts, far, blocks, say)
         if whole is not None and whole.evidence.outcome == PASSED:
             return whole
-    two: list[Found] = []
+    two: list[PrecisionFit] = []
     if search is not None:
         say("two precisions at once")
         two = search.pairs()
@@ -215,24 +174,7 @@ def _lowered(
     return whole if whole is not None else _unexplained(far, [*best[:1], *two[:1]])
 
 
-def _offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool = False) -> list[Precision]:
-    """Precisions to try. Those of weights in float64 too where values in the middle of two are many, as in a checkpoint
-    of 16 bits, or where the side cannot be asked in float64.
-    """
-    offered = [*given, *catalogue(loaded)]
-    return _in_both(offered) if is_fixed or weights_are_of_16_bits(loaded.model) else offered
-
-
-def _most_offered(loaded: LoadedModel) -> list[Precision]:
-    """What `_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
-    return _in_both(catalogue(loaded))
-
-
-def _in_both(offered: Sequence[Precision]) -> list[Precision]:
-    return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]
-
-
-def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
+def _unexplained(far: Far, nearest: Sequence[PrecisionFit]) -> Lowered:
     """nearest: the best one, and the best two."""
     figures = PrecisionsFigures(noise_ratio=far.ratio)
     if nearest:
@@ -240,7 +182,7 @@ def _unexplained(far: _Far, nearest: Sequence[Found]) -> Lowered:
         figures = replace(figures, precision=best.precision.name, share_left=best.left)
         says = (
             f"No precision explains it, nor do two at once: {best.precision.name} comes nearest and leaves"
-            f" {_percent(best.left)} of the distance where it explains most."
+            f" {short_percent(best.left)} of the distance where it explains most."
         )
     else:
         says = (
@@ -261,7 +203,7 @@ def _apart(
 
 
 def _search(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: _Far, offered: Sequence[Precision]
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: Far, offered: Sequence[Precision]
 ) -> PrecisionSearch | None:
     """A search on the shortest prompt that differs by more than rounding; None where none does."""
     limit = _ALIKE**2 * far.scale
@@ -277,7 +219,7 @@ def _search(
 def _tried(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    far: _Far,
+    far: Far,
     precision: Precision,
     seeds: Sequence[int],
     *,
@@ -298,7 +240,7 @@ def _tried(
 
 
 def _residual(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: _Far, precision: Precision, seeds: Sequence[int]
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: Far, precision: Precision, seeds: Sequence[int]
 ) -> _Trial:
     """The side against the model in this precision, held against that one's own rounding floor."""
     pair: list[Divergence] = []
@@ -310,38 +252,12 @@ def _residual(
             divergence(each, seen_by(far.side.run_on(loaded), ties.counting(each)), ids)
             for each, ids in zip(plain, group, strict=True)
         ]
-        _add_reorderings(floor, loaded, own, group, plain, seeds)
+        add_reorderings(floor, loaded, own, group, plain, seeds)
     squares = mean_squares(pair)
     test = floor_test(squares, np.stack([mean_squares(of_seed) for of_seed in floor]))
     is_finite = not any(one.nonfinite_mismatch for one in (*pair, *(one for of_seed in floor for one in of_seed)))
     left = float(np.sqrt(squares.mean() / far.distance.mean())) if is_finite else float("inf")
     return _Trial(precision, left, test, loaded.dtype, ties.share)
-
-
-def floor_beside(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], own: RunnableSide, seeds: Sequence[int]
-) -> NDArray[np.float64]:
-    """Mean squares of the reorderings of the model in a precision. [seeds, positions]"""
-    floor: list[list[Divergence]] = [[] for _ in seeds]
-    for group in groups_of(loaded, prompts):
-        _add_reorderings(floor, loaded, own, group, [whole_side(own.run_on(loaded), ids) for ids in group], seeds)
-    return np.stack([mean_squares(of_seed) for of_seed in floor])
-
-
-def _add_reorderings(
-    floor: list[list[Divergence]],
-    loaded: LoadedModel,
-    own: RunnableSide,
-    group: Sequence[Sequence[int]],
-    plain: Sequence[torch.Tensor],
-    seeds: Sequence[int],
-) -> None:
-    """Adds to each seed's divergences those of `own` with its linear maps reordered, to itself as it is: `plain`
-    [positions, vocab], a prompt each.
-    """
-    for of_seed, seed in zip(floor, seeds, strict=True):
-        with own.open(loaded, None) as run, reordered(loaded.model, seed):
-            of_seed += [divergence(each, run, ids) for each, ids in zip(plain, group, strict=True)]
 
 
 class _Ties:
@@ -369,7 +285,7 @@ class _Ties:
         return count
 
 
-def _explained(trial: _Trial, far: _Far, dtype: str, lengths: Sequence[int]) -> Lowered:
+def _explained(trial: _Trial, far: Far, dtype: str, lengths: Sequence[int]) -> Lowered:
     """dtype: that the side's distance to the model was measured in."""
     test, side, control, ratio = trial.test, far.side, far.control, far.ratio
     figures = ExplainedFigures(
@@ -387,7 +303,7 @@ def _explained(trial: _Trial, far: _Far, dtype: str, lengths: Sequence[int]) -> 
         left = f"what is left is {test.ratio:.2f} times that precision's own floor in {trial.dtype}"
         if not test.is_passed:
             left = (
-                f"of all logits {_percent(trial.ties)} fall to the next value, as what lies between two does by"
+                f"of all logits {short_percent(trial.ties)} fall to the next value, as what lies between two does by"
                 " rounding"
             )
         says = f"{what}, {three_digits(ratio)} rounding floors from {dtype}, and nothing else: {left}."
@@ -401,80 +317,6 @@ def _explained(trial: _Trial, far: _Far, dtype: str, lengths: Sequence[int]) -> 
         f" {trial.dtype}{where}: a fault on top of it."
     )
     return Lowered(Evidence(Check.EXPLAINED, control, figures, FAILED, says, side.name), shown.first)
-
-
-def _whole_model(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: _Far, blocks: Sequence[int], say: Callable[[str], None]
-) -> Lowered | None:
-    """A side that answers on the grid of a 16-bit dtype: beside the model computed in that dtype throughout, its
-    rounding drawn anew.
-
-    What it answered when it was asked for float32 is held there, not what it would make of a model in 16 bits.
-    """
-    side, ratio, control = far.side, far.ratio, far.control
-    chosen = as_many_as(prompts, EXACT_BYTES // (4 * loaded.vocab_size))
-    answers = [whole_side(side.run_on(loaded), ids).float() for ids in chosen]
-    grid = grid_of(answers)
-    if grid is None:
-        return None
-    dtype, recorded = grid[0], answering(side.name, chosen, answers)
-    with_more = None
-    try:
-        with converted(loaded, dtype) as narrowed:
-            (row,), (failed,) = sixteen_rows(narrowed, chosen, [recorded], blocks, say)
-            if failed is not None and not failed.nonfinite:
-                with_more = lowered_in_16_bits(narrowed, chosen, recorded, failed, blocks, (), say)
-    except CaptureError as error:
-        says = (
-            f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held:"
-            f" {error}"
-        )
-        nearest = PrecisionsFigures(noise_ratio=ratio, precision=dtype)
-        return Lowered(Evidence(Check.PRECISIONS, control, nearest, NOTED, says, side.name))
-    figures = _beside_draws(row, ratio, f"all of it in {dtype}")
-    error_over_draws, own = figures.ratio_over_draws, float(np.median(figures.model_ways_ratios))
-
-    def found(outcome: str, says: str, place: tuple[int, int] | None = None) -> Lowered:
-        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, outcome, says, side.name), place)
-
-    what = f"'{side.name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
-    if with_more is not None and with_more.evidence.outcome == PASSED:
-        of_both = with_more.evidence.figures
-        assert isinstance(of_both, DrawnPrecisionFigures)
-        figures = replace(of_both, noise_ratio=ratio, precision=f"all of it in {dtype}, and its {of_both.precision}")
-        return found(PASSED, f"{what} {with_more.evidence.says}")
-    if row.outcome != FAILED and error_over_draws < _LEAST_OF_WHOLE * own:
-        says = (
-            f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype}"
-            " throughout is."
-        )
-        return found(NOTED, says)
-    if row.outcome == PASSED:
-        return found(PASSED, f"{what} {row.says}")
-    is_measure = row.outcome != MISSING
-    if not is_measure and error_over_draws <= own / _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:
-        return found(PASSED, f"{what} {_no_measure(error_over_draws / own, dtype)}")
-    says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
-    place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
-    if with_more is not None and with_more.evidence.outcome == FAILED:
-        says, place = f"{says} {with_more.evidence.says}", with_more.place
-    return found(FAILED if row.outcome == FAILED else NOTED, says, place)
-
-
-def _no_measure(times: float, dtype: str) -> str:
-    """times: error over that of the model's own ways in the dtype."""
-    return (
-        f"Its error is {times:.2f} times that of the model's own ways in {dtype}, whose roundings are no measure"
-        f" position by position (near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the rounding over"
-        " all positions are not seen."
-    )
-
-
-def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecisionFigures:
-    """Figures of a side in a lower precision. row: of its error beside roundings drawn anew; ratio: over the floor."""
-    assert isinstance(row.figures, DrawnFigures)
-    of_draws = vars(row.figures) | {"noise_ratio": ratio}
-    return DrawnPrecisionFigures(**of_draws, precision=precision, ratio_over_draws=row.figures.noise_ratio)
 
 
 def checked_in_16_bits(
@@ -497,7 +339,7 @@ def checked_in_16_bits(
     for group in groups_of(loaded, prompts):
         plain = [whole_side(own.run_on(loaded), ids) for ids in group]
         pair += [divergence(each, found.side.run_on(loaded), ids) for each, ids in zip(plain, group, strict=True)]
-        _add_reorderings(floor, loaded, own, group, plain, seeds)
+        add_reorderings(floor, loaded, own, group, plain, seeds)
         with in_float32(loaded) as widened:
             rounding += [divergence(each, own.run_on(widened), ids) for each, ids in zip(plain, group, strict=True)]
     test = floor_test(
@@ -521,144 +363,6 @@ def checked_in_16_bits(
     return Lowered(replace(row, figures=figures, outcome=FAILED, says=says))
 
 
-def sixteen_bits_alone(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    sides: Sequence[RunnableSide],
-    blocks: Sequence[int],
-    given: Sequence[Precision] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Evidence], list[SixteenTest | None], list[Lowered]]:
-    """(a row for each side, the test of each that failed, whether those are in a lower precision): what can be said of
-    sides that have nothing but 16 bits, be they engines or dumps.
-    """
-    try:
-        rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say)
-    except CaptureError as error:
-        control = f"rounding in {loaded.dtype} drawn anew"
-        says = f"It cannot be measured: {error}"
-        missing = [Evidence(Check.DRAWN, control, Unmeasured(), MISSING, says, side.name) for side in sides]
-        return missing, [None] * len(sides), []
-    found = []
-    for side, test in zip(sides, failed, strict=True):
-        if test is not None and not test.nonfinite:
-            with suppress(CaptureError):
-                found.append(lowered_in_16_bits(loaded, prompts, side, test, blocks, given, say))
-    return rows, failed, found
-
-
-def lowered_in_16_bits(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    side: RunnableSide,
-    failed: SixteenTest,
-    blocks: Sequence[int],
-    given: Sequence[Precision] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> Lowered:
-    """`lowered` for a side that has nothing but 16 bits, and is further from the model's float32 forward than
-    rounding: is it rounding beside a forward with an 8-bit cache, with weights of 4 bits, or with both? loaded: in its
-    16 bits; failed: that error's test.
-    """
-    ids, differs = _shortest_that_differs(prompts, failed)
-    wanted = whole_side(side.run_on(loaded), ids)
-    offered = [each for each in _offered(loaded, given) if _is_coarser(each, loaded.torch_dtype)]
-    control = (
-        f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
-    )
-    nearest: tuple[Precision, Evidence, SixteenTest] | None = None
-    least_left = float("inf")
-    parts: list[tuple[Precision, Evidence, SixteenTest]] = []
-    say("other precisions")
-    with in_float32(loaded) as widened:
-        search = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True)
-    for find in (search.singles, search.pairs):
-        with in_float32(loaded):  # in between, roundings are drawn in 16 bits
-            found = find()
-        if not found or found[0].left >= least_left:
-            continue
-        precision, least_left = found[0].precision, found[0].left
-        say(f"roundings drawn anew with {precision.name}")
-        row, test = beside_a_precision(loaded, prompts, side, blocks, precision, say)
-        figures = _beside_draws(row, failed.ratio, precision.name)
-        explained = test.holds_its_precisions and _explains(failed.ratio, test.ratio)
-        if row.outcome == PASSED and explained:
-            says = (
-                f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
-                f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
-            )
-            return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
-        nearest = precision, row, test
-        if row.outcome == FAILED and _is_part(failed, test):
-            parts.append(nearest)
-    if parts:  # with a fault on top, which has fewer places than what another precision would leave
-        precision, row, test = min(parts, key=lambda each: len(each[2].outliers))
-        says = (
-            f"A lower precision is part of it: its {precision.name}. Beside that precision a fault is left on top of"
-            f" it. {row.says}"
-        )
-        figures = _beside_draws(row, failed.ratio, precision.name)
-        place = structure_of(test.outliers, [len(ids) for ids in prompts]).first
-        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, FAILED, says, side.name), place)
-    if nearest is None:
-        says = "No precision of caches or weights explains it, nor do two at once."
-        return Lowered(
-            Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, side.name)
-        )
-    precision, row, test = nearest
-    figures = _beside_draws(row, failed.ratio, precision.name)
-    why = row.says
-    if row.outcome == PASSED:
-        why = f"Beside it the error is still {figures.ratio_over_draws:.2f} times that of rounding drawn anew."
-        if not test.holds_its_precisions:
-            why = "The error is as large as that precision makes it, and not what that precision makes."
-    says = f"{precision.name} comes nearest and does not explain it. {why}"
-    says = says[0].upper() + says[1:]
-    return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, NOTED, says, side.name))
-
-
-def _is_part(failed: SixteenTest, beside: SixteenTest) -> bool:
-    """Return whether a side holds a precision, and beside that the first positions that stood out do so no more: a
-    fault begins behind them. Of later ones a precision that it has not got may by chance make some smaller.
-    """
-    places = beside.outliers
-    explained = failed.outliers[failed.outliers < places[0]] if len(places) else places
-    return beside.holds_its_precisions and len(explained) >= _FEWEST_EXPLAINED
-
-
-def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
-    """Return whether a cache or weights are rounded where they are of a 16-bit dtype already. What changes nothing
-    there would only be another forward to draw roundings of, and a second chance for a small fault to look like one.
-    """
-    if precision.part not in (CACHE, LAYERS):
-        return False
-    values = (
-        torch.linspace(-2, 2, 512).to(dtype).float().reshape((1, 1, 4, 128) if precision.part == CACHE else (4, 128))
-    )
-    return not torch.equal(precision.rounding(values), values)
-
-
-def _explains(before: float, after: float) -> bool:
-    """Does a precision take away at least half of the squared error that is no rounding? Errors over rounding drawn
-    anew, beside the model's own forward and beside the precision's. One that hardly does may bring a small fault below
-    the limit by chance.
-    """
-    return before <= LARGEST_ERROR or after**2 - 1 <= _EXCESS_LEFT * (before**2 - 1)
-
-
-def _shortest_that_differs(
-    prompts: Sequence[Sequence[int]], failed: SixteenTest
-) -> tuple[Sequence[int], NDArray[np.bool_]]:
-    """(the shortest prompt at which positions stand out, which of them do); of none, the shortest, at all positions."""
-    outliers = np.zeros(sum(map(len, prompts)), bool)
-    outliers[failed.outliers] = True
-    of_prompt = np.split(outliers, np.cumsum([len(ids) for ids in prompts])[:-1])
-    in_order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    number = next((each for each in in_order if of_prompt[each].any()), in_order[0])
-    found = of_prompt[number]
-    return prompts[number], found if found.any() else ~found
-
-
 def most_work(
     loaded: LoadedModel, lengths: Sequence[int], side: tuple[int, int], seeds: int, seeds_in_16_bits: int
 ) -> tuple[int, int]:
@@ -666,7 +370,7 @@ def most_work(
     is found. lengths: of the prompts; side: forwards and tokens of the side over all of them.
     """
     total, longest = sum(lengths), max(lengths)
-    offered = _most_offered(loaded)
+    offered = most_precisions_offered(loaded)
     of_16_bits = [each for each in offered if each.part in (CACHE, LAYERS)]
 
     def walks(count: int) -> tuple[int, int]:
@@ -686,24 +390,7 @@ def most_work(
     return sum(forwards for forwards, _ in parts), sum(tokens for _, tokens in parts)
 
 
-def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[torch.Tensor]) -> RunnableSide:
-    """A side that gives what was recorded of each of these prompts. A prompt is known as the object that it is, for
-    the same tokens may have been answered twice, each time otherwise.
-    """
-    recorded = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
-
-    @contextmanager
-    def opened(_: LoadedModel, __: ModuleTrace | None) -> Iterator[Run]:
-        yield lambda ids, emit: emit(0, recorded[id(ids)][1])
-
-    return RunnableSide(name, opened)
-
-
 def ordinals(values: torch.Tensor) -> torch.Tensor:
     """Ordinals of values of a 16-bit dtype, both zeros at 0. int32, same shape"""
     bits = values.view(torch.int16).int()
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder import BLOCKS, floor_test
+from ...judging.ladder.noise_ratio import floor_test
+from ...judging.ladder.structure import BLOCKS
 from ...judging.uploaded_controls import FOREIGN, ModelControls, side_in_float32
 from ...numerics.formats import values_of
 from ...runs.figures import Figures
@@ -30,7 +31,9 @@ from ..paths.hooks import ModuleTrace
 from ..paths.paths import open_path, parse_path
 from .drawn_roundings import PREFILL
 from .judge_model import SEEDS, SEEDS_OF_MODULES
-from .lower_precision import Lowered, answering, checked_in_16_bits, lowered, sixteen_bits_alone
+from .lower_precision import checked_in_16_bits, lowered
+from .lowered_in_16_bits import sixteen_bits_alone
+from .lowered_side import Lowered, answering
 from .rounding_floor import (
     EXACT_BYTES,
     as_many_as,

@@ -84,7 +84,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
 
 
 def fits(loaded: LoadedModel, positions: int) -> int:
-    """How many positions, at most `positions`, two copies of all outputs may have in memory."""
+    """Number of positions, at most `positions`, that two copies of all outputs may have in memory."""
     width = sum(each.width for each in watched_modules(loaded.model))
     return min(positions, KEPT_BYTES // (8 * max(1, width)))
 
@@ -97,7 +97,7 @@ def _looked_at(model: Any) -> dict[str, torch.nn.Module]:
 
 
 def _repeats_its_parent(name: str, kept: dict[str, torch.Tensor]) -> bool:
-    """Whether a module's output is that of the module it stands in, whose name says more."""
+    """Return whether a module's output is that of the module it stands in, whose name says more."""
     parent = kept.get(name.rpartition(".")[0])
     return parent is not None and torch.equal(parent, kept[name])
 

@@ -21,7 +21,7 @@ from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.engines import RunnableSide
 from .drawn_roundings import PREFILL
-from .precisions import CACHE, HEAD, LOGITS, Precision, Stored, ways_to_store
+from .precisions import CACHE, HEAD, LAYERS, LOGITS, Precision, Stored, catalogue, ways_to_store, weights_are_of_16_bits
 from .rounding_floor import divergence
 
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
@@ -30,13 +30,14 @@ MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothi
 # fp8 cache of a tiny Gemma 2 leaves 0.96. Whether it is that precision is a question to roundings drawn anew.
 MOST_LEFT_16_BITS = 1.0
 FIRSTS = 3  # precisions beside which a second one is looked for
+_NEAR = 2  # positions that noise may move the one at which a cache is seen to begin to be rounded
 _SOME = 0.2  # of the positions that differ: a fault on top may be everywhere else
 _INFINITE = float("inf")
 Squares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Found:
+class PrecisionFit:
     """A precision, and the share of the side's distance that it leaves at the positions that it explains best."""
 
     precision: Precision
@@ -77,7 +78,7 @@ class PrecisionSearch:
         assert plain is not None
         self._distance = plain
 
-    def singles(self) -> list[Found]:
+    def singles(self) -> list[PrecisionFit]:
         """Precisions that explain something, by what they leave, least first."""
         if self._first == 0 or self._is_noisy:
             tried = list(self._offered)
@@ -85,14 +86,14 @@ class PrecisionSearch:
             tried = []
         starts = dict.fromkeys([self._first, *([_rises(self._distance)] if self._is_noisy else [])])
         stored = [each for start in starts for each in self._stored_from(start, None)]
-        return self._best([*tried, *stored], self._differs)
+        return self._begun_nearby(self._best([*tried, *stored], self._differs))
 
-    def pairs(self) -> list[Found]:
+    def pairs(self) -> list[PrecisionFit]:
         """Two precisions at once, of different parts, that explain something, by what they leave, least first.
 
         The second one is sought in what the first one leaves.
         """
-        found: list[Found] = []
+        found: list[PrecisionFit] = []
         for one in self._firsts():
             beyond = self._left_by(one) > self._limit
             if not beyond.any():
@@ -101,7 +102,20 @@ class PrecisionSearch:
             start = _rises(self._left_by(one)) if self._is_noisy else int(np.flatnonzero(beyond)[0])
             tried = others if self._is_noisy or not start else []
             found += self._best([*tried, *self._stored_from(start, one)], beyond)
-        return sorted(found, key=lambda each: each.left)
+        return self._begun_nearby(sorted(found, key=lambda each: each.left))
+
+    def _begun_nearby(self, found: list[PrecisionFit]) -> list[PrecisionFit]:
+        """`found` with the best of its stored caches begun a little earlier and later too, where 16 bits hide when."""
+        best = next((each.precision for each in found if any(one.stored for one in each.precision.together)), None)
+        if best is None or not self._is_noisy:
+            return found
+        *others, cache = sorted(best.together, key=lambda each: each.stored is not None)
+        assert cache.stored is not None
+        begin = cache.stored.first
+        starts = [start for start in range(max(1, begin - _NEAR), begin + _NEAR + 1) if start != begin]
+        ways = [way for start in starts for way in ways_to_store(start)]
+        nearby = [_both(replace(cache, stored=way), others[0] if others else None) for way in ways]
+        return sorted([*found, *self._best(nearby, self._differs)], key=lambda each: each.left)
 
     def _firsts(self) -> list[Precision]:
         """Precisions that may be one of two: those that leave least at the first position, which a cache that is
@@ -138,12 +152,12 @@ class PrecisionSearch:
                 formats.add(each.format)
         return [each for each in chosen if each.together[0].format in formats]
 
-    def _best(self, tried: Sequence[Precision], where: NDArray[np.bool_]) -> list[Found]:
+    def _best(self, tried: Sequence[Precision], where: NDArray[np.bool_]) -> list[PrecisionFit]:
         """Those that explain something of the positions `where`, least left first."""
         found = []
         for each in tried:
             left = self._left_by(each)
-            found.append(Found(each, self._share_of_all(left) if self._is_noisy else self._share(left, where)))
+            found.append(PrecisionFit(each, self._share_of_all(left) if self._is_noisy else self._share(left, where)))
         return sorted((each for each in found if each.left < self._most_left), key=lambda each: each.left)
 
     def _share(self, left: Squares, where: NDArray[np.bool_]) -> float:
@@ -188,13 +202,14 @@ def most_walks(offered: Sequence[Precision], *, is_noisy: bool = False) -> tuple
     """
     caches = sum(each.part == CACHE for each in offered)
     begun, alone = 2 * caches, 1 + len(offered)  # up to the first position that differs; all in one forward
-    stored = caches * sum(_most_forwards(way) for way in ways_to_store(2)) + begun
-    of_stored = caches * len(ways_to_store(2)) + caches
+    of_a_start = sum(_most_forwards(way) for way in ways_to_store(2)), len(ways_to_store(2))
+    stored, of_stored = caches * of_a_start[0] + begun, caches * of_a_start[1] + caches
     if is_noisy:
-        # alone from two positions on
+        # alone from two positions on, and both alone and beside another one near the position that is best
+        nearby = 2 * 2 * _NEAR
         return (
-            (1 + FIRSTS) * (len(offered) + stored) + stored + 1,
-            (1 + FIRSTS) * (len(offered) + of_stored) + of_stored + 1,
+            (1 + FIRSTS) * (len(offered) + stored) + stored + 1 + nearby * of_a_start[0],
+            (1 + FIRSTS) * (len(offered) + of_stored) + of_stored + 1 + nearby * of_a_start[1],
         )
     return alone + FIRSTS * max(stored, len(offered)), alone + FIRSTS * max(of_stored, len(offered))
 
@@ -211,3 +226,20 @@ def _both(one: Precision, other: Precision | None) -> Precision:
 def _is_same_part(one: Precision, other: Precision) -> bool:
     """True where the second would hide the first, or be the same: a head's logits come in the head's dtype."""
     return one.part == other.part or {one.part, other.part} == {HEAD, LOGITS}
+
+
+def precisions_offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool = False) -> list[Precision]:
+    """Precisions to try. Those of weights in float64 too where values in the middle of two are many, as in a checkpoint
+    of 16 bits, or where the side cannot be asked in float64.
+    """
+    offered = [*given, *catalogue(loaded)]
+    return _in_both(offered) if is_fixed or weights_are_of_16_bits(loaded.model) else offered
+
+
+def most_precisions_offered(loaded: LoadedModel) -> list[Precision]:
+    """What `precisions_offered` gives at most: whether weights are of 16 bits is not known before they are read."""
+    return _in_both(catalogue(loaded))
+
+
+def _in_both(offered: Sequence[Precision]) -> list[Precision]:
+    return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]

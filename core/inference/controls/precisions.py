@@ -365,7 +365,7 @@ def q4_0(values: torch.Tensor) -> torch.Tensor:
 
 
 # The 16 levels of NF4: Dettmers et al., QLoRA (2023), appendix E.
-_NF4 = (
+NF4_LEVELS = (
     -1.0,
     -0.6961928009986877,
     -0.5250730514526367,
@@ -389,7 +389,7 @@ def nf4(values: torch.Tensor) -> torch.Tensor:
     """NF4: groups of 64 along the rows of the whole matrix, scaled to their largest magnitude, to the nearest of 16
     levels.
     """
-    levels = torch.tensor(_NF4, dtype=values.dtype, device=values.device)
+    levels = torch.tensor(NF4_LEVELS, dtype=values.dtype, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
 
     def of(parts: torch.Tensor) -> torch.Tensor:

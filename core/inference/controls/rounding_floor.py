@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.divergence import ROW_ULP_SHIFT, Divergence, mean_squares, pooled_rms, row_ulp_percentile
-from ...judging.ladder import NotFinite
+from ...judging.ladder.nonfinite import NotFinite
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ...text import size
 from ..models import memory
@@ -229,7 +229,7 @@ def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int], row_ulps_of: F
 def _row_ulp_counts(
     reference: torch.Tensor, apart: torch.Tensor, is_finite: torch.Tensor, fmt: FloatFormat
 ) -> NDArray[np.int64]:
-    """How many of the finite elements [rows, vocab] are how many row ULPs apart, as `Divergence.row_ulps`."""
+    """Count finite elements [rows, vocab] by how many row ULPs they are apart, as `Divergence.row_ulps`."""
     largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
     steps = torch.from_numpy(spacings(np.maximum(largest, 0.0), fmt)).to(apart.device)
     bins = (apart.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT

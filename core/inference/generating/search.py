@@ -44,7 +44,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search. `closest` is the smallest margin met where nothing flipped, in logits, None where none
     was measured.
 
@@ -96,7 +96,7 @@ def search(
     tokens: int = 0,
     seed: int = 0,
     on_progress: Callable[[SearchProgress], None] | None = None,
-) -> Found:
+) -> SearchResult:
     """Try the prompts in order until so many of them have a flip, the minutes are spent, or all were tried.
 
     `tokens` = 0 compares the argmax at every position of the prompt; otherwise both sides continue the prompt greedily
@@ -182,14 +182,14 @@ class _State:
         if closest is not None and not found:
             self._closest = closest if self._closest is None else min(self._closest, closest)
 
-    def result(self, skipped: Sequence[tuple[int, str]]) -> Found:
+    def result(self, skipped: Sequence[tuple[int, str]]) -> SearchResult:
         if self._hits >= self._wanted:
             why = f"{self._hits} prompts with a flip were found" if self._hits > 1 else "a prompt with a flip was found"
         elif self._prompts < self._total:
             why = f"the {(self._seconds or 0) / 60:g} minutes were spent"
         else:
             why = "all prompts were tried"
-        return Found(
+        return SearchResult(
             tuple(self._flips), self._prompts, self._positions, self.seconds, self._closest, tuple(skipped), why
         )
 

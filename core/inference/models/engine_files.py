@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...disk import WRITING, discard, locked, making
 from ...errors import CaptureError
 from ...packaged_models import cache_folder, packaged_folder, require_gguf
 from .bits import bits_of
@@ -24,6 +23,7 @@ from .model import LoadedModel, save_model
 # transformers' model_type -> llama.cpp's architecture; those of it whose arithmetic is the same function
 _ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma": "GEMMA"}
 _KEPT_FILES = 6
+_LOCK = ".lock"
 _digests: WeakKeyDictionary[torch.nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
@@ -59,19 +59,25 @@ def _kept(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[Path], 
     place = cache_folder() / "engines"
     path = place / (hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32] + ending)
     try:
-        if path.exists():
-            os.utime(path)
-            return path
-        place.mkdir(parents=True, exist_ok=True)
-        whole = [one for one in place.iterdir() if not one.name.startswith("begun-")]
-        for old in sorted(whole, key=lambda one: one.stat().st_mtime)[: -_KEPT_FILES + 1]:
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        with tempfile.TemporaryDirectory(dir=place, prefix="begun-") as begun:
-            write(Path(begun) / "model")
-            (Path(begun) / "model").replace(path)
+        if not path.exists():
+            place.mkdir(parents=True, exist_ok=True)
+            with locked(place / _LOCK):  # two that want one model at once write it once
+                if not path.exists():
+                    _make_room(place)
+                    with making(path) as begun:
+                        write(begun)
+        os.utime(path)
     except OSError as error:
         raise CaptureError(f"the model cannot be written to {place}: {error.strerror or error}.") from error
     return path
+
+
+def _make_room(place: Path) -> None:
+    """Remove the oldest models of the cache, and what processes that were killed had begun."""
+    begun = list(place.glob(f"{WRITING}*"))
+    whole = sorted(set(place.iterdir()) - {*begun, place / _LOCK}, key=lambda one: one.stat().st_mtime)
+    for one in (*begun, *whole[: -_KEPT_FILES + 1]):
+        discard(one)
 
 
 def digest_of(loaded: LoadedModel) -> str:
@@ -189,7 +195,7 @@ def _rotary(loaded: LoadedModel) -> Any:
 
 
 def _frequency_factors(config: Any, loaded: LoadedModel, size: int) -> NDArray[np.float32] | None:
-    """What llama.cpp divides each RoPE frequency by; None where they are the base's own. [size / 2]"""
+    """Divisors that llama.cpp applies to each RoPE frequency; None where they are the base's own. [size / 2]"""
     rotary = _rotary(loaded)
     if rotary is None or _rope_type(config) == "default":
         return None

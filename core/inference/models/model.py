@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,14 +22,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
-from ...packaged_models import packaged_folder
 from ...text import shown, size
 from . import gguf, memory
+from .devices import name_of_device, usable_device
+from .source import Source, names_of, needed_bytes, placed, source_of
 from .token_text import token_texts
 from .torch_errors import first_line, foreign_errors_stop, quiet
-from .weights import digest, rounded_parameters, weight_bytes
+from .weights import digest, rounded_parameters
 
-_HUB_TIMEOUT_SECONDS = 10
 _ORIGIN = "dequantized_from"  # in a config: the GGUF that the weights were taken out of
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
@@ -81,27 +76,6 @@ class LoadedModel:
             return token_texts(self.tokenizer, range(self.vocab_size))
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Origin of a model, to be given to from_pretrained, and what is known about it. folder is None for a model still
-    on the hub, and for a GGUF.
-    """
-
-    place: str
-    folder: Path | None
-    revision: str | None
-    hub: Any = None
-    gguf: gguf.GgufFile | None = None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        if self.gguf is not None:
-            return {"local_files_only": True, "gguf_file": gguf.FILE}
-        if self.folder is not None:
-            return {"local_files_only": True}  # a folder must never make a call to the hub
-        return {"revision": self.revision}
-
-
 def load_model(
     name: str,
     *,
@@ -121,7 +95,7 @@ def load_model(
     """
     fmt = format_named(dtype)
     target = usable_device(device)
-    with quiet(), _placed(_source(name, revision)) as source:
+    with quiet(), placed(source_of(name, revision)) as source:
         with foreign_errors_stop(f"model '{name}'", "close other programs or choose a smaller model"):
             config = _config(name, source, trust_remote_code)
             _check_causal(name, config, trust_remote_code)
@@ -152,7 +126,7 @@ def load_model(
 
 def revision_of(name: str, revision: str | None = None) -> str:
     """Revision of a model as its runs have it, of weights that are not loaded for it."""
-    source = _source(name, revision)
+    source = source_of(name, revision)
     if source.revision or source.gguf is None:
         return source.revision or (digest(source.folder) if source.folder else "")
     return source.gguf.sha256()
@@ -163,13 +137,6 @@ def save_model(loaded: LoadedModel, folder: Path) -> None:
     with quiet(), foreign_errors_stop(f"model '{loaded.name}' cannot be written to {folder}", "close other programs"):
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
-
-
-def devices_here() -> list[tuple[str, str, int | None]]:
-    """(name, chip, bytes free) of every device a model can be loaded on; None where nobody says what is free."""
-    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in cards)]
-    return [(str(device), name_of_device(device), memory.free_bytes(device)) for device in devices]
 
 
 class _NoTokenizer:
@@ -193,7 +160,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
         raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
     name = str(getattr(model, "name_or_path", "") or type(model).__name__)
     if tokenizer is None and Path(name).is_dir():
-        tokenizer = _tokenizer(name, _Source(name, Path(name), None), False)
+        tokenizer = _tokenizer(name, Source(name, Path(name), None), False)
     if model.training:
         raise CaptureError(
             f"a {type(model).__name__} in training mode drops activations at random; call model.eval() first."
@@ -211,103 +178,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
     )
 
 
-def usable_device(asked: str | None) -> torch.device:
-    """The device asked for, or CUDA if there is one; CaptureError where it is not here."""
-    if asked is None:
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(asked)
-    except (RuntimeError, TypeError) as error:
-        raise CaptureError(f"device '{asked}' is not known; expected cpu, cuda or cuda:N.") from error
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type != "cuda":
-        raise CaptureError(f"device '{asked}' is not supported; expected cpu, cuda or cuda:N.")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
-        raise CaptureError(f"device '{asked}': torch {torch.__version__} sees no CUDA device here; choose cpu.")
-    index = device.index or 0
-    if index >= count:
-        raise CaptureError(f"device '{asked}': the highest CUDA device here is cuda:{count - 1}; choose one up to it.")
-    return torch.device("cuda", index)
-
-
-def name_of_device(device: torch.device) -> str:
-    """The processor's or GPU's own name."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _source(name: str, revision: str | None) -> _Source:
-    if packaged := packaged_folder(name):
-        return _Source(place=str(packaged), folder=packaged, revision=None)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _Source(place=str(path), folder=path, revision=revision)
-    if path.is_file() and gguf.is_gguf(path):
-        return _Source(place=str(path), folder=None, revision=None, gguf=gguf.look(path))
-    if path.exists():
-        raise CaptureError(
-            f"model '{name}' is a file; expected a folder with config.json and weights, a GGUF, or a hub id."
-        )
-    try:
-        hub = huggingface_hub.HfApi().model_info(
-            name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True
-        )
-        return _Source(place=name, folder=None, revision=hub.sha, hub=hub)
-    except HFValidationError as error:  # not of the form of a hub id, so it was meant as a folder
-        raise CaptureError(
-            f"model '{name}': no such folder; expected one with config.json and weights, or a hub id."
-        ) from error
-    except GatedRepoError as error:
-        raise CaptureError(
-            f"model '{name}' is gated; accept its terms on the hub and log in with an access token."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CaptureError(
-            f"model '{name}' has no revision '{revision}'; expected a branch, tag or commit of it."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CaptureError(
-            f"model '{name}': no such folder here, and no such public model on the hub; check its name."
-        ) from error
-    except Exception as error:  # whatever the HTTP client raises without a network: a copy in the cache will do
-        cached = _cached_folder(name, revision)
-        if cached is None:
-            raise CaptureError(
-                f"model '{name}': no such folder here, and the hub cannot be reached ({first_line(error)}); "
-                "give the path of a model folder, or connect."
-            ) from error
-        return _Source(place=str(cached), folder=cached, revision=cached.name)
-
-
-def _cached_folder(name: str, revision: str | None) -> Path | None:
-    """The snapshot in the hub client's own cache; its folder is named by the commit."""
-    try:
-        config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    except Exception:
-        return None
-    return Path(config).parent if isinstance(config, str) else None
-
-
-@contextmanager
-def _placed(source: _Source) -> Iterator[_Source]:
-    """The source as transformers is given it: a GGUF without what lies beside it."""
-    if source.gguf is None:
-        yield source
-    else:
-        with gguf.alone(source.gguf.path) as place:
-            yield replace(source, place=place)
-
-
-def _digest(source: _Source, model: PreTrainedModel) -> str:
+def _digest(source: Source, model: PreTrainedModel) -> str:
     """Digest of the files that a model's weights came from."""
     if source.gguf is not None:
         return getattr(model.config, _ORIGIN)["sha256"]
@@ -325,7 +196,7 @@ def _origin(config: Any) -> str:
     return shown(f"dequantised from {kind} of the GGUF {digest_of_file}", 200)
 
 
-def _config(name: str, source: _Source, trust_remote_code: bool) -> Any:
+def _config(name: str, source: Source, trust_remote_code: bool) -> Any:
     if source.folder is not None:
         file = source.folder / "config.json"
         if not file.is_file():
@@ -381,7 +252,7 @@ def _check_causal(name: str, config: Any, trust_remote_code: bool) -> None:
         raise CaptureError(f"model '{name}' is a {(declared or [kind])[0]}; expected a causal language model.")
 
 
-def _tokenizer(name: str, source: _Source, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def _tokenizer(name: str, source: Source, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
     except Exception as error:
@@ -402,9 +273,9 @@ def _tokenizer(name: str, source: _Source, trust_remote_code: bool) -> PreTraine
     return tokenizer
 
 
-def _check_memory(name: str, source: _Source, config: Any, dtype: str, device: torch.device) -> None:
+def _check_memory(name: str, source: Source, config: Any, dtype: str, device: torch.device) -> None:
     itemsize = format_named(dtype).itemsize
-    needed = _needed_bytes(source, config, itemsize)
+    needed = needed_bytes(source, config, itemsize)
     if needed is None:
         return
     places = {"this machine": memory.free_host_bytes()}  # weights pass through the host on their way to a GPU
@@ -418,21 +289,7 @@ def _check_memory(name: str, source: _Source, config: Any, dtype: str, device: t
             )
 
 
-def _needed_bytes(source: _Source, config: Any, itemsize: int) -> int | None:
-    """Bytes of the weights in the asked dtype; None where the hub does not say."""
-    saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
-    if source.gguf is not None:
-        return source.gguf.elements * (4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize)
-    if source.folder is not None:
-        return weight_bytes(source.folder, itemsize, saved)
-    counts = getattr(source.hub.safetensors, "parameters", None)
-    if counts:
-        return sum(counts.values()) * itemsize
-    binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
-    return sum(binaries) * itemsize // saved if binaries else None
-
-
-def _weights(name: str, source: _Source, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+def _weights(name: str, source: Source, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     # No .to(dtype) afterwards: buffers such as rotary frequencies belong in float32 whatever the weights are.
     target, arguments = getattr(torch, dtype), source.arguments
     first = target
@@ -479,13 +336,13 @@ def _shapes(config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel
     return model
 
 
-def _check_names(name: str, source: _Source, model: PreTrainedModel) -> None:
+def _check_names(name: str, source: Source, model: PreTrainedModel) -> None:
     """Refuse a folder whose weights lack some that the model has, as loading them would.
 
     From the names in the files' headers. Where they have names that the model has not, transformers may rename them
     while it loads, and only loading tells; then nothing is said.
     """
-    named = _names_of(source.folder) if source.folder is not None else None
+    named = names_of(source.folder) if source.folder is not None else None
     expected = set(model.state_dict())
     if named is None or not named <= expected:
         return
@@ -495,20 +352,6 @@ def _check_names(name: str, source: _Source, model: PreTrainedModel) -> None:
     _refuse_absent(
         name, model, sorted(key for key in absent if not any(re.search(pattern, key) for pattern in ignored))
     )
-
-
-def _names_of(folder: Path) -> set[str] | None:
-    """Names of a folder's safetensors, without reading one of them; None where it has none. Its files are known to be
-    whole.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        with single.open("rb") as stream:  # not by a map of the file, which may be larger than this machine
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        return set(header) - {"__metadata__"}
-    if index.is_file():
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    return None
 
 
 def _context(config: Any) -> int | None:

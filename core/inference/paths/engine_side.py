@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...engines import registry
 from ...engines.description import EngineDescription
-from ...engines.process import Rows
+from ...engines.process import EngineRows
 from ...errors import CaptureError
 from ...text import printable
 from ..models.engine_files import folder_of, gguf_of
@@ -125,7 +125,7 @@ class EngineRun:
                 registry.drop(self._process)
 
     def _model(self, modifiers: Sequence[Step], dtype: str) -> Path:
-        """What the engine loads: the model's own file or folder, or a GGUF of the very weights."""
+        """File or folder that the engine loads: the model's own file or folder, or a GGUF of the very weights."""
         own = Path(self._loaded.name)
         is_own = any(step.name == "weights" and step.values == (OWN,) for step in modifiers)
         if is_own and not own.exists():
@@ -136,7 +136,7 @@ class EngineRun:
             return gguf_of(self._loaded, dtype)
         return folder_of(self._loaded)
 
-    def _hand_in(self, rows: Rows, positions: int) -> None:
+    def _hand_in(self, rows: EngineRows, positions: int) -> None:
         """Give the trace what a module put out."""
         if self._trace is None or rows.module not in self._trace.modules:
             return
@@ -147,7 +147,7 @@ class EngineRun:
             )
         self._trace.hand_in(rows.module, _tensor(rows.bits, rows.dtype).to(self._loaded.device), rows.start)
 
-    def _logits(self, rows: Rows) -> torch.Tensor:
+    def _logits(self, rows: EngineRows) -> torch.Tensor:
         """Rows on the model's device, in its dtype where that holds them; a padded vocabulary is cut."""
         bits = rows.bits[:, : self._loaded.vocab_size]
         if bits.shape[1] != self._loaded.vocab_size:

@@ -18,10 +18,15 @@ import numpy as np
 import torch
 
 from ...errors import CaptureError, UsageError
+from ...judging.divergence import Divergence
+from ...numerics.formats import LOGIT_FORMATS
 from ...runs.tables.layer_spool import LayerModule, LayerPart
+from ..controls.judging_session import JudgingSession
 from ..controls.reordering import reordered, reordering_refusal
+from ..controls.rounding_floor import divergence
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
+from ..paths.engines import seen_by
 from ..paths.hooks import ModuleTrace
 from ..paths.modifiers import MODIFIERS
 from ..paths.paths import Path, open_path, parse_path
@@ -138,7 +143,7 @@ class SpooledOutputs(ModuleTrace):
         self.modules = of.modules
         self._of, self._emit, self._end, self._is_reference = of, emit, end, is_reference
         self._number = 0
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _RowBuffer] = {}
         self._spoiled: set[str] = set()
 
     def watching(self) -> AbstractContextManager[None]:
@@ -194,10 +199,10 @@ class SpooledOutputs(ModuleTrace):
             return
         if waiting is None:
             space = torch.empty((room, found.shape[1]), dtype=found.dtype, device=found.device)
-            waiting = self._waiting[name] = _Waiting(module, first, space)
+            waiting = self._waiting[name] = _RowBuffer(module, first, space)
         waiting.add(found)
 
-    def _hand_on(self, waiting: _Waiting) -> None:
+    def _hand_on(self, waiting: _RowBuffer) -> None:
         self._emit_part(waiting.module, waiting.first, waiting.space[: waiting.filled])
 
     def _emit_part(self, module: LayerModule, first: int, found: torch.Tensor) -> None:
@@ -206,7 +211,7 @@ class SpooledOutputs(ModuleTrace):
 
 
 @dataclass
-class _Waiting:
+class _RowBuffer:
     """Rows of one module that do not yet fill a part. space: [rows, width]"""
 
     module: LayerModule
@@ -251,25 +256,39 @@ class LayerCapture:
         emit, end = partial(self._sink.write, side), partial(self._sink.end, side)
         return SpooledOutputs(self, emit, end, is_reference=side == 0)
 
-    def floor(self, reference: Path, on_step: Callable[[str], None]) -> None:
+    def floor(self, reference: Path, on_step: Callable[[str], None], session: JudgingSession | None = None) -> None:
         """Reorderings of prefill against prefill, all prompts a seed. CaptureError where that cannot be had: there is
         no floor then.
+
+        session: whose floor of the logits these forwards give too, where it has room for the plain ones.
         """
+        plain = None if session is None or not self.plan.seeds else session.plain_logits()
         try:
             if self.plan.seeds and reference != _PLAIN:
                 on_step("plain prefill for the floor of the modules")
                 self._prefill(self._sink.write_plain, lambda: None)
             for seed in range(self.plan.seeds):
                 on_step(f"floor of the modules, reordering {seed + 1} of {self.plan.seeds}")
-                with reordered(self.loaded.model, seed):
-                    self._prefill(self._sink.write_floor, self._sink.end_floor)
+                with reordered(self.loaded.model, seed) as reordering:
+                    found = self._prefill(self._sink.write_floor, self._sink.end_floor, plain)
+                if session is not None and plain is not None:
+                    session.take_floor(seed, len(reordering), found)
         except CaptureError:
             self._sink.forget_floor()
             raise
 
-    def _prefill(self, emit: Callable[[LayerPart], None], end: Callable[[], None]) -> None:
+    def _prefill(
+        self, emit: Callable[[LayerPart], None], end: Callable[[], None], plain: Sequence[torch.Tensor] | None = None
+    ) -> list[Divergence]:
+        """Follow a prefill of every prompt; its divergence from the plain logits, where they are given."""
         trace = SpooledOutputs(self, emit, lambda _: end(), is_reference=False)
+        found = []
         with open_path(_PLAIN, self.loaded, trace=trace) as run, trace.watching():
             for number, ids in enumerate(self.token_ids):
                 with trace.of_prompt(number):
-                    run(ids, trace.see_logits)
+                    if plain is None:
+                        run(ids, trace.see_logits)
+                    else:
+                        followed = seen_by(run, trace.see_logits)
+                        found.append(divergence(plain[number], followed, ids, LOGIT_FORMATS.get(self.loaded.dtype)))
+        return found

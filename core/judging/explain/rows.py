@@ -45,7 +45,7 @@ class RowPair:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """What a side's complete row leaves out: tokens that are -inf there and finite on the other side.
+    """Tokens that a side's complete row leaves out: they are -inf there and finite on the other side.
 
     kept: tokens that are finite; are_best: these are the best of the other side; mass: their probability there.
     """

@@ -7,8 +7,9 @@ from dataclasses import replace
 from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
 from ...text import number
-from .hypotheses import Cause, causes_of
+from .hypotheses import causes_of
 from .rows import rows_of_run
+from .scoring import Cause
 
 
 def causes_of_pair(run: RunReader, pair: int) -> list[Cause]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,14 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DumpError, UsageError
-from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, values_of
+from ...numerics.formats import FloatFormat, format_named
 from ...text import printable, shown
 from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.records import Generation, Provenance, RunHeader, SideHeader
 from .arrays import Elements, StoredArray, in_c_order
+from .compute_dtype import check_all, detect, lossy
 from .containers import Container, open_container
+from .dump_notes import notes_on
 from .reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved
-from .source_dtype import Source, has_number, looks_chosen, looks_normalised, narrowest, source_of
+from .source_dtype import DumpSide, source_of
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -35,14 +36,6 @@ ROW_BYTES_TOGETHER = 256 * MIB  # one position of all sides, the least a chunk c
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
-LOGITS_ALL_THE_SAME = "--holds logits (on the Upload page, 'Holds') where that is what they are"
-_LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
-
-
-@dataclass(frozen=True)
-class _Side:
-    header: SideHeader
-    source: Source
 
 
 class Dump:
@@ -56,7 +49,7 @@ class Dump:
     def __init__(
         self,
         stack: ExitStack,
-        sides: list[_Side],
+        sides: list[DumpSide],
         layout: Layout,
         fmt: FloatFormat,
         dtype_reason: str,
@@ -131,7 +124,14 @@ class Dump:
                     [self._take(side, stream, count) for side, stream in zip(self._sides, elements, strict=True)],
                 )
 
-    def _take(self, side: _Side, stream: Elements, rows: int) -> NDArray[np.unsignedinteger]:
+    def first_rows(self) -> list[NDArray[np.unsignedinteger]]:
+        """The first rows of every side, few enough to be looked at when the dump is opened. [n, vocab] each"""
+        chunks = self.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(self.sides)))
+        first = next(chunks)[1]
+        chunks.close()
+        return first
+
+    def _take(self, side: DumpSide, stream: Elements, rows: int) -> NDArray[np.unsignedinteger]:
         """The next rows of one side as bits of the compute dtype. [rows, vocab]"""
         source, dtype = side.source, side.source.array.dtype
         size = rows * self.vocab
@@ -146,7 +146,7 @@ class Dump:
             bits = source.bits(stream.take(min(CONVERT_ELEMENTS, size - first)))
             moved = source.into(bits, self._format)
             if moved is None:  # it was looked at when opened, so the file has changed
-                raise _lossy(source, bits, self._format)
+                raise lossy(source, bits, self._format)
             out[first : first + len(moved)] = moved
         return out.reshape(rows, self.vocab)
 
@@ -186,7 +186,8 @@ def open_dump(
         dump = _understand(containers, override, known, reference, stack, fewest_sides, on_progress or _untold)
         said = [f"{container.name}: {container.warning}" for container in containers if container.warning]
         named = " and ".join(container.name for container in containers)
-        dump.warnings = (*said, *_looked_at(dump, named, holds == LOGITS))
+        notes = notes_on(named, dump._sides, dump.prompts, dump.first_rows(), dump._format, are_logits=holds == LOGITS)
+        dump.warnings = (*said, *notes)
         return dump
     except BaseException:
         stack.close()
@@ -225,7 +226,7 @@ def _understand(
     sides = []
     for name, (place, array) in named.items():
         source = source_of(array, reserved[place].side_dtypes.get(name) or declared[place] or said or override)
-        sides.append(_Side(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
+        sides.append(DumpSide(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
     if reference is None and len(containers) == 1:
         reference = reserved[0].reference or None
     if reference is not None and reference not in named:
@@ -244,9 +245,9 @@ def _understand(
         "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",
     )
     sources = [side.source for side in sides]
-    _check_all(sources, target, known, tell)
+    check_all(sources, target, known, tell)
     if target is None:
-        target, reason = _detect(sources, known, tell)
+        target, reason = detect(sources, known, tell)
     layout = reserved[0].over(reserved[1] if len(reserved) > 1 else None)
     if target.itemsize * layout.vocab * len(sides) > ROW_BYTES_TOGETHER:
         raise DumpError(
@@ -364,167 +365,3 @@ def _common_shape(named: dict[str, tuple[int, StoredArray]]) -> tuple[int, ...]:
                 f"{shown(named[first][1].shape)} as '{shown(first)}' has: sides align",
             )
     return shapes[first]
-
-
-def _lossy(source: Source, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:
-    value = source.first_lost(bits, target)
-    return source.array.refusal(
-        f"holds {value!r}, which is no {target.name} value",
-        f"logits that {target.name} holds exactly, or another compute_dtype",
-    )
-
-
-def _check_all(
-    sources: list[Source], target: FloatFormat | None, known: FloatFormat | None, tell: Callable[[int, int], None]
-) -> None:
-    """Reads what must be read to refuse sides of nothing but NaN, and float64 beyond float32 and values beyond the
-    given compute dtype, unless all were read before.
-    """
-    done, total = 0, sum(source.array.nbytes for source in sources)
-    for source in sources:
-        is_settled = target is None or known is target or source.is_always_exact(target)
-        is_number_seen = False
-        elements = Elements(source.array)
-        try:
-            for raw in elements.blocks():
-                done += raw.nbytes
-                tell(done, total)
-                bits = source.bits(raw)
-                is_number_seen = is_number_seen or has_number(bits, source.fmt)
-                if target is not None and not is_settled and source.into(bits, target) is None:
-                    raise _lossy(source, bits, target)
-                if is_number_seen and is_settled and not (source.is_double and known is None):
-                    break
-        finally:
-            elements.close()
-        if not is_number_seen:
-            raise source.array.refusal("holds nothing but NaN", "logits")
-
-
-def _detect(
-    sources: list[Source], known: FloatFormat | None, tell: Callable[[int, int], None]
-) -> tuple[FloatFormat, str]:
-    """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does
-    not fit.
-    """
-    arrays = " and ".join(sorted({source.fmt.name for source in sources}, reverse=True))
-    if len({source.fmt.name for source in sources}) == 1 and sources[0].fmt is not FLOAT32:
-        return sources[0].fmt, f"array dtype: {arrays} arrays"
-    for fmt in (BFLOAT16, FLOAT16):
-        if fmt is known or (known is None and _are_exact(sources, fmt, tell)):
-            return (fmt, f"detected: {arrays} arrays whose every value is exactly a {fmt.name}")
-    if known is None and not _are_exact(sources, FLOAT32, tell):
-        raise DumpError(
-            f"{sources[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one dtype."
-        )
-    return (FLOAT32, f"array dtype: {arrays} arrays with values that no narrower dtype holds")
-
-
-def _are_exact(sources: list[Source], fmt: FloatFormat, tell: Callable[[int, int], None]) -> bool:
-    """Return whether every value of every side is one of `fmt`."""
-    done, total = 0, sum(source.array.nbytes for source in sources)
-    for source in sources:
-        if source.is_always_exact(fmt):
-            done += source.array.nbytes
-            continue
-        elements = Elements(source.array)
-        try:
-            for raw in elements.blocks():
-                if source.into(source.bits(raw), fmt) is None:
-                    return False
-                done += raw.nbytes
-                tell(done, total)
-        finally:
-            elements.close()
-    return True
-
-
-def _looked_at(dump: Dump, name: str, are_logits: bool) -> list[str]:
-    """Notes for a user on a dump that is taken all the same. DumpError where its first rows are no logits of
-    [positions, vocab].
-
-    are_logits: the user says so.
-    """
-    found = []
-    for side in dump._sides:
-        if side.source.is_double:
-            found.append(
-                f"{side.source.array.where} is float64; its values are all float32, so it is kept, and exported, as"
-                " float32."
-            )
-    highest = max((max(prompt.token_ids) for prompt in dump.prompts if prompt.token_ids), default=0)
-    if highest >= dump.vocab:
-        found.append(
-            f"{name}: token_ids holds {highest}, beyond the vocabulary of {dump.vocab}; are the ids those of these"
-            " logits?"
-        )
-    chunks = dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(dump.sides)))
-    first = next(chunks)[1]
-    chunks.close()
-    for side, bits in zip(dump._sides, first, strict=True):
-        values = values_of(bits, dump._format)
-        what = looks_normalised(values)
-        if what:
-            found.append(
-                f"{side.source.array.where} looks like {what}: its sampled rows sum to 1; ULPs and margins are of"
-                " those, not logits."
-            )
-        elif looks_chosen(values) and not are_logits:
-            found.append(_chosen(dump, side))
-    return found + _dtypes_apart(dump, first)
-
-
-def _chosen(dump: Dump, side: _Side) -> str:
-    """A sentence for log-probabilities of chosen tokens; DumpError where there are more rows than a vocabulary would
-    have columns.
-    """
-    looks = (
-        f"looks like chosen-token log-probabilities of {dump.rows:,} sequences of {dump.vocab:,} tokens, not"
-        " [positions, vocab]: no value is above 0, and the rows add up to more than 1 as probabilities"
-    )
-    array = side.source.array
-    if dump.rows > dump.vocab:
-        raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
-    return (
-        f"{array.where} {looks}; if it is so, every figure here is meaningless: save the logits of every token of the"
-        " vocabulary."
-    )
-
-
-def _dtypes_apart(dump: Dump, first: Sequence[NDArray[np.unsignedinteger]]) -> list[str]:
-    """Notes on ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of the
-    compute dtype.
-    """
-    holds: dict[str, str] = {}  # side -> dtype of its values
-    for side, bits in zip(dump._sides, first, strict=True):
-        if side.source.fmt.bits == 16 and side.source.fmt is not dump._format:
-            holds[side.header.name] = side.source.fmt.name
-        else:
-            says = len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES
-            holds[side.header.name] = narrowest(bits, dump._format).name if says else dump._format.name
-    coarse = {name: dtype for name, dtype in holds.items() if dtype != dump._format.name}
-    saved = dict.fromkeys(side.header.source_dtype for side in dump._sides)
-    if coarse and len(set(holds.values())) > 1:
-        steps = max(1 << (dump._format.mantissa_bits - format_named(dtype).mantissa_bits) for dtype in coarse.values())
-        coarsest = max(coarse.values(), key=lambda dtype: -format_named(dtype).mantissa_bits)
-        return [
-            f"the sides are of different dtypes: {_listed(holds)}. ULPs are of {dump.compute_dtype} on every side, and"
-            f" one step of {coarsest} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,} ULPs:"
-            " go by differences in logits, or compare sides of one dtype."
-        ]
-    if len(saved) > 1:
-        return [
-            f"the sides were saved in different dtypes ({', '.join(saved)}); ULPs are of {dump.compute_dtype} on every"
-            " side, which holds every value."
-        ]
-    return []
-
-
-def _listed(dtypes: dict[str, str]) -> str:
-    """`'a', 'b' hold bfloat16 values, 'c' holds float32 values`, the first few by name."""
-    found = []
-    for dtype in dict.fromkeys(dtypes.values()):
-        names = [f"'{shown(name, 40)}'" for name, held in dtypes.items() if held == dtype]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        found.append(f"{', '.join(names[:3])}{more} {'holds' if len(names) == 1 else 'hold'} {dtype} values")
-    return ", ".join(found)

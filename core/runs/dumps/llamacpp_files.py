@@ -1,4 +1,4 @@
-"""What llama.cpp writes of its rows: `--kl-divergence-base` files of perplexity and GGUF files of `llama-results`.
+"""Files of rows that llama.cpp writes: `--kl-divergence-base` files of perplexity and GGUF files of `llama-results`.
 
 Formats as in tools/perplexity/perplexity.cpp (`log_softmax` with 16 bits a value) and tools/results/results.cpp. Every
 count is checked against the file's size before anything of that size is allocated.
@@ -35,7 +35,7 @@ _ALIGNMENT = 32
 
 
 @dataclass(frozen=True)
-class Rows:
+class LlamaCppRows:
     """The logits of such a file, the token of each row, and how its rows fall into prompts."""
 
     logits: StoredArray
@@ -45,7 +45,7 @@ class Rows:
     warning: str = ""
 
     def arrays(self, key: str) -> dict[str, StoredArray]:
-        """As a dump has them: the logits under `key`, and the reserved keys."""
+        """The arrays of a dump: the logits under `key`, and the reserved keys."""
         lengths = np.array(self.prompt_lengths, np.int64)
         return {
             key: self.logits,
@@ -63,7 +63,7 @@ def _held(name: str, key: str, values: NDArray[np.int64]) -> StoredArray:
     return StoredArray(name, key, np.dtype("<i8"), values.shape, False, stream)
 
 
-def kld_rows(name: str, key: str, file: io.FileIO, file_bytes: int) -> Rows:
+def kld_rows(name: str, key: str, file: io.FileIO, file_bytes: int) -> LlamaCppRows:
     """A `--kl-divergence-base` file: of every chunk of the context, the rows of its second half but the last.
 
     A row is float32 scale, float32 lowest value and a uint16 a token: log-probability = lowest + scale x uint16.
@@ -90,7 +90,7 @@ def kld_rows(name: str, key: str, file: io.FileIO, file_bytes: int) -> Rows:
     logits = StoredArray(name, key, np.dtype("<f4"), (chunks * rows, vocab), False, stream)
     meta = {"format": "llama.cpp --kl-divergence-base", "first position of a chunk": first, "context": context}
     ids = tokens[:, first : first + rows].reshape(-1)
-    return Rows(logits, ids, (rows,) * chunks, json.dumps(meta), KLD_WARNING)
+    return LlamaCppRows(logits, ids, (rows,) * chunks, json.dumps(meta), KLD_WARNING)
 
 
 class _Decoded(io.RawIOBase):
@@ -124,7 +124,7 @@ class _Decoded(io.RawIOBase):
         return memoryview((lowest + scale * steps).astype("<f4").tobytes())
 
 
-def results_rows(name: str, key: str, file: io.FileIO, file_bytes: int) -> Rows:
+def results_rows(name: str, key: str, file: io.FileIO, file_bytes: int) -> LlamaCppRows:
     """A GGUF of `llama-results`: tensors `tokens` (int32) and `logits` (float32, a row a token).
 
     The tensor declares its dimensions as (tokens, vocabulary), which in a GGUF means that tokens lie next to each
@@ -154,7 +154,7 @@ def results_rows(name: str, key: str, file: io.FileIO, file_bytes: int) -> Rows:
         return Window(file, places["logits"], 4 * elements, lock)
 
     logits = StoredArray(name, key, np.dtype("<f4"), (count, vocab), False, stream)
-    return Rows(logits, tokens, (count,), json.dumps({"format": "llama.cpp llama-results"}))
+    return LlamaCppRows(logits, tokens, (count,), json.dumps({"format": "llama.cpp llama-results"}))
 
 
 class _Header:
@@ -225,7 +225,7 @@ class _Header:
         return found
 
 
-READERS: dict[bytes, tuple[str, Callable[[str, str, io.FileIO, int], Rows]]] = {
+READERS: dict[bytes, tuple[str, Callable[[str, str, io.FileIO, int], LlamaCppRows]]] = {
     KLD_MAGIC: ("kld", kld_rows),
     GGUF_MAGIC: ("results", results_rows),
 }

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
 from ...text import shown
+from ..file.records import SideHeader
 from .arrays import StoredArray
 
 NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
@@ -63,6 +64,14 @@ class Source:
             half = len(bits) // 2
             bits = bits[:half] if self.into(bits[:half], target) is None else bits[half:]
         return float(values_of(bits, self.fmt)[0])
+
+
+@dataclass(frozen=True)
+class DumpSide:
+    """A side as the run will have it, and how its elements are read."""
+
+    header: SideHeader
+    source: Source
 
 
 def moved(

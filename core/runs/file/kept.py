@@ -1,4 +1,4 @@
-"""What a run keeps of its logits: all of them, those of flips and near ties, or none. Figures are always of all logits.
+"""Logits that a run keeps: all of them, those of flips and near ties, or none. Figures are always of all logits.
 
 Of 512 positions of 128,256 tokens in bfloat16, two sides of 263 MB: 298 MB with all, 0.7 MB with figures
 (`python -m benchmarks kept`, random logits).

@@ -209,7 +209,7 @@ class RunHeader:
 
     @property
     def is_first(self) -> NDArray[np.bool_]:
-        """Which rows begin a prompt. [rows]"""
+        """Mask of the rows that begin a prompt. [rows]"""
         found = np.zeros(self.rows, bool)
         found[np.cumsum([0, *(prompt.positions for prompt in self.prompts[:-1])])] = True
         return found

@@ -41,6 +41,7 @@ _MEANING = {
     "same-top1": "X from 0 to 1",
 }
 _SIGNS = {"ulps": ":", "same-top1": "<"}
+_PARTS = re.compile(r"(flips:margin|[^<>:]*)([<>:]?)(.*)", re.DOTALL)  # of a condition: kind, sign, limit
 _NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
 # Verdicts that no control has decided. `rounding`, `identical` and a wanted lower precision pass.
 _OPEN = (UNDECIDED, NOT_JUDGED)
@@ -100,7 +101,7 @@ class Condition:
         compact = re.sub(r"\s*([<>:])\s*", r"\1", text.strip())
         if compact in ("bits", "flips", "verdict"):
             return cls(compact)
-        kind, sign, limit = re.fullmatch(r"(flips:margin|[^<>:]*)([<>:]?)(.*)", compact, re.DOTALL).groups()  # type: ignore[union-attr]
+        kind, sign, limit = _PARTS.fullmatch(compact).groups()  # type: ignore[union-attr]  # any text fits
         where = f"--fail-on '{shown(text, 60)}'"
         if kind not in _MEANING:
             raise UsageError(f"{where} is not known; expected {ALLOWED}.")

@@ -29,7 +29,7 @@ def bounded(interval: Interval | None) -> Bounded:
 
 
 def counted(answers: Sequence[bool | None]) -> int | list[int]:
-    """How many are true: a number, or bounds where some are unknown."""
+    """Number of answers that are true, or bounds where some are unknown."""
     true, unknown = answers.count(True), answers.count(None)
     return [true, true + unknown] if unknown else true
 
@@ -78,7 +78,7 @@ def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with
 
 
 def side_json(side: SparseSide) -> dict[str, Any]:
-    """What was sent for a side: formats, kinds of values, how many, and what the payloads say of themselves.
+    """Describe what was sent for a side: formats, kinds of values, how many, and what the payloads say of themselves.
 
     processed: whether temperature, penalties or a mask are in the values, null where a payload does not say. full_rows:
     rows in which every token of the vocabulary has its value. missing: entries that were placeholders.
@@ -190,7 +190,7 @@ def ulps_json(margin: MarginUlps | None) -> int | list[int] | None:
 
 
 def grid_json(grid: Grid | None) -> dict[str, Any] | None:
-    """What shows a side's 16-bit grid, null where none is shown."""
+    """Evidence of a side's 16-bit grid, null where none is shown."""
     if grid is None:
         return None
     return {

@@ -50,7 +50,7 @@ def told_count(count: int | list[int]) -> str:
 
 
 def sentence(pair: SparsePair) -> str:
-    """What was sent and how far it differs, in a sentence or two."""
+    """Say what was sent and how far it differs, in a sentence or two."""
     said = summary_json(pair)
     listed, differing, places = said["listed"], said["listed_that_differ"], plural(len(pair.positions), "position")
     if not listed:
@@ -88,7 +88,7 @@ def _grid_words(grid: Grid | None) -> str:
 
 
 def meeting_lines(pair: SparsePair) -> list[str]:
-    """Where the texts part, a sentence a prompt that does."""
+    """Say where the texts part, a sentence for each prompt that does."""
     parted = [meeting for meeting in pair.meetings if meeting.parting is not None and not meeting.is_parting_in_prompt]
     several = len(pair.meetings) > 1
     lines = [

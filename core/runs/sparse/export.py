@@ -64,7 +64,7 @@ def _row(response: SparseResponse, index: int) -> dict[str, Any]:
 
 
 def is_line(document: object) -> bool:
-    """Whether a JSON document is a line of ours."""
+    """Return whether a JSON document is a line of ours."""
     return isinstance(document, dict) and document.get(FORM) == _VERSION and "side" in document
 
 

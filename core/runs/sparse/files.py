@@ -17,8 +17,8 @@ from .records import SparseResponse, SparseSide
 
 
 def are_payloads(paths: Sequence[Path]) -> bool:
-    """Whether these files hold responses of engines. UsageError where some do and others do not; False where one is
-    not there, for which others have their own sentence.
+    """Return whether these files hold responses of engines. UsageError where some do and others do not; False where one
+    is not there, for which others have their own sentence.
     """
     if not all(path.is_file() for path in paths):
         return False

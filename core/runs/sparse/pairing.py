@@ -47,7 +47,7 @@ class SparsePosition:
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """How two responses to one prompt lie beside each other.
+    """Alignment of two responses to one prompt.
 
     parting: first position of the sequence at which the sides' tokens differ, None where they never do; positions are
     the reference's. is_prompt_checked: token ids of both prompts are known and were compared. only_reference,
@@ -281,7 +281,7 @@ def _listed(rows: SparseRows, index: int, error: float, ids: Mapping[int, int] |
 
 
 def _starts(reference: SparseResponse, variant: SparseResponse) -> tuple[int, int]:
-    """What is added to each side's positions so that both count from the same place.
+    """Offsets added to each side's positions so that both count from the same place.
 
     A response that does not say where it starts begins at the other's first generated position.
     """
@@ -328,7 +328,7 @@ def _with_chosen(tokens: tuple[int, ...], chosen: Mapping[int, int]) -> tuple[in
 
 
 def _meet(prompt: int, reference: _Prepared, variant: _Prepared) -> Meeting:
-    """Where the two sequences part, and how many rows have no partner."""
+    """Find where the two sequences part, and how many rows have no partner."""
     parting = next(
         (
             place
@@ -398,7 +398,7 @@ def _ulps(row: ListedRow, grid: Grid | None) -> MarginUlps | None:
 def _notes(
     reference: SparseSide, variant: SparseSide, meetings: Sequence[Meeting], vocab: int | None
 ) -> tuple[str, ...]:
-    """What a reader has to know of the comparison, a sentence each."""
+    """Notes that a reader of the comparison has to know, a sentence each."""
     notes: list[str] = []
     unchecked = sum(not meeting.is_prompt_checked for meeting in meetings)
     if unchecked:

@@ -126,7 +126,7 @@ def sparse_rows(rows: Iterable[SparseRow], where: str) -> SparseRows:
 
 @dataclass(frozen=True, eq=False)
 class SparseResponse:
-    """What an engine sent for one prompt.
+    """Response of an engine to one prompt.
 
     format: the payload's name, as `recognise` gives it ('vllm prompt_logprobs', ...). values: what the numbers are.
     keys: 'token_id', or 'text' where the engine sent texts only: token ids are then places in `texts`, of this

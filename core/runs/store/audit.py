@@ -145,7 +145,7 @@ def _remove_old(folder: Path, now: datetime, settings: Hosting) -> None:
 
 
 def _put_aside(path: Path) -> datetime | None:
-    """When a file was put aside, by its name: no event in it is later."""
+    """Time at which a file was put aside, by its name: no event in it is later."""
     try:
         return datetime.strptime(path.name.split("-")[1], _MOMENT).replace(tzinfo=UTC)
     except (IndexError, ValueError):

@@ -169,7 +169,7 @@ def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[
 
 
 def counted(cards: Sequence[RunCard]) -> str:
-    """How many runs there are, and how many of their pairs have which verdict, the most frequent first."""
+    """Say how many runs there are, and how many of their pairs have which verdict, the most frequent first."""
     found = Counter(shown(name) for card in cards for name in card.pair_verdicts)
     of_each = ", ".join(f"{count:,} {name}" for name, count in found.most_common())
     pairs = f" with {plural(found.total(), 'pair')}: {of_each}" if found else ""

@@ -90,8 +90,8 @@ def read(store: Path, run_id: str) -> Labels:
 
 
 @dataclass(frozen=True)
-class Change:
-    """Result of a change of labels. labels: those that are stored now; aside: where a damaged file was put;
+class LabelUpdate:
+    """Result of an update of labels. labels: those that are stored now; aside: where a damaged file was put;
     has_both_notes: two people's, one below the other.
     """
 
@@ -100,7 +100,7 @@ class Change:
     has_both_notes: bool = False
 
 
-def write(store: Path, run_id: str, wanted: Labels, seen: Labels | None = None) -> Change:
+def write(store: Path, run_id: str, wanted: Labels, seen: Labels | None = None) -> LabelUpdate:
     """Make the labels of a run what somebody wants who has `seen` them as they were; None: whatever they are. No labels
     leave no file.
 
@@ -113,7 +113,7 @@ def write(store: Path, run_id: str, wanted: Labels, seen: Labels | None = None) 
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent):  # a killed one lets go by being killed
             stored = _read_or_none(store, run_id)
-            changed = Change(wanted) if seen is None or stored is None else _merged(seen, wanted, stored)
+            changed = LabelUpdate(wanted) if seen is None or stored is None else _merged(seen, wanted, stored)
             aside = _put_aside(path, run_id) if stored is None else None
             _write(path, changed.labels)
     except OSError as error:
@@ -130,7 +130,7 @@ def _read_or_none(store: Path, run_id: str) -> Labels | None:
         return None
 
 
-def _merged(seen: Labels, wanted: Labels, stored: Labels) -> Change:
+def _merged(seen: Labels, wanted: Labels, stored: Labels) -> LabelUpdate:
     tags = [tag for tag in stored.tags if tag in wanted.tags or tag not in seen.tags]
     tags += [tag for tag in wanted.tags if tag not in seen.tags and tag not in tags]
     if stored.tags == seen.tags:
@@ -143,7 +143,7 @@ def _merged(seen: Labels, wanted: Labels, stored: Labels) -> Change:
     else:  # both have changed it: somebody else's is never lost, not even to an empty one
         both = wanted.note != ""
         note = f"{stored.note}\n\n{wanted.note}" if both else stored.note
-    return Change(
+    return LabelUpdate(
         Labels(tuple(tags), note, stored.pinned if wanted.pinned == seen.pinned else wanted.pinned), has_both_notes=both
     )
 

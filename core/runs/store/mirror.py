@@ -15,7 +15,6 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import secrets
 import threading
 import time
@@ -31,7 +30,7 @@ from ...configuration import configuration
 from ...disk import WRITING, lock, read_regular, write_atomic
 from ...errors import StoreError
 from ...packaged_models import cache_folder
-from ...text import shown
+from ...text import shown, slug
 from .labels import FOLDER as LABELS
 from .lease import held
 from .objects import Object, Objects, has_md5, is_url
@@ -408,8 +407,7 @@ def mirror_for(url: str) -> Path:
         if (known := _folders.get(key)) is not None and (known / URL_FILE).exists():
             return known
     objects = Objects(url)
-    short = re.sub(r"[^A-Za-z0-9]+", "-", objects.url).strip("-")[:60]
-    folder = key[2] / "stores" / f"{short}-{hashlib.sha256(objects.url.encode()).hexdigest()[:16]}"
+    folder = key[2] / "stores" / f"{slug(objects.url)}-{hashlib.sha256(objects.url.encode()).hexdigest()[:16]}"
     try:
         if _read(folder / URL_FILE) != objects.url.encode():
             folder.mkdir(parents=True, exist_ok=True)

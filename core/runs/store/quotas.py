@@ -121,7 +121,7 @@ def _shortage(store: Store, more_bytes: int, limits: Limits, replaced: Sequence[
     """(bytes that are lacking, a sentence) where so many bytes more are too many; None where they fit."""
     if not (limits.store_bytes or limits.free_bytes):
         return None
-    on_disk, to_come = _taken(store) if limits.store_bytes else (0, reserved_bytes(store))
+    on_disk, to_come = taken_bytes(store) if limits.store_bytes else (0, reserved_bytes(store))
     coming = f" and {to_come:,} more are on their way" if to_come else ""
     if limits.store_bytes:
         held = on_disk - _arrived(store, replaced)
@@ -139,21 +139,16 @@ def _shortage(store: Store, more_bytes: int, limits: Limits, replaced: Sequence[
     return None
 
 
-def stored_bytes(store: Store) -> int:
-    """Bytes that the writable directory holds or has promised: all run files, those in the trash and those being
-    written included, files that arrive or have arrived, as long as they were announced to be, and downloads that were
-    made.
-    """
-    return sum(_taken(store))
-
-
 def reserved_bytes(store: Store) -> int:
     """Bytes to come of files that are incomplete: what was reserved for them and is not on the disk yet."""
     return sum(_partly(*place)[1] for place in _incomplete(store))
 
 
-def _taken(store: Store) -> tuple[int, int]:
-    """(bytes of files, bytes to come of those that are incomplete)"""
+def taken_bytes(store: Store) -> tuple[int, int]:
+    """(bytes of files, bytes to come of those that are incomplete) of the writable directory: all run files, those in
+    the trash and those being written included, files that arrive or have arrived, as long as they were announced to be,
+    and downloads that were made.
+    """
     runs = [] if store.mirror is not None else store.directory.glob(f"*{SUFFIX}")  # there, what is here is a copy
     whole = [*runs, *store.directory.glob(f"{TRASH}/*/*{SUFFIX}"), *_downloads(store)]
     incomplete = [_partly(*place) for place in _incomplete(store)]

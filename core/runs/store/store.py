@@ -16,9 +16,9 @@ from pathlib import Path
 from ...command_name import COMMAND
 from ...disk import place_new, to_disk
 from ...errors import StoreError
-from ...text import shown
+from ...text import shown, slug
 from . import labels, trash
-from .labels import Change, Labels
+from .labels import Labels, LabelUpdate
 from .mirror import mirror_for, mirror_of
 from .objects import is_url
 from .partial import Partial, sweep
@@ -198,7 +198,7 @@ class Store:
             self.mirror.bring(labels.FOLDER)
         return labels.stamps(self.directory)
 
-    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> Change:
+    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> LabelUpdate:
         """Change the labels of a run; see core.runs.store.labels.write. Of objects, those there are brought here first;
         of two machines that change one run's within the same moment the later counts.
         """
@@ -222,7 +222,7 @@ class Store:
 
     def new_run_id(self, name: str, created: datetime) -> str:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
-        words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60].strip("-")
+        words = slug(name.lower()).strip("-")
         return "-".join(part for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)) if part)
 
     def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:

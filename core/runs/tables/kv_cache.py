@@ -114,8 +114,8 @@ class KvSpool:
         return KvPart(*part.key, first, bits)
 
 
-def insert_kv(database: Database, pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> None:
-    """Figures of one part, over the positions that both caches hold."""
+def kv_rows(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> tuple[pa.Table, pa.Table]:
+    """Figures of one part, over the positions that both caches hold: rows of KV and of KV_POSITION."""
     heads, _, width = reference.bits.shape
     if (variant.bits.shape[0], variant.bits.shape[2]) != (heads, width):
         ours, theirs = (f"{part.bits.shape[0]} heads of {part.bits.shape[2]}" for part in (reference, variant))
@@ -129,8 +129,8 @@ def insert_kv(database: Database, pair: int, reference: KvPart, variant: KvPart,
     )
     found = differences(a, b, fmt)
     place = {"pair": pair, "prompt": variant.prompt, "layer": variant.layer, "kind": variant.kind}
-    KV.insert(database, **place, **_by_head(found, heads, count, width, first))
-    KV_POSITION.insert(database, **place, **_by_position(found, heads, count, first))
+    of_heads, of_positions = _by_head(found, heads, count, width, first), _by_position(found, heads, count, first)
+    return KV.arrow(**place, **of_heads), KV_POSITION.arrow(**place, **of_positions)
 
 
 def _by_head(found: Differences, heads: int, count: int, width: int, first: int) -> dict[str, object]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -254,8 +255,7 @@ def _spans(rows: tuple[int, int]) -> list[tuple[int, int]]:
 def _blocks(run: RunReader, pair: int, rows: tuple[int, int], measure: Measure, keep: Keep) -> list[Cells]:
     """Single elements of whole rows by rank, a block of rows each. [block][rows, vocab]"""
     return [
-        keep(("ranked", measure, span), lambda span=span: _pooled_ranks(run, pair, span, measure, 1))  # type: ignore[misc]
-        for span in _spans(rows)
+        keep(("ranked", measure, span), partial(_pooled_ranks, run, pair, span, measure, 1)) for span in _spans(rows)
     ]
 
 
@@ -269,7 +269,7 @@ def _grouped_blocks(
             return _pooled_window(run, pair, span, (0, run.header.vocab), measure, 1, 1 << GROUP_LEVEL)
         return _pooled_ranks(run, pair, span, measure, 1 << GROUP_LEVEL)
 
-    return [keep(("grouped", order, measure, span), lambda span=span: made(span)) for span in _spans(rows)]  # type: ignore[misc]
+    return [keep(("grouped", order, measure, span), partial(made, span)) for span in _spans(rows)]
 
 
 def largest_in(

@@ -14,7 +14,7 @@ from starlette.types import Message
 from app.api import ingest
 from core.configuration import Limits
 from core.errors import LimitError
-from core.runs.store.quotas import stored_bytes
+from core.runs.store.quotas import taken_bytes
 from core.runs.store.store import Store
 from tests.app.api.test_taking import dump, left
 
@@ -91,7 +91,7 @@ def test_bodies_that_arrive_at_once_stay_within_the_limit(
     assert 507 in statuses
     if is_announced:
         assert (sorted(statuses), there) == ([202, 202, 507, 507, 507], 2 * BODY)
-    assert stored_bytes(Store(store)) == 0  # those that were cancelled freed what they held
+    assert sum(taken_bytes(Store(store))) == 0  # those that were cancelled freed what they held
 
 
 @pytest.mark.usefixtures("client")
@@ -109,19 +109,19 @@ def test_bodies_uploads_and_downloads_see_each_others_reservations(
     body = dump()
     assert client.put("/api/runs/a%20run?wait=60", content=body).status_code == 201
     run_id = client.get("/api/runs").json()["runs"][0]["run_id"]
-    held = stored_bytes(Store(store))
+    held = sum(taken_bytes(Store(store)))
     monkeypatch.setenv("ULPSCOPE_LIMITS_STORE_BYTES", str(held + 10_000))
     announced = client.post("/api/uploads", headers=TUS | {"Upload-Length": "9000"})
     assert announced.status_code == 201
     assert client.post("/api/uploads", headers=TUS | {"Upload-Length": "1001"}).status_code == 507
     assert client.put("/api/runs/x", content=body).status_code == 507
     assert client.get(f"/api/runs/{run_id}/npz").status_code == 507
-    assert stored_bytes(Store(store)) == held + 9000
+    assert sum(taken_bytes(Store(store))) == held + 9000
     assert client.delete(announced.headers["location"], headers=TUS).status_code == 204
-    assert stored_bytes(Store(store)) == held
+    assert sum(taken_bytes(Store(store))) == held
     assert [name for name in left(store) if name.startswith(".partial")] == []
     made = client.get(f"/api/runs/{run_id}/npz")
-    assert (made.status_code, stored_bytes(Store(store))) == (200, held + len(made.content))
+    assert (made.status_code, sum(taken_bytes(Store(store)))) == (200, held + len(made.content))
     place = ingest._place(Store(store), "x", 9500, Limits(store_bytes=held + 10_000, free_bytes=0))
     assert client.post("/api/uploads", headers=TUS | {"Upload-Length": "501"}).status_code == 507
     place.remove()

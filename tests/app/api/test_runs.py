@@ -73,7 +73,7 @@ def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClien
     assert answer.json()["error"].endswith(".")
 
 
-def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list[str], store: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list[str], store: Path, capsys) -> None:
     told = client.get("/api/runs/run-1?positions=1").json()
     printed = json.loads(_printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)))
     extra = {"labels": {"tags": [], "note": "", "pinned": False}, "url": "http://testserver/overview?run=run-1"}

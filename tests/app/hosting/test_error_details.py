@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -25,11 +24,7 @@ from tests.core.runs.made_runs import copied
 
 _SENTENCE = re.compile(r"The server failed at this; whoever runs it finds the reason in its log, under ([0-9a-f]{8})\.")
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 async def fails(_: Request):
@@ -106,13 +101,13 @@ def test_a_sentence_calls_the_servers_places_by_what_they_are(own_store, monkeyp
     monkeypatch.setenv("HOME", "/srv/home-of-it")
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(ROOT / "sample_runs"))
     said_of = {
-        f"no run 'x' in {own_store}; `list` shows": "no run 'x' in the store; `list` shows",
-        f"no run 'x' in {own_store}.": "no run 'x' in the store.",
-        f"{own_store}/.npz/x.npz: cannot be written": "the store/.npz/x.npz: cannot be written",
+        f"no run 'x' in {own_store.directory}; `list` shows": "no run 'x' in the store; `list` shows",
+        f"no run 'x' in {own_store.directory}.": "no run 'x' in the store.",
+        f"{own_store.directory}/.npz/x.npz: cannot be written": "the store/.npz/x.npz: cannot be written",
         f"'{ROOT / 'sample_runs'}/a.duckdb'": "'the sample runs/a.duckdb'",
         f"{ROOT}/app/main.py": "the program/app/main.py",
         "/srv/home-of-it/.cache/x": "~/.cache/x",
-        f"{own_store}-of-another/x, /srv/home-of-its/x": None,
+        f"{own_store.directory}-of-another/x, /srv/home-of-its/x": None,
         "1/2 of a/b": None,
     }
     for sentence, expected in said_of.items():
@@ -122,11 +117,11 @@ def test_a_sentence_calls_the_servers_places_by_what_they_are(own_store, monkeyp
 @pytest.mark.parametrize("who", [GRACE, ADA])
 def test_a_page_that_is_refused_names_the_store_to_a_viewer_and_its_place_to_an_editor(who, own_store, monkeypatch):
     def refuses(_: str) -> None:
-        raise StoreError(f"{own_store}/x.duckdb: cannot be opened")
+        raise StoreError(f"{own_store.directory}/x.duckdb: cannot be opened")
 
-    copied(own_store / "mine.duckdb")
+    copied(own_store.directory / "mine.duckdb")
     monkeypatch.setattr("app.shell.store_cache.open_run", refuses)
     sits(monkeypatch, who)
     told = said(opened("overview", run="mine")).replace("\\", "")
     assert ("the store/x.duckdb: cannot be opened" in told) == (who is GRACE)
-    assert (str(own_store) in told) == (who is ADA)
+    assert (str(own_store.directory) in told) == (who is ADA)

@@ -563,7 +563,7 @@ def test_a_configuration_that_is_being_written_leaves_the_one_before(passwords, 
     monkeypatch.setenv("ULPSCOPE_CONFIG", str(path))
     from app.hosting import live_settings
 
-    live_settings._Kept.until = 0.0
+    live_settings._LastRead.until = 0.0
     assert client().get("/").status_code == 401
     forget()  # one that never could be read lets nobody in
     assert client().get("/").status_code == 503

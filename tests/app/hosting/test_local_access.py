@@ -98,7 +98,7 @@ def test_what_is_kept_of_connections_is_bounded(looks, monkeypatch):
     monkeypatch.setattr(local_access, "_MOST_KEPT", 3)
     for port in range(2, 12):
         assert client(Peer(("127.0.0.1", port)), base_url=HERE).get("/").status_code == 403
-        assert len(local_access._Kept.connections) <= 3
+        assert len(local_access._AccessState.connections) <= 3
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,9 @@ def test_a_real_server_answers_programs_of_its_own_user_alone():
                 answer = line.getresponse()
                 answer.read()
                 assert answer.status == 200
-            assert len([kept for kept in local_access._Kept.connections.values() if kept[1]]) == 2  # two connections
+            assert (
+                len([kept for kept in local_access._AccessState.connections.values() if kept[1]]) == 2
+            )  # two connections
         if os.geteuid() != 0:
             pytest.skip("only root can be another user")
         assert "HTTP/1.1 403 " in _asked(port, str(NOBODY))

@@ -106,7 +106,7 @@ def test_the_messages_of_a_websocket_do_not_wait_for_a_look(is_beside, store, mo
 
     async def seen(*asked: object) -> object:
         looks.set()
-        return await still(*asked)  # type: ignore[arg-type]
+        return await still(*asked)
 
     monkeypatch.setattr(authentication, "still", seen)
     monkeypatch.setattr("core.hosting.sessions._LOOK_SECONDS", FOR_EVER)
@@ -198,10 +198,10 @@ def test_nothing_waits_for_the_lock_of_the_audit_log(is_beside, store, monkeypat
     async def told(*event: object, **figures: object) -> None:
         is_told.set()
         if is_beside:
-            await beside(*event, **figures)  # type: ignore[arg-type]
+            await beside(*event, **figures)
             return
         threading.Timer(0.2, release).start()
-        audit.record(*event, **figures)  # type: ignore[arg-type]
+        audit.record(*event, **figures)
 
     def release() -> None:
         is_free.set()

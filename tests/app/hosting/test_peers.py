@@ -55,7 +55,7 @@ def signed_in_by_another_header(monkeypatch) -> None:
 
 def behind_uvicorn(app: Starlette) -> ProxyHeadersMiddleware:
     """As `streamlit run` starts it: X-Forwarded-For of a loopback peer is written over the peer."""
-    return ProxyHeadersMiddleware(app, trusted_hosts="127.0.0.1")  # type: ignore[arg-type]
+    return ProxyHeadersMiddleware(app, trusted_hosts="127.0.0.1")
 
 
 @pytest.mark.parametrize("said", SPELLINGS)

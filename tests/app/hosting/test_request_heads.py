@@ -47,7 +47,7 @@ class Limited(H11Protocol):
 
     made: ClassVar[list[H11Protocol]] = []
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         self.made.append(self)
         super().connection_made(transport)
 

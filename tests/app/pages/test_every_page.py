@@ -17,11 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "where-it-starts"]
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(page: str, **link: str) -> AppTest:
@@ -82,9 +78,8 @@ def test_the_first_flip_can_be_reached_from_the_flips_page():
 
 def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
     from core.judging.ingest import ingest
-    from core.runs.store.store import Store
 
-    run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / "identical_bf16_bits.npz"])
+    run_id = ingest(own_store, [ROOT / "tests" / "cases" / "identical_bf16_bits.npz"])
     for page in PAGES:
         app = opened(page, run=run_id)
         assert not app.exception, page
@@ -99,9 +94,8 @@ def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
 )
 def test_every_page_draws_a_dump_of_every_form(case, own_store):
     from core.judging.ingest import ingest
-    from core.runs.store.store import Store
 
-    run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / f"{case}.npz"])
+    run_id = ingest(own_store, [ROOT / "tests" / "cases" / f"{case}.npz"])
     for page in PAGES:
         app = opened(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
         assert not app.exception, (page, [e.value for e in app.exception])
@@ -109,17 +103,16 @@ def test_every_page_draws_a_dump_of_every_form(case, own_store):
 
 def test_nan_mismatches_are_called_more_than_rounding(own_store):
     from core.judging.ingest import ingest
-    from core.runs.store.store import Store
 
-    run_id = ingest(Store(own_store), [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"])
+    run_id = ingest(own_store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"])
     assert "order of summation" in said(opened("overview", run=run_id))
     assert "order of summation" not in said(opened("overview", run="fresh-against-cached"))
 
 
 def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
-    own_store.mkdir()
-    (own_store / "broken.duckdb").write_bytes(b"not a database")
-    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store / "copy.duckdb")
+    own_store.directory.mkdir()
+    (own_store.directory / "broken.duckdb").write_bytes(b"not a database")
+    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "copy.duckdb")
     app = opened("runs")
     assert not app.exception
     assert "broken.duckdb" in plain(app)
@@ -130,10 +123,9 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
     import numpy as np
 
     from core.judging.ingest import ingest
-    from core.runs.store.store import Store
 
-    own_store.mkdir()
-    dump = own_store / "evil.npz"
+    own_store.directory.mkdir()
+    dump = own_store.directory / "evil.npz"
     logits = np.random.default_rng(0).standard_normal((2, 8), dtype=np.float32)
     np.savez(
         dump,
@@ -141,7 +133,7 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
         token_ids=[1, 2],
         tokens=["<img src=x>", "$$\\x$$"],
     )
-    run_id = ingest(Store(own_store), [dump], name="<script>alert(1)</script> [link](http://x)")
+    run_id = ingest(own_store, [dump], name="<script>alert(1)</script> [link](http://x)")
     for page in PAGES:
         app = opened(page, run=run_id)
         assert not app.exception
@@ -150,11 +142,11 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
 
 
 def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
-    own_store.mkdir()
+    own_store.directory.mkdir()
     damaged = bytearray((ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes())
     for place in range(1_000_000, len(damaged) - 1_000_000, 5_000):
         damaged[place] ^= 0x40
-    (own_store / "damaged.duckdb").write_bytes(damaged)
+    (own_store.directory / "damaged.duckdb").write_bytes(damaged)
     for page in ("overview", "near_ties", "heatmap"):
         app = opened(page, run="damaged")
         assert not app.exception, page
@@ -164,11 +156,9 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
 def test_nan_is_never_outlined_as_the_argmax(own_store):
     from core.judging.ingest import ingest
     from core.runs.reader import RunReader
-    from core.runs.store.store import Store
     from core.runs.views.elements import top_of_both
 
-    store = Store(own_store)
-    with RunReader(store.path_of(ingest(store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"]))) as run:
+    with RunReader(own_store.path_of(ingest(own_store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"]))) as run:
         for position in range(run.header.rows):
             top = top_of_both(run, 0, 0, position)
             for side in ("reference", "variant"):

@@ -18,10 +18,7 @@ from tests.app import opening
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "fresh-against-cached"
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(**link: str) -> AppTest:

@@ -41,9 +41,8 @@ SAMPLES = {
 
 
 @pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs", [ROOT / "tests" / "runs"])
+def own_store(own_store: Store) -> Store:
+    return Store(own_store.directory, [ROOT / "tests" / "runs"])
 
 
 @pytest.fixture

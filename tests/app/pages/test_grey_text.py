@@ -37,10 +37,7 @@ FIRST = {
     ("compare", "fresh-against-cached"): "Choose a run to compare with",
 }
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def words_in_grey(app: AppTest) -> int:

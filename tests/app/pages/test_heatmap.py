@@ -15,10 +15,7 @@ from tests.app import opening
 
 MAIN = str(Path(__file__).resolve().parents[3] / "app" / "main.py")
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(**link: str) -> AppTest:

@@ -21,10 +21,9 @@ from tests.core.runs.judged_runs import REQUEST, judged_run
 
 
 @pytest.fixture(autouse=True)
-def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+def own_store(own_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    return Store(tmp_path / "runs")
+    return own_store
 
 
 @pytest.fixture

@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.views.kernels import in_words, place_in_words, side_by_side
 from core.runs.views.layers import kernels_where_it_starts
 from tests.app.opening import codes, opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import layer_run, with_kernels
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):

@@ -13,7 +13,6 @@ from streamlit.testing.v1 import AppTest
 from app.shell import glossary
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
 from core.runs.views.kv_cache import by_layer, summarize
 from tests.app.opening import codes, figures_of, opened, said
@@ -22,11 +21,7 @@ from tests.covering import few
 
 ROOT = Path(__file__).resolve().parents[3]
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 @pytest.fixture

@@ -22,11 +22,7 @@ from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 @pytest.fixture

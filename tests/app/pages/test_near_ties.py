@@ -16,10 +16,7 @@ from tests.app import opening
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(**link: str) -> AppTest:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -17,28 +16,16 @@ from app.ops import form, parts
 from app.ops.charts import batch_classes, letters_of, number_of
 from app.shell import exports
 from app.shell.jobs import ANY_DEVICE, Jobs
-from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
+from core.runs.ops_run import read_ops
 from core.runs.reports.ops_wording import beside, distance_says
 from core.runs.store.store import Store
-from core.runs.tables.ops import BatchClass, OpRow, Repeats, RowPositions
+from core.runs.tables.ops import BatchClass, OpRow, Repeats
 from tests.app import opening
 from tests.app.opening import codes
+from tests.core.runs.ops_runs import MM, SOFTMAX, probed
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-BATCHES = (1, 2, 3, 4, 8)
-MM = OpRow(
-    "mm",
-    "",
-    "float32",
-    "256 to 256",
-    elements=256,
-    repeats=Repeats(25),
-    relative_rms=3e-7,
-    classes=(BatchClass((1, 2, 3), "a" * 16), BatchClass((4, 8), "b" * 16, 231, 1792)),
-    positions=(RowPositions(3, ((0, 1, 2),)),),
-)
-SOFTMAX = replace(MM, op="softmax", size="width 256", classes=(BatchClass(BATCHES, "c" * 16),))
 CUMSUM = OpRow(
     "cumsum",
     "",
@@ -50,27 +37,7 @@ CUMSUM = OpRow(
 )
 FLASH = OpRow("sdpa", "flash", "float32", "8 heads", refusal="no such kernel")
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
-
-
-def probed(
-    store: Store, run_id: str, *rows: OpRow, chip: str = "A processor", minute: int = 0, device: str = "cpu"
-) -> str:
-    about = OpsHeader(
-        run_id,
-        device,
-        chip,
-        ("float32", "bfloat16"),
-        0,
-        "python -m core ops --quick",
-        versions={"torch": "2.13.0", "threads": "2"},
-        created=datetime(2026, 11, 21, 7, minute, tzinfo=UTC),
-    )
-    return write_ops_run(store, about, rows, run_id=run_id)
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(page: str = "ops", **link: str) -> AppTest:

@@ -6,16 +6,11 @@ import dataclasses
 
 import pytest
 
-from core.runs.store.store import Store
 from tests.app.opening import codes, opened
 from tests.core.runs.remedy_runs import ROWS, remedy_run
 from tests.core.runs.test_remedies import WITHOUT_SPREAD
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def test_the_table_has_what_is_left_and_what_it_costs(own_store):

@@ -16,7 +16,7 @@ from app.repeats import parts as repeats_parts
 from app.shell.store_cache import open_run
 from core.errors import StoreError
 from core.runs.store.cards import list_runs
-from core.runs.store.store import Store, open_store
+from core.runs.store.store import open_store
 from core.runs.views.compare import Compared, flip_sets
 from core.runs.views.repeats import classes_of, pairwise
 from tests.app.pages.test_verdict import opened, said
@@ -33,11 +33,7 @@ SAMPLES = [
     "where-it-starts",
 ]
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def table(app: AppTest, key: str):

@@ -14,7 +14,6 @@ from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import Check, Evidence, SamplerFigures
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.views.verdicts import Rung
 from tests.app.opening import codes
 from tests.app.pages.test_verdict import label, opened, said
@@ -23,11 +22,7 @@ from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved
 X, HEAD = states()
 PLAIN, OTHER = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):

@@ -46,11 +46,7 @@ from tests.core.runs.judged_runs import (
 
 ROOT = Path(__file__).resolve().parents[3]
 
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    return Store(tmp_path / "runs")
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(page: str = "overview", open_: tuple[str, ...] = (), **link: str) -> AppTest:

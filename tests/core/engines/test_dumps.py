@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
     """Where dumps are written, known as the engine `rollout`."""
     place = tmp_path / "dumps"
     place.mkdir()
-    monkeypatch.setitem(registry._given, "rollout", registry._place("rollout", str(place)))
+    monkeypatch.setitem(registry._given, "rollout", registry._location("rollout", str(place)))
     yield place
     registry.end_all()
 

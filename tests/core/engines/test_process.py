@@ -306,8 +306,8 @@ def test_the_configuration_says_where_engines_are(monkeypatch, tmp_path):
     file.write_text('[engines]\nplaces = ["vllm=/opt/vllm/bin/python", "ct2=/opt/ct2/bin/python"]\n')
     monkeypatch.setenv("ULPSCOPE_CONFIG", str(file))
     monkeypatch.setenv("ULPSCOPE_ENGINE_CT2", "/home/me/bin/python")
-    assert registry.place_of("vllm").python == "/opt/vllm/bin/python"
-    assert registry.place_of("ct2").python == "/home/me/bin/python"
+    assert registry.location_of("vllm").python == "/opt/vllm/bin/python"
+    assert registry.location_of("ct2").python == "/home/me/bin/python"
     file.write_text('[engines]\nplaces = ["/opt/vllm/bin/python"]\n')
     with pytest.raises(UsageError, match="expected NAME=PYTHON"):
-        registry.place_of("vllm")
+        registry.location_of("vllm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from benchmarks.verdicts.other_engines import (
     planted,
     planted_folder,
 )
+from core.disk import WRITING
 from core.engines import registry
 from core.engines.process import EngineProcess
 from core.errors import CaptureError, UsageError
@@ -230,10 +232,21 @@ def counted(monkeypatch):
         yield calls
 
 
+def test_models_for_engines_make_room_and_nothing_is_left_of_a_killed_process(tmp_path):
+    for age in range(8):
+        made = tmp_path / f"{age}.gguf"
+        made.write_text("")
+        os.utime(made, (1000 - age,) * 2)
+    (tmp_path / f"{WRITING}1").mkdir()
+    (tmp_path / ".lock").write_text("")
+    engine_files._make_room(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".lock", *(f"{age}.gguf" for age in range(5))]
+
+
 def test_a_session_computes_an_engines_logits_once_and_judges_as_without(loaded, ids, monkeypatch):
     reference, variants = f"llamacpp:prefill+{WIDE}", ["decode", "prefill+attn:eager"]
     with counted(monkeypatch) as of_each:
-        alone = [judge(loaded, [ids], reference=reference, variant=variant) for variant in variants]
+        alone = [judge(loaded, [ids], reference=reference, variant=one, until_decided=False) for one in variants]
     session = JudgingSession(loaded, [ids])
     with counted(monkeypatch) as of_session:
         together = [judge_pair(loaded, [ids], reference, one, session=session).verdict for one in variants]
@@ -492,7 +505,7 @@ def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, m
     told = registry.described("llamacpp")
     monkeypatch.setitem(
         registry._described,
-        ("llamacpp", registry.place_of("llamacpp")),
+        ("llamacpp", registry.location_of("llamacpp")),
         type(told)(**{**vars(told), "modifiers": about}),
     )
     found = judge(loaded, [ids], variant="llamacpp:prefill+kv:q4_0")

@@ -13,8 +13,9 @@ import pytest
 from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, lists, pair_of, tried
 from core.errors import DumpError
 from core.judging.explain import stored
-from core.judging.explain.hypotheses import Cause, causes_of
+from core.judging.explain.hypotheses import causes_of
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
+from core.judging.explain.scoring import Cause
 from core.runs.file.evidence import PairFigures
 from core.runs.reader import RunReader
 from core.runs.sparse.pairing import compare_sides

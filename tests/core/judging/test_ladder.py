@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 
 from core.errors import UsageError
-from core.judging.ladder import (
-    FALSE_ALARM,
-    NotFinite,
-    conclude,
-    floor_test,
-    is_larger_everywhere,
-    sampler_evidence,
-    shrink_test,
-    structure_evidence,
-    structure_of,
-    three_digits,
-)
+from core.judging.ladder.noise_ratio import FALSE_ALARM, floor_test, is_larger_everywhere
+from core.judging.ladder.nonfinite import NotFinite
+from core.judging.ladder.shrink import shrink_test
+from core.judging.ladder.structure import structure_evidence, structure_of
+from core.judging.ladder.verdict import conclude
+from core.judging.validity import sampler_evidence
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -366,19 +360,3 @@ def test_where_hardly_a_position_moves_in_16_bits_only_a_floor_decides():
 def test_figures_of_different_positions_are_refused():
     with pytest.raises(UsageError, match="positions"):
         shrink_test(np.ones(3), np.ones(4), 8)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "shown"),
-    [
-        (0.5321, "0.532"),
-        (24.06, "24.1"),
-        (999.4, "999"),
-        (15321.0, "15,300"),
-        (1234567.0, "1,230,000"),
-        (3.2e12, "3.2e+12"),
-        (float("inf"), "inf"),
-    ],
-)
-def test_ratios_are_written_in_three_digits(ratio, shown):
-    assert three_digits(ratio) == shown

@@ -61,7 +61,7 @@ class Digest:
 
 def add_rows(digest: Digest, in_row_ulps: Digest, found: object) -> None:
     """Every array of a record of arrays."""
-    for field in fields(found):  # type: ignore[arg-type]
+    for field in fields(found):
         (in_row_ulps if field.name == "spacing" else digest).add(getattr(found, field.name))
     for name in ("max_row_ulps", "row_squares"):
         in_row_ulps.add(getattr(found, name))
@@ -117,7 +117,7 @@ def main() -> None:
     formats = [fmt for fmt in ALL_FORMATS if str(fmt.bits) in sys.argv[1].split()]
     for threads, rows in (map(int, argument.split(",")) for argument in sys.argv[2:]):
         pool = ThreadPoolExecutor(threads)
-        divergence._threads = lambda pool=pool: pool  # type: ignore[assignment]
+        divergence._threads = lambda pool=pool: pool
         found.append(figures(rows, formats))
     print(json.dumps(found))
 

@@ -29,7 +29,7 @@ def plan_file(tmp_path: Path):
         said = {"models": ["m"], "prompts": ["a.txt"], "paths": ["decode"], **keys}
         excluded = said.pop("exclude", [])
         lines = [f"{key} = {json.dumps(value)}" for key, value in said.items()]
-        for one in excluded:  # type: ignore[attr-defined]
+        for one in excluded:
             lines += ["[[exclude]]", *(f"{axis} = {json.dumps(value)}" for axis, value in one.items())]
         (place / "sweep.toml").write_text("\n".join(lines))
         return place / "sweep.toml"

@@ -309,7 +309,7 @@ def test_what_is_no_address_is_one_sentence():
 
 def test_a_slot_gets_cells_of_its_model_first_and_a_lost_cell_goes_ahead(cells_of):
     cells = cells_of("p1", "p2", models=["m", "n"])
-    waiting = ray_executor._Waiting()
+    waiting = ray_executor._CellQueue()
     for cell in cells:
         waiting.put(cell)
     one, _ = waiting.take(None)

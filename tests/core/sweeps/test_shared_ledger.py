@@ -4,40 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from core.runs.store import lease, mirror
-from core.runs.store.store import open_store
+from core.runs.store import lease
 from core.sweeps import ledger as ledgers
 from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, Ledger, in_ledger, run_id_of
 from core.sweeps.plan import SweepPlan, read_plan
-from tests.core.runs.store import s3_server
+from tests.core.runs.store.machines import machines_of
 from tests.core.sweeps.stand_in import write
 from tests.waiting import until
 
-Machine = Callable[[str], Ledger]
-
 
 @pytest.fixture(params=["file", "s3"])
-def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Ledger]:
     """Ledger of one store as a machine of that name has it."""
     if request.param == "s3":
         pytest.importorskip("s3fs")
-        s3_server.set_environment(monkeypatch, request.getfixturevalue("server")[0])
-    place = {"file": f"file://{tmp_path}/", "s3": f"s3://{s3_server.BUCKET}/"}[request.param]
-    url = f"{place}{uuid.uuid4().hex}/runs"
-    monkeypatch.setattr(mirror, "_LIST_SECONDS", 0.0)
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-
-    def opened(name: str) -> Ledger:
-        monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / name))
-        return Ledger(open_store(url))
-
-    return opened
+    machine = machines_of(request.param, request, tmp_path, monkeypatch)
+    return lambda name: Ledger(machine(name))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -212,10 +211,10 @@ def _weights(
     return found
 
 
-def _by_row(kernel: Callable[..., Any], x: torch.Tensor, *arguments: Any, **constants: Any) -> None:
+def _by_row(kernel: Any, x: torch.Tensor, *arguments: Any, **constants: Any) -> None:
     if x.numel():
         with _on(x):
-            kernel[(x.shape[0],)](x, *arguments, BLOCK=_LANES, num_warps=4, **constants, **_PLAIN)  # type: ignore[index]
+            kernel[(x.shape[0],)](x, *arguments, BLOCK=_LANES, num_warps=4, **constants, **_PLAIN)
 
 
 def softmax(x: torch.Tensor, dtype: torch.dtype, is_log: bool) -> torch.Tensor:

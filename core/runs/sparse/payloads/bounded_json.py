@@ -37,7 +37,7 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether a line is a document by itself, and not the first one of a document over several lines."""
+    """Return whether a line is a document by itself, and not the first one of a document over several lines."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):

@@ -195,7 +195,7 @@ def _check_texts(row: Row, where: str) -> None:
 
 
 def _best(rows: Sequence[Row], asked: int | None) -> list[int]:
-    """How many of each row's listed tokens are the best of the whole row.
+    """Number of each row's listed tokens that are the best of the whole row.
 
     Where the payload does not tell, lists of k tokens may hold the chosen one from further down besides, and may lack
     tokens that print alike: k is what was asked for, else the shortest length that accounts for the chosen tokens; a
@@ -214,7 +214,7 @@ def _best(rows: Sequence[Row], asked: int | None) -> list[int]:
 
 
 def _is_chosen_last(row: Row) -> bool:
-    """Whether the chosen token may be in the list only because it was chosen: no other has a smaller value."""
+    """Return whether the chosen token may be in the list only because it was chosen: no other has a smaller value."""
     if row.chosen is None:
         return False
     same = [e for e in row.top if (e.token, e.text) == (row.chosen.token, row.chosen.text)]

@@ -96,7 +96,7 @@ def prompt_ids(request: Mapping[str, Any]) -> list[int] | None:
 
 
 def settings_of(said: Mapping[str, Any]) -> dict[str, str]:
-    """What is said of temperature and the like, as texts."""
+    """Settings that a payload echoes, temperature and the like, as texts."""
     names = ("temperature", "top_p", "top_k", "min_p", "seed", "cache_prompt", "repeat_penalty", "presence_penalty")
     more = ("frequency_penalty", "cache_salt", "stream")
     return {name: f"{said[name]}" for name in (*names, *more) if isinstance(said.get(name), int | float | str)}
@@ -182,7 +182,7 @@ def entry_of(said: Mapping[str, Any], where: str) -> Entry:
 
 
 def _is_echoed(logprobs: Mapping[str, Any]) -> bool:
-    """Whether rows of the prompt come first: nothing scores the very first token, so its value is null."""
+    """Return whether rows of the prompt come first: nothing scores the very first token, so its value is null."""
     values = logprobs.get("token_logprobs")
     return isinstance(values, list) and bool(values) and values[0] is None
 

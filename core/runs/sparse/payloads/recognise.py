@@ -1,4 +1,4 @@
-"""What a payload is, by its content: the format of a response decides its reader, never a file's name."""
+"""Recognise a payload by its content: the format of a response decides its reader, never a file's name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MOST_RESPONSES = 1 << 16
 
 
 def is_payload(path: Path) -> bool:
-    """Whether a file begins as JSON does, after white space and a byte order mark, and is no run file, whose first
-    bytes are a checksum.
+    """Return whether a file begins as JSON does, after white space and a byte order mark, and is no run file, whose
+    first bytes are a checksum.
     """
     with path.open("rb") as file:
         head = file.read(4096)
@@ -90,6 +90,7 @@ def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) 
     rows = content_rows(is_list(payload["logprobs"], "logprobs", where), max(0, (length or 1) - 1), where)
     message = payload.get("message")
     text = message.get("content") if isinstance(message, dict) else payload.get("response")
+    options = request.get("options")
     return response_of(
         rows,
         where,
@@ -97,5 +98,5 @@ def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) 
         prompt=length,
         text=text if isinstance(text, str) else "",
         model=payload["model"] if isinstance(payload.get("model"), str) else "",
-        settings=settings_of(request.get("options") if isinstance(request.get("options"), dict) else request),  # type: ignore[arg-type]
+        settings=settings_of(options if isinstance(options, dict) else request),
     )

@@ -203,7 +203,7 @@ def test_a_prompt_may_be_token_ids(llama: LoadedModel) -> None:
         ),
     ],
 )
-def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants, kind, sentence, llama) -> None:  # type: ignore[no-untyped-def]
+def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants, kind, sentence, llama) -> None:
     with pytest.raises(UlpscopeError) as caught:
         plan_capture(llama, prompts, reference, variants)
     assert type(caught.value) is kind
@@ -225,7 +225,7 @@ def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedMode
         plan_capture(llama, ["x"], "prefill", ["prefill+batch:999999999"])
 
 
-def _raising(error: BaseException):  # type: ignore[no-untyped-def]
+def _raising(error: BaseException):
     def base(batch: PromptBatch, emit: Emit) -> None:
         emit(0, torch.zeros(1, batch.loaded.vocab_size))
         raise error
@@ -244,7 +244,7 @@ OUT_OF_MEMORY = "path 'odd': out of memory; shorten the prompts, lower batch:N, 
         (RuntimeError("mat1 and mat2\nhave shapes"), "path 'odd': RuntimeError: mat1 and mat2."),
     ],
 )
-def test_torchs_exceptions_stop_in_the_capture(error, sentence, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_torchs_exceptions_stop_in_the_capture(error, sentence, llama, monkeypatch) -> None:
     monkeypatch.setitem(paths.BASES, "odd", Base(_raising(error)))
     with pytest.raises(CaptureError) as caught:
         collect(plan_capture(llama, ["def walk"], "odd", ["decode"]))

@@ -19,7 +19,8 @@ from core.inference.capture import costs
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.capture.costs import costs_of
 from core.inference.models import model
-from core.inference.models.model import LoadedModel, devices_here, load_model
+from core.inference.models.devices import devices_here
+from core.inference.models.model import LoadedModel, load_model
 from tests.core.inference.conftest import CONFIGS
 
 PROMPTS = ["def walk(self, path): return [step for step in path if step]", "café lamps"]

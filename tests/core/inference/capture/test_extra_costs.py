@@ -7,24 +7,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.capture import extra_costs
-from core.inference.capture.capture import CapturePlan, plan_capture
+from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
 from core.inference.capture.costs import costs_of
 from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
-from core.inference.controls import lower_precision
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.precision_search import most_precisions_offered, precisions_offered
 from core.inference.controls.precisions import catalogue
 from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digests_of, side_of
 from core.inference.watching.kernels import kernels_of
 from core.numerics.metrics import Summary
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.views.layers import modules_of
+from core.runs.writer import RunWriter
 from tests.covering import few
 
 pytestmark = pytest.mark.model
@@ -106,6 +111,35 @@ def test_judging_makes_no_more_forwards_than_were_foreseen(dtype: str, reference
     assert len(seen) > stage.most.forwards / 2  # the twin: a bound that is far off would say nothing
 
 
+def _sum(stages: list[StageCost]) -> int:
+    return sum(stage.most.forwards for stage in stages)
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize(("dtype", "reference"), [("bfloat16", "prefill"), ("float32", "chunked:4")])
+def test_the_floor_of_the_modules_and_the_judgement_share_their_reorderings(dtype, reference, tmp_path):
+    loaded = tiny_model("llama", dtype)
+    prompts = [list(ids)[:10] for ids in tiny_prompts(loaded)[:2]]
+    plan = plan_capture(loaded, prompts, reference, ["decode"], kv=False, layers=True)
+    found, seen = [], []
+    for name, session in (("shared", JudgingSession(loaded, prompts)), ("apart", None)):
+        store = Store(tmp_path / name)
+        with RunWriter(store, plan.header) as writer, counting(loaded) as forwards:
+            assert run_capture(plan, writer, session=session) == []
+            judged = judge_pair(loaded, plan.token_ids, reference, "decode", session=session)
+            with RunReader(store.path_of(writer.finish())) as run:
+                layers = modules_of(run.layers(0))
+        floors = [(each.compute_dtype, each.pair_rms.tobytes(), each.floor_rms.tobytes()) for each in judged.floors]
+        found.append((judged.verdict, floors, layers))
+        seen.append(len(forwards))
+    assert found[0] == found[1]
+    assert plan.layers is not None
+    assert seen[1] - seen[0] == len(prompts) * plan.layers.seeds
+    shared, apart = (_sum(stages_of(each, ["judge"])) for each in (plan, replace(plan, layers=None)))
+    # beside its own reorderings the floor of the modules takes a plain forward, and two where the reference is another
+    assert shared - apart == len(prompts) * (1 + (reference != "prefill"))
+
+
 BOTH = {case.name: case.engine for case in (*PRECISIONS, *ON_TOP)}
 
 
@@ -146,8 +180,8 @@ def test_the_search_for_precisions_is_a_bound_for_each_side_that_may_be_in_one()
 
 def test_a_dry_run_that_reads_no_weights_counts_the_search_as_if_they_were_of_16_bits():
     """Precisions of such weights are tried in two arithmetics."""
-    tried = {dtype: len(lower_precision._offered(tiny_model("llama", dtype), ())) for dtype in ("float32", "bfloat16")}
-    counted = {dtype: len(lower_precision._most_offered(tiny_model("llama", dtype))) for dtype in tried}
+    tried = {dtype: len(precisions_offered(tiny_model("llama", dtype), ())) for dtype in ("float32", "bfloat16")}
+    counted = {dtype: len(most_precisions_offered(tiny_model("llama", dtype))) for dtype in tried}
     assert tried["float32"] < tried["bfloat16"] == counted["bfloat16"] == counted["float32"]
 
 

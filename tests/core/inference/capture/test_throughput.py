@@ -157,7 +157,7 @@ def test_a_few_turns_have_a_share_and_no_interval():
 )
 def test_what_cannot_be_measured_is_refused_before_anything_runs(
     given, batches, error, sentence, llama, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     monkeypatch.setattr(throughput, "walk_seconds", lambda *_: pytest.fail("it ran"))
     with pytest.raises(error, match=sentence):
         throughput.throughput(llama, given, batches, tokens=8, rounds=1)

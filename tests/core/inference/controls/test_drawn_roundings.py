@@ -25,12 +25,12 @@ from core.inference.controls.drawn_roundings import (
     sixteen_rows,
 )
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import answering
+from core.inference.controls.lowered_side import answering
 from core.inference.controls.precisions import CACHE, LAYERS, catalogue
 from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
-from core.judging.ladder import BLOCKS
+from core.judging.ladder.structure import BLOCKS
 from core.judging.sixteen_bits import sixteen_test
 from core.runs.file.evidence import FAILED, MISSING, OWN_DTYPE, PASSED
 from tests.core.inference.capture.test_extra_costs import counting
@@ -147,7 +147,7 @@ def test_as_many_forwards_are_made_as_a_dry_run_counts(narrow: LoadedModel, coun
 
 
 @pytest.mark.model
-def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narrow: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narrow: LoadedModel, monkeypatch) -> None:
     prompts = [tuple(range(5, 29)), tuple(range(40, 50)), tuple(range(60, 90))]
     with torch.inference_mode():
         whole = errors_of(narrow, prompts, [side_of("prefill")], range(2))
@@ -260,7 +260,7 @@ def test_both_sides_wrong_alike_are_no_bug_of_either(narrow: LoadedModel) -> Non
 @pytest.mark.model
 def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     narrow: LoadedModel, held: Any, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     monkeypatch.setattr(
         drawn_roundings, "_drawn", lambda loaded, _, ids, seed: in_float64(loaded.model, torch.tensor(ids))
     )  # rounded at the end only

@@ -16,7 +16,7 @@ from benchmarks.verdicts.engines import attention, prefill, replaced
 from benchmarks.verdicts.mutations import norm_epsilon_of_layer, scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
-from core.inference.controls import judge_model, judging_session, rounding_floor
+from core.inference.controls import judge_model, judging_session, module_rungs, rounding_floor
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.controls.reordering import reordered
 from core.inference.models import float64
@@ -25,7 +25,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import digests_of
-from core.judging.ladder import Verdict
+from core.judging.ladder.verdict import Verdict
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -357,7 +357,7 @@ def test_a_large_fault_of_such_an_engine_is_seen_in_its_own_dtype(narrow: Loaded
 
 
 @pytest.mark.model
-def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narrow: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narrow: LoadedModel, monkeypatch) -> None:
     """Sums in float32 make reorderings of a narrow model move next to nothing, where another kernel's rounding moves
     all.
     """
@@ -495,7 +495,7 @@ def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: Lo
     ("factor", "outcome", "name"),
     [(1.0, PASSED, "rounding"), (1.0 + 1e-6, PASSED, "rounding"), (3.0, MISSING, "undecided")],
 )
-def test_experts_without_float64_say_what_stays_in_doubt(factor, outcome, name, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_experts_without_float64_say_what_stays_in_doubt(factor, outcome, name, monkeypatch) -> None:
     """A jump at one position may be a near tie; that the pair passes may be the floor's."""
     loaded = tiny_model("mixtral")
 
@@ -544,7 +544,7 @@ def test_neighbours_that_move_bits_are_a_leak_of_a_dense_model_that_repeats_its_
     """Digests are stand-ins: those of a path with other neighbours are others, or every call's are."""
     calls = iter(range(100))
 
-    def digests(loaded, prompts, sides):  # type: ignore[no-untyped-def]
+    def digests(loaded, prompts, sides):
         real = digests_of(loaded, prompts, sides)
         if is_unsteady and sides[0].rows > 1:
             return [str(next(calls)) for _ in sides]
@@ -650,7 +650,7 @@ def test_a_verdict_stands_where_its_modules_cannot_be_taken_one_at_a_time(small:
     def fails(*_: object) -> None:
         raise RuntimeError("not implemented for 'Double'")
 
-    monkeypatch.setattr(judge_model, "modules_alone", fails)
+    monkeypatch.setattr(module_rungs, "modules_alone", fails)
     verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", scaled_value(1.01)).verdict
     assert verdict.is_bug_suspected
     (row,) = [row for row in verdict.evidence if row.check == Check.ALONE]

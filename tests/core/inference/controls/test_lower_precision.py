@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from benchmarks.verdicts.engines import PREFIX, Engine, prefill
 from benchmarks.verdicts.mutations import (
@@ -25,25 +26,23 @@ from benchmarks.verdicts.mutations import (
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import SHIPPED, model_named, try_case
-from core.inference.controls import lower_precision, precision_search, precisions
+from core.inference.controls import lowered_in_16_bits, precision_search, precisions
 from core.inference.controls.drawn_roundings import PREFILL, beside_a_precision, sixteen_rows
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import (
-    Lowered,
-    _is_coarser,
-    answering,
-    lowered,
-    ordinals,
-    sixteen_bits_alone,
-)
-from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision
-from core.inference.controls.rounding_floor import rounding_floor, whole_side
+from core.inference.controls.lower_precision import lowered, ordinals
+from core.inference.controls.lowered_in_16_bits import _is_coarser, sixteen_bits_alone
+from core.inference.controls.lowered_side import Lowered, answering
+from core.inference.controls.precision_search import PrecisionSearch
+from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision, Stored, catalogue
+from core.inference.controls.rounding_floor import in_float32, rounding_floor, whole_side
 from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.divergence import mean_squares
-from core.judging.ladder import BLOCKS, BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC, conclude
+from core.judging.ladder.structure import BLOCKS
+from core.judging.ladder.verdict import conclude
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
+from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC
 
 pytestmark = pytest.mark.model
 TWO_AT_ONCE = {
@@ -189,7 +188,7 @@ def test_a_fault_that_an_fp8_cache_would_be_large_enough_for_is_not_made_of_what
         _, (failed,) = sixteen_rows(narrow, prompts, [side], ())
         row, test = beside_a_precision(narrow, prompts, side, (), cache)
     assert failed is not None
-    assert (row.outcome, lower_precision._explains(failed.ratio, test.ratio)) == (PASSED, True)
+    assert (row.outcome, lowered_in_16_bits.explains(failed.ratio, test.ratio)) == (PASSED, True)
     assert test.holds_its_precisions == is_explained
     assert test.held == (pytest.approx(1 if is_explained else 0, abs=0.25),)
 
@@ -218,7 +217,7 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(small: LoadedMod
 def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(small: LoadedModel) -> None:
     """One position of the reference is off by 3 in 100,000: its rms over all positions is within ten floors."""
 
-    def faulty(model, ids):  # type: ignore[no-untyped-def]
+    def faulty(model, ids):
         logits = prefill(model, ids)
         logits[20] *= 1.00003
         return logits
@@ -247,10 +246,10 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
         else (stored(fp8), stale_slot_in_fp8)
     )
 
-    def served(_, ids):  # type: ignore[no-untyped-def]
+    def served(_, ids):
         return sound(own, ids)
 
-    def faulty(_, ids):  # type: ignore[no-untyped-def]
+    def faulty(_, ids):
         return wrong(own, ids)
 
     prompts = [tiny_prompts(narrow)[0][:24]]
@@ -292,10 +291,10 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narro
     """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
     lower = with_weights(four_bits)
 
-    def sound(model, ids):  # type: ignore[no-untyped-def]
+    def sound(model, ids):
         return lower(model, ids)
 
-    def wrong_in_bfloat16(model, ids):  # type: ignore[no-untyped-def]
+    def wrong_in_bfloat16(model, ids):
         inner = attention_scaled_by_head_dim if model.dtype == torch.bfloat16 else prefill
         return with_weights(four_bits, inner)(model, ids)
 
@@ -312,7 +311,7 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     def calibrated(values: torch.Tensor) -> torch.Tensor:
         return (values / 0.37).to(torch.float8_e4m3fn).to(values.dtype) * 0.37
 
-    def engine(model, ids):  # type: ignore[no-untyped-def]
+    def engine(model, ids):
         with Precision(CACHE, "", calibrated).side.open(small, None) as run:
             return whole_side(run, ids.tolist())
 
@@ -441,6 +440,14 @@ def test_formats_hold_the_values_that_their_definitions_say() -> None:
     )
 
 
+def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
+    """Quantiles of the normal distribution, evenly apart on either side of 0, scaled to 1 (QLoRA, section 3)."""
+    least = 0.9677083  # as bitsandbytes has it: half way between 1 - 1/30 and 1 - 1/32
+    above, below = (norm.ppf(np.linspace(least, 0.5, count)[:-1]) for count in (9, 8))
+    levels = np.sort([*above, 0.0, *-below]) / above.max()
+    np.testing.assert_allclose(precisions.NF4_LEVELS, levels, atol=2e-7)
+
+
 def test_groups_end_with_the_row_and_zeros_stay_zeros() -> None:
     values = torch.cat([torch.full((2, 32), 0.5), torch.full((2, 8), 100.0)], dim=1)
     for rounding in (precisions.integers(4, 32), precisions.q8_0, precisions.q4_0):
@@ -479,7 +486,7 @@ def test_places_of_16_bit_values_follow_their_order() -> None:
 def test_a_precision_that_brings_a_fault_just_below_the_limit_of_16_bits_does_not_explain_it(
     before: float, after: float, is_explained: bool
 ) -> None:
-    assert lower_precision._explains(before, after) == is_explained
+    assert lowered_in_16_bits.explains(before, after) == is_explained
 
 
 def test_a_cache_that_is_rounded_after_it_was_read_is_found_under_the_rounding_of_16_bits() -> None:
@@ -573,3 +580,23 @@ def test_what_rounds_nothing_in_16_bits_is_no_precision_there(dtype, caches):
     kept = {each.format for each in precisions.catalogue(loaded) if _is_coarser(each, getattr(torch, dtype))}
     assert kept & {"bfloat16", "float16"} == caches
     assert {"float8_e4m3fn", "NF4", "GGUF's Q8_0"} <= kept  # the twin: what does round
+
+
+def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
+    narrow: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin looks at that position alone."""
+    ids = _one_prompt(narrow)[0]
+    with torch.inference_mode(), in_float32(narrow) as widened:
+        fp8_cache = next(each for each in catalogue(widened) if each.part == CACHE and "e4m3" in each.format)
+        true = replace(fp8_cache, stored=Stored(8, 8))
+        wanted = whole_side(true.side.run_on(widened), ids)
+        differs = np.arange(len(ids)) >= 16
+        monkeypatch.setattr(precision_search, "_rises", lambda _: 7)
+        found = {}
+        for near in (2, 0):
+            monkeypatch.setattr(precision_search, "_NEAR", near)
+            search = PrecisionSearch(widened, ids, wanted, differs, 0.0, [fp8_cache], is_noisy=True)
+            found[near] = search.singles()[0]
+    assert (found[2].precision, found[2].left) == (true, 0.0)
+    assert found[0].left > 0.1

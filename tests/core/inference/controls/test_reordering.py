@@ -122,7 +122,7 @@ _planted_over = reordering._Reorder._permuted
 @pytest.mark.model
 @pytest.mark.parametrize("fault", [_input_left_alone, _input_in_another_order, _one_pair_swapped])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "mamba"])
-def test_factors_that_do_not_match_are_caught_by_it(name, fault, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_factors_that_do_not_match_are_caught_by_it(name, fault, model_of, monkeypatch) -> None:
     loaded = model_of(name)
     model, ids = in_float64(loaded), tokens(loaded)
     monkeypatch.setattr(reordering._Reorder, "_permuted", fault)
@@ -133,7 +133,7 @@ def test_factors_that_do_not_match_are_caught_by_it(name, fault, model_of, monke
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_of, monkeypatch) -> None:
     """So layouts and kernels are those of the plain model, and what a floor measures is the order of summation
     alone.
     """
@@ -149,7 +149,7 @@ def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_
 @pytest.mark.model
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
-def test_experts_are_reordered_whichever_way_they_are_computed(name, implementation, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_experts_are_reordered_whichever_way_they_are_computed(name, implementation, model_of) -> None:
     loaded = model_of(name)
     model, ids = copy.deepcopy(loaded.model), tokens(loaded)
     model.set_experts_implementation(implementation)
@@ -218,7 +218,7 @@ def test_drawing_orders_leaves_the_generator_of_torch_where_it_was(llama: Loaded
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrices(name, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrices(name, model_of) -> None:
     model = model_of(name).model
     with torch.inference_mode(), reordered(model, 0) as found:
         model(torch.tensor([tokens(model_of(name))]))
@@ -241,7 +241,7 @@ def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrice
     "left_out",
     ["model.layers.1.self_attn.o_proj", "lm_head", "model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate"],
 )
-def test_a_map_that_is_left_out_is_noticed(left_out, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_map_that_is_left_out_is_noticed(left_out, model_of, monkeypatch) -> None:
     def without_one(self: Any, func: Any, packet: Any, factors: Any, args: Any, kwargs: Any) -> Any:
         is_left_out = self._weights.name(args[1]) == f"{left_out}.weight"
         return func(*args, **kwargs) if is_left_out else original(self, func, packet, factors, args, kwargs)
@@ -304,7 +304,7 @@ REORDERED_PATHS = ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+
         for k, kept in enumerate((0, 30_000, 1 << 30))
     ],
 )
-def test_every_path_can_be_reordered_and_keeping_weights_changes_no_bit(name, path, keep_bytes, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_every_path_can_be_reordered_and_keeping_weights_changes_no_bit(name, path, keep_bytes, model_of) -> None:
     loaded = model_of(name)
     ids = tokens(loaded)
     with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
@@ -393,7 +393,7 @@ def full_state(loaded: LoadedModel) -> dict[str, object]:
 @pytest.mark.model
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral"])
-def test_the_model_is_bit_for_bit_what_it_was(name, error, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_the_model_is_bit_for_bit_what_it_was(name, error, model_of) -> None:
     loaded = model_of(name)
     ids = tokens(loaded)
     plain, before = forward(loaded.model, ids), full_state(loaded)
@@ -423,7 +423,7 @@ def test_the_model_is_bit_for_bit_what_it_was(name, error, model_of) -> None:  #
         lambda model: model.register_forward_hook(lambda *_: None),
     ],
 )
-def test_what_would_be_left_behind_is_seen(leave, model_folders) -> None:  # type: ignore[no-untyped-def]
+def test_what_would_be_left_behind_is_seen(leave, model_folders) -> None:
     loaded = load_model(str(model_folders["qwen2"]), dtype="float32", device="cpu")
     before = full_state(loaded)
     leave(loaded.model)
@@ -590,7 +590,7 @@ def _offloaded(model: Any) -> Any:
         (_offloaded, r"'lm_head' \(Linear\) has its weight offloaded; load .*"),
     ],
 )
-def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, sentence, llama) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, sentence, llama) -> None:
     model = change(copy.deepcopy(llama.model))
     entered = False
     with pytest.raises(CaptureError, match=rf"^reordering: {sentence}\.$"), reordered(model, 0):

@@ -28,7 +28,7 @@ from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import divergences_of, side_of
 from core.inference.paths.grammar import Base
 from core.judging.divergence import Divergence, pooled_rms, row_ulp_percentile
-from core.judging.ladder import LARGEST_RATIO_16_BITS
+from core.judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS
 from core.numerics.formats import FORMATS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens
@@ -80,7 +80,7 @@ def rms_by_numpy(reference: torch.Tensor, variant: torch.Tensor) -> tuple[float,
 @pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize(("path", "dtype"), covering(["prefill", "decode", "chunked:7"], ["float32", "bfloat16"]))
-def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> None:  # type: ignore[no-untyped-def]
+def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> None:
     loaded = load_model(str(model_folders["mixtral"]), dtype=dtype, device="cpu")
     prompts = [tokens(loaded), tokens(loaded)[::-1][:11]]
     found = rounding_floor(loaded, prompts, (3, 9), path)
@@ -93,7 +93,7 @@ def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> 
                 other = logits_of(path, loaded, prompt)
             rms, by_position = rms_by_numpy(plain, other)
             assert one.rms == pytest.approx(rms, rel=1e-12)
-            assert one.rms_by_position == pytest.approx(by_position, rel=1e-12)
+            assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
             assert one.nonfinite_mismatch == 0
             squares, elements = squares + rms**2 * plain.numel(), elements + plain.numel()
     assert found.rms == pytest.approx(math.sqrt(squares / elements), rel=1e-12)
@@ -138,7 +138,7 @@ def test_a_pair_is_measured_by_the_same_rule(llama: LoadedModel) -> None:
         rms, by_position = rms_by_numpy(logits_of("prefill", llama, prompt), logits_of("decode", llama, prompt))
         assert rms > 0
         assert one.rms == pytest.approx(rms, rel=1e-12)
-        assert one.rms_by_position == pytest.approx(by_position, rel=1e-12)
+        assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
     assert all(one.rms == 0 for one in pair_divergence(llama, prompts, "decode", "decode"))
 
 
@@ -162,8 +162,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
     assert found.rms == math.sqrt(25 / 3)
-    assert found.rms_by_position[:2].tolist() == [math.sqrt(4.5), 4.0]
-    assert math.isnan(found.rms_by_position[2])
+    assert found.mean_squares.tolist() == [4.5, 16.0, 0.0]
     assert math.isnan(pooled_rms([Divergence(np.zeros(1), np.zeros(1, np.int64), 0)]))
 
 
@@ -180,7 +179,7 @@ def test_a_difference_too_small_for_float32_is_kept() -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "gemma2", "gemma3", "mixtral", "mamba"])
-def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, saved_in) -> None:  # type: ignore[no-untyped-def]
+def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, saved_in) -> None:
     narrow = load_model(saved_in(name, dtype), dtype=dtype, device="cpu")
     before = state(narrow)
     ids = torch.tensor([tokens(narrow)])
@@ -251,7 +250,7 @@ def _one_value_scaled(batch: PromptBatch, emit: Emit) -> None:
 
 @pytest.mark.model
 @needs_the_shipped_model
-def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped, shipped_prompts, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped, shipped_prompts, monkeypatch) -> None:
     monkeypatch.setitem(BASES, "scaled", Base(_one_value_scaled))
     ratios = {}
     for dtype in ("bfloat16", "float32"):
@@ -285,13 +284,13 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
         ([[5, 999]], (0,), {}, "path 'prefill': token 999 is not among the model's 384."),
     ],
 )
-def test_what_cannot_be_measured_is_refused(prompts, seeds, options, sentence, llama_bfloat16) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_measured_is_refused(prompts, seeds, options, sentence, llama_bfloat16) -> None:
     with pytest.raises(CaptureError) as caught:
         rounding_floor(llama_bfloat16, prompts, seeds, **options)
     assert str(caught.value) == sentence
 
 
-def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
     monkeypatch.setattr(floor.memory, "free_bytes", lambda device: 1000)
     with pytest.raises(CaptureError, match=r"take another 314\.3 KB, cpu has 1\.0 KB free; choose"):
         rounding_floor(llama_bfloat16, [[5]], (0,), dtype="float32")

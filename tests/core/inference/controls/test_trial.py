@@ -92,9 +92,9 @@ def test_a_fault_planted_in_one_place_is_caught_and_named_there(name: str, case:
         pytest.skip("the model has no such part")
     trial = try_case(PLANTED[case], name, loaded, prompts[:1])
     assert trial.is_right, line_of(trial)
-    assert trial.module == PLANTED[case].module(loaded.model)  # type: ignore[misc]
+    assert trial.module == PLANTED[case].module(loaded.model)
     if PLANTED[case].position is not None:
-        assert trial.position == PLANTED[case].position(loaded.model)  # type: ignore[misc]
+        assert trial.position == PLANTED[case].position(loaded.model)
 
 
 @pytest.mark.model
@@ -171,7 +171,7 @@ def test_it_holds_on_every_model_of_the_trial(name: str) -> None:
     [case for case in MUTATIONS if case.name in ("fp8 cache", "left padding not masked")],
     ids=lambda case: case.name,
 )
-def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:  # type: ignore[no-untyped-def]
+def test_a_bug_is_caught_and_a_precision_named_in_bfloat16_too(case) -> None:
     name = IN_BFLOAT16[0]
     loaded, prompts = model_named(name)
     trial = try_case(case, name, loaded, prompts)

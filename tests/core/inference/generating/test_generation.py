@@ -73,7 +73,7 @@ def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: Loade
 
 
 @pytest.mark.model
-def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: LoadedModel, monkeypatch) -> None:
     """The twin: without position ids, tokens behind left padding believe to stand further right; learned positions show
     it.
     """
@@ -82,7 +82,7 @@ def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: Load
     ids = tokens(llama)[:20]
     real = PromptBatch.step
 
-    def stale(self, token, done, cache):  # type: ignore[no-untyped-def]
+    def stale(self, token, done, cache):
         return real(self, token if done == 0 else token * 0, done, cache)
 
     monkeypatch.setattr(PromptBatch, "step", stale)
@@ -131,12 +131,12 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: Lo
 
 
 @pytest.fixture(scope="module")
-def shipped(shipped_model) -> LoadedModel:  # type: ignore[no-untyped-def]
+def shipped(shipped_model) -> LoadedModel:
     return load_model(str(shipped_model), dtype="bfloat16", device="cpu")
 
 
 @pytest.fixture(scope="module", params=few(["llama", "shipped"], "llama"))
-def parted(request, llama: LoadedModel) -> tuple[LoadedModel, int, str, int, search.Found]:  # type: ignore[no-untyped-def]
+def parted(request, llama: LoadedModel) -> tuple[LoadedModel, int, str, int, search.SearchResult]:
     """A model, a prompt and a path that part from prefill on this processor within so many tokens, found by the search:
     which do is its own.
     """
@@ -151,7 +151,7 @@ def parted(request, llama: LoadedModel) -> tuple[LoadedModel, int, str, int, sea
 
 
 @pytest.mark.model
-def test_the_run_shows_the_flip_that_made_the_texts_part(parted, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_run_shows_the_flip_that_made_the_texts_part(parted, tmp_path) -> None:
     loaded, prompt, path_name, length, found = parted
     plan = plan_generation(loaded, [MADE[prompt]], "prefill", [path_name], tokens=length)
     with RunWriter(Store(tmp_path), plan.header) as writer:
@@ -185,7 +185,7 @@ def test_sides_that_never_part_are_captured_to_their_last_token(shipped: LoadedM
 
 
 @pytest.mark.model
-def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, monkeypatch) -> None:
     """Teacher-forced on the common tokens, static cache and neighbours included: the same argmax at every step, from
     the same bits.
     """
@@ -197,7 +197,7 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
         seen: list[torch.Tensor] = []
         real = OpenPath.continued
 
-        def kept(self, ids, asked, choose, emit, seen=seen, real=real):  # type: ignore[no-untyped-def]
+        def kept(self, ids, asked, choose, emit, seen=seen, real=real):
             def keep(position: int, logits: torch.Tensor) -> None:
                 seen.append(logits.clone())
                 emit(position, logits)
@@ -227,13 +227,13 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
 )
 def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
     reference, tokens_asked, sentence, llama
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     with pytest.raises(CaptureError, match=sentence):
         plan_generation(llama, ["def walk"], reference, ["decode"], tokens=tokens_asked)
 
 
 @pytest.mark.model
-def test_no_tokens_are_no_continuation(llama: LoadedModel, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_no_tokens_are_no_continuation(llama: LoadedModel, model_of) -> None:
     with pytest.raises(UsageError, match="at least one token"):
         plan_generation(llama, ["def walk"], "prefill", ["decode"], tokens=0)
     with pytest.raises(CaptureError, match="no key/value cache"):
@@ -249,7 +249,7 @@ def test_progress_counts_prompts_over_all_sides(llama: LoadedModel) -> None:
 
 
 @pytest.mark.model
-def test_rotary_frequencies_that_change_on_the_way_are_refused_before_anything_is_computed(model_of) -> None:  # type: ignore[no-untyped-def]
+def test_rotary_frequencies_that_change_on_the_way_are_refused_before_anything_is_computed(model_of) -> None:
     """The prompt is short enough, the continuation is not: keys cached before would be rotated otherwise."""
     with pytest.raises(CaptureError, match="rotates all keys otherwise once a prompt exceeds 24 tokens"):
         plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=30)

@@ -34,7 +34,7 @@ class Searched:
 
 
 @pytest.fixture(scope="module", params=["llama in two dtypes", *thorough(["shipped"])])
-def searched(request, llama: LoadedModel, shipped_model: Path) -> Searched:  # type: ignore[no-untyped-def]
+def searched(request, llama: LoadedModel, shipped_model: Path) -> Searched:
     """A tiny model against itself in bfloat16 flips somewhere on every processor; the shipped one against its cache
     in long prompts.
     """
@@ -84,11 +84,11 @@ def test_margins_are_those_of_the_logits(searched: Searched) -> None:
         assert token == int(logits.argmax())
 
 
-def _parting(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def _parting(monkeypatch) -> None:
     """From the third token on, one path's continuation is another."""
     real = module.continue_all
 
-    def other(loaded_path, *rest, **options):  # type: ignore[no-untyped-def]
+    def other(loaded_path, *rest, **options):
         for made, margins in real(loaded_path, *rest, **options):
             yield ((*made[:2], made[2] + 1, *made[3:]) if "batch" in str(loaded_path) else made), margins
 
@@ -96,7 +96,7 @@ def _parting(monkeypatch) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.model
-def test_where_continuations_part_both_margins_are_told(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_where_continuations_part_both_margins_are_told(llama: LoadedModel, monkeypatch) -> None:
     ids = llama.tokenizer("def walk(self)")["input_ids"]
     made, margins = next(module.continue_all(parse_path("prefill"), llama, [ids], 4))
     _parting(monkeypatch)
@@ -141,11 +141,11 @@ def test_identical_paths_have_no_flip_and_the_closest_call_is_told(searched: Sea
 
 
 @pytest.mark.model
-def test_a_planted_fault_at_one_position_of_one_prompt_is_found(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_planted_fault_at_one_position_of_one_prompt_is_found(llama: LoadedModel, monkeypatch) -> None:
     """The twin: were the sides not really compared, this would come back empty as the one above did."""
     real = module._scores
 
-    def faulty(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+    def faulty(loaded, path, prompts, seed):
         for n, scored in enumerate(real(loaded, path, prompts, seed)):
             if str(path) == "prefill+batch:2" and n == 1:
                 scored.tokens[2] += 1
@@ -157,13 +157,13 @@ def test_a_planted_fault_at_one_position_of_one_prompt_is_found(llama: LoadedMod
 
 
 @pytest.mark.model
-def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
     """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's pass, and nobody
     has to be fast.
     """
     real, now = module._scores, [0.0]
 
-    def slow(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+    def slow(loaded, path, prompts, seed):
         for scored in real(loaded, path, prompts, seed):
             now[0] += 0.05
             yield scored
@@ -216,8 +216,8 @@ def test_what_was_searched_and_what_was_found_are_counted_alike(searched: Search
 
 
 @pytest.mark.model
-def test_margins_that_are_no_numbers_are_not_told_as_such(llama: LoadedModel, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    def nothing(loaded, path, prompts, seed):  # type: ignore[no-untyped-def]
+def test_margins_that_are_no_numbers_are_not_told_as_such(llama: LoadedModel, monkeypatch) -> None:
+    def nothing(loaded, path, prompts, seed):
         for ids in prompts:
             tokens = torch.full((len(ids),), int("batch" in str(path)))
             yield module._Scored(tokens, torch.full((len(ids),), torch.nan, dtype=torch.double))

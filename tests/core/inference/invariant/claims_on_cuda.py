@@ -194,7 +194,7 @@ def test_terms_of_zero_change_no_bit_of_a_product_of_activations_wherever_they_s
 
 
 def _attention_parts(dtype: str, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return tuple(_drawn(2, heads, tokens, 24, dtype=dtype, seed=heads + n) for n, heads in ((0, 4), (1, 2), (2, 2)))  # type: ignore[return-value]
+    return tuple(_drawn(2, heads, tokens, 24, dtype=dtype, seed=heads + n) for n, heads in ((0, 4), (1, 2), (2, 2)))
 
 
 Attention = Callable[..., torch.Tensor]

@@ -26,8 +26,9 @@ from core.inference.invariant.tiles import FLOAT32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
-from core.judging.ladder import BUG_SUSPECTED, LOWER_PRECISION, Verdict
+from core.judging.ladder.verdict import Verdict
 from core.runs.file.evidence import NOTED, ONE_ORDER, PASSED, Evidence, OneOrderFigures
+from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
 from tests.covering import covering, few, thorough
@@ -330,11 +331,11 @@ def test_a_sum_that_depends_on_the_batch_is_caught(llama: LoadedModel, monkeypat
     def in_two_halves(query: torch.Tensor, key: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
         """Fault: keys from the last to the first once there are many, as a kernel does that splits them."""
         if key.shape[2] < 20 or named.get("is_causal"):
-            return own(query, key, *rest, **named)  # type: ignore[arg-type]
+            return own(query, key, *rest, **named)
         value, mask = rest[0], rest[1] if len(rest) > 1 else None
         assert isinstance(value, torch.Tensor)
         turned = mask.flip(-1) if isinstance(mask, torch.Tensor) else None
-        return own(query, key.flip(2), value.flip(2), turned, **named)  # type: ignore[arg-type]
+        return own(query, key.flip(2), value.flip(2), turned, **named)
 
     with _planted(monkeypatch, "attention", in_two_halves):
         assert _differing(llama, ["decode"], "+invariant") == ["decode"]

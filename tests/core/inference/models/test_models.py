@@ -25,7 +25,7 @@ def folder(model_folders: dict[str, Path], tmp_path: Path) -> Path:
 
 def refusal(name: object, **changes: object) -> str:
     with pytest.raises(CaptureError) as caught:
-        load_model(str(name), **{"dtype": "float32", "device": "cpu", **changes})  # type: ignore[arg-type]
+        load_model(str(name), **{"dtype": "float32", "device": "cpu", **changes})
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
     return str(caught.value)

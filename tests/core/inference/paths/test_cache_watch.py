@@ -63,7 +63,7 @@ def own_cache(loaded: LoadedModel) -> DynamicCache:
 @pytest.mark.spread(8)
 @pytest.mark.model
 @pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
-def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:  # type: ignore[no-untyped-def]
+def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:
     found, exact = parts_of(path, loaded), own_cache(loaded)
     assert found
     for (layer, kind), (first, part) in found.items():
@@ -76,7 +76,7 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
 
 
 @pytest.mark.model
-def test_keys_of_a_wrong_position_are_seen(llama) -> None:  # type: ignore[no-untyped-def]
+def test_keys_of_a_wrong_position_are_seen(llama) -> None:
     """The twin: were the slots read one further right, the bound would be passed by far."""
     _, part = parts_of("decode", llama)[(1, "key")]
     expected = own_cache(llama).layers[1].keys[0]
@@ -84,14 +84,14 @@ def test_keys_of_a_wrong_position_are_seen(llama) -> None:  # type: ignore[no-un
 
 
 @pytest.mark.model
-def test_a_cache_kept_for_its_figures_changes_no_logit(loaded) -> None:  # type: ignore[no-untyped-def]
+def test_a_cache_kept_for_its_figures_changes_no_logit(loaded) -> None:
     for path in ("prefill", "prefill+batch:3", "reuse:7"):
         with torch.inference_mode(), open_path(parse_path(path), loaded, CacheWatch()) as opened:
             watched = whole_side(opened, tokens(loaded))
         assert torch.equal(watched, logits_of(path, loaded))
 
 
-def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **options) -> RunReader:  # type: ignore[no-untyped-def]
+def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **options) -> RunReader:
     plan = plan_capture(loaded, [ids], "prefill", [variant], **options)
     with RunWriter(store, plan.header) as writer:
         run_capture(plan, writer)
@@ -102,7 +102,7 @@ def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **
 @pytest.mark.parametrize(  # 47 of 48: the response is one row, which takes another kernel everywhere
     ("dtype", "prompt"), [("float32", 47), *thorough([("float32", 31), ("bfloat16", 31), ("bfloat16", 47)])]
 )
-def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: int, shipped_model, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: int, shipped_model, tmp_path) -> None:
     """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first and response after
     it.
 
@@ -135,7 +135,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
 
 @pytest.mark.thorough
 @pytest.mark.model
-def test_the_public_threads_count_of_layer_0s_keys_is_ours_at_an_8bs_heads(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_public_threads_count_of_layer_0s_keys_is_ours_at_an_8bs_heads(tmp_path) -> None:
     """75,776 elements, as in the thread: 8 key/value heads of 128 and 74 tokens; a single row comes last, so that some
     do differ.
     """
@@ -148,11 +148,11 @@ def test_the_public_threads_count_of_layer_0s_keys_is_ours_at_an_8bs_heads(tmp_p
 
 
 @pytest.mark.model
-def test_the_variants_cache_is_what_the_counts_speak_of(llama, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_variants_cache_is_what_the_counts_speak_of(llama, tmp_path, monkeypatch) -> None:
     """The twin: one value of one head scaled by 1.01 after the last forward is counted, and nothing else is."""
     from core.inference.capture import capture
 
-    def scaled(watch, prompt, dtype):  # type: ignore[no-untyped-def]
+    def scaled(watch, prompt, dtype):
         for part in kv_parts(watch, prompt, dtype):
             if part.layer == 1 and part.kind == "value" and watch.place.rows == 2:
                 part.bits.view(np.float32)[0, 3, 5] *= 1.01
@@ -176,7 +176,7 @@ def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(llam
 
 
 @pytest.mark.model
-def test_a_model_without_such_a_cache_says_so_when_asked_for_it(model_of) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_without_such_a_cache_says_so_when_asked_for_it(model_of) -> None:
     mamba = model_of("mamba")
     assert not plan_capture(mamba, ["def"], "prefill", ["prefill+batch:2"]).has_kv
     with pytest.raises(CaptureError, match="no key/value cache to read from; choose prefill, and leave --kv out"):

@@ -127,7 +127,7 @@ def _copies_a_weight(batch: PromptBatch) -> None:
         lambda batch: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
     ],
 )
-def test_a_modifier_that_leaves_something_behind_is_caught(leave, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_modifier_that_leaves_something_behind_is_caught(leave, model_of, monkeypatch) -> None:
     @contextmanager
     def leaky(batch: PromptBatch) -> Iterator[PromptBatch]:
         yield batch
@@ -156,7 +156,7 @@ def test_a_modifier_that_leaves_something_behind_is_caught(leave, model_of, monk
         ("reduced", ("on",), "reductions", (True, True, True, True)),
     ],
 )
-def test_a_switch_is_set_while_its_path_is_open_and_put_back(modifier, values, key, changed, llama) -> None:  # type: ignore[no-untyped-def]
+def test_a_switch_is_set_while_its_path_is_open_and_put_back(modifier, values, key, changed, llama) -> None:
     before = state(llama)
     during = {}
 
@@ -187,7 +187,7 @@ def _batch_of(text: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -
     return seen[0]
 
 
-def test_the_prompt_stands_in_the_row_asked_for_and_the_others_keep_their_order(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_prompt_stands_in_the_row_asked_for_and_the_others_keep_their_order(llama, monkeypatch) -> None:
     own = torch.tensor([tokens(llama)])
     first = _batch_of("watching+batch:4", llama, monkeypatch)
     third = _batch_of("watching+batch:4+row:2", llama, monkeypatch)
@@ -224,7 +224,7 @@ def test_padding_surrounds_every_row(llama: LoadedModel, monkeypatch: pytest.Mon
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(name: str, dtype: str, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(name: str, dtype: str, model_of) -> None:
     wide, narrow = model_of(name), model_of(name, dtype)
     found = logits_of(f"prefill+dtype:{dtype}", wide)
     assert found.dtype == torch.float32
@@ -346,7 +346,7 @@ def test_a_side_is_made_ready_once_for_all_prompts(llama: LoadedModel, monkeypat
         ),
     ],
 )
-def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dtype, path, sentence, model_of) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dtype, path, sentence, model_of) -> None:
     loaded = model_of(name, dtype)
     forwards: list[str] = []
     loaded.model.register_forward_pre_hook(lambda *_: forwards.append("computed"))

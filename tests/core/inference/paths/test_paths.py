@@ -112,7 +112,7 @@ def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16: Loaded
 
 @pytest.mark.model
 @pytest.mark.parametrize(("size", "fresh"), [(1, 1), (5, 2), (8, 8), (16, 16), (31, 1), (32, 32), (100, 32)])
-def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(size, fresh, llama) -> None:  # type: ignore[no-untyped-def]
+def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(size, fresh, llama) -> None:
     lengths: list[int] = []
     hook = llama.model.register_forward_pre_hook(
         lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -128,7 +128,7 @@ def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(siz
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
 def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(
     path: str, model_of
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     loaded = model_of("longrope")
     sentence = (
         rf"^path '{path}': a LlamaForCausalLM rotates all keys otherwise once a prompt exceeds 24 tokens, so .*, or"
@@ -145,7 +145,7 @@ def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below
 
 @pytest.mark.model
 @pytest.mark.parametrize("base", ["decode", "static"])
-def test_without_that_refusal_the_cache_would_be_silently_wrong(base: str, model_of, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_without_that_refusal_the_cache_would_be_silently_wrong(base: str, model_of, monkeypatch) -> None:
     monkeypatch.setitem(paths.BASES, "faulty", Base(paths.BASES[base].compute))
     assert not computes_the_same("faulty", model_of("longrope"))
 
@@ -246,7 +246,7 @@ def _static_slot_unwritten(batch: PromptBatch, emit: Emit) -> None:
         (_static_slot_unwritten, "faulty"),
     ],
 )
-def test_a_planted_fault_is_caught_by_the_same_check(fault, path, loaded, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_planted_fault_is_caught_by_the_same_check(fault, path, loaded, monkeypatch) -> None:
     monkeypatch.setitem(paths.BASES, "faulty", Base(fault))
     assert not computes_the_same(path, loaded)
 
@@ -255,7 +255,7 @@ class _Unplaced(PromptBatch):
     """Fault: padding is masked, but positions are counted from the first column."""
 
     @property
-    def position_ids(self) -> torch.Tensor:  # type: ignore[override]
+    def position_ids(self) -> torch.Tensor:
         return torch.arange(self.columns).expand(self.rows, -1)
 
 
@@ -263,7 +263,7 @@ class _Unmasked(PromptBatch):
     """Fault: padding keeps its place before the prompt, and is attended to."""
 
     @property
-    def attention_mask(self) -> torch.Tensor:  # type: ignore[override]
+    def attention_mask(self) -> torch.Tensor:
         return torch.ones_like(self.token_ids)
 
 
@@ -289,7 +289,7 @@ def _with(kind: type[PromptBatch]) -> Modifier:
 )
 def test_padding_without_positions_or_without_a_mask_is_caught(
     base, name, kind, is_caught, model_of, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     monkeypatch.setitem(paths.MODIFIERS, "faulty", _with(kind))
     assert computes_the_same(f"{base}+faulty", model_of(name)) is not is_caught
 
@@ -427,7 +427,7 @@ def _skipping(batch: PromptBatch, emit: Emit) -> None:
         (_skipping, "path 'odd': position 1 came where 0 was expected."),
     ],
 )
-def test_a_base_that_breaks_the_contract_is_stopped(base, sentence, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_base_that_breaks_the_contract_is_stopped(base, sentence, llama, monkeypatch) -> None:
     monkeypatch.setitem(paths.BASES, "odd", Base(base))
     with pytest.raises(CaptureError) as caught:
         logits_of("odd", llama, [1, 2, 3])

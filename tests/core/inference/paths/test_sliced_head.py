@@ -36,13 +36,13 @@ def in_slices_of(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, columns: 
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", PATHS)
-def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch) -> None:
     in_slices_of(monkeypatch, loaded, 3, parse_path(path).rows)
     assert computes_the_same(path, loaded)
 
 
 @pytest.mark.model
-def test_slices_differ_from_the_whole_by_the_heads_rounding_only(loaded, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_slices_differ_from_the_whole_by_the_heads_rounding_only(loaded, monkeypatch) -> None:
     """The body runs once either way, so what may differ is one product: length hidden, unit roundoff 2^-24."""
     whole = logits_of("prefill", loaded)
     in_slices_of(monkeypatch, loaded, 5)
@@ -52,11 +52,11 @@ def test_slices_differ_from_the_whole_by_the_heads_rounding_only(loaded, monkeyp
 
 
 @pytest.mark.model
-def test_a_slice_of_other_columns_is_caught_by_the_same_check(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_slice_of_other_columns_is_caught_by_the_same_check(llama, monkeypatch) -> None:
     """The twin: a body that hands out the columns one further left."""
 
     class Shifted(sliced_head._Standing):
-        def __call__(self, *positional, **named):  # type: ignore[no-untyped-def]
+        def __call__(self, *positional, **named):
             first, last = self.columns.start, self.columns.stop
             self.columns = slice(max(0, first - 1), max(0, first - 1) + last - first)
             return super().__call__(*positional, **named)
@@ -67,7 +67,7 @@ def test_a_slice_of_other_columns_is_caught_by_the_same_check(llama, monkeypatch
 
 
 @pytest.mark.model
-def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> None:
     calls = {"body": 0, "head": 0}
     hooks = [
         llama.model.model.layers[0].register_forward_hook(lambda *_: calls.__setitem__("body", calls["body"] + 1)),
@@ -84,7 +84,7 @@ def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> Non
 
 
 @pytest.mark.model
-def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch) -> None:
     before = logits_of("prefill", llama)
     in_slices_of(monkeypatch, llama, 5)
 
@@ -98,7 +98,7 @@ def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, mon
 
 
 @pytest.mark.model
-def test_a_model_that_does_not_go_through_its_body_gives_its_logits_whole(llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_that_does_not_go_through_its_body_gives_its_logits_whole(llama, monkeypatch) -> None:
     class Own(torch.nn.Module):
         base_model_prefix = "model"
 
@@ -106,7 +106,7 @@ def test_a_model_that_does_not_go_through_its_body_gives_its_logits_whole(llama,
             super().__init__()
             self.model = torch.nn.Identity()
 
-        def forward(self, input_ids):  # type: ignore[no-untyped-def]
+        def forward(self, input_ids):
             return type("Output", (), {"logits": torch.arange(24.0).view(1, 6, 4)})()
 
     slices: list[torch.Tensor] = []
@@ -174,7 +174,7 @@ CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "blocks:8", "decode", "chunked:20+batch:2"])
 @pytest.mark.parametrize("consumer", CONSUMERS)
-def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch) -> None:
     in_slices_of(monkeypatch, llama, 5, parse_path(path).rows)
     with slices_alive(llama) as alive:
         CONSUMERS[consumer](llama, path)
@@ -184,7 +184,7 @@ def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monk
 
 @pytest.mark.model
 @pytest.mark.parametrize("where", ["consumer", "base"])
-def test_a_slice_that_somebody_keeps_is_seen_by_the_same_count(where, llama, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_slice_that_somebody_keeps_is_seen_by_the_same_count(where, llama, monkeypatch) -> None:
     """The twin: of every piece a single row is kept, a view."""
     kept: list[torch.Tensor] = []
 

@@ -317,7 +317,7 @@ def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path: Path, upcast: bool) 
     def peak(read: object) -> int:
         tracemalloc.start()
         try:
-            read()  # type: ignore[operator]
+            read()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

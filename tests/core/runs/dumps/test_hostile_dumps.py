@@ -258,7 +258,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 
 def read_whole(*paths: Path, **options: object) -> dict[str, bytes]:
     """Every side's bits, streamed."""
-    with open_dump(list(paths), **options) as dump:  # type: ignore[arg-type]
+    with open_dump(list(paths), **options) as dump:
         held: dict[str, list[bytes]] = {side.name: [] for side in dump.sides}
         for _, sides in dump.chunks(max_bytes=64):
             for parts, bits in zip(held.values(), sides, strict=True):
@@ -505,7 +505,7 @@ def many_members(path: Path, count: int) -> Path:
             twin.header_offset, twin.CRC = entry.header_offset, entry.CRC
             twin.file_size = twin.compress_size = entry.file_size
             made.filelist.append(twin)
-        made._didModify = True  # type: ignore[attr-defined]
+        made._didModify = True
     return path
 
 

@@ -222,10 +222,11 @@ def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths: tuple
             span, tokens = pyramid.cell_shape(level)
             expected = np.maximum.reduceat(ulps, np.arange(0, header.rows, span), axis=0)
             expected = np.maximum.reduceat(expected, np.arange(0, header.vocab, tokens), axis=1)
-            assert np.array_equal(run.ulp_cells(0, level, (0, header.rows)), expected)
-            assert run.ulp_cells(0, level, (header.rows - 1, header.rows))[-1, -1] == 500  # one element stays visible
+            assert np.array_equal(run.stored_cells("ulps", 0, level, (0, header.rows)), expected)
+            last = run.stored_cells("ulps", 0, level, (header.rows - 1, header.rows))
+            assert last[-1, -1] == 500  # one element stays visible
             middle = (header.rows // 2, header.rows // 2 + 1)
-            assert np.array_equal(run.ulp_cells(0, level, middle)[0], expected[middle[0] // span])
+            assert np.array_equal(run.stored_cells("ulps", 0, level, middle)[0], expected[middle[0] // span])
 
 
 OUTSIDE = [
@@ -255,7 +256,7 @@ def test_a_position_or_level_that_is_not_there_is_refused(store: Store) -> None:
                 run.at(*asked)
         for pair, level, rows in ((1, 0, (0, 1)), (0, 1, (0, 1)), (0, 0, (0, 9)), (0, 0, (1, 1))):
             with pytest.raises(UsageError, match="the run has 1 pairs"):
-                run.ulp_cells(pair, level, rows)
+                run.stored_cells("ulps", pair, level, rows)
 
 
 ODD_TEXTS = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import UsageError
-from core.judging.ladder import floor_test
+from core.judging.ladder.noise_ratio import floor_test
 from core.runs.file.evidence import RUNGS, Check, Evidence, NarrowingFigures, Unmeasured
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
 from core.runs.reader import RunReader

@@ -117,7 +117,10 @@ def _read_all(path: Path) -> list[bytes]:
         seen = [repr((run.sides, run.pairs, header, run.vocabulary, run.histogram(0))).encode()]
         seen += [run.at(side, *place).tobytes() for side in range(2) for place in header.places()]
         seen += [run.read_rows(side, 0, header.rows).tobytes() for side in range(2)]
-        seen += [run.read_window(1, (1, 3), (7, 99)).tobytes(), run.ulp_cells(0, 0, (0, header.rows)).tobytes()]
+        seen += [
+            run.read_window(1, (1, 3), (7, 99)).tobytes(),
+            run.stored_cells("ulps", 0, 0, (0, header.rows)).tobytes(),
+        ]
         seen += [
             run.positions(0).to_csv().encode(),
             run.top_tokens(0, 0, 0).to_csv().encode(),

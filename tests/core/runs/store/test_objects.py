@@ -8,12 +8,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,45 +24,15 @@ from core.runs.store.labels import Labels
 from core.runs.store.mirror import INDEX
 from core.runs.store.store import Store, open_store
 from tests.core.runs.made_runs import bits_of_sides, copied, header_of, write_run
-from tests.core.runs.store import s3_server
+from tests.core.runs.store.machines import Machine, ids, machines_of, placed
 
 ROOT = Path(__file__).resolve().parents[4]
 pytest.importorskip("fsspec")
 
-Machine = Callable[[str], Store]
-
 
 @pytest.fixture(params=["memory", "file", "s3"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Open one empty store as a machine of that name sees it, with a cache of its own and lists that are never old."""
-    if request.param == "s3":
-        s3_server.set_environment(monkeypatch, request.getfixturevalue("server")[0])
-    place = {"memory": "memory://", "file": f"file://{tmp_path}/", "s3": f"s3://{s3_server.BUCKET}/"}[request.param]
-    url = f"{place}{uuid.uuid4().hex}/runs"
-    monkeypatch.setattr(mirror, "_LIST_SECONDS", 0.0)
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-
-    def opened(name: str = "a") -> Store:
-        monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / name))
-        return open_store(url)
-
-    return opened
-
-
-def placed(store: Store, run_id: str, source: str | None = None) -> bytes:
-    """Put a small run there, or a copy of a sample run; its bytes."""
-    path = copied(store.directory / f".partial-{run_id}" / f"{run_id}.duckdb")
-    if source is not None:
-        shutil.copyfile(ROOT / "tests" / "runs" / f"{source}.duckdb", path)
-    body = path.read_bytes()
-    store.place(path, run_id)
-    return body
-
-
-def ids(store: Store) -> list[str]:
-    cards, broken = list_runs(store)
-    assert broken == []
-    return sorted(card.run_id for card in cards)
+    return machines_of(request.param, request, tmp_path, monkeypatch)
 
 
 def objects_of(store: Store) -> objects.Objects:

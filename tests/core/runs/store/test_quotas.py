@@ -27,7 +27,7 @@ from core.runs.store.quotas import (
     free_bytes,
     reserved_bytes,
     room_for,
-    stored_bytes,
+    taken_bytes,
 )
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -74,17 +74,17 @@ def test_what_a_limit_refuses_gets_its_status_and_a_sentence(
 def test_what_fits_is_not_refused(store: Store) -> None:
     check_file(100, Limits(file_bytes=100))
     check_space(store, 100, NONE)
-    check_space(store, 100, Limits(store_bytes=stored_bytes(store) + 100, free_bytes=1))
+    check_space(store, 100, Limits(store_bytes=sum(taken_bytes(store)) + 100, free_bytes=1))
     check_space(Store(store.directory / "not" / "made" / "yet"), 100, Limits())
     assert free_bytes(store) > 0
 
 
 def test_what_lies_in_the_trash_still_takes_room(store: Store) -> None:
-    before = stored_bytes(store)
+    before = sum(taken_bytes(store))
     store.discard("a")
-    assert stored_bytes(store) == before
+    assert sum(taken_bytes(store)) == before
     store.purge_trash()
-    assert stored_bytes(store) < before
+    assert sum(taken_bytes(store)) < before
 
 
 def test_an_ingest_leaves_the_disk_its_room_and_nothing_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,16 +188,16 @@ def reserving(store: Store, size: int, limits: Limits) -> Partial:
 
 
 def test_what_is_reserved_counts_until_it_is_there_and_no_longer(store: Store) -> None:
-    before = stored_bytes(store)
+    before = sum(taken_bytes(store))
     partial = reserving(store, 1000, NONE)
-    assert (stored_bytes(store) - before, reserved_bytes(store)) == (1000, 1000)
+    assert (sum(taken_bytes(store)) - before, reserved_bytes(store)) == (1000, 1000)
     (partial.directory / "0").mkdir()
     (partial.directory / "0" / "dump").write_bytes(b"x" * 400)
-    assert (stored_bytes(store) - before, reserved_bytes(store)) == (1000, 600)
+    assert (sum(taken_bytes(store)) - before, reserved_bytes(store)) == (1000, 600)
     (partial.directory / "spill").write_bytes(b"x" * 900)  # more than was announced
-    assert (stored_bytes(store) - before, reserved_bytes(store)) == (1300, 0)
+    assert (sum(taken_bytes(store)) - before, reserved_bytes(store)) == (1300, 0)
     partial.remove()
-    assert stored_bytes(store) == before
+    assert sum(taken_bytes(store)) == before
 
 
 def test_a_reservation_leaves_the_disk_its_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,12 +244,12 @@ def test_of_those_who_come_at_once_as_many_get_room_as_there_is(
     """Without the lock, the planted fault, all of them do."""
     if not is_locked:
         monkeypatch.setattr(quotas, "_lock", lambda _: None)
-    limits = Limits(store_bytes=stored_bytes(store) + 250, free_bytes=0)
+    limits = Limits(store_bytes=sum(taken_bytes(store)) + 250, free_bytes=0)
     assert len(_at_once(store, limits, monkeypatch)) == (2 if is_locked else 4)
 
 
 def test_the_reservation_of_a_process_that_died_is_gone(store: Store) -> None:
-    limits = Limits(store_bytes=stored_bytes(store) + 250, free_bytes=0)
+    limits = Limits(store_bytes=sum(taken_bytes(store)) + 250, free_bytes=0)
     script = (
         "import os, sys; from pathlib import Path; from datetime import UTC, datetime;"
         "from core.runs.store.store import Store;"
@@ -257,7 +257,7 @@ def test_the_reservation_of_a_process_that_died_is_gone(store: Store) -> None:
     )
     living = reserving(store, 100, limits)
     subprocess.run([sys.executable, "-c", script, str(store.directory)], cwd=ROOT, check=False)
-    assert stored_bytes(store) == limits.store_bytes + 50
+    assert sum(taken_bytes(store)) == limits.store_bytes + 50
     reserving(store, 150, limits).remove()
     with pytest.raises(LimitError):
         reserving(store, 151, limits)  # the living one's stays
@@ -267,11 +267,11 @@ def test_the_reservation_of_a_process_that_died_is_gone(store: Store) -> None:
 def test_downloads_that_were_made_count_and_go_where_there_is_no_room(store: Store) -> None:
     folder = store.directory / quotas.DOWNLOADS
     folder.mkdir()
-    before = stored_bytes(store)
+    before = sum(taken_bytes(store))
     for age, name in ((9, "old.npz"), (1, "new.npz")):
         (folder / name).write_bytes(b"x" * 100)
         os.utime(folder / name, (time.time() - age,) * 2)
-    assert stored_bytes(store) - before == 200
+    assert sum(taken_bytes(store)) - before == 200
     limits = Limits(store_bytes=before + 250, free_bytes=0)
     check_space(store, 50, limits)
     assert len(list(folder.iterdir())) == 2

@@ -6,33 +6,28 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from core.errors import StoreError
-from core.runs.store import mirror, objects
+from core.runs.store import objects
 from core.runs.store.cards import list_runs
-from core.runs.store.store import Store, open_store
+from core.runs.store.store import Store
 from tests.core.runs.made_runs import copied
 from tests.core.runs.store import s3_server
+from tests.core.runs.store.machines import Machine, ids, machines_of, placed
 
 ROOT = Path(__file__).resolve().parents[4]
 pytest.importorskip("s3fs")
-
-Machine = Callable[[str], Store]
 
 
 @pytest.fixture
 def faults(server: tuple[str, s3_server.Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Faults]:
     """Faults of a server that has none yet, for a client that waits a moment only."""
-    address, planted = server
-    s3_server.set_environment(monkeypatch, address)
+    _, planted = server
     monkeypatch.setattr(objects, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(mirror, "_LIST_SECONDS", 0.0)
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     planted.seen.clear()
     planted.released.clear()
     planted.is_in_put.clear()
@@ -42,27 +37,10 @@ def faults(server: tuple[str, s3_server.Faults], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def machine(faults: s3_server.Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    url = f"s3://{s3_server.BUCKET}/{uuid.uuid4().hex}"
-
-    def opened(name: str) -> Store:
-        monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / name))
-        return open_store(url)
-
-    return opened
-
-
-def placed(store: Store, run_id: str) -> bytes:
-    path = copied(store.directory / f".partial-{run_id}" / f"{run_id}.duckdb")
-    body = path.read_bytes()
-    store.place(path, run_id)
-    return body
-
-
-def ids(store: Store) -> list[str]:
-    cards, broken = list_runs(store)
-    assert broken == []
-    return sorted(card.run_id for card in cards)
+def machine(
+    faults: s3_server.Faults, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Machine:
+    return machines_of("s3", request, tmp_path, monkeypatch)
 
 
 def first(count: int, method: str, part: str, fault: str) -> Callable[[str, str, str], str | None]:
@@ -90,7 +68,7 @@ def test_two_503s_are_borne_and_a_third_is_one_sentence(
     assert machine("b").path_of("one").read_bytes() == body
     faults.plan = first(1000, method, part, "503")
     faults.seen.clear()
-    with pytest.raises(StoreError, match=r"s3://bucket/\w+: cannot \w+( at)? objects there \(") as said:
+    with pytest.raises(StoreError, match=r"s3://bucket/[/\w]+: cannot \w+( at)? objects there \(") as said:
         _everything(machine("c"))
     assert s3_server.SECRET not in str(said.value)
     assert "\n" not in str(said.value)
@@ -187,7 +165,7 @@ def test_a_run_that_only_an_old_list_has_is_a_sentence(machine: Machine, faults:
     faults.kept_list = kept
     faults.plan = first(1000, "GET", "list-type", "stale")
     assert ids(machine("b")) == ["gone"]
-    with pytest.raises(StoreError, match=r"gone.duckdb: is not in s3://bucket/\w+ any more"):
+    with pytest.raises(StoreError, match=r"gone.duckdb: is not in s3://bucket/[/\w]+ any more"):
         machine("b").path_of("gone")
 
 

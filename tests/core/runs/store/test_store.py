@@ -33,7 +33,7 @@ while not Path(sys.argv[2]).exists() or not rounds:
             for side in run.sides:
                 assert hashlib.sha256(run.read_rows(side.index, 0,
                   run.header.rows).tobytes()).hexdigest() == side.sha256
-            assert len(run.positions(0)) == run.header.rows and run.ulp_cells(0, 0, (0, 1)).size
+            assert len(run.positions(0)) == run.header.rows and run.stored_cells("ulps", 0, 0, (0, 1)).size
     assert len(cards) >= most
     most, rounds = len(cards), rounds + 1
     if rounds == 1:
@@ -47,7 +47,7 @@ def _readers_beside_a_writer(place: Path, readers: int, runs: int) -> None:
     made(store)
     command = [sys.executable, "-c", READER, str(store.directory), str(place / "stop")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(readers)]  # type: ignore[call-overload]
+    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(readers)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n", process.communicate()[1]

@@ -134,7 +134,7 @@ def test_flips(rows, said):
     ],
 )
 def test_heatmap(rows, prompts, said):
-    assert heatmap.sentence(run(len(rows), prompts=prompts), table(*rows)) == said  # type: ignore[arg-type]
+    assert heatmap.sentence(run(len(rows), prompts=prompts), table(*rows)) == said
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_remedies_of_which_none_helps():
 
 
 def rung(name: str, *outcomes: str) -> Rung:
-    return Rung(name, tuple(SimpleNamespace(outcome=outcome) for outcome in outcomes), "")  # type: ignore[arg-type]
+    return Rung(name, tuple(SimpleNamespace(outcome=outcome) for outcome in outcomes), "")
 
 
 @pytest.mark.parametrize(

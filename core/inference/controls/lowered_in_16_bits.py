@@ -1,0 +1,253 @@
+"""Sides that have nothing but 16 bits, or answer on a grid of them: beside roundings drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import CaptureError
+from ...judging.ladder.structure import structure_of
+from ...judging.sixteen_bits import LARGEST_ERROR, SixteenTest
+from ...runs.file.evidence import (
+    FAILED,
+    MISSING,
+    NOTED,
+    PASSED,
+    Check,
+    DrawnFigures,
+    DrawnPrecisionFigures,
+    Evidence,
+    PrecisionsFigures,
+    Unmeasured,
+)
+from ...text import three_digits
+from ..models.dtype_conversion import converted
+from ..models.model import LoadedModel
+from ..paths.engines import RunnableSide
+from .answer_precision import grid_of
+from .drawn_roundings import beside_a_precision, sixteen_rows
+from .lowered_side import Far, Lowered, answering
+from .precision_search import PrecisionSearch, precisions_offered
+from .precisions import CACHE, LAYERS, Precision
+from .rounding_floor import EXACT_BYTES, as_many_as, in_float32, whole_side
+
+_EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits
+_FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
+_LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in 16 bits throughout is no nearer
+
+
+def whole_model(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: Far, blocks: Sequence[int], say: Callable[[str], None]
+) -> Lowered | None:
+    """A side that answers on the grid of a 16-bit dtype: beside the model computed in that dtype throughout, its
+    rounding drawn anew.
+
+    What it answered when it was asked for float32 is held there, not what it would make of a model in 16 bits.
+    """
+    side, ratio, control = far.side, far.ratio, far.control
+    chosen = as_many_as(prompts, EXACT_BYTES // (4 * loaded.vocab_size))
+    answers = [whole_side(side.run_on(loaded), ids).float() for ids in chosen]
+    grid = grid_of(answers)
+    if grid is None:
+        return None
+    dtype, recorded = grid[0], answering(side.name, chosen, answers)
+    with_more = None
+    try:
+        with converted(loaded, dtype) as narrowed:
+            (row,), (failed,) = sixteen_rows(narrowed, chosen, [recorded], blocks, say)
+            if failed is not None and not failed.nonfinite:
+                with_more = lowered_in_16_bits(narrowed, chosen, recorded, failed, blocks, (), say)
+    except CaptureError as error:
+        says = (
+            f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held:"
+            f" {error}"
+        )
+        nearest = PrecisionsFigures(noise_ratio=ratio, precision=dtype)
+        return Lowered(Evidence(Check.PRECISIONS, control, nearest, NOTED, says, side.name))
+    figures = _beside_draws(row, ratio, f"all of it in {dtype}")
+    error_over_draws, own = figures.ratio_over_draws, float(np.median(figures.model_ways_ratios))
+
+    def found(outcome: str, says: str, place: tuple[int, int] | None = None) -> Lowered:
+        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, outcome, says, side.name), place)
+
+    what = f"'{side.name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
+    if with_more is not None and with_more.evidence.outcome == PASSED:
+        of_both = with_more.evidence.figures
+        assert isinstance(of_both, DrawnPrecisionFigures)
+        figures = replace(of_both, noise_ratio=ratio, precision=f"all of it in {dtype}, and its {of_both.precision}")
+        return found(PASSED, f"{what} {with_more.evidence.says}")
+    if row.outcome != FAILED and error_over_draws < _LEAST_OF_WHOLE * own:
+        says = (
+            f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype}"
+            " throughout is."
+        )
+        return found(NOTED, says)
+    if row.outcome == PASSED:
+        return found(PASSED, f"{what} {row.says}")
+    is_measure = row.outcome != MISSING
+    if not is_measure and error_over_draws <= own / _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:
+        return found(PASSED, f"{what} {_no_measure(error_over_draws / own, dtype)}")
+    says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
+    place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
+    if with_more is not None and with_more.evidence.outcome == FAILED:
+        says, place = f"{says} {with_more.evidence.says}", with_more.place
+    return found(FAILED if row.outcome == FAILED else NOTED, says, place)
+
+
+def _no_measure(times: float, dtype: str) -> str:
+    """times: error over that of the model's own ways in the dtype."""
+    return (
+        f"Its error is {times:.2f} times that of the model's own ways in {dtype}, whose roundings are no measure"
+        f" position by position (near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the rounding over"
+        " all positions are not seen."
+    )
+
+
+def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecisionFigures:
+    """Figures of a side in a lower precision. row: of its error beside roundings drawn anew; ratio: over the floor."""
+    assert isinstance(row.figures, DrawnFigures)
+    of_draws = vars(row.figures) | {"noise_ratio": ratio}
+    return DrawnPrecisionFigures(**of_draws, precision=precision, ratio_over_draws=row.figures.noise_ratio)
+
+
+def sixteen_bits_alone(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    sides: Sequence[RunnableSide],
+    blocks: Sequence[int],
+    given: Sequence[Precision] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[list[Evidence], list[SixteenTest | None], list[Lowered]]:
+    """(a row for each side, the test of each that failed, whether those are in a lower precision): what can be said of
+    sides that have nothing but 16 bits, be they engines or dumps.
+    """
+    try:
+        rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say)
+    except CaptureError as error:
+        control = f"rounding in {loaded.dtype} drawn anew"
+        says = f"It cannot be measured: {error}"
+        missing = [Evidence(Check.DRAWN, control, Unmeasured(), MISSING, says, side.name) for side in sides]
+        return missing, [None] * len(sides), []
+    found = []
+    for side, test in zip(sides, failed, strict=True):
+        if test is not None and not test.nonfinite:
+            with suppress(CaptureError):
+                found.append(lowered_in_16_bits(loaded, prompts, side, test, blocks, given, say))
+    return rows, failed, found
+
+
+def lowered_in_16_bits(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    side: RunnableSide,
+    failed: SixteenTest,
+    blocks: Sequence[int],
+    given: Sequence[Precision] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Lowered:
+    """`lowered` for a side that has nothing but 16 bits, and is further from the model's float32 forward than
+    rounding: is it rounding beside a forward with an 8-bit cache, with weights of 4 bits, or with both? loaded: in its
+    16 bits; failed: that error's test.
+    """
+    ids, differs = _shortest_that_differs(prompts, failed)
+    wanted = whole_side(side.run_on(loaded), ids)
+    offered = [each for each in precisions_offered(loaded, given) if _is_coarser(each, loaded.torch_dtype)]
+    control = (
+        f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
+    )
+    nearest: tuple[Precision, Evidence, SixteenTest] | None = None
+    least_left = float("inf")
+    parts: list[tuple[Precision, Evidence, SixteenTest]] = []
+    say("other precisions")
+    with in_float32(loaded) as widened:
+        search = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True)
+    for find in (search.singles, search.pairs):
+        with in_float32(loaded):  # in between, roundings are drawn in 16 bits
+            found = find()
+        if not found or found[0].left >= least_left:
+            continue
+        precision, least_left = found[0].precision, found[0].left
+        say(f"roundings drawn anew with {precision.name}")
+        row, test = beside_a_precision(loaded, prompts, side, blocks, precision, say)
+        figures = _beside_draws(row, failed.ratio, precision.name)
+        explained = test.holds_its_precisions and explains(failed.ratio, test.ratio)
+        if row.outcome == PASSED and explained:
+            says = (
+                f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
+                f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
+            )
+            return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
+        nearest = precision, row, test
+        if row.outcome == FAILED and _is_part(failed, test):
+            parts.append(nearest)
+    if parts:  # with a fault on top, which has fewer places than what another precision would leave
+        precision, row, test = min(parts, key=lambda each: len(each[2].outliers))
+        says = (
+            f"A lower precision is part of it: its {precision.name}. Beside that precision a fault is left on top of"
+            f" it. {row.says}"
+        )
+        figures = _beside_draws(row, failed.ratio, precision.name)
+        place = structure_of(test.outliers, [len(ids) for ids in prompts]).first
+        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, FAILED, says, side.name), place)
+    if nearest is None:
+        says = "No precision of caches or weights explains it, nor do two at once."
+        return Lowered(
+            Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, side.name)
+        )
+    precision, row, test = nearest
+    figures = _beside_draws(row, failed.ratio, precision.name)
+    why = row.says
+    if row.outcome == PASSED:
+        why = f"Beside it the error is still {figures.ratio_over_draws:.2f} times that of rounding drawn anew."
+        if not test.holds_its_precisions:
+            why = "The error is as large as that precision makes it, and not what that precision makes."
+    says = f"{precision.name} comes nearest and does not explain it. {why}"
+    says = says[0].upper() + says[1:]
+    return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, NOTED, says, side.name))
+
+
+def _is_part(failed: SixteenTest, beside: SixteenTest) -> bool:
+    """Return whether a side holds a precision, and beside that the first positions that stood out do so no more: a
+    fault begins behind them. Of later ones a precision that it has not got may by chance make some smaller.
+    """
+    places = beside.outliers
+    explained = failed.outliers[failed.outliers < places[0]] if len(places) else places
+    return beside.holds_its_precisions and len(explained) >= _FEWEST_EXPLAINED
+
+
+def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
+    """Return whether a cache or weights are rounded where they are of a 16-bit dtype already. What changes nothing
+    there would only be another forward to draw roundings of, and a second chance for a small fault to look like one.
+    """
+    if precision.part not in (CACHE, LAYERS):
+        return False
+    values = (
+        torch.linspace(-2, 2, 512).to(dtype).float().reshape((1, 1, 4, 128) if precision.part == CACHE else (4, 128))
+    )
+    return not torch.equal(precision.rounding(values), values)
+
+
+def explains(before: float, after: float) -> bool:
+    """Does a precision take away at least half of the squared error that is no rounding? Errors over rounding drawn
+    anew, beside the model's own forward and beside the precision's. One that hardly does may bring a small fault below
+    the limit by chance.
+    """
+    return before <= LARGEST_ERROR or after**2 - 1 <= _EXCESS_LEFT * (before**2 - 1)
+
+
+def _shortest_that_differs(
+    prompts: Sequence[Sequence[int]], failed: SixteenTest
+) -> tuple[Sequence[int], NDArray[np.bool_]]:
+    """(the shortest prompt at which positions stand out, which of them do); of none, the shortest, at all positions."""
+    outliers = np.zeros(sum(map(len, prompts)), bool)
+    outliers[failed.outliers] = True
+    of_prompt = np.split(outliers, np.cumsum([len(ids) for ids in prompts])[:-1])
+    in_order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    number = next((each for each in in_order if of_prompt[each].any()), in_order[0])
+    found = of_prompt[number]
+    return prompts[number], found if found.any() else ~found

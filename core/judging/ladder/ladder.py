@@ -1,0 +1,182 @@
+"""A pair on trial: rows of evidence and floors, rung by rung."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    Check,
+    CheckFigures,
+    Evidence,
+    NotFiniteFigures,
+    OtherPromptsFigures,
+    PairFigures,
+    RerunFigures,
+    SymmetryFigures,
+)
+from ...runs.file.records import FloorRows
+from ...text import three_digits
+from .noise_ratio import FloorTest, floor_test
+from .nonfinite import NotFinite
+from .places import place_in_words
+from .structure import BLOCKS, structure_evidence, structure_of
+
+_LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
+# The check of a rung that holds a pair against its floor, and that of a pair that needs none.
+PAIR = {OWN_DTYPE: Check.OWN_PAIR, FLOAT32: Check.WIDE_PAIR}
+_NOT_FINITE = {OWN_DTYPE: Check.OWN_NOT_FINITE, FLOAT32: Check.WIDE_NOT_FINITE}
+
+
+class Ladder:
+    """One pair on trial, over what its source can supply: a model everything, a dump what was brought beside it.
+
+    names: of reference and variant; lengths: of the prompts, in positions. `evidence` and `floors` fill up from rung to
+    rung; broken: what is NaN or infinite on one side only, in the first dtype where anything is.
+    """
+
+    def __init__(self, names: tuple[str, str], lengths: Sequence[int]) -> None:
+        self.names, self.lengths = names, list(lengths)
+        self.evidence: list[Evidence] = []
+        self.floors: list[FloorRows] = []
+        self.broken: NotFinite | None = None
+
+    def add(
+        self, check: Check, control: str, figures: CheckFigures, outcome: str, says: str, side: str | None = None
+    ) -> None:
+        """Add one row of evidence."""
+        self.evidence.append(Evidence(check, control, figures, outcome, says, side))
+
+    def rerun(self, control: str, called: Sequence[str], figures: RerunFigures, beside: str = "") -> None:
+        """Add whether each side that was called again gives the same bits. beside: how far those are that do not, in a
+        sentence.
+        """
+        moved = figures.not_repeatable
+        who, rest = (" and ".join(f"'{name}'" for name in names) for names in (moved, set(self.names) - set(called)))
+        says = "Each side gives the same bits when it is called again."
+        if moved:
+            does = "does" if len(moved) == 1 else "do"
+            says = f"{who} {does} not give the same bits twice: something in it is nondeterministic.{beside}"
+        elif rest:
+            says = f"'{called[0]}' gives the same bits when it is called again; {rest} was not called again."
+        self.add(Check.AGAIN, control, figures, FAILED if moved else PASSED, says)
+
+    def neighbours(
+        self, side: str, control: str, figures: OtherPromptsFigures, says: tuple[str, str, str], *, has_experts: bool
+    ) -> None:
+        """Add whether other requests in the other rows leave a side's bits alone. says: that they do; that they do not,
+        in a mixture of experts, whose rows share products; that data leaks.
+        """
+        outcome = PASSED if figures.bit_identical else NOTED if has_experts else FAILED
+        self.add(Check.OTHER_PROMPTS, control, figures, outcome, says[(PASSED, NOTED, FAILED).index(outcome)], side)
+
+    def against_floor(
+        self,
+        rung: str,
+        dtype: str,
+        control: str,
+        pair: NDArray[np.float64],
+        floor: NDArray[np.float64],
+        *,
+        not_finite: NotFinite | None = None,
+        own_rounding: NDArray[np.float64] | None = None,
+        maps: int = 0,
+        whose: str = "this model's own rounding floor",
+        floor_row_ulps: float | None = None,
+    ) -> FloorTest:
+        """Hold a pair [positions] against its floor [seeds, positions], both mean squares; see `floor_test`.
+
+        maps: linear maps reordered, 0 if none; whose: the floor in words; floor_row_ulps: its 99.9th percentile, None
+        where not measured.
+        """
+        is_16_bits = dtype not in ("float32", "float64")
+        test = floor_test(pair, floor, not_finite=not_finite, is_16_bits=is_16_bits, own_rounding=own_rounding)
+        mean = floor.mean(axis=0) if own_rounding is None else np.maximum(floor.mean(axis=0), own_rounding)
+        self.floors.append(FloorRows(dtype, np.sqrt(pair), np.sqrt(mean)))
+        figures = PairFigures(
+            compute_dtype=dtype,
+            noise_ratio=test.noise_ratio,
+            largest_ratio_allowed=test.largest_ratio,
+            pair_rms_logits=float(np.sqrt(pair.mean())),
+            floor_rms_logits=float(np.sqrt(mean.mean())),
+            seed_ratios=test.seed_ratios,
+            worst_position_ratio=test.finite_worst,
+            position_ratio_allowed=test.threshold if np.isfinite(test.threshold) else None,
+            positions=len(pair),
+            positions_beyond=len(test.outliers),
+            log_spread=test.spread,
+            nonfinite_mismatch=test.nonfinite,
+            linear_maps=maps or None,
+            floor_row_ulps=floor_row_ulps,
+            first_nonfinite=None if not_finite is None else (*not_finite.place(self.lengths), not_finite.token),
+        )
+        says = _floor_says(test, dtype, self.lengths, whose)
+        self.add(PAIR[rung], control, figures, PASSED if test.is_passed else FAILED, says)
+        return test
+
+    def not_finite(self, broken: NotFinite, rung: str, dtype: str, control: str) -> None:
+        """Add the row of a pair of which no floor is needed: one side holds a NaN or an infinity that the other has
+        not.
+        """
+        figures = NotFiniteFigures(
+            compute_dtype=dtype,
+            noise_ratio=None,
+            nonfinite_mismatch=broken.logits,
+            positions_beyond=len(broken.rows),
+            first_nonfinite=(*broken.place(self.lengths), broken.token),
+        )
+        self.add(_NOT_FINITE[rung], control, figures, FAILED, _broken_says(broken, dtype, self.lengths))
+
+    def stands_out(self, test: FloorTest, blocks: Sequence[int] = BLOCKS) -> tuple[int, int] | None:
+        """Add where positions stand out from the floor that decided. -> (prompt, position) of the first"""
+        shown = structure_of(test.outliers, self.lengths, blocks)
+        self.evidence.append(structure_evidence(shown, test, self.lengths))
+        return shown.first
+
+    def from_float64(self, control: str, errors: tuple[float, float]) -> None:
+        """Add which side is further from float64, by their rms in logits. Of two that only round, neither. Never
+        decides.
+        """
+        figures = SymmetryFigures(reference_rms_logits=errors[0], variant_rms_logits=errors[1])
+        low, high = sorted(errors)
+        if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
+            says = "Both sides are about equally far from float64: by this, neither is nearer to the exact result."
+            return self.add(Check.FROM_FLOAT64, control, figures, PASSED, says)
+        further = self.names[int(errors[1] > errors[0])]
+        times = (
+            f"{three_digits(high / low)} times further from float64 than the other side"
+            if low
+            else "the only one that is not at float64"
+        )
+        return self.add(Check.FROM_FLOAT64, control, figures, NOTED, f"'{further}' is {times}.")
+
+
+def _floor_says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> str:
+    if test.not_finite is not None:
+        return _broken_says(test.not_finite, dtype, lengths)
+    if test.ratio > test.largest_ratio:
+        return (
+            f"In {dtype} the pair is {three_digits(test.ratio)} times {whose}; rounding stays below"
+            f" {test.largest_ratio:g}."
+        )
+    if len(test.outliers):
+        where = place_in_words(int(test.outliers[0]), lengths)
+        count = "one position stands" if len(test.outliers) == 1 else f"{len(test.outliers):,} positions stand"
+        return (
+            f"In {dtype} the pair as a whole is {test.ratio:.2f} times the rounding floor, but {count} out, {where}"
+            f" first: up to {three_digits(test.worst)} times the floor there, where rounding stays below"
+            f" {test.threshold:.3g}."
+        )
+    stands_out = ", and no position stands out" if np.isfinite(test.threshold) else ""
+    return f"In {dtype} the pair is {test.ratio:.2f} times {whose}{stands_out}."
+
+
+def _broken_says(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
+    return f"In {dtype}, {broken.says(lengths)}. Such a difference has no size, so no ratio is given."

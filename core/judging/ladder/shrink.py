@@ -1,0 +1,72 @@
+"""A pair in 16 bits beside the same in float32, where no floor is to be had: rounding shrinks, a fault does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...runs.file.evidence import FAILED, MISSING, PASSED
+
+# How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by;
+# `python -m benchmarks.shrink` has the trial. Between the two it is undecided.
+SHRINKS_LIKE_ROUNDING = 0.05
+SHRINKS_TOO_LITTLE = 0.001
+SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are not of the same sides
+STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
+ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median to be passed without a floor
+
+
+@dataclass(frozen=True)
+class ShrinkTest:
+    """A pair in 16 bits beside the same pair in float32, where no floor is to be had.
+
+    shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over
+    full; moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest
+    position in float32 over the median one; worst_row: where; stands_out: does a position fail by itself? outcome:
+    passed, failed, or missing, which says that a floor is needed.
+    """
+
+    shrink: float
+    full: float
+    share: float
+    moved: float
+    worst: float
+    worst_row: int
+    stands_out: bool
+    outcome: str
+
+
+def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], significand_bits: int) -> ShrinkTest:
+    """Mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11), and in
+    float32 (24).
+
+    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms,
+    section 2.2), so a pair of pure rounding shrinks with it, by a factor that is a fixed share of 2^(24 - bits) for a
+    model; a fault is another function and does not shrink. Positions equal in float32 say nothing and are left out.
+    Where hardly any position moves in 16 bits (another order of sums that rounds to the same bits), the pair's size
+    there is no measure, and only a floor decides.
+    """
+    if narrow.shape != wide.shape or narrow.ndim != 1:
+        raise UsageError(
+            f"a pair {narrow.shape} against the same in float32 {wide.shape}; expected [positions] of both."
+        )
+    full = 2.0 ** (24 - significand_bits)
+    differs = wide > 0
+    if not differs.any():  # equal in float32, rounding apart in 16 bits
+        return ShrinkTest(float("inf"), full, float("inf"), 1.0, 0.0, 0, False, PASSED)
+    coarse, fine = np.sqrt(narrow), np.sqrt(wide)
+    shrink = float(np.sqrt(narrow[differs].mean() / wide[differs].mean()))
+    moved = float((narrow[differs] > 0).mean())
+    relative = fine / np.median(fine[differs])
+    stands_out = (relative > STANDS_OUT_ALONE) & (coarse > 0) & (coarse < SHRINKS_TOO_LITTLE * full * fine)
+    worst_row = int(np.argmax(relative))
+    outcome = MISSING
+    if stands_out.any() or (shrink < SHRINKS_TOO_LITTLE * full and moved >= 0.5):
+        outcome = FAILED
+    elif SHRINKS_LIKE_ROUNDING * full <= shrink <= SHRINKS_TOO_MUCH * full and relative[worst_row] <= ASKS_FOR_A_FLOOR:
+        outcome = PASSED
+    worst = float(relative[worst_row])
+    return ShrinkTest(shrink, full, shrink / full, moved, worst, worst_row, bool(stands_out.any()), outcome)

@@ -1,0 +1,55 @@
+"""Machines that share one store of objects, and the small runs that they put there."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from core.runs.store import mirror
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store, open_store
+from tests.core.runs.made_runs import copied
+from tests.core.runs.store import s3_server
+
+ROOT = Path(__file__).resolve().parents[4]
+
+Machine = Callable[[str], Store]
+
+
+def machines_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Open one empty store as a machine of that name sees it, with a cache of its own and lists that are never old.
+    kind: `memory`, `file` or `s3`.
+    """
+    if kind == "s3":
+        s3_server.set_environment(monkeypatch, request.getfixturevalue("server")[0])
+    place = {"memory": "memory://", "file": f"file://{tmp_path}/", "s3": f"s3://{s3_server.BUCKET}/"}[kind]
+    url = f"{place}{uuid.uuid4().hex}/runs"
+    monkeypatch.setattr(mirror, "_LIST_SECONDS", 0.0)
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+
+    def opened(name: str) -> Store:
+        monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / name))
+        return open_store(url)
+
+    return opened
+
+
+def placed(store: Store, run_id: str, source: str | None = None) -> bytes:
+    """Put a small run there, or a copy of a sample run; its bytes."""
+    path = copied(store.directory / f".partial-{run_id}" / f"{run_id}.duckdb")
+    if source is not None:
+        shutil.copyfile(ROOT / "tests" / "runs" / f"{source}.duckdb", path)
+    body = path.read_bytes()
+    store.place(path, run_id)
+    return body
+
+
+def ids(store: Store) -> list[str]:
+    """Ids of the runs that a store lists, all of which can be read."""
+    cards, broken = list_runs(store)
+    assert broken == []
+    return sorted(card.run_id for card in cards)
