@@ -15,44 +15,15 @@ from streamlit import delta_generator  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.components import copy_link, page_links, stepper  # noqa: E402
-from app.components.page_links import Group  # noqa: E402
 from app.hosting import error_details, refuse_unsafe_start, request_heads  # noqa: E402
 from app.hosting import page_guard as of_signed_in  # noqa: E402
 from app.hosting.middleware import Gate  # noqa: E402
+from app.navigation import FIRST, GROUPS, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, document, heatmap_window, store_cache, widgets  # noqa: E402
+from app.shell import address, document, heatmap_window, sidebar, store_cache, widgets  # noqa: E402
 from app.shell.selection import View  # noqa: E402
 from app.uploads.maintenance import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
-
-FIRST = "runs"  # the page at the root
-GROUPS = (
-    Group(
-        "This pair",
-        "what differs",
-        (("overview", "Overview"), ("near_ties", "Near ties"), ("heatmap", "Heatmap"), ("flips", "Flips")),
-    ),
-    Group(
-        "Where it starts",
-        "and what ends it",
-        (("kv_cache", "KV cache"), ("layers", "Layers"), ("kernels", "Kernels"), ("remedies", "Remedies")),
-    ),
-    Group(
-        "Store",
-        "all runs, and new ones",
-        (
-            ("runs", "Runs"),
-            ("repeats", "Repeats"),
-            ("compare", "Compare"),
-            ("matrix", "Matrix"),
-            ("ops", "Ops"),
-            ("capture", "Capture"),
-            ("probe", "Probe"),
-            ("upload", "Upload"),
-        ),
-    ),
-)
-PAGES = tuple(sorted((page for group in GROUPS for page in group.pages), key=lambda page: page[0] != FIRST))
 
 
 def draw() -> None:
@@ -60,8 +31,8 @@ def draw() -> None:
     st.set_page_config(page_title="ULPscope", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
     pages = [
-        st.Page(ROOT / "pages" / f"{name}.py", title=title, url_path=name, default=name == FIRST)
-        for name, title in PAGES
+        st.Page(ROOT / "pages" / f"{page.name}.py", title=page.title, url_path=page.name, default=page.name == FIRST)
+        for page in PAGES
     ]
     page = st.navigation(pages, position="hidden")
     name = page.url_path or FIRST
@@ -72,7 +43,7 @@ def draw() -> None:
     widgets.forget_clicks(name)
     links = st.sidebar.container()
     address.adopt(name)
-    view = widgets.sidebar()
+    view = sidebar.draw()
     if isinstance(view, View):
         heatmap_window.settle(view)
     st.session_state["view"] = view
@@ -103,7 +74,7 @@ if get_script_run_ctx(suppress_warning=True) is not None:
 else:
     refuse_unsafe_start.check()
     request_heads.limit()
-    documents = document.routes([name for name, _ in PAGES])
+    documents = document.routes([page.name for page in PAGES])
     app = st.App(
         __file__,
         routes=[*documents, *ROUTES],

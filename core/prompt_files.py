@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,16 @@ def read_prompts(path: Path) -> list[GivenPrompt]:
     return found
 
 
+def given_prompts(texts: Sequence[str], files: Sequence[str], lists: Sequence[str]) -> list[GivenPrompt]:
+    """Prompts as options give them: texts, files that are one prompt each, files of many."""
+    found = [GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(texts, start=1)]
+    found += [read_whole(Path(path)) for path in files]
+    return found + [prompt for path in lists for prompt in read_prompts(Path(path))]
+
+
 def prompts_of(request: CaptureRequest) -> list[GivenPrompt]:
     """Prompts of a capture, in the order of its fields; UsageError before anything slow is begun."""
-    found = [GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(request.prompts, start=1)]
-    found += [read_whole(Path(path)) for path in request.prompt_files]
-    found += [prompt for path in request.prompt_lists for prompt in read_prompts(Path(path))]
+    found = given_prompts(request.prompts, request.prompt_files, request.prompt_lists)
     system, is_chat = request.system, request.is_chat
     if not found:
         raise UsageError("no prompt was given; use --prompt TEXT, --prompt-file FILE or --prompts FILE.")

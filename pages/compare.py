@@ -6,13 +6,13 @@ from typing import NoReturn
 import numpy as np
 import streamlit as st
 
-from app.compare import charts, parts
+from app.compare import PAGE, charts, parts
 from app.components import plots
 from app.shell import exports, selection, widgets, wording
 from core.runs.views.compare import distribution, flip_sets, same_tokens, sentence
 from core.text import file_name, plural
 
-view = widgets.head("Compare", selection.current_view())
+view = widgets.head(PAGE, selection.current_view())
 compared = parts.pick(view)
 if len(compared) == 1:
     st.info(

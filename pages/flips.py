@@ -7,14 +7,14 @@ import streamlit as st
 
 from app.components import best_tokens
 from app.components.code_block import code_block
-from app.flips import continuations, parts
+from app.flips import PAGE, continuations, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from app.sparse import pages as sparse
 from core.runs.views.flips import sentence
 from core.runs.views.verdicts import finding
 from core.text import out_of, plural, visible
 
-view = widgets.head("Flips", selection.current_view(), sparse.flips)
+view = widgets.head(PAGE, selection.current_view(), sparse.flips)
 st.markdown(sentence(view.table, view.dtype))
 if view.run.generations:
     continuations.section(view)

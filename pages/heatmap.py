@@ -6,7 +6,7 @@ from functools import partial
 
 import streamlit as st
 
-from app.heatmap import canvas
+from app.heatmap import PAGE, canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from app.sparse import pages as sparse
 from core.runs.file.kept import refusal
@@ -14,7 +14,7 @@ from core.runs.views.elements import worst_elements
 from core.runs.views.heatmap import WHOLE_RUN, element, sentence
 from core.text import exact, number, plural
 
-view = widgets.head("Heatmap", selection.current_view(), sparse.heatmap)
+view = widgets.head(PAGE, selection.current_view(), sparse.heatmap)
 run, pair = view.run, view.pair
 header = run.header
 token = heatmap_window.selected_token(view)

@@ -5,13 +5,13 @@ module.
 import pandas as pd
 import streamlit as st
 
-from app.kernels import parts
+from app.kernels import PAGE, parts
 from app.shell import exports, selection, widgets
 from core.runs.views.kernels import in_words, place_in_words, records_of, sentence, side_by_side
 from core.runs.views.layers import kernels_where_it_starts
 from core.text import plural
 
-view = widgets.head("Kernels", selection.current_view())
+view = widgets.head(PAGE, selection.current_view())
 reference, variant = (view.run.kernels.get(side) for side in (0, view.pair.index + 1))
 if reference is None or variant is None:
     parts.nothing_to_compare(view)

@@ -6,13 +6,13 @@ from typing import Any
 import streamlit as st
 
 from app.components import figure_cache, plots
-from app.kv_cache import charts, parts
+from app.kv_cache import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.tables.kv_cache import KINDS
 from core.runs.views.kv_cache import MEASURES, by_head, by_layer, sentence, summarize
 from core.text import plural
 
-view = widgets.head("KV cache", selection.current_view())
+view = widgets.head(PAGE, selection.current_view())
 everything = view.run.kv(view.pair.index)
 if everything.empty:
     parts.nothing_to_compare(view)

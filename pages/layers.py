@@ -8,12 +8,12 @@ import numpy as np
 import streamlit as st
 
 from app.components import plots
-from app.layers import charts, parts
+from app.layers import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.views.layers import MEASURES, module_named, modules_of, sentence, summary_of
 from core.text import file_name, plural, visible
 
-view = widgets.head("Layers", selection.current_view())
+view = widgets.head(PAGE, selection.current_view())
 everything = view.run.layers(view.pair.index)
 if everything.empty:
     parts.nothing_to_compare(view)

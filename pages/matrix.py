@@ -4,14 +4,14 @@ import time
 
 import streamlit as st
 
-from app.matrix import parts
+from app.matrix import PAGE, parts
 from app.shell import exports, widgets
 from app.shell.widgets import PAGES
 from core.sweeps.ledger import RUNNING
 from core.sweeps.matrix import matrix_of, sentence
 from core.text import file_name
 
-widgets.title("Matrix")
+widgets.title(PAGE)
 if page := st.session_state.pop("matrix_to", None):
     st.switch_page(PAGES / f"{page}.py")
 ledger = parts.ledger()

@@ -5,13 +5,13 @@ from functools import partial
 import streamlit as st
 
 from app.components import best_tokens, figure_cache, plots
-from app.near_ties import charts, parts
+from app.near_ties import PAGE, charts, parts
 from app.shell import exports, selection, widgets
 from app.sparse import pages as sparse
 from core.runs.views.near_ties import sentence
 from core.text import plural
 
-view = widgets.head("Near ties", selection.current_view(), sparse.near_ties)
+view = widgets.head(PAGE, selection.current_view(), sparse.near_ties)
 found = st.container()
 scope = "this prompt"
 with st.container(horizontal=True, gap="large"):

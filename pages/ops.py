@@ -5,13 +5,13 @@ beside each other.
 import streamlit as st
 
 from app.components.code_block import code_block
-from app.ops import form, parts
+from app.ops import PAGE, form, parts
 from app.shell import exports, store_cache, widgets
 from core.runs.reports.ops_wording import beside
 from core.text import plural
 
 jobs = store_cache.jobs()
-widgets.title("Ops")
+widgets.title(PAGE)
 found = parts.cards()
 lead, probing = st.container(), st.container()
 with probing.expander("Probe this machine", expanded=not found):

@@ -6,17 +6,16 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, figure_cache, plots
-from app.overview import charts, findings, token_strip
+from app.overview import COLOURS, PAGE, charts, findings, token_strip
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
-from app.shell.page_settings import COLOURS
 from app.sparse import pages as sparse
 from app.verdict import panel
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.views.request import typed_again
 from core.text import legible, number, out_of, percent, plural
 
-view = widgets.head("Overview", selection.current_view(), sparse.overview)
+view = widgets.head(PAGE, selection.current_view(), sparse.overview)
 summary, header = view.pair.summary, view.run.header
 panel.verdict(view)
 if summary.nonfinite_mismatch:

@@ -3,13 +3,13 @@
 import streamlit as st
 
 from app.hosting import page_guard
-from app.probe import form
+from app.probe import PAGE, form
 from app.shell import store_cache, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.widgets import PAGES
 
 jobs = store_cache.jobs()
-widgets.title("Probe")
+widgets.title(PAGE)
 st.markdown(counted(jobs.all("probe"), "probe"))
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")

@@ -4,11 +4,11 @@ from functools import partial
 
 import streamlit as st
 
-from app.remedies import parts
+from app.remedies import PAGE, parts
 from app.shell import exports, selection, widgets
 from core.runs.tables.remedies import advice
 
-view = widgets.head("Remedies", selection.current_view())
+view = widgets.head(PAGE, selection.current_view())
 tried = view.run.remedies.get(view.pair.index, [])
 if not tried:
     parts.nothing_tried(view)

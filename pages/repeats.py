@@ -3,12 +3,12 @@
 import streamlit as st
 
 from app.components import figure_cache, plots
-from app.repeats import charts, parts
+from app.repeats import PAGE, charts, parts
 from app.shell import exports, selection, widgets, wording
 from core.runs.views.repeats import classes_of, sweep_of
 from core.text import file_name, plural
 
-view = widgets.head("Repeats", selection.current_view())
+view = widgets.head(PAGE, selection.current_view())
 run = view.run
 groups = classes_of(run)
 parts.draw_sentence(run, groups)

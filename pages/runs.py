@@ -4,14 +4,14 @@ from itertools import count
 
 import streamlit as st
 
-from app.gallery import actions, filters, table
+from app.gallery import PAGE, actions, filters, table
 from app.gallery import trash as deleted
 from app.shell import store_cache, widgets
 from app.shell.widgets import PAGES
 from app.upload import drop_anywhere
 from core.runs.store.cards import counted
 
-widgets.title("Runs")
+widgets.title(PAGE)
 has_cells = bool(st.session_state.get("gallery_cells"))
 cards, broken = store_cache.cards(of_cells=has_cells)
 if outage := store_cache.store().outage:

@@ -9,7 +9,7 @@ from app.hosting import identity, page_guard
 from app.shell import store_cache, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.widgets import PAGES
-from app.upload import form, panel
+from app.upload import PAGE, form, panel
 from app.uploads.saving import save
 from app.uploads.spool import Spool, Upload, owner_of
 from core.errors import UlpscopeError
@@ -53,7 +53,7 @@ def watch(seen: list[tuple[int, bool]]) -> None:
 
 
 st.session_state.pop("dropped", None)
-widgets.title("Upload")
+widgets.title(PAGE)
 st.markdown(counted(jobs.ingests(), "upload"))
 st.caption(
     "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file; nothing becomes a run before you save"

@@ -43,12 +43,13 @@ _CORE_FOR_PAGES = (
     "core.probing",
     "core.sweeps",
 )  # not inference: a viewer never loads torch
-_SHARED = (*_CORE_FOR_PAGES, "app.shell", "app.components", "app.hosting")
+_SHARED = (*_CORE_FOR_PAGES, "app.page", "app.navigation", "app.shell", "app.components", "app.hosting")
+# Each declares its page in its `__init__`, which every other page loads: it may import next to nothing.
+DECLARING = (*sorted({*PAGES, "gallery"} - {"runs"}),)
 _OTHER_PAGES = {  # of which a page shows a part too
     "flips": ("app.near_ties",),
     "ops": ("app.capture",),
     "probe": ("app.capture",),
-    "overview": ("app.flips", "app.kv_cache", "app.layers"),
     "sparse": ("app.overview",),
     "verdict": ("app.capture",),
 }
@@ -60,7 +61,8 @@ ROOMS = {
     "core.disk": (),
     "core.subprocess_json": (),
     "core.command_name": (),
-    "core.capture_request": ("core.command_name",),
+    "core.request_fields": (),
+    "core.capture_request": ("core.command_name", "core.request_fields"),
     "core.packaged_models": ("core.command_name",),
     "core.configuration": (),
     "core.hosting": ("core.command_name", "core.configuration"),
@@ -105,6 +107,7 @@ ROOMS = {
         "core.runs",
     ),
     "core.push": (),
+    "core.probing.request": ("core.command_name", "core.request_fields", "core.probing.plan"),
     "core.probing": ("core.command_name", "core.configuration", "core.numerics", "core.runs", "core.judging"),
     "core.pytest_plugin": ("core.judging", "core.runs", "core.inference"),
     "core.commands": (
@@ -114,8 +117,15 @@ ROOMS = {
         "core.prompt_files",
         "core.push",
         "core.probing",
+        "core.request_fields",
     ),
     "core": ("core",),
+    "app.page": ("core.runs.reader",),
+    **{
+        f"app.{page}.__init__": ("app.page", "app.shell.wording", "core.numerics", "core.runs", "core.sweeps")
+        for page in DECLARING
+    },
+    "app.navigation": ("app.page", "core.runs.reader", *(f"app.{page}.PAGE" for page in DECLARING)),
     "app.hosting": _CORE_FOR_PAGES,
     "app.shell": _SHARED,
     "app.components": _SHARED,
@@ -181,7 +191,7 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
 
 def faults_of(path: str, source: str) -> list[str]:
     """What a module imports that it may not, one sentence each. path: from the root, with slashes."""
-    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module = path.removesuffix(".py").replace("/", ".")
     room = next(room for room in ROOMS if _is_in(module, room))
     everywhere = () if room in _EVERYWHERE else _EVERYWHERE
     faults = []
@@ -263,6 +273,11 @@ def test_every_module_imports_only_what_its_room_may() -> None:
         ("app/shell/widgets.py", "from app.flips import parts"),
         ("app/components/plots.py", "import app.overview.findings"),
         ("app/layers/parts.py", "from app.kernels import parts"),
+        ("app/layers/__init__.py", "from app.layers import parts"),
+        ("app/layers/__init__.py", "from app.shell import store_cache"),
+        ("app/layers/__init__.py", "from app.kernels import PAGE"),
+        ("app/navigation.py", "from app.layers import parts"),
+        ("app/page.py", "from app.navigation import PAGES"),
         ("app/layers/parts.py", "import plotly.graph_objects as go"),
         ("pages/flips.py", "from plotly import express"),
         ("pages/flips.py", "import torch"),
@@ -597,6 +612,17 @@ COMPUTING = ("torch", "transformers", "numba", "scipy")
 def test_the_dashboard_starts_without_what_only_computing_and_tables_need() -> None:
     """Tables' pandas is loaded while the first browser loads the page's code."""
     assert _loaded_by("import app.main", (*COMPUTING, "pandas")) == ""
+
+
+def test_what_the_pages_declare_is_read_without_what_draws_or_opens_a_run() -> None:
+    """Every page reads all declarations: those of the others may cost it nothing."""
+    drawing = tuple(
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for path in (ROOT / "app").glob("*/*.py")
+        if path.stem not in ("__init__", "wording")
+    )
+    heavy = (*COMPUTING, "pandas", "duckdb", "streamlit", "plotly")
+    assert _loaded_by("import app.navigation", (*heavy, *drawing)) == ""
 
 
 def test_a_compiler_that_was_loaded_would_be_seen() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.gallery import filters
-from app.shell import page_settings, wording
+from app.gallery import SORTS, filters
+from app.shell import wording
 from app.uploads import tus as uploads
 
 Schema = dict[str, Any]
@@ -130,7 +130,7 @@ _FILTERS = [
     _query("verdict", {"enum": ["any", *wording.VERDICTS]}, "of any of its pairs"),
     _query("flips", {"enum": list(filters.FLIPS)}, "whether an argmax differs anywhere"),
     {**_query("tag", _list(_TEXT), "given several times: all of them"), "explode": True},
-    _query("sort", {"enum": list(page_settings.SORTS)}, "as in the gallery"),
+    _query("sort", {"enum": list(SORTS)}, "as in the gallery"),
     _query("limit", {"type": "integer", "minimum": 0, "maximum": 1000, "default": 100}, "runs in the answer"),
     _query("offset", {"type": "integer", "minimum": 0, "default": 0}, "runs to leave out before"),
 ]

@@ -23,9 +23,10 @@ from app.api.responses import (
     refuse_unknown,
     whole,
 )
-from app.gallery import filters
+from app.gallery import SORTS, filters
 from app.hosting.identity import identity_of
-from app.shell import page_settings, store_cache, wording
+from app.page import LONGEST_TEXT
+from app.shell import store_cache, wording
 from core.errors import StoreError
 from core.runs.ops_run import KIND as OPS
 from core.runs.reports.run_json import card_json, ops_json, run_json
@@ -71,7 +72,7 @@ def _asked(request: Request) -> filters.Filters:
         "dtype": ("any", "bfloat16", "float16", "float32"),
         "verdict": ("any", *wording.VERDICTS),
         "flips": filters.FLIPS,
-        "sort": tuple(page_settings.SORTS),
+        "sort": tuple(SORTS),
     }
     chosen = {}
     for name, known in choices.items():
@@ -79,8 +80,8 @@ def _asked(request: Request) -> filters.Filters:
         if chosen[name] not in known:
             raise RefusedError(f"{name}={shown(chosen[name])} is not known; expected one of {', '.join(known)}.", 400)
     text = given.get("search", "")
-    if len(text) > page_settings.LONGEST_TEXT:
-        raise RefusedError(f"search has {len(text)} characters; expected at most {page_settings.LONGEST_TEXT}.", 400)
+    if len(text) > LONGEST_TEXT:
+        raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.", 400)
     return filters.Filters(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
 
 

@@ -8,12 +8,12 @@ browser's history.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
 import streamlit as st
 
+from app.navigation import Group
 from app.shell import address
 from app.shell.selection import SparseView, View
 
@@ -41,15 +41,6 @@ _links = st.components.v2.component(
 )
 
 
-@dataclass(frozen=True)
-class Group:
-    """A group of the navigation: its name, a line on what its pages answer, and (name, title) of each page."""
-
-    name: str
-    line: str
-    pages: tuple[tuple[str, str], ...]
-
-
 def page_links(
     groups: Sequence[Group],
     first: str,
@@ -66,8 +57,13 @@ def page_links(
             "name": group.name,
             "line": group.line,
             "pages": [
-                {"page": name, "title": title, "note": notes.get(name, ""), "query": urlencode(address.of(view, name))}
-                for name, title in group.pages
+                {
+                    "page": page.name,
+                    "title": page.title,
+                    "note": notes.get(page.name, ""),
+                    "query": urlencode(address.of(view, page.name)),
+                }
+                for page in group.pages
             ],
         }
         for group in groups

@@ -1,1 +1,29 @@
 """The Flips page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.page import Page, PageSetting, words
+
+if TYPE_CHECKING:
+    from core.runs.reader import RunReader, StoredPair
+
+
+def _line(run: RunReader, pair: StoredPair) -> str | None:
+    from core.runs.views.continuations import outcome
+
+    return "Continuations: " + outcome(run, pair) if run.generations else None
+
+
+PAGE = Page(
+    "flips",
+    "Flips",
+    "run",
+    (
+        PageSetting("list", "flips_listed", "flips", words(["flips", "flips and near ties"])),
+        PageSetting("top", "top_form", "logits", words(["logits", "ranks"])),
+    ),
+    absent=lambda run, pair: "" if pair.summary.flips or run.generations else "none",
+    line=_line,
+)

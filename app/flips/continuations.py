@@ -152,21 +152,6 @@ def sentence(view: state.View, found: Continuation) -> str:
     )
 
 
-def outcome(view: state.View) -> str:
-    """Sentence on how many of the continued prompts part, and on the earliest parting, for the selected pair."""
-    found = [one for one in continuations(view.run) if one.pair == view.pair.index]
-    parted = [one for one in found if one.chosen]
-    asked = plural(max(one.compared for one in found), "generated token")
-    if not parted:
-        return f"the sides agree in all of {asked}" + (f" of each of {len(found)} prompts." if len(found) > 1 else ".")
-    first = min(parted, key=lambda one: one.agreed)
-    where = f", first in prompt {first.prompt}" if len(found) > 1 else ""
-    many = f"**{len(parted)} of {len(found)} prompts part**" if len(found) > 1 else "**the sides part**"
-    return (
-        f"{many} within {asked}{where} after {plural(first.agreed, 'token')} in common, at position {first.position}."
-    )
-
-
 def table(run: RunReader) -> tuple[list[Continuation], dict[str, list]]:
     """Every continuation of the run, and the columns of a table with a row for each."""
     found = continuations(run)

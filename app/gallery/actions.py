@@ -170,4 +170,4 @@ def _discard(cards: Sequence[RunCard]) -> None:
     st.session_state["ticked"] = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
     if st.session_state.get("run") in ids:  # or the sidebar would call it deleted by somebody
         st.session_state.pop("run")
-        widgets.new_run()
+        selection.new_run()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from app.shell import page_settings, wording
+from app.gallery import SORTS
+from app.page import LONGEST_TEXT
+from app.shell import wording
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import MOST_TAGS, Labels
 
@@ -86,15 +88,9 @@ def ask(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> Filters:
             placeholder="name, model, side, prompt, tag or note",
             key="gallery_search",
             width="stretch",
-            max_chars=page_settings.LONGEST_TEXT,
+            max_chars=LONGEST_TEXT,
         )
-        sort = st.selectbox(
-            "Sort",
-            list(page_settings.SORTS),
-            format_func=page_settings.SORTS.__getitem__,
-            key="gallery_sort",
-            width=170,
-        )
+        sort = st.selectbox("Sort", list(SORTS), format_func=SORTS.__getitem__, key="gallery_sort", width=170)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         verdicts = [name for name in wording.VERDICTS if any(name in card.pair_verdicts for card in cards)]
         verdict = st.selectbox(

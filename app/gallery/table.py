@@ -100,7 +100,7 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
             state.select(ops_runs=chosen.run_id, opened_ops=True)
         elif chosen is not None:
             state.select(run=chosen.run_id)
-            widgets.new_run()
+            state.new_run()
             st.session_state["opened"] = True
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in selection["rows"]]

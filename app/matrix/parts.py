@@ -179,13 +179,13 @@ def cell(change: CellChange) -> None:
 
 def _open(run_id: str) -> None:
     selection.select(run=run_id)
-    widgets.new_run()
+    selection.new_run()
     st.session_state["matrix_to"] = "overview"
 
 
 def _compare(run_id: str, other: str) -> None:
     selection.select(run=run_id)
-    widgets.new_run()
+    selection.new_run()
     st.session_state["compare_with"] = other
     st.session_state["matrix_to"] = "compare"
 

@@ -6,8 +6,9 @@ import pandas as pd
 import streamlit as st
 
 from app.components import plots
-from app.shell import page_settings, widgets
+from app.near_ties import LOGIT_STEPS
 from app.shell import selection as state
+from app.shell import widgets
 from core.text import out_of, plural
 
 SIDES = ("reference", "variant")
@@ -27,7 +28,7 @@ def threshold() -> tuple[str, float]:
         unit = st.segmented_control("Threshold in", ["ULPs", "logits"], required=True, key="threshold_unit") or "ULPs"
     with right:
         if unit == "logits":
-            return unit, float(st.select_slider("Threshold, logits", page_settings.LOGIT_STEPS, key="threshold_logits"))
+            return unit, float(st.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
         return unit, float(st.slider("Threshold, ULPs", 0, 64, key="threshold"))
 
 

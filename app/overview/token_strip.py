@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from app.overview import COLOURS
 from app.shell import selection, store_cache
-from app.shell.page_settings import COLOURS
 from core.runs.file.records import Prompt
 from core.text import number
 

@@ -1,1 +1,5 @@
-"""Parts of the Probe page."""
+"""The Probe page."""
+
+from app.page import Page
+
+PAGE = Page("probe", "Probe", "store")

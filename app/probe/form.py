@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -15,68 +15,59 @@ from app.shell import store_cache, widgets
 from app.shell.jobs import PROBING, PromptFile
 from core.configuration import configuration
 from core.errors import UlpscopeError
-from core.probing.plan import LOAD, MEANINGS, MOST_LOAD, Plan, base_of, check_allowed, told
+from core.probing.plan import DEFAULT_TESTS, LOAD, MEANINGS, MOST_LOAD, Plan, check_allowed, parsed_tests, told
+from core.probing.request import KEY_VARIABLE, ProbeRequest
 from core.text import shown
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
-DEFAULTS: dict[str, Any] = {
+_TESTS, _LOAD = parsed_tests(DEFAULT_TESTS)
+FIRST: dict[str, Any] = {
     "probe_url": "",
     "probe_against": "",
     "probe_prompts": SAMPLE,
-    "probe_tests": ["rerun", "warm", "load"],
-    "probe_load": 8,
-    "probe_tokens": 32,
-    "probe_top": 20,
-    "probe_model": "",
+    "probe_tests": list(_TESTS),
+    "probe_load": _LOAD,
+    "probe_tokens": ProbeRequest.tokens,
+    "probe_top": ProbeRequest.top,
+    "probe_model": ProbeRequest.model,
     "probe_name": "",
 }
-KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Values of the form. key: goes to the job's process alone, in no argument."""
-
-    url: str
-    against: str
-    model: str
-    name: str
-    key: str
-    plan: Plan
 
 
 def draw() -> None:
     """Draw the form, what it would take, and the button that lines it up."""
-    asked = _ask()
-    if asked is None:
-        widgets.pressed(st.button, "Probe", "probe_start", type="primary", disabled=True)
-        return
+    request, key, plan = None, "", None
     try:
-        _check(asked)
+        request, key = _ask()
+        plan = None if request is None else _checked(request)
     except UlpscopeError as error:
         st.warning(widgets.escaped(str(error)))
-        widgets.pressed(st.button, "Probe", "probe_start", type="primary", disabled=True)
+    is_pressed = widgets.pressed(st.button, "Probe", "probe_start", type="primary", disabled=plan is None)
+    if request is None or plan is None:
         return
-    is_pressed = widgets.pressed(st.button, "Probe", "probe_start", type="primary")
-    lines = told(asked.plan)
+    lines = told(plan)
     st.caption("Nothing is sent before. " + lines[-1])
     with st.expander("What is asked"):
         st.markdown("\n".join(f"- {widgets.escaped(line.strip())}" for line in lines[:-1]))
     if is_pressed:
-        _submit(asked)
+        _submit(request, key)
         time.sleep(0.1)  # so that the list below shows it started
 
 
-def _ask() -> Asked | None:
-    kept = st.session_state.setdefault("probe_kept", dict(DEFAULTS))  # the widgets' own values go with the page
-    for key, value in kept.items():
-        st.session_state.setdefault(key, value)
-    asked = _fields()
-    kept.update({key: st.session_state[key] for key in DEFAULTS})
-    return asked
+def _ask() -> tuple[ProbeRequest | None, str]:
+    kept = st.session_state.setdefault("probe_kept", dict(FIRST))  # the widgets' own values go with the page
+    for name, value in kept.items():
+        st.session_state.setdefault(name, value)
+    try:
+        return _fields()
+    finally:
+        kept.update({name: st.session_state[name] for name in FIRST})
 
 
-def _fields() -> Asked | None:
+def _fields() -> tuple[ProbeRequest | None, str]:
+    """Draw the fields and return the request, None without an address, and the key, which goes to the job's process
+    alone. UsageError for an address that is none.
+    """
     left, right = st.columns(2)
     url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000").strip()
     against = right.text_input(
@@ -98,39 +89,39 @@ def _fields() -> Asked | None:
     name = right.text_input("Name of the run", key="probe_name", placeholder="the server and its model").strip()
     if not url:
         st.caption("Give the address of a server: vLLM, SGLang, llama.cpp, Ollama, TGI, or one of OpenAI's form.")
-        return None
-    try:
-        chosen = tuple(test for test in MEANINGS if test in tests)
-        plan = Plan(split_prompts(text), chosen, load, tokens, top, is_against=bool(against))
-    except UlpscopeError as error:
-        st.warning(widgets.escaped(str(error)))
-        return None
-    return Asked(url, against, model, name, key, plan)
+        return None, key
+    chosen = ",".join(f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests)
+    request = ProbeRequest(
+        url=url,
+        prompts=split_prompts(text),
+        model=model,
+        tests=chosen,
+        against=against or None,
+        top=top,
+        tokens=tokens,
+        name=name or None,
+    )
+    return request, key
 
 
-def _check(asked: Asked) -> None:
-    """UlpscopeError for an address that is none, or that this server may not ask."""
-    for address in filter(None, (asked.url, asked.against)):
-        base_of(address)
-        if not identity.current().is_local:
+def _checked(request: ProbeRequest) -> Plan:
+    """The plan; UlpscopeError for what cannot be asked, or by this server may not be."""
+    if not identity.current().is_local:
+        for address in request.addresses:
             check_allowed(address, configuration().probing.servers)
+    return request.plan(request.prompts)
 
 
-def _submit(asked: Asked) -> None:
-    plan = asked.plan
-    tests = ",".join(f"{LOAD}:{plan.load}" if test == LOAD else test for test in plan.tests)
-    arguments = ["probe", base_of(asked.url), f"--tests={tests}", f"--tokens={plan.tokens}", f"--top={plan.top}"]
-    for option, value in (("against", asked.against), ("model", asked.model), ("name", asked.name)):
-        if value:
-            arguments.append(f"--{option}={base_of(value) if option == 'against' else value}")
+def _submit(request: ProbeRequest, key: str) -> None:
+    arguments = replace(request, prompts=()).arguments()
     if not identity.current().is_local:
         arguments.append("--guarded")
-    lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in plan.prompts)
+    lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
     with widgets.said():
         store_cache.submit(
             arguments,
-            title=f"Probe of {shown(base_of(asked.url), 100)}",
+            title=f"Probe of {shown(request.url, 100)}",
             device=PROBING,
             prompts=PromptFile("prompts.jsonl", lines.encode()),
-            secrets={KEY_VARIABLE: asked.key},  # an empty one too: the server's own is not for its viewers
+            secrets={KEY_VARIABLE: key},  # an empty one too: the server's own is not for its viewers
         )

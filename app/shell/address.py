@@ -9,7 +9,8 @@ import time
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from app.shell import heatmap_window, link, page_settings
+from app import navigation
+from app.shell import heatmap_window, link
 from app.shell.selection import SparseView, View, preset_widget
 from core.text import shown
 
@@ -23,7 +24,7 @@ def adopt(page: str) -> None:
     """Take what the address says: at the start of a session, and whenever it is not what was written last (Back, a
     link).
     """
-    names = (*link.LINKED, *(setting.name for setting in page_settings.of_page(page)))
+    names = (*link.LINKED, *(setting.name for setting in navigation.settings_of(page)))
     said = {key: st.query_params[key] for key in names if key in st.query_params}
     written = st.session_state.get("written")
     if said and said != written and not _is_late(page, said):
@@ -64,7 +65,7 @@ def is_back() -> bool:
 def settle_settings(page: str) -> None:
     """Give the page's own controls the values of the link, else those they had when the page was left."""
     kept = st.session_state.setdefault("settings", {})
-    for setting in page_settings.of_page(page):
+    for setting in navigation.settings_of(page):
         asked = link.linked(setting.name)
         value = None if asked is None or asked == "" else setting.parsed(asked)
         if asked is not None:
@@ -85,7 +86,7 @@ def of(view: View | SparseView | None, page: str | None = None) -> dict[str, str
     """Parameters of the address for a view on a page (the open one where none is named): the share link."""
     said = {} if view is None else _selection_address(view)
     kept = st.session_state.get("settings", {})
-    for setting in page_settings.of_page(page or st.session_state.get("page", "overview")):
+    for setting in navigation.settings_of(page or st.session_state.get("page", "overview")):
         word = setting.said(kept.get(setting.key, setting.default))
         if word is not None:
             said[setting.name] = word
@@ -110,7 +111,7 @@ def write(said: dict[str, str]) -> None:
     """Write parameters into the address bar, in one step: every change of the address is an entry in the browser's
     history.
     """
-    names = {*link.LINKED, *(setting.name for setting in page_settings.SETTINGS)}
+    names = {*link.LINKED, *navigation.SETTING_NAMES}
     if {key: st.query_params.get(key) for key in said} != said or any(
         key in st.query_params for key in names - said.keys()
     ):

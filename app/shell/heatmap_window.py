@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from app.shell import link, page_settings
+from app.page import whole
+from app.shell import link
 from app.shell.selection import View
 from core.runs.views.heatmap import MEASURES, ORDERS, Measure, Order, is_offered
 from core.text import shown
@@ -92,7 +93,7 @@ def settle(view: View) -> None:
         st.session_state["heatmap_serial"] = ""  # the browser follows; see app/heatmap/canvas.py
     token = link.linked("token")
     if token is not None or is_new_run:
-        number = page_settings.whole(token or "")
+        number = whole(token or "")
         st.session_state["heatmap_token"] = (
             number if number is not None and 0 <= number < view.run.header.vocab else None
         )

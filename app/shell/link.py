@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app.shell import page_settings
+from app.page import whole
 from core.text import shown
 
 # rows, tokens (a range of columns), order and cells: the heatmap's window; token: the logit selected there
@@ -28,7 +28,7 @@ def linked_number(key: str, lowest: int, highest: int) -> int | None:
     text = linked(key)
     if text is None:
         return None
-    value = page_settings.whole(text)
+    value = whole(text)
     if value is None:
         report_bad_link(
             f"The link asks for {key} '{shown(text, 60)}', which is no number that a {key} can be; {key} {lowest} is"

@@ -120,6 +120,12 @@ def select_row(listed: pd.DataFrame, key: str) -> None:
         select(prompt=int(row["prompt"]), position=int(row["position"]))
 
 
+def new_run() -> None:
+    """Forget what was selected within the run that was open."""
+    for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens"):
+        st.session_state.pop(key, None)
+
+
 def preset_widget(key: str) -> None:
     """Have the widget of this key show what the session holds, before it is drawn.
 

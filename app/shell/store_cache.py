@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import streamlit as st
 
+from app import navigation
 from app.hosting import identity
 from app.shell import link
 from app.shell.jobs import Job, Jobs, PromptFile
@@ -35,14 +36,12 @@ from core.runs.views.elements import top_of_both
 from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
 from core.runs.views.layers import grid as layer_grid_of
-from core.runs.views.overview import absent as absent_of
 from core.runs.views.sparse import figures_by_position
 from core.text import shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OF_WHOLE_ROWS = ("kv_cache", "layers", "kernels", "remedies")  # pages of what no server sends
 # Of all that is kept of what was read: some twenty ordinary runs. Sixteen readers of made files held 6 GB.
 KEPT_BYTES = 512 << 20
 MOST_CELLS = 200  # of sweeps among the runs that are listed
@@ -365,11 +364,11 @@ def histogram(view: View) -> dict[int, int]:
 
 
 def absent(view: View | SparseView) -> dict[str, str]:
-    """Pages of which the pair has nothing, with a word for each; see core.runs.views.overview.absent."""
+    """Pages of which the pair has nothing, with a word for each; see app.navigation.absent."""
     if isinstance(view, SparseView):
-        return dict.fromkeys(OF_WHOLE_ROWS, "not sent")
+        return {page.name: "not sent" for page in navigation.PAGES if page.shows == "capture"}
     stamp, pair = _stamp(view.run.path), view.pair
-    return kept("absent", stamp, (pair.index,), lambda: absent_of(_reader(*stamp), pair))
+    return kept("absent", stamp, (pair.index,), lambda: navigation.absent(_reader(*stamp), pair))
 
 
 def kv_positions(view: View) -> dict[str, PositionGrid]:

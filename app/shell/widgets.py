@@ -1,9 +1,8 @@
-"""Parts that several pages share: the selection in the sidebar, empty states, the head of a page, tables of tokens."""
+"""Parts that several pages share: empty states, the head of a page, tables of tokens."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,20 +12,16 @@ from uuid import uuid4
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app.components import stepper
 from app.components.code_block import code_block
 from app.hosting.error_details import told
+from app.page import Page
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.kept import note, refusal
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
-from core.runs.sparse_run import KIND as SPARSE
-from core.runs.store.cards import RunCard
-from core.runs.views.overview import telling_place
 from core.runs.views.request import left_out, typed_with
-from core.runs.views.sparse import telling_position
-from core.text import code, shown, visible
+from core.text import code
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
 EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
@@ -35,197 +30,22 @@ EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("larges
 # Whole numbers with their thousands apart, as the viewer's language has them.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
-OF_CAPTURES = ("KV cache", "Layers", "Kernels", "Remedies")
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
 _ADDRESS = re.compile(
     r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE
 )  # markdown links them even where every sign is escaped
 
 
-def sidebar() -> selection.View | selection.SparseView | None:
-    """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
-    asked = link.linked("run")
-    everything, _ = store_cache.cards()
-    listed = {card.run_id for card in everything}
-    named = {str(run_id) for run_id in (asked, *(st.session_state.get(key) for key in ("open_next", "run"))) if run_id}
-    everything = [*everything, *store_cache.cards_of(named - listed)]  # of a sweep whose cells are not listed
-    cards = [card for card in everything if card.sides]  # probes of operations have none; the Ops page shows them
-    by_id = {card.run_id: card for card in cards}
-    if asked is not None and any(card.run_id == asked and not card.sides for card in everything):
-        link.report_bad_link(
-            f"The run '{shown(asked, 60)}' holds probes of operations and no logits; the Ops page shows it."
-        )
-    elif asked is not None and asked not in by_id:
-        link.report_bad_link(f"There is no run '{shown(asked, 60)}' here (any more); these are the runs there are.")
-        for key in link.LINKED:
-            link.linked(key)  # what else the link says is of that run
-    elif asked is not None:
-        if asked != st.session_state.get("run"):
-            new_run()
-        elif not link.is_linked("position"):
-            st.session_state.pop("position", None)
-        st.session_state["run"] = asked
-    new = st.session_state.get("open_next")
-    if not st.session_state.get(
-        "opened"
-    ):  # else the page is about to be left, and what the browser says meanwhile must not undo it
-        st.session_state.pop("open_next", None)
-    if new is not None and new not in by_id:
-        st.session_state.pop("open_next", None)
-        link.report_bad_link(f"The run '{shown(new, 60)}' was deleted meanwhile; these are the runs there are.")
-        st.session_state.pop("opened", None)  # or the gallery would go on to another run
-    elif new is not None:
-        new_run()
-        st.session_state["run"] = new
-    last = st.session_state.get("run")
-    if last is not None and last not in by_id:
-        link.report_bad_link(f"The run '{shown(last, 60)}' was deleted meanwhile; these are the runs there are.")
-        new_run()
-    with st.sidebar:
-        _keep_room()
-    if not cards:
-        return None
-    if last not in by_id:
-        st.session_state["run"] = worth_opening(cards).run_id
-    selection.preset_widget("run")
-    with st.sidebar:
-        labels = _labels(cards)
-        run_id = st.selectbox("Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=new_run)
-        try:
-            return _pick_of_sparse(run_id) if by_id[run_id].kind == SPARSE else _pick_within(run_id)
-        except UlpscopeError as error:
-            st.error(escaped(told(error)))
-            return None
-
-
-def _labels(cards: list[RunCard]) -> dict[str, str]:
-    """Names to choose by. A select box tells its options apart by their labels, so runs of equal names carry their
-    ids.
-    """
-    count = Counter(card.name for card in cards)
-    return {card.run_id: card.name if count[card.name] == 1 else f"{card.name} · {card.run_id}" for card in cards}
-
-
-def worth_opening(cards: list[RunCard]) -> RunCard:
-    """Run to open where nothing was chosen: the newest of one's own, else the sample run with most flips."""
-    own = [card for card in cards if not card.is_read_only]
-    return own[0] if own else max(cards, key=lambda card: card.flips)
-
-
-def new_run() -> None:
-    for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens"):
-        st.session_state.pop(key, None)
-
-
-def _settle_variant(names: list[str], first: int = 0) -> None:
-    """Take the variant out of the link if it is there, and keep it one of the run's; `first` where none was chosen."""
-    asked = link.linked("variant")
-    if asked is not None and asked in names:
-        st.session_state["variant"] = asked
-    elif asked is not None:
-        link.report_bad_link(
-            f"The link asks for variant '{shown(asked, 60)}'; this run has {_listed(names)}, and '{names[first]}' is"
-            " selected."
-        )
-    if st.session_state.get("variant") not in names:
-        st.session_state["variant"] = names[first]
-    selection.preset_widget("variant")
-
-
-def _pick_of_sparse(run_id: str) -> selection.SparseView:
-    run = store_cache.sparse_run(run_id)
-    names = [pair.variant for pair in run.pairs]
-    _settle_variant(names, next((number for number, pair in enumerate(run.pairs) if pair.differing), 0))
-    variant = st.selectbox(f"Variant, compared with `{code(run.pairs[0].reference)}`", names, key="variant")
-    pair = run.pairs[names.index(variant)]
-    table = store_cache.sparse_positions(run_id, names.index(variant))
-    is_open = "position" in st.session_state or link.is_linked("position")
-    prompts = sorted(table["prompt"].unique().tolist())
-    _settle("prompt", prompts[-1], prompts[0] if is_open else telling_position(table)[0])
-    if st.session_state["prompt"] not in prompts:  # one of whose rows none has a partner
-        st.session_state["prompt"] = prompts[0]
-    prompt = prompts[0]
-    if len(prompts) > 1:
-        selection.preset_widget("prompt")
-        prompt = int(st.selectbox("Prompt", prompts, key="prompt", on_change=_new_prompt))
-    of_prompt = table[table["prompt"] == prompt]
-    first, last = int(of_prompt["position"].min()), int(of_prompt["position"].max())
-    _settle("position", last, first if is_open else telling_position(of_prompt)[1], first)
-    position = (
-        int(st.number_input(f"Position, {first:,} to {last:,}", first, last, key="position")) if last > first else first
-    )
-    view = selection.SparseView(run, pair, prompt, position, table)
-    stepper.stepper(view)
-    return view
-
-
-def _pick_within(run_id: str) -> selection.View:
-    run = store_cache.open_run(run_id)
-    names = [pair.variant for pair in run.pairs]
-    _settle_variant(names)
-    variant = st.selectbox(
-        f"Variant, compared with `{code(run.pairs[0].reference)}`",
-        names,
-        format_func=_twins(run).__getitem__,
-        key="variant",
-    )
-    pair = run.pairs[names.index(variant)]
-
-    prompts = run.header.prompts
-    table = store_cache.positions(run, pair.index)
-    is_open = "position" in st.session_state or link.is_linked("position")
-    _settle("prompt", len(prompts) - 1, 0 if is_open else telling_place(table)[0])
-    prompt = (
-        int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt))
-        if len(prompts) > 1
-        else 0
-    )
-    last = prompts[prompt].positions - 1
-    _settle("position", last, 0 if is_open else telling_place(table, prompt)[1])
-    position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
-    view = selection.View(run, pair, prompt, position, table)
-    stepper.stepper(view)
-    if view.texts:
-        st.caption(f"scores the token after `{code(visible(view.texts[position]))}`")
-    return view
-
-
-def _twins(run: RunReader) -> dict[str, str]:
-    """Labels of variants to choose by; one that equals an earlier side bit for bit says so."""
-    first: dict[int, str] = {}
-    labels = {}
-    for side in run.sides:
-        twin = first.setdefault(side.bit_class, side.name)
-        labels[side.name] = side.name if twin == side.name else f"{side.name}  ≡ {twin}"
-    return labels
-
-
-def _listed(names: list[str]) -> str:
-    """The first few names, quoted."""
-    return ", ".join(f"'{name}'" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _settle(key: str, highest: int, first: int, lowest: int = 0) -> None:
-    """Take `key` out of the link if it is there, and keep it within the run; `first` where nothing was chosen yet."""
-    value = link.linked_number(key, lowest, highest)
-    current = st.session_state.get(key, first) if value is None else value
-    st.session_state[key] = min(max(int(current), lowest), highest)
-
-
-def _new_prompt() -> None:
-    st.session_state.pop("position", None)
-
-
-def title(page: str, widths: tuple[float, float] = (5, 1.2)) -> None:
+def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
     """Draw the title of a page and its Definitions: how the page is read, and what each word means."""
     left, right = st.columns(widths, vertical_alignment="bottom")
-    left.title(page)
+    left.title(page.title)
     with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
-        st.markdown(f"#### {page}\n\n{glossary.reading(page)}\n\n{glossary.definitions()}")
+        st.markdown(f"#### {page.title}\n\n{glossary.reading(page.title)}\n\n{glossary.definitions()}")
 
 
 def head(
-    page: str,
+    page: Page,
     view: selection.View | selection.SparseView | None,
     sparse: Callable[[selection.SparseView], None] | None = None,
 ) -> selection.View:
@@ -240,9 +60,9 @@ def head(
     if isinstance(view, selection.SparseView):
         _head_of_sparse(view)
         if sparse is None:
-            needs = "what a capture records" if page in OF_CAPTURES else "whole rows of logits"
+            needs = "what a capture records" if page.shows == "capture" else "whole rows of logits"
             st.info(
-                f"This run holds what engines sent: some tokens of each row, not all. {page} needs {needs}; the"
+                f"This run holds what engines sent: some tokens of each row, not all. {page.title} needs {needs}; the"
                 " Overview, Near ties, Heatmap and Flips pages show what follows from what was sent."
             )
         else:
@@ -294,7 +114,7 @@ def room(name: str, height: int) -> DeltaGenerator:
     return st.container(key=f"rows{min(round(height / ROW), _MOST_ROOM)}_{name}")
 
 
-def _keep_room() -> None:
+def keep_room() -> None:
     """Draw the style sheet that keeps room. By `st.html` it would wait for that element's script and come too late;
     markdown is there at once.
     """
@@ -402,11 +222,11 @@ def same_capture_with(extra: str, about: Provenance) -> None:
         st.caption(said)
 
 
-def finding(said: str, page: str, label: str, view: selection.View) -> None:
+def finding(said: str, page: Page, view: selection.View) -> None:
     """Draw one line on what another page shows, with a link to it that keeps the selection."""
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(said)
-    right.page_link(PAGES / f"{page}.py", label=label, query_params=address.of(view, page))
+    right.page_link(PAGES / f"{page.name}.py", label=f"{page.title} →", query_params=address.of(view, page.name))
 
 
 def say_complaints() -> None:

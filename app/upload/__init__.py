@@ -1,1 +1,5 @@
 """The Upload page."""
+
+from app.page import Page
+
+PAGE = Page("upload", "Upload", "store")

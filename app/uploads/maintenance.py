@@ -14,7 +14,7 @@ import anyio
 from anyio import to_thread
 
 from app.hosting.live_settings import now_in_force
-from app.shell import store_cache, widgets
+from app.shell import sidebar, store_cache
 from app.uploads.spool import Spool
 from core.errors import UlpscopeError
 from core.runs.store.quotas import apply_retention
@@ -56,7 +56,7 @@ def warm() -> None:
         store_cache.discarded()
         runs = [card for card in cards if card.sides]
         if runs:
-            store_cache.positions(store_cache.open_run(widgets.worth_opening(runs).run_id), 0)
+            store_cache.positions(store_cache.open_run(sidebar.worth_opening(runs).run_id), 0)
     except Exception as error:  # nothing that is only done early may end the server
         _log.info("nothing more is read in advance: %s", error)
 

@@ -1,4 +1,4 @@
-"""The fields of a CaptureRequest as options of a command."""
+"""The fields of a request as options of a command."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..capture_request import CaptureRequest, field_of, option_of
+from ..capture_request import CaptureRequest
+from ..request_fields import Request, field_of, option_of
 
 
-def request_option(name: str) -> Any:
+def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
     """The option of one field, for commands that take only a few of them."""
-    return typer.Option(option_of(field_of(name)), help=field_of(name).metadata["help"])
+    each = field_of(of, name)
+    return typer.Option(option_of(each), help=each.metadata["help"], min=each.metadata["lowest"])
 
 
-def request_argument(name: str) -> Any:
+def request_argument(name: str, of: type[Request] = CaptureRequest) -> Any:
     """The argument of one field, for commands that take it by its place."""
-    return typer.Argument(help=field_of(name).metadata["help"])
+    return typer.Argument(metavar=name.upper(), help=field_of(of, name).metadata["help"])
 
 
 DtypeOption = Annotated[str, request_option("dtype")]
@@ -41,26 +43,30 @@ DryRunOption = Annotated[
 
 
 def takes_request(
-    *, without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None, **preset: Any
+    of: type[Request] = CaptureRequest,
+    *,
+    without: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    **preset: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator for `command(request, *, ...)`: the command line gets the fields of a CaptureRequest as options,
-    ahead of the command's own.
+    """A decorator for `command(request, *, ...)`: the command line gets the fields of a request as options, ahead
+    of the command's own.
 
     without: fields that are no options and stay as they are; preset: those that the command sets; defaults: those that
     stand otherwise in this command unless they are given.
     """
     defaults = defaults or {}
-    asked = [each for each in fields(CaptureRequest) if each.name not in without and each.name not in preset]
+    asked = [each for each in fields(of) if each.name not in without and each.name not in preset]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        options = [_parameter(each.name, defaults.get(each.name, each.default)) for each in asked]
+        options = [_parameter(of, each.name, defaults.get(each.name, each.default)) for each in asked]
 
         def called(**given: Any) -> None:
             values = {each.name: given.pop(each.name) for each in asked if each.name in given}
             values = {name: _value(value) for name, value in values.items() if value is not None}
-            command(CaptureRequest(**{**defaults, **values, **preset}), **given)
+            command(of(**{**defaults, **values, **preset}), **given)
 
         called.__doc__, called.__name__ = command.__doc__, command.__name__
         called.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]
@@ -70,15 +76,16 @@ def takes_request(
     return decorate
 
 
-def _parameter(name: str, default: Any) -> inspect.Parameter:
-    declared = get_type_hints(CaptureRequest)[name]
+def _parameter(of: type[Request], name: str, default: Any) -> inspect.Parameter:
+    declared = get_type_hints(of)[name]
     if get_origin(declared) is tuple:
         declared, default = list[get_args(declared)[0]] | None, None  # type: ignore[misc]
+    about = request_argument if field_of(of, name).metadata["is_argument"] else request_option
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[declared, request_option(name)],
+        annotation=Annotated[declared, about(name, of)],
     )
 
 

@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from app import main
+from app import navigation
 from app.shell import document
 
 
@@ -17,12 +17,12 @@ def client() -> TestClient:
     async def other(_: object) -> PlainTextResponse:
         return PlainTextResponse("Streamlit's own answer")
 
-    pages = [name for name, _ in main.PAGES]
+    pages = [page.name for page in navigation.PAGES]
     return TestClient(Starlette(routes=[*document.routes(pages), Route("/{rest:path}", other)]))
 
 
 @pytest.mark.parametrize(
-    "address", ["/", *(f"/{name}" for name, _ in main.PAGES if name != "runs"), "/overview?run=a&position=3"]
+    "address", ["/", *(f"/{page.name}" for page in navigation.PAGES[1:]), "/overview?run=a&position=3"]
 )
 def test_every_page_has_streamlits_document_with_our_scripts_before_its_own(client: TestClient, address: str):
     answer = client.get(address)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.shell import glossary, page_settings, wording
+from app.overview import COLOURS
+from app.shell import glossary, wording
 from core.runs.file.evidence import RUNGS
 from core.runs.file.records import VERDICTS
 from tests.app.opening import opened
@@ -51,7 +52,7 @@ def on_pages() -> set[str]:
     """Every term of the pages: labels of figures and columns, and the words that they take from one place."""
     scripts = [*(ROOT / "pages").glob("*.py"), *(ROOT / "app").rglob("*.py")]
     found = {label for path in scripts for label in labels(path.read_text(encoding="utf-8"))}
-    found |= {*wording.MEASURES.values(), *RUNGS.values(), *wording.VERDICTS, *page_settings.COLOURS}
+    found |= {*wording.MEASURES.values(), *RUNGS.values(), *wording.VERDICTS, *COLOURS}
     return {term for term in found if term} - PLAIN
 
 

@@ -11,7 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 from streamlit.testing.v1 import AppTest
 
-from app import main
+from app import navigation
 from app.shell.widgets import code, escaped
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
@@ -24,8 +24,7 @@ from tests.core.runs.test_ops_run import header, row_of
 HOSTILE = (
     "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
 )
-PAGES = [name for name, _ in main.PAGES]
-OF_A_RUN = set(PAGES) - {"runs", "ops", "capture", "probe", "upload", "matrix"}
+PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ("where-it-starts", "fresh-against-cached", "continuations-that-part", "injected-bug")
 # Fields that Streamlit draws as they are, or not at all.
 _NO_MARKDOWN = {
@@ -145,7 +144,7 @@ def test_no_text_of_a_run_becomes_markup(page: str, sample: str, hostile: Callab
     hostile(sample)
     app = opened(page, run="mine")
     assert not app.error
-    assert page not in OF_A_RUN or any("boldly" in text for _, text in texts(app))
+    assert PAGES[page].shows == "store" or any("boldly" in text for _, text in texts(app))
     found = {(place, what, text[:300]) for place, text in texts(app) for what in live(text)}
     assert found == set()
 

@@ -14,9 +14,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
+from app import navigation
 from app.components import stepper
-from app.overview import token_strip
-from app.shell import address, link, page_settings, selection
+from app.overview import COLOURS, token_strip
+from app.page import PageSetting
+from app.shell import address, link, selection
 from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
 from tests.app import opening
@@ -119,18 +121,20 @@ def groups(app: AppTest) -> list[dict]:
 
 def test_pages_stand_in_three_groups_with_a_line_each_and_what_a_run_does_not_hold_says_so():
     shown = groups(followed("near_ties", run=RUN))
-    assert [(group["name"], [page["title"] for page in group["pages"]]) for group in shown] == [
-        ("This pair", ["Overview", "Near ties", "Heatmap", "Flips"]),
-        ("Where it starts", ["KV cache", "Layers", "Kernels", "Remedies"]),
-        ("Store", ["Runs", "Repeats", "Compare", "Matrix", "Ops", "Capture", "Probe", "Upload"]),
-    ]
+    drawn = [(group["name"], [page["title"] for page in group["pages"]]) for group in shown]
+    assert drawn == [(group.name, [page.title for page in group.pages]) for group in navigation.GROUPS]
+    assert [name for name, _ in drawn] == ["This pair", "Where it starts", "Store"]
+    assert drawn[0][1][0] == "Overview"
     assert all(group["line"] for group in shown)
     notes = {page["title"]: page["note"] for group in shown for page in group["pages"]}
-    assert {title: note for title, note in notes.items() if note} == {
+    expected = {
+        "Flips": "",
+        "KV cache": "",
         "Layers": "not captured",
         "Kernels": "not captured",
         "Remedies": "not tried",
     }
+    assert {title: notes[title] for title in expected} == expected
 
 
 def test_without_a_run_the_start_page_is_the_gallery_and_no_page_is_said_to_be_empty(monkeypatch):
@@ -234,37 +238,39 @@ def test_open_run_opens_a_run_that_is_there(own_store):
     assert app.query_params["run"] == "mine"
 
 
-LINKED_SETTINGS = {
-    "overview": {"colour": "near-ties", "top": "ranks"},
-    "near_ties": {"threshold": "17", "logits": "0.5", "unit": "logits", "of": "all-prompts", "top": "ranks"},
-    "flips": {"list": "flips-and-near-ties", "top": "ranks"},
-    "kv_cache": {"of": "all-prompts", "measure": "rms", "kind": "value", "colour": "max_ulps"},
-    "layers": {"of": "all-prompts", "measure": "max_ulps", "module": "model.layers.1.mlp"},
-    "heatmap": {"by": "ulps", "colours": "linear", "scale": "view"},
-    "repeats": {"figure": "flips"},
-    "compare": {"with": "fresh-against-cached", "by": "kl"},
-    "runs": {
-        "search": "fresh",
-        "dtype": "bfloat16",
-        "verdict": "rounding",
-        "flips": "only",
-        "device": "cpu",
-        "tag": "nightly,vLLM",
-        "sort": "flips",
-        "sweeps": "listed",
-    },
+WITH_SETTINGS = {page.name: page.settings for page in navigation.PAGES if page.settings}
+# What free text may ask for: of other settings a value that is not the default is found.
+TEXTS = {
+    ("layers", "module"): "model.layers.1.mlp",
+    ("compare", "with"): "fresh-against-cached",
+    ("runs", "search"): "fresh",
+    ("runs", "device"): "cpu",
+    ("runs", "tag"): "nightly,vLLM",
 }
 
 
+def is_checked(setting: PageSetting) -> bool:
+    return bool(setting.options) or setting.span is not None
+
+
+def asked_of(page: str) -> dict[str, str]:
+    """Words that a link may say of a page's settings, each at another value than its default."""
+    said = {name: text for (of, name), text in TEXTS.items() if of == page}
+    for setting in WITH_SETTINGS[page]:
+        if is_checked(setting):
+            values = setting.options or {str(number): number for number in setting.span}
+            said[setting.name] = [word for word, value in values.items() if value != setting.default][-1]
+    return said
+
+
 @pytest.mark.spread(4)
-@pytest.mark.parametrize("page", LINKED_SETTINGS)
+@pytest.mark.parametrize("page", WITH_SETTINGS)
 def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
-    said = LINKED_SETTINGS[page]
-    assert {setting.name for setting in page_settings.of_page(page)} == set(said)
+    said = asked_of(page)
     app = followed(page, run=RUN, prompt="1", position="36", **said)
     assert not app.exception
     assert warnings(app) == ""
-    for setting in page_settings.of_page(page):
+    for setting in (setting for setting in WITH_SETTINGS[page] if setting.name in said):
         assert app.session_state[setting.key] == setting.parsed(said[setting.name])
         assert app.query_params[setting.name] == said[setting.name]
     app.run()
@@ -273,9 +279,9 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
 
 @pytest.mark.spread(12)
 @pytest.mark.parametrize("value", ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"])
-@pytest.mark.parametrize("page", ["overview", "near_ties", "flips", "kv_cache", "runs"])
+@pytest.mark.parametrize("page", WITH_SETTINGS)
 def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):
-    settings = [setting for setting in page_settings.of_page(page) if setting.options or setting.span is not None]
+    settings = [setting for setting in WITH_SETTINGS[page] if is_checked(setting)]
     app = followed(page, run=RUN, prompt="1", **{setting.name: value for setting in settings})
     assert not app.exception
     assert not app.error
@@ -301,7 +307,7 @@ def test_settings_outlive_a_page_switch_and_are_in_their_pages_link_only():
 
 
 def test_every_setting_says_what_it_reads():
-    for setting in page_settings.SETTINGS:
+    for setting in (setting for settings in WITH_SETTINGS.values() for setting in settings):
         assert setting.said(setting.default) is None
         for word, value in setting.options.items():
             assert setting.parsed(word) == value
@@ -389,7 +395,7 @@ def test_heat_runs_from_nothing_to_the_largest_and_the_legend_has_both_ends(colo
     assert (heat.low, heat.high) == ends
 
 
-@pytest.mark.parametrize("colour", page_settings.COLOURS)
+@pytest.mark.parametrize("colour", COLOURS)
 def test_nothing_differs_nothing_is_coloured(colour):
     equal = table(
         max_abs=[0.0] * 3,
@@ -405,7 +411,7 @@ def test_nothing_differs_nothing_is_coloured(colour):
     assert heat.levels.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("colour", page_settings.COLOURS)
+@pytest.mark.parametrize("colour", COLOURS)
 def test_undefined_figures_are_not_coloured(colour):
     odd = table(kl=[None, np.nan, 1.0], reference_margin=[np.nan] * 3, variant_margin=[np.nan] * 3)
     levels = token_strip.heat(odd, colour, "float32").levels
@@ -447,6 +453,6 @@ def test_a_prompt_without_texts_or_ids_sends_neither():
 
 
 def test_every_name_in_the_address_means_one_thing_on_a_page():
-    for page in {setting.page for setting in page_settings.SETTINGS}:
-        names = [*link.LINKED, *(setting.name for setting in page_settings.of_page(page))]
+    for settings in WITH_SETTINGS.values():
+        names = [*link.LINKED, *(setting.name for setting in settings)]
         assert len(names) == len(set(names))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app import main
+from app import navigation
 from core.runs.reader import RunReader
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle, start
 
@@ -30,7 +30,7 @@ LOOKS = {  # which run a page is looked at with
     "compare": f"{FRESH}&with=injected-bug",
 }
 NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
-PAGES = {"" if name == "runs" else name: title for name, title in main.PAGES}
+PAGES = {"" if page.name == "runs" else page.name: page.title for page in navigation.PAGES}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -362,8 +362,8 @@ def look(browser: Browser, dashboard: Dashboard, address: str, width: int = 1280
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark"), (390, "light")])
 def test_every_page_stands_on_a_shipped_run(browser: Browser, shipped: Dashboard, width: int, scheme: str):
-    for name, title in main.PAGES:
-        address = f"{'' if name == 'runs' else name}?{LOOKS.get(name, FRESH)}"
+    for name, title in PAGES.items():
+        address = f"{name}?{LOOKS.get(name, FRESH)}"
         page = look(browser, shipped, address, width, scheme)
         expect(page.locator("h1")).to_have_text(title)
         assert page.locator("[data-testid=stException], [data-testid=stAlertContentError]").count() == 0, name

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page
 
-from app import main
+from app import navigation
 from tests.browser.driving import Dashboard, pause, settle
 
 GOOD = 0.1  # cumulative layout shift, the bound of web.dev/articles/cls for a good page
@@ -55,7 +55,7 @@ def watched(browser: Browser, dashboard: Dashboard) -> Page:
 @pytest.mark.thorough
 def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Page, dashboard: Dashboard):
     found: dict[str, float] = {}
-    for name, _ in main.PAGES:
+    for name in (page.name for page in navigation.PAGES):
         query = "" if name in FIXED else QUERIES.get(name, RUN)
         watched.goto(f"{dashboard.url}/{'' if name == 'runs' else name}?{query}")
         settle(watched)

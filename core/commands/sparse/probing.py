@@ -5,23 +5,21 @@ from __future__ import annotations
 import getpass
 import os
 import signal
-import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from ...command_name import COMMAND, shell_command
 from ...errors import UlpscopeError, UsageError
 from ...judging.judge_sparse import judge_probe
-from ...probing.plan import DEFAULT_TESTS
-from ...prompt_files import GivenPrompt, read_prompts, read_whole
+from ...probing.request import KEY_VARIABLE, ProbeRequest
+from ...prompt_files import given_prompts
 from ...runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
 from ...runs.store import audit
 from ...runs.store.store import Store, open_store
 from ...text import shown
+from ..request_options import takes_request
 from ..terminal.console import (
     JsonOption,
     ProgressOption,
@@ -40,41 +38,18 @@ from .tables import print_sparse_pairs
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ...probing.client import Budget
-    from ...probing.plan import Plan
+    from ...probing.plan import Plan, Prompt
     from ...probing.probe import Probe, Probed
     from ...probing.servers import Server
 
-KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
-_WITH_PLACES = ("--prompts=", "--prompt-file=", "--store=")
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
+@takes_request(ProbeRequest)
 def probe(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server, as http://127.0.0.1:8000.")],
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="A prompt; several times for several.")] = None,
-    prompt_file: Annotated[list[Path] | None, typer.Option(help="A text file that is one prompt.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts, one a line, or JSON lines.")] = None,
-    model: Annotated[str, typer.Option(help="The model to ask for, where the server has several.")] = "",
-    tests: Annotated[
-        str,
-        typer.Option(
-            help="Of rerun, warm, load:N, content, order, walk, stream, echo; docs/probe.md says what each does."
-        ),
-    ] = DEFAULT_TESTS,
-    against: Annotated[
-        str | None, typer.Option(help="A second server that gets the same prompts: after an upgrade, in fp8.")
-    ] = None,
-    against_model: Annotated[str, typer.Option(help="The model to ask the second server for. Default: --model.")] = "",
-    top: Annotated[int, typer.Option(help="Log-probabilities a position.")] = 20,
-    tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt, greedily.")] = 32,
+    request: ProbeRequest,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and send nothing.")] = False,
-    max_requests: Annotated[int, typer.Option(min=1, help="End after so many requests.")] = 2000,
-    max_minutes: Annotated[float, typer.Option(min=0.01, help="End after so many minutes.")] = 30.0,
-    key_variable: Annotated[
-        str, typer.Option(help="The environment variable that holds the key, sent as Bearer and never stored.")
-    ] = KEY_VARIABLE,
     ask_key: Annotated[bool, typer.Option("--ask-key", help="Ask for the key on the terminal.")] = False,
-    name: Annotated[str | None, typer.Option(help="What to call the run. Default: the server and its model.")] = None,
     guarded: Annotated[
         bool, typer.Option("--guarded", hidden=True, help="Ask only what [probing] servers allows.")
     ] = False,
@@ -91,33 +66,31 @@ def probe(
     """
     check_progress(progress)
     from ...probing.client import Budget
-    from ...probing.plan import Plan, base_of, parsed_tests, told
+    from ...probing.plan import told
 
-    names, load = parsed_tests(tests)
-    given = _prompts(prompt or [], prompt_file or [], prompts)
-    addresses = [base_of(address) for address in (url, against) if address is not None]
-    plan = Plan(given, names, load, tokens, top, is_against=against is not None)
+    plan = request.plan(_prompts(request))
     if dry_run:
         if as_json_:
             print_json({"requests": plan.requests, "tokens_read": plan.tokens_read, "tokens_made": plan.tokens_made})
         for line in [] if as_json_ else told(plan):
             out.print(line, markup=False, soft_wrap=True)
         return
-    key = getpass.getpass("Key: ") if ask_key else os.environ.get(key_variable, "")
-    if not ask_key and key_variable != KEY_VARIABLE and not key:
-        raise UsageError(f"--key-variable {shown(key_variable)}: there is no such variable in the environment.")
-    budget = Budget(max_requests, 60 * max_minutes)
-    models = (model, against_model or model)
-    command = shell_command([*COMMAND.split(), *_without_places(sys.argv[1:])])
+    key = getpass.getpass("Key: ") if ask_key else os.environ.get(request.key_variable, "")
+    if not ask_key and request.key_variable != KEY_VARIABLE and not key:
+        raise UsageError(f"--key-variable {shown(request.key_variable)}: there is no such variable in the environment.")
+    budget = Budget(request.max_requests, 60 * request.max_minutes)
+    models = (request.model, request.against_model or request.model)
     target = open_store(store)
     try:
         with steps(progress) as say:
-            servers, probed = _probed(plan, list(zip(addresses, models, strict=False)), key, budget, say, guarded)
+            servers, probed = _probed(
+                plan, list(zip(request.addresses, models, strict=False)), key, budget, say, guarded
+            )
     except KeyboardInterrupt:
         err.print(SENTENCE)
         raise typer.Exit(EXIT_CODE) from None
     with stoppable():
-        stored = _stored(target, plan, servers, probed, name, command)
+        stored = _stored(target, plan, servers, probed, request)
     for run_id in stored:
         audit.record(target.directory, audit.local_user(), "probe", run_id)
     if progress == "json":
@@ -134,25 +107,12 @@ def probe(
         out.print(run_id, markup=False)
 
 
-def _prompts(texts: list[str], files: list[Path], listed: Path | None) -> tuple[str | tuple[int, ...], ...]:
-    found = [GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(texts, 1)]
-    found += [read_whole(file) for file in files]
-    found += read_prompts(listed) if listed is not None else []
+def _prompts(request: ProbeRequest) -> list[Prompt]:
+    found = given_prompts(request.prompts, request.prompt_files, request.prompt_lists)
     chats = [one for one in found if one.messages is not None]
     if chats:
         raise UsageError(f"{chats[0].where}: a probe sends texts or token ids, not the messages of a chat.")
-    return tuple(one.token_ids if one.token_ids is not None else one.text or "" for one in found)
-
-
-def _without_places(words: list[str]) -> list[str]:
-    """The command as it was typed, files by their names. A key is never among its words."""
-    files = ("--prompts", "--prompt-file")
-    apart = [part for word in words for part in (word.split("=", 1) if word.startswith(_WITH_PLACES) else [word])]
-    return [
-        shown(Path(word).name if before in files else word, 2000)
-        for before, word in zip(["", *apart], apart, strict=False)
-        if "--store" not in (before, word)
-    ]
+    return [one.token_ids if one.token_ids is not None else one.text or "" for one in found]
 
 
 def _probed(
@@ -215,18 +175,16 @@ def _cancellable(work: Probe, budget: Budget) -> Probed:
     raise ended[0] if isinstance(ended[0], BaseException) else AssertionError
 
 
-def _stored(
-    target: Store, plan: Plan, servers: list[Server], probed: Probed, name: str | None, command: str
-) -> list[str]:
+def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:
     """Store what came as a run, and a walk as one of its own, each pair with its verdict; -> their ids."""
     from ...probing.probe import ways_of
 
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
-    title = name or f"{' and '.join(dict.fromkeys(server.told() for server in servers))}, at {hosts}"
+    title = request.name or f"{' and '.join(dict.fromkeys(server.told() for server in servers))}, at {hosts}"
     versions = {server.kind: server.version for server in servers if server.version}
     note = " ".join([f"Asked of {hosts}, {servers[0].client.budget.sent:,} requests.", *probed.notes])
     models = dict.fromkeys(server.model for server in servers if server.model)
-    header = SparseHeader(title, " and ".join(models), command, note, versions)
+    header = SparseHeader(title, " and ".join(models), request.to_store().typed(), note, versions)
     stored = []
     for what, sides in (("", probed.sides), (", walk", probed.walks)):
         if sides:

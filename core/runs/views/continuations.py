@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.formats import values_of
-from ..reader import RunReader
+from ...text import plural
+from ..reader import RunReader, StoredPair
 from .elements import row_of
 
 if TYPE_CHECKING:
@@ -90,6 +91,21 @@ def continuations(run: RunReader, prompt: int | None = None) -> list[Continuatio
                 )
             )
     return found
+
+
+def outcome(run: RunReader, pair: StoredPair) -> str:
+    """Sentence on how many of the continued prompts part, and on the earliest parting, for one pair."""
+    found = [one for one in continuations(run) if one.pair == pair.index]
+    parted = [one for one in found if one.chosen]
+    asked = plural(max(one.compared for one in found), "generated token")
+    if not parted:
+        return f"the sides agree in all of {asked}" + (f" of each of {len(found)} prompts." if len(found) > 1 else ".")
+    first = min(parted, key=lambda one: one.agreed)
+    where = f", first in prompt {first.prompt}" if len(found) > 1 else ""
+    many = f"**{len(parted)} of {len(found)} prompts part**" if len(found) > 1 else "**the sides part**"
+    return (
+        f"{many} within {asked}{where} after {plural(first.agreed, 'token')} in common, at position {first.position}."
+    )
 
 
 def logits_of_chosen(run: RunReader, found: Continuation) -> tuple[NDArray, NDArray]:

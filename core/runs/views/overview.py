@@ -1,12 +1,10 @@
-"""Overview of a pair: the position that says most about it, and the pages of which it has nothing."""
+"""Overview of a pair: the position that says most about it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from ..reader import RunReader, StoredPair
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,18 +30,3 @@ def telling_place(table: pd.DataFrame, prompt: int | None = None) -> tuple[int, 
         chosen = int(np.where(is_mismatch, np.inf, largest).argmax())
     row = rows.iloc[chosen]
     return int(row["prompt"]), int(row["position"])
-
-
-def absent(run: RunReader, pair: StoredPair) -> dict[str, str]:
-    """Word for each page of which a pair has nothing: `none` where nothing is of its kind, else what was not done."""
-    summary, captured = pair.summary, "not captured"
-    said = {
-        "near_ties": "" if summary.near_ties else "none",
-        "heatmap": "empty" if summary.bit_identical else "",
-        "flips": "" if summary.flips or run.generations else "none",
-        "kv_cache": "" if pair.index in run.pairs_with_kv else captured,
-        "layers": "" if pair.index in run.pairs_with_layers else captured,
-        "kernels": "" if run.sides_with_kernels >= {0, pair.index + 1} else captured,
-        "remedies": "" if pair.index in run.pairs_with_remedies else "not tried",
-    }
-    return {page: word for page, word in said.items() if word}

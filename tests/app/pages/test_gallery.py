@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.gallery import actions
+from app import navigation
+from app.gallery import SORTS, actions
 from app.gallery import table as listing
 from app.gallery.filters import Filters, matching
 from app.gallery.table import listed
-from app.shell import exports, page_settings, store_cache
+from app.shell import exports, store_cache
 from core.runs.store import labels
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
@@ -164,7 +165,7 @@ def test_what_is_asked_for_is_what_is_shown(asked, shown):
 
 
 def test_every_order_that_is_offered_is_one_that_is_known():
-    assert {asked["sort"] for asked, _ in ASKED if "sort" in asked} | {"newest"} == set(page_settings.SORTS)
+    assert {asked["sort"] for asked, _ in ASKED if "sort" in asked} | {"newest"} == set(SORTS)
 
 
 def test_names_verdicts_and_numbers_of_the_runs_fit_side_by_side_at_1280_pixels():
@@ -221,7 +222,7 @@ def test_a_link_restores_what_the_gallery_was_asked_and_keeps_it_in_the_address(
 
 
 def test_every_setting_of_the_gallery_is_tried_by_a_link():
-    assert {setting.name for setting in page_settings.of_page("runs")} == set(LINKS)
+    assert {setting.name for setting in navigation.settings_of("runs")} == set(LINKS)
 
 
 def test_a_link_to_a_device_or_a_tag_that_no_run_has_shows_none_and_says_what_it_asks_for():

@@ -7,13 +7,13 @@ import re
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import main
+from app import navigation
 from app.shell import glossary
 from core.text import plural
 from tests.app.opening import opened
 from tests.covering import covering
 
-PAGES = [name for name, _ in main.PAGES]
+PAGES = [page.name for page in navigation.PAGES]
 RUNS = ["fresh-against-cached", "where-it-starts", "batch-1-against-n", "continuations-that-part"]
 MOST_WORDS = 60
 # What each page says first of a run whose figures are known, and of one that does not hold what it shows.
@@ -94,7 +94,7 @@ def test_a_page_begins_with_what_it_found_or_with_what_to_do(page, run):
     assert places[0] < first_figure(app), plural(places[0], "element")
 
 
-@pytest.mark.parametrize("title", dict(main.PAGES).values())
+@pytest.mark.parametrize("title", [page.title for page in navigation.PAGES])
 def test_every_page_has_a_section_on_how_it_is_read(title):
     assert len(glossary.reading(title).split()) > 20
     assert glossary.reading("Nothing of the kind") == ""

@@ -57,9 +57,17 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict
     assert "Nothing is sent before. At most 23 requests" in said(app).replace("\\", "")
     app.text_input(key="probe_key").set_value("sk-secret").run()
     app.text_area(key="probe_prompts").set_value("one\n---\ntwo").run()
+    app.multiselect(key="probe_tests").set_value(["load", "rerun"]).run()
+    app.number_input(key="probe_load").set_value(3).run()
+    app.number_input(key="probe_top").set_value(5).run()
+    app.text_input(key="probe_against").set_value("http://127.0.0.1:10/v1").run()
+    app.text_input(key="probe_name").set_value("-odd").run()
     button(app).click().run()
     (job,) = lined_up
-    assert job["arguments"] == ["probe", "http://127.0.0.1:9", "--tests=rerun,warm,load:8", "--tokens=32", "--top=20"]
+    assert job["arguments"] == [
+        *("probe", "http://127.0.0.1:9", "--tests", "rerun,load:3", "--against", "http://127.0.0.1:10"),
+        *("--top", "5", "--name=-odd"),
+    ]
     assert job["prompts"].content == b'{"prompt": "one"}\n{"prompt": "two"}\n'
     assert job["secrets"] == {"ULPSCOPE_PROBE_KEY": "sk-secret"}
     assert "sk-secret" not in job["title"]

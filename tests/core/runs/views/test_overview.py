@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from core.runs.reader import RunReader
-from core.runs.store.store import Store
-from core.runs.views.overview import absent, telling_place
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
-
-ROOT = Path(__file__).resolve().parents[4]
+from core.runs.views.overview import telling_place
 
 QUIET = {
     "is_flip": False,
@@ -63,23 +56,3 @@ def test_within_a_prompt_only_that_prompt_counts():
     found = table([FLIP, {}], [{}, {}, FAR, FARTHER])
     assert telling_place(found) == (0, 0)
     assert telling_place(found, 1) == (1, 3)
-
-
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        ("where-it-starts", {"flips": "none", "near_ties": "none"}),
-        ("fresh-against-cached", {"layers": "not captured", "kernels": "not captured", "remedies": "not tried"}),
-    ],
-)
-def test_what_a_pair_has_nothing_of_is_named_with_a_word_for_why(run, words):
-    with RunReader(ROOT / "tests" / "runs" / f"{run}.duckdb") as opened:
-        assert absent(opened, opened.pairs[0]) == words
-
-
-def test_a_pair_of_equal_bits_has_an_empty_map_and_no_flips(tmp_path):
-    store, header = Store(tmp_path), header_of()
-    sides = calm_sides(header)
-    with RunReader(write_run(store, header, [sides[0], sides[0]])) as run:
-        found = absent(run, run.pairs[0])
-    assert (found["heatmap"], found["flips"], found["near_ties"]) == ("empty", "none", "none")

@@ -1,0 +1,89 @@
+"""A page as it declares itself in the `__init__` of its room, and a control of it that is kept over page switches and
+part of its link.
+
+Navigation, addresses and the overview read every page's declaration at the start, so it imports nothing that draws;
+what computes is imported by its functions once they are called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from core.text import printable
+
+if TYPE_CHECKING:
+    from core.runs.reader import RunReader, StoredPair
+
+LONGEST_TEXT = 120
+_WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
+
+
+def whole(text: str) -> int | None:
+    """A whole number out of a link; None for anything else, and that includes `1e3`, `1_000`, ` 7` and digits beyond
+    ASCII.
+    """
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def words(values: Iterable[str]) -> dict[str, str | bool]:
+    """Options of a setting by their words in the address."""
+    return {value.replace(" ", "-").lower(): value for value in values}
+
+
+@dataclass(frozen=True)
+class PageSetting:
+    """One control: its name in the address, the key of its widget, its default. A control at its default is not in the
+    address. Its widget is drawn with the `key` and without a default, because its value comes from the session.
+
+    `options` has the word in the address for each value; `span` the lowest and highest whole number; with neither it is
+    free text.
+    """
+
+    name: str
+    key: str
+    default: str | int | bool
+    options: dict[str, str | bool] = field(default_factory=dict)
+    span: tuple[int, int] | None = None
+    longest: int = LONGEST_TEXT
+
+    def parsed(self, text: str) -> str | int | bool | None:
+        """The value that a link asks for; None if it is none."""
+        if self.options:
+            return self.options.get(text)
+        if self.span is not None:
+            value = whole(text)
+            return value if value is not None and self.span[0] <= value <= self.span[1] else None
+        return printable(text, "")[: self.longest]
+
+    def said(self, value: object) -> str | None:
+        """Word for a value in the address; None for the default, and for what is no value of this control."""
+        if value == self.default:
+            return None
+        if self.options:
+            return next((word for word, option in self.options.items() if option == value), None)
+        return str(value)
+
+    @property
+    def expected(self) -> str:
+        """Values that a link may ask for, in words."""
+        return f"{self.span[0]} to {self.span[1]}" if self.span is not None else ", ".join(self.options)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page. name: of its script and in its address; shows: the store, the selected run, or what of that only a
+    capture records.
+
+    absent: the word beside its name where a pair has nothing of it, '' where it has; line: its line on the overview of
+    a pair, None where there is nothing to say.
+    """
+
+    name: str
+    title: str
+    shows: Literal["store", "run", "capture"]
+    settings: tuple[PageSetting, ...] = ()
+    absent: Callable[[RunReader, StoredPair], str] | None = None
+    line: Callable[[RunReader, StoredPair], str | None] | None = None

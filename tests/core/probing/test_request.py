@@ -1,0 +1,73 @@
+"""A request for a probe is the same through the command line, and the command that a run keeps names no place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from core.commands.request_options import takes_request
+from core.errors import UsageError
+from core.probing.plan import Plan
+from core.probing.request import ProbeRequest
+from tests.shell import words_of
+
+PLAIN = ProbeRequest(url="http://127.0.0.1:8000", prompts=("one", "two\nlines"))
+REQUESTS = [
+    replace(PLAIN, **change)
+    for change in (
+        {},
+        {"prompts": ("-dash", ""), "prompt_files": ("a b.txt",), "prompt_lists": ("many.jsonl",)},
+        {"tests": "walk,load:3", "against": "https://other:1", "against_model": "b", "model": "a"},
+        {"top": 1, "tokens": 7, "max_requests": 5, "max_minutes": 0.5, "key_variable": "MINE", "name": "-odd"},
+    )
+]
+
+
+def read_back(arguments: list[str]) -> ProbeRequest:
+    """The request that a command line with these arguments gets."""
+    asked: list[ProbeRequest] = []
+    app = typer.Typer()
+    app.command("probe")(takes_request(ProbeRequest)(lambda request: asked.append(request)))
+    app.command("other")(lambda: None)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return asked[0]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_arguments_the_typed_command_and_json_give_the_request_back(request_: ProbeRequest) -> None:
+    assert read_back(request_.arguments()) == request_
+    assert read_back(words_of(request_.typed())[3:]) == request_
+    assert ProbeRequest.from_json(request_.to_json()) == request_
+
+
+def test_what_stands_at_its_default_is_not_typed_and_the_address_is_the_servers() -> None:
+    asked = ProbeRequest(url="http://host/v1/chat/completions", against=" http://host:2/v1/ ")
+    assert asked.arguments() == ["probe", "http://host", "--against", "http://host:2"]
+    with pytest.raises(UsageError, match="is no address of a server"):
+        ProbeRequest(url="host")
+
+
+def test_a_run_keeps_no_folder_and_only_the_beginning_of_a_long_prompt() -> None:
+    asked = replace(PLAIN, prompts=("x" * 5000,), prompt_files=("/home/ada/p.txt",), prompt_lists=("/srv/q.jsonl",))
+    kept = asked.to_store().typed()
+    assert "/home" not in kept
+    assert "/srv" not in kept
+    assert "p.txt" in kept
+    assert "q.jsonl" in kept
+    assert 2000 <= len(kept) < 2200
+
+
+def test_the_plan_is_what_the_request_says() -> None:
+    asked = replace(PLAIN, tests="load:3,rerun", tokens=7, top=5, against="http://host")
+    assert asked.plan(["a", (1, 2)]) == Plan(("a", (1, 2)), ("rerun", "load"), 3, 7, 5, is_against=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"url": 5}', '{"url": "h"}', '{"url": "http://h", "top": "5"}', '{"url": "http://h", "x": 1}', None]
+)
+def test_json_that_no_probe_wrote_is_no_request(text: str | None) -> None:
+    assert ProbeRequest.from_json(text) is None
