@@ -26,6 +26,7 @@ from core.inference.paths.engines import digests_of, side_of
 from core.inference.watching.kernels import kernels_of
 from core.numerics.metrics import Summary
 from tests.covering import few
+from tests.said import SAID
 
 pytestmark = pytest.mark.model
 
@@ -214,7 +215,7 @@ def test_a_dry_run_counts_what_runs_beside_the_sides_and_reads_no_weights(cli):
     assert "Beside the sides, kernels: " in done.stdout
     assert "Beside the sides, remedies: " in done.stdout
     assert "Beside the sides, judging: " in done.stdout
-    assert "is asked for lower precisions as well: at most " in " ".join(done.stdout.split())
+    assert SAID["is-asked-for-lower-precisions-as"] in " ".join(done.stdout.split())
     assert "to within a factor of 3" in done.stdout
     told = json.loads(cli("capture", *asked, "--remedies", "--json").stdout)
     (stage,) = told["beside"]
