@@ -4,6 +4,7 @@ shows what it is said to show; Python too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -58,13 +59,51 @@ def commands(block: str) -> list[list[str]]:
     return found
 
 
+# Commands in other fences than bash stand beside what other machines are told. What needs none of it is run:
+RUN_ELSEWHERE = ("docs/gates.md", "--dry-run")  # a page, or what a command has
+# The others are parsed only, and why.
+ONLY_PARSED = {
+    "README.md": "asks a server; tests/core/probing has one",
+    "docs/probe.md": "asks servers; tests/core/probing has them",
+    "docs/engines.md": "takes what an SGLang server left",
+    "docs/executors.md": "takes a cluster; tests/core/sweeps has small ones",
+    "docs/object_storage.md": "takes a bucket; tests/core/runs/store has one",
+    "docs/sweeps.md": "a whole sweep, which docs/sweeps.md runs in its bash blocks too",
+    "docs/upload.md": "takes answers of a server; tests/core/commands/test_sparse_commands.py has them",
+    "docs/reports/d-live-server.md": "asks llama.cpp and vLLM",
+    "docs/reports/e-one-checkpoint-five-engines.md": "takes a model and the engines of `make engines`",
+    "docs/reports/ops-two-cpus.md": "minutes on each of two processors",
+}
+
+
+def commands_elsewhere(text: str) -> list[list[str]]:
+    """Calls of ours in fences that are not bash: bare, after a prompt or a key of YAML, or in `RUN=$()`."""
+    found = []
+    for language, block in re.findall(r"^ *```(\S*)\n(.*?)^ *```", text, re.M | re.S):
+        if language == "bash":
+            continue
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            bare = re.sub(r"^\s*(- )?([$>] |run: |\w+=\$\()?", "", line)
+            if re.match(r"(\./ulpscope|ulpscope|python3? -m (core|ulpscope)) \S", bare):
+                call = shlex.split(bare, comments=True)
+                found.append([*call[:-1], call[-1].removesuffix(")")])
+    return found
+
+
 def parsed(command: list[str]) -> None:
-    """Refuses what the command line would: a command, an option or a value that it does not know."""
-    arguments = command[1:] if command[0] == "./ulpscope" else command[3:]
-    group = typer.main.get_command(app)
-    with group.make_context("ulpscope", arguments, resilient_parsing=False) as context:
-        name, made, rest = group.resolve_command(context, [*context._protected_args, *context.args])  # type: ignore[attr-defined]
-        made.make_context(name, rest, parent=context)
+    """Refuses what the command line would: a command of it or of a group, an option or a value that it does not
+    know.
+    """
+    rest = command[3:] if "-m" in command[:3] else command[1:]
+    made = typer.main.get_command(app)
+    name: str | None = "ulpscope"
+    with contextlib.ExitStack() as contexts:
+        context = None
+        while made is not None:
+            context = contexts.enter_context(made.make_context(name, list(rest), parent=context))
+            if not hasattr(made, "resolve_command"):
+                return
+            name, made, rest = made.resolve_command(context, [*context._protected_args, *context.args])
 
 
 DOCUMENTED = [
@@ -73,6 +112,48 @@ DOCUMENTED = [
     for block in blocks(path.read_text(encoding="utf-8"))
     for command in commands(block)
 ]
+
+
+ELSEWHERE = [
+    pytest.param(str(path.relative_to(ROOT)), command, id=f"{path.relative_to(ROOT)}: {' '.join(command)[:60]}")
+    for path in PAGES
+    for command in commands_elsewhere(path.read_text(encoding="utf-8"))
+]
+
+
+def is_run(page: str, command: list[str]) -> bool:
+    return page in RUN_ELSEWHERE or not set(command).isdisjoint(RUN_ELSEWHERE)
+
+
+@pytest.mark.parametrize(("page", "command"), ELSEWHERE)
+def test_a_command_in_any_other_fence_is_one_that_the_command_line_takes(page, command):
+    parsed(command)
+    assert is_run(page, command) or ONLY_PARSED[page]
+
+
+def test_pages_whose_commands_are_only_parsed_have_some():
+    assert set(ONLY_PARSED) == {one.values[0] for one in ELSEWHERE if not is_run(*one.values)}
+    assert sum(is_run(*one.values) for one in ELSEWHERE) == 3
+
+
+@pytest.mark.parametrize(
+    "fence",
+    [
+        "```text\n$ ./ulpscope probe http://h --promts p.txt\n```\n",
+        "```\n> ulpscope captur --model m\n```\n",
+        "1. so:\n   ```console\n   python -m core compare a.npz \\\n     --fail-onn verdict\n   ```\n",
+        "```yaml\n- run: python -m ulpscope trash delet one\n```\n",
+        "```text\nRUN=$(./ulpscope ingest before.json --nam x)\n```\n",
+    ],
+)
+def test_a_wrong_command_in_another_fence_would_be_found(fence):
+    (command,) = commands_elsewhere(fence)
+    with pytest.raises(Exception, match=r"(?i)no such"):
+        parsed(command)
+
+
+def test_what_a_fence_says_about_our_command_is_no_call_of_it():
+    assert commands_elsewhere("```\nulpscope        the command line\ncore/  ulpscope x\n```\nulpscope list\n") == []
 
 
 @pytest.mark.parametrize("command", DOCUMENTED)
@@ -155,6 +236,19 @@ def test_what_it_says_to_type_next_works_in_that_shell_too(clone, tmp_path):
     assert "--layers: ./ulpscope judge --model smollm2" in " ".join(done.stderr.split())
     assert "./ulpscope compare golden.npz today.npz" in done.stdout
     assert "python -m core" not in done.stdout + done.stderr
+
+
+def test_commands_in_other_fences_run_where_they_need_nothing_else(clone, tmp_path):
+    """1 is an answer of a gate. CI gives its summary a file; a Python of CI is the one of these tests."""
+    (clone / "prompts.txt").write_text("one prompt\n")
+    calls = [one.values[1] for one in ELSEWHERE if is_run(*one.values)]
+    text = "\n".join(shlex.join(["./ulpscope", *(call[3:] if "-m" in call[:3] else call[1:])]) for call in calls)
+    text = text.replace("'$GITHUB_STEP_SUMMARY'", '"$GITHUB_STEP_SUMMARY"')
+    done = in_a_fresh_shell(f"{STRICT}\n{text}", clone, tmp_path, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
+    assert complaints(done.stderr) == [], text
+    assert done.returncode in (0, 1), (text, done.stdout, done.stderr)
+    assert (clone / "bounds.json").exists()
+    assert (tmp_path / "summary.md").exists()
 
 
 @pytest.mark.parametrize("made", [0, 1])
