@@ -13,6 +13,7 @@ import pytest
 
 from core.runs import ops_run, writer
 from core.runs.file.database import Database
+from tests import said
 
 # Pages, commands and servers under test see these as the sample runs (tests/runs/README.md).
 os.environ["ULPSCOPE_SAMPLES"] = str(Path(__file__).parent / "runs")
@@ -37,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(those):
             if number not in kept:
                 item.add_marker(pytest.mark.thorough)
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """A sentence of sentences.toml that is not said any more is shown beside what is."""
+    return said.explained(op, left, right)
 
 
 @pytest.fixture(scope="session", autouse=True)

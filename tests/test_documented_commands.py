@@ -1,9 +1,10 @@
-"""What README and docs tell people to type parses, in every fence; bash blocks run in a fresh shell, page by page, and
-the first example shows what it is said to show; Python too.
+"""What README and docs tell people to type: it parses, it runs in a fresh shell, page by page, and the first example
+shows what it is said to show; Python too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import typer
 from core.__main__ import app
 from core.runs.reader import RunReader
 from tests.core.conftest import cli, environment  # noqa: F401  (a fixture)
+from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -31,22 +33,6 @@ NOT_PASTED = {
     "docs/hosting.md": "sets up a server as root, with nginx and certbot; tests/deploy holds it against the code",
 }
 THOROUGH = (pytest.mark.thorough, pytest.mark.slow, pytest.mark.model)  # half a minute to some minutes a page
-# Pages that show commands outside of a bash block. Those are parsed and not run, and why.
-ONLY_PARSED = {
-    "README.md": "asks a server of the reader's; tests/core/probing runs the same tests against real ones",
-    "docs/engines.md": "needs SGLang; tests/core/engines/test_dumps.py replays such a folder",
-    "docs/executors.md": "needs a cluster of Ray or Slurm; core/sweeps/test_ray_executor.py starts one",
-    "docs/gates.md": "steps of GitHub's runner; a bash block of the page has the like",
-    "docs/object_storage.md": "needs a bucket; tests/core/runs/store has one on loopback",
-    "docs/probe.md": "asks servers of the reader's; tests/core/probing runs the same tests against real ones",
-    "docs/reports/d-live-server.md": "asks the two servers that the report was made with",
-    "docs/reports/e-one-checkpoint-five-engines.md": "needs vLLM in an environment of its own; minutes",
-    "docs/reports/ops-two-cpus.md": "minutes; tests/core/commands/test_ops_command.py measures less",
-    "docs/sweeps.md": "steps of GitHub's runner; a bash block of the page has the like",
-    "docs/upload.md": "names responses of the reader's own server; tests/core/runs/dumps reads recorded ones",
-}
-OURS = (["./ulpscope"], ["ulpscope"])
-MODULES = (["-m", "core"], ["-m", "ulpscope"])
 STRICT = "set -u; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"
 QUICKER = {"docs/gates.md": (pytest.mark.slow,)}  # no model is loaded
 
@@ -54,21 +40,6 @@ QUICKER = {"docs/gates.md": (pytest.mark.slow,)}  # no model is loaded
 def blocks(text: str) -> list[str]:
     """The bash blocks of a page."""
     return re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
-
-
-def shown(text: str) -> str:
-    """Our commands in the other fences of a page, one a line: what a reader types elsewhere, with a prompt or as a step
-    of YAML. Where a listing says what `ulpscope` is, two spaces follow the name.
-    """
-    found = []
-    for language, block in re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", text, re.M | re.S):
-        for line in block.replace("\\\n", " ").splitlines() if language != "bash" else ():
-            bare = re.sub(r"^\s*(-\s+)?([$>]\s+|run:\s+)?", "", line)
-            if re.match(
-                r"([A-Z_]+=(?!\$\()\S*\s+)*(\w+=\$\()?((\./)?ulpscope|\S*python3? -m (core|ulpscope)) \S", bare
-            ):
-                found.append(bare)
-    return "\n".join(found)
 
 
 def commands(block: str) -> list[list[str]]:
@@ -84,26 +55,105 @@ def commands(block: str) -> list[list[str]]:
                 parts.append([])
             elif parts[-1] or not re.match(r"[A-Z_]+=", part):  # a variable for this command
                 parts[-1].append(part)
-        found += [part for part in parts if part[:1] in OURS or part[1:3] in MODULES]
+        found += [part for part in parts if part[:1] == ["./ulpscope"] or part[1:3] == ["-m", "core"]]
+    return found
+
+
+# Commands in other fences than bash stand beside what other machines are told. What needs none of it is run:
+RUN_ELSEWHERE = ("docs/gates.md", "--dry-run")  # a page, or what a command has
+# The others are parsed only, and why.
+ONLY_PARSED = {
+    "README.md": "asks a server; tests/core/probing has one",
+    "docs/probe.md": "asks servers; tests/core/probing has them",
+    "docs/engines.md": "takes what an SGLang server left",
+    "docs/executors.md": "takes a cluster; tests/core/sweeps has small ones",
+    "docs/object_storage.md": "takes a bucket; tests/core/runs/store has one",
+    "docs/sweeps.md": "a whole sweep, which docs/sweeps.md runs in its bash blocks too",
+    "docs/upload.md": "takes answers of a server; tests/core/commands/test_sparse_commands.py has them",
+    "docs/reports/d-live-server.md": "asks llama.cpp and vLLM",
+    "docs/reports/e-one-checkpoint-five-engines.md": "takes a model and the engines of `make engines`",
+    "docs/reports/ops-two-cpus.md": "minutes on each of two processors",
+}
+
+
+def commands_elsewhere(text: str) -> list[list[str]]:
+    """Calls of ours in fences that are not bash: bare, after a prompt or a key of YAML, or in `RUN=$()`."""
+    found = []
+    for language, block in re.findall(r"^ *```(\S*)\n(.*?)^ *```", text, re.M | re.S):
+        if language == "bash":
+            continue
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            bare = re.sub(r"^\s*(- )?([$>] |run: |\w+=\$\()?", "", line)
+            if re.match(r"(\./ulpscope|ulpscope|python3? -m (core|ulpscope)) \S", bare):
+                call = shlex.split(bare, comments=True)
+                found.append([*call[:-1], call[-1].removesuffix(")")])
     return found
 
 
 def parsed(command: list[str]) -> None:
-    """Refuses what the command line would: a command, an option or a value that it does not know."""
-    arguments = command[1:] if command[:1] in OURS else command[3:]
-    group = typer.main.get_command(app)
-    with group.make_context("ulpscope", arguments, resilient_parsing=False) as context:
-        name, made, rest = group.resolve_command(context, [*context._protected_args, *context.args])
-        made.make_context(name, rest, parent=context)
+    """Refuses what the command line would: a command of it or of a group, an option or a value that it does not
+    know.
+    """
+    rest = command[3:] if "-m" in command[:3] else command[1:]
+    made = typer.main.get_command(app)
+    name: str | None = "ulpscope"
+    with contextlib.ExitStack() as contexts:
+        context = None
+        while made is not None:
+            context = contexts.enter_context(made.make_context(name, list(rest), parent=context))
+            if not hasattr(made, "resolve_command"):
+                return
+            name, made, rest = made.resolve_command(context, [*context._protected_args, *context.args])
 
 
 DOCUMENTED = [
     pytest.param(command, id=f"{path.relative_to(ROOT)}: {' '.join(command)[:60]}")
     for path in PAGES
-    for text in (path.read_text(encoding="utf-8"),)
-    for block in (*blocks(text), shown(text))
+    for block in blocks(path.read_text(encoding="utf-8"))
     for command in commands(block)
 ]
+
+
+ELSEWHERE = [
+    pytest.param(str(path.relative_to(ROOT)), command, id=f"{path.relative_to(ROOT)}: {' '.join(command)[:60]}")
+    for path in PAGES
+    for command in commands_elsewhere(path.read_text(encoding="utf-8"))
+]
+
+
+def is_run(page: str, command: list[str]) -> bool:
+    return page in RUN_ELSEWHERE or not set(command).isdisjoint(RUN_ELSEWHERE)
+
+
+@pytest.mark.parametrize(("page", "command"), ELSEWHERE)
+def test_a_command_in_any_other_fence_is_one_that_the_command_line_takes(page, command):
+    parsed(command)
+    assert is_run(page, command) or ONLY_PARSED[page]
+
+
+def test_pages_whose_commands_are_only_parsed_have_some():
+    assert set(ONLY_PARSED) == {one.values[0] for one in ELSEWHERE if not is_run(*one.values)}
+    assert sum(is_run(*one.values) for one in ELSEWHERE) == 3
+
+
+@pytest.mark.parametrize(
+    "fence",
+    [
+        "```text\n$ ./ulpscope probe http://h --promts p.txt\n```\n",
+        "```\n> ulpscope captur --model m\n```\n",
+        "1. so:\n   ```console\n   python -m core compare a.npz \\\n     --fail-onn verdict\n   ```\n",
+        "```yaml\n- run: python -m ulpscope trash delet one\n```\n",
+        "```text\nRUN=$(./ulpscope ingest before.json --nam x)\n```\n",
+    ],
+)
+def test_a_wrong_command_in_another_fence_would_be_found(fence):
+    (command,) = commands_elsewhere(fence)
+    with pytest.raises(Exception, match=r"(?i)no such"):
+        parsed(command)
+
+
+def test_what_a_fence_says_about_our_command_is_no_call_of_it():
+    assert commands_elsewhere("```\nulpscope        the command line\ncore/  ulpscope x\n```\nulpscope list\n") == []
 
 
 @pytest.mark.parametrize("command", DOCUMENTED)
@@ -117,34 +167,6 @@ def test_every_documented_command_is_one_that_the_command_line_takes(command):
 def test_a_documented_command_that_is_wrong_would_be_found(command):
     with pytest.raises(Exception, match=r"(?i)no such|requires an argument|missing"):
         parsed(shlex.split(command))
-
-
-@pytest.mark.parametrize(
-    ("planted", "fault"),
-    [
-        ("```text\n./ulpscope probe http://a:1 --prompts p.txt --testz rerun\n```\n", "--testz"),
-        ("```\n$ ulpscope compare a.json b.json --fail-onn flips\n```\n", "--fail-onn"),
-        ("```text\n> ULPSCOPE_STORE=s3://b RUN=x ulpscope sweeep sweep.toml\n```\n", "sweeep"),
-        ("1. So:\n\n   ```yaml\n   - run: python -m core sweep s.toml \\\n       --fail-an bug\n   ```\n", "--fail-an"),
-        ("```text\nRUN=$(./ulpscope ingest a.json --naem x)\n```\n", "--naem"),
-    ],
-)
-def test_a_wrong_command_in_any_other_fence_would_be_found_too(planted, fault):
-    (command,) = commands(shown(planted))
-    with pytest.raises(Exception, match=rf"(?i)no such.*{fault}"):
-        parsed(command)
-
-
-def test_what_only_names_the_program_is_no_command():
-    listing = "```text\nulpscope        the command line\nfrom ulpscope_engine import serve\nulpscope\n```\n"
-    assert shown(listing) == ""
-    assert shown("```bash\n./ulpscope list\n```\n") == ""  # which are read, and run, as blocks
-
-
-def test_pages_whose_commands_are_only_parsed_are_known_and_have_a_reason():
-    pages = {str(path.relative_to(ROOT)) for path in PAGES if commands(shown(path.read_text(encoding="utf-8")))}
-    assert pages == set(ONLY_PARSED)
-    assert all(ONLY_PARSED.values())
 
 
 def test_blocks_are_read_as_a_shell_reads_them():
@@ -216,6 +238,19 @@ def test_what_it_says_to_type_next_works_in_that_shell_too(clone, tmp_path):
     assert "python -m core" not in done.stdout + done.stderr
 
 
+def test_commands_in_other_fences_run_where_they_need_nothing_else(clone, tmp_path):
+    """1 is an answer of a gate. CI gives its summary a file; a Python of CI is the one of these tests."""
+    (clone / "prompts.txt").write_text("one prompt\n")
+    calls = [one.values[1] for one in ELSEWHERE if is_run(*one.values)]
+    text = "\n".join(shlex.join(["./ulpscope", *(call[3:] if "-m" in call[:3] else call[1:])]) for call in calls)
+    text = text.replace("'$GITHUB_STEP_SUMMARY'", '"$GITHUB_STEP_SUMMARY"')
+    done = in_a_fresh_shell(f"{STRICT}\n{text}", clone, tmp_path, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
+    assert complaints(done.stderr) == [], text
+    assert done.returncode in (0, 1), (text, done.stdout, done.stderr)
+    assert (clone / "bounds.json").exists()
+    assert (tmp_path / "summary.md").exists()
+
+
 @pytest.mark.parametrize("made", [0, 1])
 def test_where_nothing_is_installed_it_is_set_up_first_and_a_failure_ends_it(clone, tmp_path, made):
     """make is a stand-in that says how it was called; the real one would install for minutes."""
@@ -234,9 +269,7 @@ def test_a_python_without_our_packages_names_the_way_that_works(tmp_path):
         [sys.executable, "-S", "-m", "core", "list"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(
-        r"error: the Python at \S+ has no typer\. Type \./ulpscope where it says `python -m core`: .*\n", done.stderr
-    )
+    assert re.fullmatch(SAID["error-the-python-at-has-no"], done.stderr)
 
 
 @pytest.mark.model

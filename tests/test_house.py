@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 from packaging.requirements import Requirement
 
+from tests.said import SAID
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(sorted(path.stem for path in (ROOT / "pages").glob("*.py")))
 MOST_MODULES = 20  # of a folder
@@ -545,6 +547,72 @@ def test_tests_wait_for_what_happens_and_not_for_a_time() -> None:
 )
 def test_a_planted_sleep_is_counted(planted: str) -> None:
     assert sleeps_of(planted) == 1
+
+
+MOST_WORDS = 9  # of a text in an assert; a longer one is a sentence, and stands in sentences.toml
+PROSE = {
+    "tests/core/inference/controls/test_reordering.py": 1  # a pattern around what is left out
+}
+
+
+def prose_of(source: str) -> list[str]:
+    """Texts of more than MOST_WORDS words that a module of tests asserts, patterns of `raises(match=)` included."""
+    checked: list[ast.AST] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert):
+            checked.append(node.test)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "raises":
+            checked += [keyword.value for keyword in node.keywords if keyword.arg == "match"]
+    texts = [node.value for one in checked for node in ast.walk(one) if isinstance(node, ast.Constant)]
+    words = re.compile(r"\S*[A-Za-z]\S*")
+    return [text for text in texts if isinstance(text, str) and len(words.findall(text)) > MOST_WORDS]
+
+
+def _tests() -> dict[str, str]:
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+
+
+def test_tests_hold_sentences_in_the_file_of_them_and_not_in_asserts() -> None:
+    found = {path: len(prose_of(source)) for path, source in _tests().items()}
+    assert {path: count for path, count in found.items() if count} == PROSE
+
+
+LONG = "a sentence of ten words or more that somebody typed again"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        f"assert '{LONG}' in said(app)",
+        f"def f():\n    assert rows[0].says == ('a sentence of ten words '\n'{LONG[24:]}')",
+        f"assert says == f'{LONG}, {{name}}'",
+        f"with pytest.raises(ValueError, match='{LONG}'):\n    f()",
+    ],
+)
+def test_a_planted_sentence_in_an_assert_is_found(planted: str) -> None:
+    assert len(prose_of(planted)) == 1
+
+
+def test_a_sentence_of_the_file_a_reason_and_a_short_text_are_not_called_prose() -> None:
+    assert prose_of(f"assert SAID['its-name'] in page\nassert page.count('one flip') == 2, '{LONG}'") == []
+
+
+def sentences_used(source: str) -> set[str]:
+    """Names of sentences.toml that a module of tests asks for."""
+    return set(re.findall(r'\bSAID\["([a-z0-9-]+)"\]', source))
+
+
+def test_every_sentence_of_the_file_is_held_by_a_test_and_every_one_held_is_there() -> None:
+    tests = {path: source for path, source in _tests().items() if path not in ("tests/said.py", "tests/test_house.py")}
+    used = set().union(*map(sentences_used, tests.values()))
+    assert sorted(used ^ set(SAID)) == []
+
+
+def test_a_sentence_that_no_test_holds_any_more_would_be_seen() -> None:
+    assert sentences_used('assert SAID["a-b"] in x\nf(check=SAID["c-2"].raised)\n# SAID[name], SAY["d"]') == {
+        "a-b",
+        "c-2",
+    }
 
 
 def test_the_parts_of_a_page_bear_its_name() -> None:

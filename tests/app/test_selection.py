@@ -22,6 +22,7 @@ from app.shell import address, link, selection
 from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
 from tests.app import opening
+from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
@@ -221,7 +222,7 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app.run()
     assert not app.exception
     assert title(app) == "Runs"
-    assert "The run 'captured-and-deleted' was deleted meanwhile" in warnings(app)
+    assert SAID["the-run-captured-and-deleted-was"] in warnings(app)
     assert "opened" not in app.session_state  # or the gallery would go on to another run
     assert app.query_params["run"] == RUN
 

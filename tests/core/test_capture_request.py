@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from core.capture_request import CaptureRequest
 from core.commands.request_options import takes_request
 from core.errors import UsageError
+from tests.said import SAID
 from tests.shell import words_of
 
 PLAIN = CaptureRequest(model="a/model", prompts=("one", "two\nlines"), variants=("decode",))
@@ -68,7 +69,7 @@ def test_no_value_ends_the_line_hides_or_is_more_than_a_value(field):
 
 
 def test_a_value_with_a_zero_byte_is_refused_and_typed_by_nobody():
-    with pytest.raises(UsageError, match=r"holds a NUL, which no command can be given"):
+    with pytest.raises(UsageError, check=SAID["holds-a-nul-which-no-command"].raised):
         dataclasses.replace(PLAIN, prompts=("a\0b",)).typed()
 
 
@@ -88,7 +89,7 @@ def test_what_stands_at_its_default_is_neither_typed_nor_kept():
         "--dtype",
         "bfloat16",
     ]  # paths and dtype say what is compared
-    assert PLAIN.to_json() == '{"model": "a/model", "prompts": ["one", "two\\nlines"], "variants": ["decode"]}'
+    assert PLAIN.to_json() == SAID["model-a-model-prompts-one-two"]
 
 
 @pytest.mark.parametrize(

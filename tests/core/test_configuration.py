@@ -9,6 +9,7 @@ import pytest
 
 from core.configuration import Configuration, as_json, configuration, variable_of
 from core.errors import ConfigurationError
+from tests.said import SAID
 
 
 def said(tmp_path: Path, text: str, **environment: str) -> Configuration:
@@ -97,7 +98,7 @@ def test_a_misspelt_variable_is_refused(tmp_path):
 
 
 def test_a_named_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="there is no such file, which ULPSCOPE_CONFIG names"):
+    with pytest.raises(ConfigurationError, check=SAID["there-is-no-such-file-which"].raised):
         configuration({"ULPSCOPE_CONFIG": str(tmp_path / "none.toml")})
 
 

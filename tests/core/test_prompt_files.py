@@ -6,6 +6,7 @@ import pytest
 
 from core.errors import UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
+from tests.said import SAID
 
 
 def written(tmp_path, name: str, content: str | bytes):
@@ -72,9 +73,9 @@ def test_a_line_that_is_no_prompt_is_named_by_file_and_line(tmp_path, line, sent
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.txt"])
 def test_a_file_without_prompts_or_that_is_no_text_or_is_not_there_gets_a_sentence(tmp_path, name):
-    with pytest.raises(UsageError, match="holds no prompt; expected one a line"):
+    with pytest.raises(UsageError, check=SAID["holds-no-prompt-expected-one-a"].raised):
         read_prompts(written(tmp_path, name, "\n  \n"))
-    with pytest.raises(UsageError, match=r":2: is not UTF-8 text from here on|:1: is not UTF-8 text from here on"):
+    with pytest.raises(UsageError, match=SAID["2-is-not-utf-8-text"]):
         read_prompts(written(tmp_path, name, b'{"prompt": "a"}\n\xff\xfe'))
     with pytest.raises(UsageError, match="cannot be read"):
         read_prompts(tmp_path / "nowhere.jsonl")
@@ -83,7 +84,7 @@ def test_a_file_without_prompts_or_that_is_no_text_or_is_not_there_gets_a_senten
 
 
 def test_a_prompt_has_exactly_one_form():
-    with pytest.raises(UsageError, match="one of a text, token ids and the messages"):
+    with pytest.raises(UsageError, check=SAID["one-of-a-text-token-ids"].raised):
         GivenPrompt("here")
-    with pytest.raises(UsageError, match="one of a text, token ids and the messages"):
+    with pytest.raises(UsageError, check=SAID["one-of-a-text-token-ids"].raised):
         GivenPrompt("here", text="a", token_ids=(1,))

@@ -26,6 +26,7 @@ from app.hosting import local_access, refuse_unsafe_start
 from core.hosting import socket_owner
 from tests.app.hosting.servers import SERVE, free_port, started
 from tests.app.hosting.serving import client, gated, set_up
+from tests.said import SAID
 from tests.waiting import until
 
 HERE = "http://127.0.0.1:8501"
@@ -437,7 +438,7 @@ def test_a_start_says_the_token_once_and_what_the_kernel_does_not_know(monkeypat
     refuse_unsafe_start.check()
     said = capsys.readouterr().err
     assert said.count("\n") == 2
-    assert "warning: the kernel does not say here" in said
+    assert SAID["warning-the-kernel-does-not-say"] in said
     token = re.search(r"open http://127\.0\.0\.1:PORT/\?token=(\S+)\n", said)
     assert token
     assert client(base_url=HERE).get("/").status_code == 403
@@ -457,7 +458,7 @@ def test_a_start_warns_of_a_file_of_passwords_that_everybody_can_read(monkeypatc
     monkeypatch.setenv("ULPSCOPE_CONFIG", str(path))
     refuse_unsafe_start.check()
     said = capsys.readouterr().err
-    assert said.startswith("warning: every user of this machine can read [sign_in] editor_password in ")
+    assert SAID["warning-every-user-of-this-machine"].begins(said)
     path.chmod(0o600)
     refuse_unsafe_start.check()
     assert capsys.readouterr().err == ""

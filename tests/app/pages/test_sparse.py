@@ -10,6 +10,7 @@ from core.runs.sparse_run import SparseHeader, write_sparse_run
 from core.runs.store.store import Store
 from tests.app.opening import codes, opened, said
 from tests.core.runs.sparse.made_sides import engine_side, response, side
+from tests.said import SAID
 
 
 def fill(store: Store) -> None:
@@ -45,8 +46,8 @@ def store(built, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_overview_says_what_was_sent_and_what_follows() -> None:
     app = opened("overview", run="parted")
     text = said(app).replace("\\", "")
-    assert "2 of 3 (66.7%) values that both sides sent differ, by up to 0.25 nats; flips: 1 of 1 position." in text
-    assert "other tokens from position 3 on; rows after that are not compared" in text
+    assert SAID["2-of-3-66-7-values"] in text
+    assert SAID["other-tokens-from-position-3-on"] in text
     assert {m.label: m.value for m in app.metric} == {
         "Flips": "1",
         "Near ties": "1",
@@ -62,7 +63,7 @@ def test_the_overview_says_what_was_sent_and_what_follows() -> None:
 @pytest.mark.usefixtures("store")
 def test_flips_list_every_flip_with_its_margins() -> None:
     app = opened("flips", run="parted")
-    assert "1 flip at 1 position that both sides have." in said(app)
+    assert SAID["1-flip-at-1-position-that"] in said(app)
     found = app.dataframe[0].value
     assert found["position"].tolist() == [2]
     assert found["reference: margin"].tolist() == [0.25]

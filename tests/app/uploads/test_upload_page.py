@@ -28,6 +28,7 @@ from core.runs.sparse_run import sparse_of
 from core.runs.store.store import Store
 from tests.app.api.conftest import run_here
 from tests.app.opening import opened, said
+from tests.said import SAID
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,7 +130,7 @@ def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(monkeypat
     fine = np.random.default_rng(0).standard_normal((4, 64), dtype=np.float32)
     np.savez(tmp_path / "mixed.npz", reference=fine, variant=(fine.view(np.uint32) & 0xFFFF0000).view(np.float32))
     app = page(monkeypatch, put(store, tmp_path / "mixed.npz"))
-    assert "the sides are of different dtypes" in app.warning[0].value
+    assert SAID["the-sides-are-of-different-dtypes"] in app.warning[0].value
     assert "65,536" in app.warning[0].value
 
 
@@ -140,7 +141,7 @@ def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_cho
         np.save(tmp_path / f"{name}.npy", logits)
         uploads.append(put(store, tmp_path / f"{name}.npy"))
     alone = page(monkeypatch, uploads[0])
-    assert "add the file of the other side" in alone.error[0].value
+    assert SAID["add-the-file-of-the-other"] in alone.error[0].value
     pair = page(monkeypatch, *uploads[:2])
     assert "**4 positions x 16 tokens**" in said(pair)
     assert pair.dataframe[0].value["side"].tolist() == ["before", "after"]
@@ -274,9 +275,9 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     uploads = [put(store, PAYLOADS / "llamacpp_completion.json", name=f"{name}.json") for name in ("old", "new")]
     app = page(monkeypatch, *uploads)
     key = "_".join(upload.upload_id for upload in uploads)
-    assert "Understood as responses of an engine" in [each.value for each in app.subheader]
+    assert SAID["understood-as-responses-of-an-engine"] in [each.value for each in app.subheader]
     assert app.dataframe[0].value["side"].tolist() == ["old", "new"]
-    assert "**1 prompt**, **3 positions** that both sides have." in said(app)
+    assert SAID["1-prompt-3-positions-that-both"] in said(app)
     app.text_input(key=f"upload_name_{key}").set_value("before and after").run()
     app.button(key=f"save_{key}").click().run()
     app = saved(app)
@@ -285,11 +286,11 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     assert (run.header.name, run.header.model) == ("before and after", "SmolLM2-135M-Instruct")
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Overview"
-    assert "that both sides sent are equal" in said(app)
+    assert SAID["that-both-sides-sent-are-equal"] in said(app)
 
 
 def test_json_that_is_no_response_is_a_sentence_and_no_save(monkeypatch, store, tmp_path):
     (tmp_path / "list.json").write_text('[{"hello": 1}]')
     app = page(monkeypatch, put(store, tmp_path / "list.json"))
-    assert "no response that is known here; its keys are 'hello'" in app.error[0].value.replace("\\", "")
+    assert SAID["no-response-that-is-known-here-its"] in app.error[0].value.replace("\\", "")
     assert not [button for button in app.button if str(button.key).startswith("save_")]

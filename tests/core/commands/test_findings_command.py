@@ -21,6 +21,7 @@ from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_lists, kern
 from tests.core.runs.layer_runs import layer_run, with_kernels
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.remedy_runs import ROWS, remedy_run
+from tests.said import SAID
 
 
 def test_kernels_are_printed_side_by_side(cli, monkeypatch):
@@ -56,7 +57,7 @@ def test_a_run_without_them_is_one_sentence_that_says_how_to_have_them(cli, comm
     done = cli(command, "plain")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: run 'plain' holds no {command}; capture it with --{command}")
-    assert "no variant 'x'; there are side_1." in cli(command, "plain", "--variant", "x").stderr
+    assert SAID["no-variant-x-there-are-side"] in cli(command, "plain", "--variant", "x").stderr
 
 
 @pytest.mark.thorough
@@ -115,7 +116,7 @@ def test_what_one_pair_lacks_does_not_hide_what_the_others_have(cli, monkeypatch
         assert f"side_2: no {command}; they could not be had." in done.stdout
         refused = cli(command, "partly", "--variant", "side_2")
         assert refused.returncode == 2
-        assert "could not be had: The kernels of 'side_2' were not watched: memory." in refused.stderr
+        assert SAID["could-not-be-had-the-kernels"] in refused.stderr
 
 
 def test_a_difference_without_a_size_is_printed(cli, monkeypatch):
@@ -134,13 +135,10 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, monkeypatch):
     cli("list")
     run_id = with_kernels(open_store(), layer_run(open_store(), {(1, 1, 4): 3}))
     lines = cli("kernels", run_id).stdout.splitlines()
-    assert lines[0].startswith(
-        "The first module that differs is 'model.layers.0.norm', at prompt 1, position 4. There ran 'aten::mean' on"
-        " both sides"
-    )
-    assert lines[0].endswith("same kernel, other shape: bfloat16 [1, 8] against bfloat16 [2, 8].")
+    assert SAID["the-first-module-that-differs-is"].begins(lines[0])
+    assert SAID["same-kernel-other-shape-bfloat16-1"].ends(lines[0])
     (pair,) = json.loads(cli("kernels", run_id, "--json").stdout)["pairs"]
     assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == ("model.layers.0.norm", 4)
     kernel_run(open_store())
-    assert cli("kernels", "kernels").stdout.startswith("Where the two sides begin to differ is not in this run")
+    assert SAID["where-the-two-sides-begin-to"].begins(cli("kernels", "kernels").stdout)
     assert json.loads(cli("kernels", "kernels", "--json").stdout)["pairs"][0]["where_it_starts"] is None

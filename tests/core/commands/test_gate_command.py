@@ -20,6 +20,7 @@ from core.judging.ingest import ingest
 from core.runs.store.store import Store
 from tests.core.conftest import environment
 from tests.core.runs.damaging import damaged
+from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
@@ -109,7 +110,7 @@ def test_a_baseline_is_written_held_and_broken(cli, tmp_path):
     (failure,) = ET.parse(junit).getroot().iter("failure")
     assert "Worst: position 9" in failure.text
     assert summary.read_text().count("### ULPscope gate: ") == 2  # added, not replaced
-    assert "Worst position** (`variant` against `reference`): position 9" in summary.read_text()
+    assert SAID["worst-position-variant-against-reference-position"] in summary.read_text()
 
 
 def test_a_stored_run_is_held_to_the_bounds_of_its_dump(cli, tmp_path):
@@ -138,14 +139,11 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
     (tmp_path / "passing").mkdir()
     invalid = cli("compare", CASES / "nonfinite_fp32.npz", "--fail-on", "verdict")
     assert invalid.returncode == 1
-    assert (
-        "gate failed: verdict: 'variant' against 'reference' is invalid dump: 'variant' is NaN at position 0, token"
-        " 1258" in invalid.stderr
-    )
+    assert SAID["gate-failed-verdict-variant-against-reference"] in invalid.stderr
     undecided = cli("compare", FLIPS, "--fail-on", "verdict")
     assert undecided.returncode == 0
-    assert "gate undecided: verdict: 'variant' against 'reference' is undecided: " in undecided.stderr
-    assert "where RUN is the id that `python -m core ingest` prints" in undecided.stderr
+    assert SAID["gate-undecided-verdict-variant-against-reference"] in undecided.stderr
+    assert SAID["where-run-is-the-id-that"] in undecided.stderr
     assert "gate passed" not in undecided.stdout
     identical = cli("compare", CASES / "identical_bf16_bits.npz", "--fail-on", "verdict")
     assert (identical.returncode, "gate passed: 1" in identical.stdout) == (0, True)

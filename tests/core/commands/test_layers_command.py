@@ -13,6 +13,7 @@ from core.capture_request import CaptureRequest
 from core.runs.store.store import Store
 from tests.core.runs.layer_runs import GROWING, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.said import SAID
 
 PROMPT = "def __init__(self, name, parent=None):\n    self.name = name"
 
@@ -21,10 +22,7 @@ def test_the_table_names_the_first_module_its_position_and_the_growth(cli, tmp_p
     run_id = layer_run(Store(tmp_path / "runs"), GROWING)
     done = cli("layers", run_id)
     assert done.returncode == 0
-    assert (
-        "First to differ: model.layers.0.attn.<b>q</b>_proj (projection), at prompt 0, position 1: 1 of 64 elements"
-        " (1.6%)." in done.stdout
-    )
+    assert SAID["first-to-differ-model-layers-0"] in done.stdout
     assert "all 8 positions" in done.stdout
     assert done.stdout.count("model.layers.0") == 4  # three modules, and the sentence
     blocks = cli("layers", run_id, "--blocks", "--prompt", 1)
@@ -45,7 +43,7 @@ def test_json_has_every_module_and_no_infinity(cli, tmp_path):
 
 def test_equal_modules_are_a_sentence(cli, tmp_path):
     run_id = layer_run(Store(tmp_path / "runs"), {})
-    assert "No module differs: 6 put out the same numbers on both sides." in cli("layers", run_id).stdout
+    assert SAID["no-module-differs-6-put-out"] in cli("layers", run_id).stdout
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,7 @@ def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cl
 def test_a_capture_with_layers_is_repeated_by_its_command_and_read_by_layers(cli, shipped):
     asked = ["capture", "--model", shipped, "--prompt", PROMPT, "--variant", "decode", "--layers"]
     dry = cli(*asked, "--dry-run")
-    assert "The outputs of 42 modules are compared at all positions" in dry.stdout
+    assert SAID["the-outputs-of-42-modules-are"] in dry.stdout
     done = cli(*asked, "--json")
     assert done.returncode == 0, done.stderr
     run_id = json.loads(done.stdout)["run_id"]
@@ -106,5 +104,5 @@ def test_a_run_that_was_asked_for_modules_no_compiler_shows_says_so(cli, tmp_pat
     write_run(Store(tmp_path / "runs"), dataclasses.replace(header, provenance=asked), calm_sides(header), "compiled")
     done = cli("layers", "compiled")
     assert done.returncode == 2
-    assert "a compiler makes the kernels of its variants" in done.stderr
+    assert SAID["a-compiler-makes-the-kernels-of"] in done.stderr
     assert "--layers --layers" not in done.stderr

@@ -11,6 +11,7 @@ import torch
 from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
 from core.runs.store.store import Store
 from core.runs.tables.ops import OpRow, Repeats
+from tests.said import SAID
 
 
 def stored(tmp_path, **changes) -> str:
@@ -63,9 +64,7 @@ def test_probes_are_printed_stored_and_printed_again(cli, tmp_path):
     assert said["versions"]["torch"] == torch.__version__
     assert said["seed"] == 4
     run = read_ops(Store(tmp_path / "runs"), said["run_id"])
-    assert (
-        run.header.command == "python -m core ops --device cpu --quick --op softmax --dtype bf16 --repeats 1 --seed 4"
-    )
+    assert run.header.command == SAID["python-m-core-ops-device-cpu"]
     assert [row.classes[0].digest for row in run.rows] == [row["classes"][0]["digest"] for row in said["rows"]]
     again = cli("ops", "--show", said["run_id"], "--json")
     assert json.loads(again.stdout) == said

@@ -16,6 +16,7 @@ from core.engines import registry
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 from tests.core.engines.test_process import is_there
+from tests.said import SAID
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,7 +76,7 @@ def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, 
             assert run.header.vocab == 4096
     else:
         assert said.returncode == 2
-        assert "Toy has 100 tokens where the model has 4096" in said.stderr
+        assert SAID["toy-has-100-tokens-where-the"] in said.stderr
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
 def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
     said, _ = captured(dtype="bfloat16")
     assert said.returncode == 2
-    assert "capture with --dtype float32 --reference prefill+dtype:bfloat16" in said.stderr
+    assert SAID["capture-with-dtype-float32-reference-prefill"] in said.stderr
 
 
 SCALED = """

@@ -28,6 +28,7 @@ from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
 from tests.core.engines.test_sides import MODULES_OF
+from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "sample_runs" / "model"
@@ -155,7 +156,7 @@ def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, p
     """The package here cannot even be imported."""
     broken = dict.fromkeys(STAND_IN, "raise RuntimeError('imported')")
     packages({**STAND_IN, **{name: text for name, text in broken.items() if name.endswith(".py")}}, "genai")
-    with pytest.raises(CaptureError, match=r"has no genai_config\.json, the graph that graph:own asks for"):
+    with pytest.raises(CaptureError, check=SAID["has-no-genai-config-json-the"].raised):
         _logits(loaded, "genai:prefill+graph:own")
 
 
@@ -163,7 +164,7 @@ def test_a_model_that_its_builder_does_not_know_is_refused_with_its_last_line(lo
     folder = shutil.copytree(MODEL, tmp_path / "copy")
     (folder / "config.json").write_text('{"model_type": "other"}')
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: folder)
-    with pytest.raises(CaptureError, match="makes no graph of this folder: NotImplementedError: The model type is not"):
+    with pytest.raises(CaptureError, check=SAID["makes-no-graph-of-this-folder"].raised):
         _logits(loaded, "genai:prefill")
 
 

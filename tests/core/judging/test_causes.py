@@ -22,6 +22,7 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import in_bfloat16, in_float32, saved, states
 from tests.core.runs.made_runs import header_of
+from tests.said import SAID
 
 X, HEAD = states()
 PLAIN = in_bfloat16(X, HEAD, 1).astype(np.float64)
@@ -193,9 +194,7 @@ def test_a_temperature_stands_first_in_the_verdict_with_a_noted_row(tmp_path):
         (pair,) = run.pairs
         (row,) = [row for row in run.evidence(0) if row.check is Check.TEMPERATURE]
         assert (pair.verdict, row.rung, row.outcome) == ("undecided", VALIDITY, NOTED)
-        assert pair.because.startswith(
-            "The logits of 'variant' are 1.43 times those of 'reference', as a temperature of 0.70 makes them"
-        )
+        assert SAID["the-logits-of-variant-are-1-43"].begins(pair.because)
         assert "--float32" in pair.because
         assert row.figures.explained_share > 0.99
 
@@ -216,7 +215,7 @@ def test_a_bug_that_controls_find_names_the_temperature_first(tmp_path):
         with RunReader(store.path_of(judge_stored(store, run, controls))) as judged:
             (pair,) = judged.pairs
     assert pair.verdict == "bug suspected"
-    assert pair.because.startswith("The logits of 'variant' are 1.43 times those of 'reference'")
+    assert SAID["the-logits-of-variant-are-1"].begins(pair.because)
     assert "In float32 the pair is" in pair.because
 
 

@@ -21,6 +21,7 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import as_json, over_logits, over_margins, over_positions, report_of_dump
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
+from tests.said import SAID
 
 X, HEAD = states()
 PLAIN = in_bfloat16(X, HEAD, 1)
@@ -151,9 +152,7 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
     run = stored(tmp_path, reference=TOP_20[0], variant=TOP_20[1])
     (pair,) = run.pairs
     assert pair.verdict == "invalid dump"
-    assert pair.because.startswith(
-        "'reference' and 'variant' hold log-probabilities cut to the top 20 at every position, -inf elsewhere"
-    )
+    assert SAID["reference-and-variant-hold-log-probabilities"].begins(pair.because)
     said = " ".join(row.says for row in run.evidence(0))
     assert "Both sides hold log-probabilities" in said
     assert "NaN or infinite" not in said
@@ -163,15 +162,12 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
 def test_negative_logits_cut_to_the_top_20_are_no_log_probabilities(tmp_path):
     """As GPT-2's are: their 20 best add up to 1e-16, where 20 of 600 probabilities are a thirtieth at least."""
     run = stored(tmp_path, reference=_top(PLAIN - 60, 20, -np.inf), variant=_top(OTHER - 60, 20, -np.inf))
-    assert "hold logits cut to the top 20" in run.pairs[0].because
+    assert SAID["hold-logits-cut-to-the-top"] in run.pairs[0].because
 
 
 def test_a_cut_of_no_one_size_is_told_with_its_range(tmp_path):
     variant = np.concatenate([_top(OTHER[:1], 20, -np.inf), _top(OTHER[1:], 30, -np.inf)])
-    assert (
-        "cut or masked (20 to 30 tokens are kept)"
-        in stored(tmp_path, reference=PLAIN, variant=variant).pairs[0].because
-    )
+    assert SAID["cut-or-masked-20-to-30"] in stored(tmp_path, reference=PLAIN, variant=variant).pairs[0].because
 
 
 def test_kl_of_a_cut_dump_says_over_how_many_positions_it_is_wherever_it_is_shown(tmp_path):
@@ -274,10 +270,8 @@ def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_
     variant = np.concatenate([PLAIN[:32], OTHER[32:]])
     run = stored(tmp_path, reference=PLAIN, variant=variant)
     (row,) = [row for row in run.evidence(0) if row.rung == STRUCTURE]
-    assert row.says.startswith(
-        f"16 of {ROWS} positions differ, position 32 first; the 32 before it are equal bit for bit."
-    )
-    assert row.says.endswith("From there on every position differs.")
+    assert row.says.startswith(SAID["16-of-positions-differ-position-32"].format(ROWS))
+    assert SAID["from-there-on-every-position-differs"].ends(row.says)
     assert row.figures.block is None
 
 
@@ -285,7 +279,7 @@ def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_pa
     variant = PLAIN.copy()
     variant[[8, 16, 24, 32, 40]] = OTHER[[8, 16, 24, 32, 40]]
     (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.rung == STRUCTURE]
-    assert row.says.endswith("Every place where differences begin is a multiple of 8, a block's boundary.")
+    assert SAID["every-place-where-differences-begin-is"].ends(row.says)
     variant[[8, 40]] = PLAIN[[8, 40]]  # 16, 24, 32: three places, as blocks of 8 and nothing smaller have them
     (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.rung == STRUCTURE]
     assert row.figures.block == 8
@@ -342,7 +336,7 @@ def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
         **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
     )
     assert outcomes(run)[SAMPLER] == [FAILED, PASSED]
-    assert "1 of 48 emitted tokens are not the argmax of their own logits, position 9 first" in run.pairs[0].because
+    assert SAID["1-of-48-emitted-tokens-are"] in run.pairs[0].because
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Server, events, find_server
 from core.runs.sparse_run import pairs_of, sparse_of
 from tests.core.probing import odd_server as odd
+from tests.said import SAID
 
 
 def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hello",), **more: Any) -> Probed:
@@ -114,7 +115,7 @@ def test_nothing_is_stored_of_a_probe_that_failed(cli: Any, tmp_path: Path) -> N
     with odd.serving(odd.good, odd.html) as (address, _):
         done = cli("probe", address, "--prompt", "x", "--store", tmp_path / "runs")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: /v1/completions: the server answers with a page of HTML")
+    assert SAID["error-v1-completions-the-server-answers"].begins(done.stderr.splitlines()[-1])
     assert list((tmp_path / "runs").glob("*")) == []
 
 
@@ -153,9 +154,9 @@ def test_a_plan_counts_what_is_sent() -> None:
 
 
 def test_a_stream_that_ends_with_an_error_says_so() -> None:
-    with pytest.raises(ProbeError, match="ends its stream with an error: out of memory"):
+    with pytest.raises(ProbeError, check=SAID["ends-its-stream-with-an-error"].raised):
         events(b'data: {"choices": []}\n\ndata: {"error": "out of memory"}\n', "/v1/completions")
-    with pytest.raises(ProbeError, match="sent nothing that could be read"):
+    with pytest.raises(ProbeError, check=SAID["sent-nothing-that-could-be-read"].raised):
         events(b": ping\n\n", "/v1/completions")
 
 
@@ -176,7 +177,7 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
     (path,) = (tmp_path / "runs").glob("*.duckdb")
     run = sparse_of(path)
     assert [len(side.responses) for side in run.sides] == [1, 1]
-    assert "The probe ended early (it was cancelled); what had come of 1 prompt is kept." in run.header.note
+    assert SAID["the-probe-ended-early-it-was"] in run.header.note
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -202,7 +203,7 @@ def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(cli: A
     (path,) = (tmp_path / "runs").glob("*.duckdb")
     run = sparse_of(path)
     assert [len(side.responses) for side in run.sides] == [1, 1]
-    assert "The probe ended early (/v1/completions: the server answers 500" in run.header.note
+    assert SAID["the-probe-ended-early-v1-completions"] in run.header.note
 
 
 def test_an_answer_that_ends_earlier_is_not_identical() -> None:

@@ -26,6 +26,7 @@ from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 from tests.covering import few
+from tests.said import SAID
 
 NOTE = "decode+batch:3 failed (out of memory)."
 
@@ -135,7 +136,7 @@ def test_a_table_that_was_forgotten_would_be_seen(tmp_path, monkeypatch, forgott
 
 
 def test_with_fewer_than_two_finished_sides_nothing_is_stored(tmp_path):
-    with pytest.raises(UsageError, match="1 of its sides finished; a run needs at least two"):
+    with pytest.raises(UsageError, check=SAID["1-of-its-sides-finished-a"].raised):
         stopped_at(Store(tmp_path), 7, sides=2)
     assert list(tmp_path.iterdir()) == []
 

@@ -15,26 +15,24 @@ from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.remedy_runs import ROWS, remedy_run
+from tests.said import SAID
 
 
 def test_the_advice_names_what_makes_the_sides_equal_what_calms_them_and_the_price():
-    assert advice(ROWS) == (
-        "**invariant** makes the sides equal in every logit, at 0.75 ± 0.02 of the throughput. "
-        "**float32** leaves 1/10,000 of the difference (rms, flips 0 of 3), at 0.50 ± 0.03 of the throughput."
-    )
+    assert advice(ROWS) == (SAID["invariant-makes-the-sides-equal-in"])
 
 
 def test_of_two_that_make_the_sides_equal_the_cheaper_is_named():
     cheap = dataclasses.replace(
         ROWS[3], name="math attention", variant_share=0.95, variant_share_low=0.9, variant_share_high=0.96
     )
-    assert advice((*ROWS, cheap)).startswith("**math attention** makes the sides equal")
+    assert SAID["math-attention-makes-the-sides-equal"].begins(advice((*ROWS, cheap)))
     assert "at 0.80 ± 0.02" in advice((*ROWS, cheap))
 
 
 def test_where_nothing_helps_or_nothing_differs_the_advice_says_so():
     stubborn = dataclasses.replace(ROWS[0], name="deterministic algorithms")
-    assert advice((ROWS[0], stubborn)) == "The one remedy that could be measured does not halve the difference."
+    assert advice((ROWS[0], stubborn)) == SAID["the-one-remedy-that-could-be"]
     assert "nothing to remedy" in advice((dataclasses.replace(ROWS[0], neq=0), *ROWS[1:]))
 
 
@@ -78,17 +76,14 @@ UNSIZED = {"max_abs": None, "rms": None, "max_ulps": None, "noise_ratio": None}
 def test_a_difference_without_a_size_is_never_called_small():
     """NaN on one side only: over the finite logits alone its rms could be anything."""
     broken = dataclasses.replace(ROWS[0], **UNSIZED)
-    assert advice((broken, *ROWS[1:3])) == (
-        "As it is, a NaN or infinity stands on one side only: that difference has no size. "
-        "**float32** leaves none of those, at 0.50 ± 0.03 of the throughput."
-    )
+    assert advice((broken, *ROWS[1:3])) == (SAID["as-it-is-a-nan-or"])
     still = dataclasses.replace(ROWS[1], **UNSIZED)
     assert advice((ROWS[0], still)) == advice((ROWS[0], ROWS[0]))  # which says that nothing helps
     assert advice(ROWS[:2]).startswith("**float32** leaves 1/10,000")  # the twin
 
 
 def test_where_no_remedy_could_be_measured_the_advice_says_that():
-    assert advice((ROWS[0], ROWS[2])) == "None of the remedies could be measured."
+    assert advice((ROWS[0], ROWS[2])) == SAID["none-of-the-remedies-could-be"]
 
 
 WITHOUT_SPREAD = dict.fromkeys(
@@ -101,11 +96,11 @@ def test_shares_of_older_runs_have_one_digit_and_a_clock_that_disagrees_with_its
     assert "at about 0.8 of the throughput" in advice(rows)
     assert "clock" not in advice(rows)
     rows[0] = dataclasses.replace(rows[0], reference_share=1.02, variant_share=0.77)
-    assert advice(rows).endswith("The clock is coarse: it finds 77% of the throughput where nothing was changed.")
+    assert SAID["the-clock-is-coarse-it-finds"].ends(advice(rows))
 
 
 # share, low, high, what is said
-SAID = [
+SHARES_SAID = [
     (1.0, 0.97, 1.02, "1.0 ± 0.1"),
     (0.998, 0.98, 1.01, "1.00 ± 0.02"),
     (0.5, 0.4999, 0.5001, "0.50 ± 0.01"),  # no share is surer than its digits
@@ -118,7 +113,7 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("share", "low", "high", "said"), SAID)
+@pytest.mark.parametrize(("share", "low", "high", "said"), SHARES_SAID)
 def test_a_share_is_told_with_its_spread_and_no_more_digits_than_that(share, low, high, said):
     assert Kept(share, low, high).in_words() == said
 
@@ -127,7 +122,7 @@ def test_what_a_noisy_clock_says_of_a_cure_is_not_its_price():
     noisy = dataclasses.replace(
         ROWS[3], reference_share_low=0.2, reference_share_high=2.0, variant_share_low=0.3, variant_share_high=6.0
     )
-    assert "what throughput that keeps is too noisy to say (0.3 to 6)." in advice((ROWS[0], noisy))
+    assert SAID["what-throughput-that-keeps-is-too"] in advice((ROWS[0], noisy))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.0), (0.1, 0.5), (None, 0.9), (float("nan"), 0.9)])
@@ -154,6 +149,9 @@ def test_remedies_that_cannot_have_been_measured_are_a_damaged_file(tmp_path, da
     store = Store(tmp_path)
     path = store.path_of(remedy_run(store))
     damaged(path, damage)
-    with RunReader(path) as run, pytest.raises(StoreError, match="list of remedies makes no sense") as refused:
+    with (
+        RunReader(path) as run,
+        pytest.raises(StoreError, check=SAID["list-of-remedies-makes-no-sense"].raised) as refused,
+    ):
         _ = run.remedies
     assert "http" not in str(refused.value)

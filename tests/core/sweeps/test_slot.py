@@ -14,6 +14,7 @@ from core.errors import UlpscopeError
 from core.sweeps.ledger import DONE, FAILED, Ledger
 from core.sweeps.plan import read_plan
 from core.sweeps.slot import CarriedCell, Slot, SlotOrder, marked
+from tests.said import SAID
 
 PACKAGE = "tests.core.sweeps.stand_in"
 
@@ -98,7 +99,7 @@ def test_a_file_of_prompts_that_is_gone_is_one_sentence(plan_file):
     plan = plan_file()
     (cell,) = read_plan(plan).cells
     (plan.parent / "a.txt").unlink()
-    with pytest.raises(UlpscopeError, match=r"a\.txt: cannot be read \(No such file"):
+    with pytest.raises(UlpscopeError, check=SAID["a-txt-cannot-be-read-no"].raised):
         CarriedCell.of(cell)
 
 
@@ -112,7 +113,7 @@ def test_threads_are_the_drivers_and_not_the_schedulers(order, slot_of, monkeypa
 
 def test_a_cell_that_fails_in_a_slot_says_why(order, slot_of, plan_file):
     outcome = slot_of(order).compute(_cell(plan_file, "crash"))
-    assert (outcome.state, outcome.says) == (FAILED, "its process was killed, as where memory runs out.")
+    assert (outcome.state, outcome.says) == (FAILED, SAID["its-process-was-killed-as-where"])
 
 
 def test_markers_of_sweeps_that_were_killed_go_and_those_of_living_ones_stay(store):

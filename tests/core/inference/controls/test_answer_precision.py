@@ -23,6 +23,7 @@ from core.inference.paths.engines import side_of
 from core.runs.file.evidence import FLOAT32, MISSING, MODULES, ONE_ORDER, OWN_DTYPE, SYMMETRY, Unmeasured
 from tests.core.inference.controls.test_judge_model import rows
 from tests.covering import few, thorough
+from tests.said import SAID
 
 SENTENCE = "the engine computes in bfloat16 whatever it is asked"
 
@@ -107,7 +108,7 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
     engine = side_of(lambda model, ids: head_in_float32_rounded_as_asked(model, held, ids))
     found = narrow_answers(narrow, [range(5, 29)], engine)
     assert found is not None
-    assert found.seen == "asked for float32 it returns the same logits as before"
+    assert found.seen == SAID["asked-for-float32-it-returns-the"]
 
 
 @pytest.mark.model
@@ -123,7 +124,7 @@ def test_an_engine_of_float16_weights_is_named_so(name: str) -> None:
 def test_a_path_that_rounds_its_weights_back_is_found_out(narrow: LoadedModel) -> None:
     found = narrow_answers(narrow, [range(5, 29)], side_of("decode+dtype:bfloat16"))
     assert found is not None
-    assert "all of its logits are bfloat16 values" in found.seen
+    assert SAID["all-of-its-logits-are-bfloat16"] in found.seen
 
 
 def always_in_float32(weights: Any, compute: Engine) -> Engine:

@@ -35,6 +35,7 @@ from core.judging.sixteen_bits import sixteen_test
 from core.runs.file.evidence import FAILED, MISSING, OWN_DTYPE, PASSED
 from tests.core.inference.capture.test_extra_costs import counting
 from tests.covering import few
+from tests.said import SAID
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +231,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
         return
     assert verdict.name == "undecided"
     limit = engine.figures.fault_seen_at_one_position
-    assert f"Faults below {limit:.2g} times the rounding at one position" in verdict.because
+    assert SAID["faults-below-2g-times-the-rounding"].format(limit) in verdict.because
     with torch.inference_mode():
         draws = errors_of(narrow, prompts, [], range(DRAWS))[1]
         with in_float32(narrow) as widened:
@@ -269,7 +270,7 @@ def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
         (row,), failed = sixteen_rows(narrow, tiny_prompts(narrow), [side], BLOCKS)
     assert row.outcome == MISSING
     assert failed == [None]
-    assert "does not look like its rounding drawn anew" in row.says
+    assert SAID["does-not-look-like-its-rounding"] in row.says
 
 
 @pytest.mark.model
@@ -312,7 +313,7 @@ def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says
     }
     lines = list(sixteen.summary(tried, {("llama bfloat16", 4): draws}))
     assert lines[2].startswith(f"| llama bfloat16 | 4 | {len(bugs)} | ")
-    assert any(line.startswith("| norm epsilon 1e-5 for 1e-6 | no, ") for line in sixteen.missed(tried))
+    assert any(SAID["norm-epsilon-1e-5-for-1e"].begins(line) for line in sixteen.missed(tried))
 
 
 @pytest.mark.thorough

@@ -43,6 +43,7 @@ from core.judging.ladder.structure import BLOCKS
 from core.judging.ladder.verdict import conclude
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
 from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC
+from tests.said import SAID
 
 pytestmark = pytest.mark.model
 TWO_AT_ONCE = {
@@ -117,7 +118,7 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
     assert verdict.name == BUG_SUSPECTED
     assert _row(verdict.evidence).outcome == FAILED
     is_part = case.name != "a stale slot in an engine in bfloat16"  # of which nothing else is lowered
-    assert ("A lower precision is part of it: its" in verdict.because) == is_part
+    assert (SAID["a-lower-precision-is-part-of"] in verdict.because) == is_part
     assert "slot" not in case.name or verdict.first_place == (
         0,
         16,
@@ -137,7 +138,7 @@ def test_a_fault_on_top_may_spoil_all_but_a_fifth_of_the_positions(small: Loaded
     """The cache is rounded from 8 on and the stale slot read from 16 on: 8 of 40 positions are the cache's alone."""
     found = _asked(small, stale_slot_in_fp8, 48)
     assert (found.evidence.outcome, found.place) == (FAILED, (0, 16))
-    assert "its KV cache in float8_e4m3fn, rounded after it was first read" in found.evidence.says
+    assert SAID["its-kv-cache-in-float8-e4m3fn"] in found.evidence.says
 
 
 def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_one(small: LoadedModel) -> None:
@@ -146,10 +147,7 @@ def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_
     """
     found = _asked(small, with_weights(eight_bits, stored(fp8)), 14)
     assert found.evidence.outcome == PASSED
-    assert found.evidence.figures.precision == (
-        "KV cache in float8_e4m3fn, rounded after it was first read, and its weights of linear layers in int8, a scale"
-        " for each output"
-    )
+    assert found.evidence.figures.precision == (SAID["kv-cache-in-float8-e4m3fn-rounded"])
     assert f"with its {found.evidence.figures.precision}, " in found.evidence.says
     wrong = _asked(small, with_weights(eight_bits, stale_slot_in_fp8), 20)
     assert (wrong.evidence.outcome, wrong.place) == (FAILED, (0, 16))
@@ -209,7 +207,7 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(small: LoadedMod
     verdict = judge_pair(small, _one_prompt(small), cached, quantised).verdict
     assert verdict.name == LOWER_PRECISION, verdict.table()
     assert "KV cache in float8_e4m3fn" in verdict.because
-    assert "linear layers in int4, groups of 32" in verdict.because
+    assert SAID["linear-layers-in-int4-groups-of"] in verdict.because
     assert judge_pair(small, _one_prompt(small), scaled_head(1.01), quantised).verdict.name == BUG_SUSPECTED  # the twin
 
 
@@ -302,7 +300,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narro
     assert judge_pair(narrow, prompts, "prefill", sound).verdict.name == LOWER_PRECISION
     verdict = judge_pair(narrow, prompts, "prefill", wrong_in_bfloat16).verdict
     assert verdict.name == BUG_SUSPECTED
-    assert "the kernels of bfloat16 have a fault of their own" in verdict.because
+    assert SAID["the-kernels-of-bfloat16-have-a"] in verdict.because
 
 
 def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
@@ -320,7 +318,7 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     known = Precision(CACHE, "float8_e4m3fn with the scale 0.37", calibrated)
     verdict = judge(small, prompts, variant=engine, precisions=[known])
     assert verdict.name == LOWER_PRECISION
-    assert "KV cache in float8_e4m3fn with the scale 0.37" in verdict.because
+    assert SAID["kv-cache-in-float8-e4m3fn-with"] in verdict.because
 
 
 def test_a_precision_whose_logits_are_no_numbers_explains_nothing(small: LoadedModel) -> None:
@@ -568,7 +566,7 @@ def test_experts_and_norms_are_left_as_they_are_where_only_linear_layers_are_rou
     assert {
         name for name, _ in small.model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name
     } == kept
-    assert Precision(LAYERS, "x", lambda values: values).name == "weights of linear layers in x"
+    assert Precision(LAYERS, "x", lambda values: values).name == SAID["weights-of-linear-layers-in-x"]
 
 
 @pytest.mark.parametrize(("dtype", "caches"), [("bfloat16", set()), ("float16", {"bfloat16"})])

@@ -19,6 +19,7 @@ from core.inference.invariant import cpu, library, mode, products
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.invariant.test_invariant import _drawn
 from tests.covering import thorough
+from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[4]
 CLAIMS = "tests/core/inference/invariant/claims_on_cuda.py"
@@ -282,11 +283,7 @@ def test_without_triton_cuda_is_refused_in_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr(mode, "find_spec", lambda name: None)
     assert mode._no_kernels_on(torch.device("cpu")) is None
     sentence = mode._no_kernels_on(torch.device("cuda"))
-    assert (
-        sentence
-        == "its kernels of fixed order on CUDA are written in Triton, which is not installed; pip install triton, or"
-        " choose --device cpu"
-    )
+    assert sentence == SAID["its-kernels-of-fixed-order-on"]
 
 
 @pytest.mark.parametrize(("capability", "is_refused"), [((7, 5), True), ((8, 0), False), ((9, 0), False)])
@@ -299,14 +296,14 @@ def test_a_gpu_without_products_of_bfloat16_is_refused(
     refusal = mode._no_kernels_on(torch.device("cuda"))
     assert (refusal is not None) is is_refused
     if refusal:
-        assert refusal.endswith("and this is a Tesla T4; choose --device cpu")
+        assert SAID["and-this-is-a-tesla-t4"].ends(refusal)
 
 
 def test_tensors_elsewhere_are_refused() -> None:
     x = torch.ones(2, 2)
-    with pytest.raises(CaptureError, match=r"^invariant: tensors on cpu and meta have no kernel of fixed order"):
+    with pytest.raises(CaptureError, match=SAID["invariant-tensors-on-cpu-and-meta"]):
         products.product(x, x.to("meta"))
-    assert "run on a CPU or on CUDA, and the model is on mps" in (mode._no_kernels_on(torch.device("mps")) or "")
+    assert SAID["run-on-a-cpu-or-on"] in (mode._no_kernels_on(torch.device("mps")) or "")
 
 
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn", "fused_attention_overrideable"])

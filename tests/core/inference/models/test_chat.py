@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from core.errors import CaptureError
 from core.inference.models.chat import chat_tokens
+from tests.said import SAID
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -31,7 +32,7 @@ def chatty(llama, model_folders):
 
 def test_the_rendered_chat_begins_with_one_beginning_of_text_and_ends_where_the_model_answers(chatty):
     ids = chat_tokens(chatty, [{"role": "system", "content": "be short"}, USER], "here")
-    assert chatty.tokenizer.decode(ids) == "<|start|>[system] be short\n[user] walk the path\n[assistant]"
+    assert chatty.tokenizer.decode(ids) == SAID["start-system-be-short-user-walk"]
     assert ids.count(0) == 1
 
 
@@ -49,13 +50,11 @@ def test_the_tokens_are_those_transformers_makes_of_the_chat_itself(chatty):
 
 def test_a_chat_that_ends_with_the_answer_is_taken_as_it_is(chatty):
     ids = chat_tokens(chatty, [USER, {"role": "assistant", "content": "done"}], "here")
-    assert chatty.tokenizer.decode(ids) == "<|start|>[user] walk the path\n[assistant] done\n"
+    assert chatty.tokenizer.decode(ids) == SAID["start-user-walk-the-path-assistant"]
 
 
 def test_a_tokenizer_without_a_template_and_a_template_that_refuses_get_a_sentence(llama, chatty):
-    with pytest.raises(CaptureError, match=r"^file:3: the tokenizer of '.*' has no chat template; .*[.]$"):
+    with pytest.raises(CaptureError, match=SAID["file-3-the-tokenizer-of-has"]):
         chat_tokens(llama, [USER], "file:3")
-    with pytest.raises(
-        CaptureError, match=r"^here: the chat template of '.*' refuses messages of user, tool \(no tools here\)"
-    ):
+    with pytest.raises(CaptureError, match=SAID["here-the-chat-template-of-refuses"]):
         chat_tokens(chatty, [USER, {"role": "tool", "content": "x"}], "here")

@@ -15,6 +15,7 @@ from core.errors import CaptureError, UsageError
 from core.inference.models.model import LoadedModel, _forget_kernels, load_model
 from core.inference.models.token_text import readable, token_texts
 from core.inference.models.weights import weight_bytes
+from tests.said import SAID
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(kind: str, dtype: str, mode
 
 def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(model_folders: dict[str, Path]) -> None:
     assert load_model(str(model_folders["llama"]), dtype="bf16", device="cpu").dtype == "bfloat16"
-    with pytest.raises(UsageError, match="expected one of float32, float16, bfloat16"):
+    with pytest.raises(UsageError, check=SAID["expected-one-of-float32-float16-bfloat16"].raised):
         load_model(str(model_folders["llama"]), dtype="int8")
 
 
@@ -110,28 +111,26 @@ def test_an_unknown_device_is_one_sentence(device: str, said: str, folder: Path)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none_is_one_sentence(folder: Path) -> None:
-    assert "sees no CUDA device here; choose cpu." in refusal(folder, device="cuda")
+    assert SAID["sees-no-cuda-device-here-choose"] in refusal(folder, device="cuda")
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none") == (
-        f"model '{tmp_path / 'none'}': no such folder; expected one with config.json and weights, or a hub id."
-    )
+    assert refusal(tmp_path / "none") == (SAID["model-no-such-folder-expected-one"].format(tmp_path / "none"))
 
 
 def test_a_file_is_no_model(folder: Path) -> None:
-    assert "is a file; expected a folder" in refusal(folder / "config.json")
+    assert SAID["is-a-file-expected-a-folder-2"] in refusal(folder / "config.json")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     said = refusal("nobody/no-such-model")
-    assert said.startswith("model 'nobody/no-such-model': no such folder here, and the hub cannot be reached (")
+    assert SAID["model-nobody-no-such-model-no"].begins(said)
 
 
 def test_a_folder_without_config_is_one_sentence(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert "the folder has no config.json; expected a model saved by transformers." in refusal(folder)
+    assert SAID["the-folder-has-no-config-json"] in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +152,16 @@ def test_an_unreadable_config_is_one_sentence(text: str, said: str, folder: Path
 
 def test_what_is_no_causal_language_model_is_refused(folder: Path) -> None:
     BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(folder)
-    assert refusal(folder) == f"model '{folder}' is a BertForMaskedLM; expected a causal language model."
+    assert refusal(folder) == SAID["model-is-a-bertformaskedlm-expected-a"].format(folder)
     (folder / "config.json").write_text('{"model_type": "t5"}')
-    assert "is a t5; expected a causal language model." in refusal(folder)
+    assert SAID["is-a-t5-expected-a-causal"] in refusal(folder)
 
 
 def test_a_model_with_code_of_its_own_is_not_run_unasked(folder: Path) -> None:
     own = {"model_type": "llama", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
     (folder / "config.json").write_text(json.dumps({**own, "model_type": "zork"}))
     (folder / "evil.py").write_text("raise SystemExit('code of the model was run')")
-    assert refusal(folder) == f"model '{folder}' runs code of its own; read it, then allow it with trust_remote_code."
+    assert refusal(folder) == SAID["model-runs-code-of-its-own"].format(folder)
 
 
 KERNEL = "a-stranger/kernels@main:attention"
@@ -213,7 +212,7 @@ def test_an_attention_of_transformers_own_that_a_config_names_is_kept(named: str
 def test_a_missing_tokenizer_is_one_sentence(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert "its tokenizer is missing or unreadable" in refusal(folder)
+    assert SAID["its-tokenizer-is-missing-or-unreadable"] in refusal(folder)
 
 
 def test_a_tokenizer_that_encodes_nothing_is_one_sentence(folder: Path) -> None:
@@ -221,19 +220,19 @@ def test_a_tokenizer_that_encodes_nothing_is_one_sentence(folder: Path) -> None:
     content["model"] = {"type": "BPE", "vocab": {}, "merges": []}
     content["added_tokens"] = []
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    assert "its tokenizer turns text into no tokens; expected a tokenizer with a vocabulary." in refusal(folder)
+    assert SAID["its-tokenizer-turns-text-into-no"] in refusal(folder)
 
 
 def test_a_folder_without_weights_is_one_sentence(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    assert "holds no weights; expected model.safetensors or pytorch_model.bin" in refusal(folder)
+    assert SAID["holds-no-weights-expected-model-safetensors"] in refusal(folder)
 
 
 def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "has no 'model-00002-of-00002.safetensors', which its model.safetensors.index.json lists" in refusal(folder)
+    assert SAID["has-no-model-00002-of-00002"] in refusal(folder)
 
 
 def test_weights_cut_short_are_one_sentence(folder: Path) -> None:
@@ -261,8 +260,8 @@ def test_weights_larger_than_the_memory_are_refused_before_loading(folder: Path)
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 2 * elements)
     said = refusal(folder)
-    assert "needs 4,000.0 GB in float32, this machine has " in said
-    assert said.endswith("choose a smaller model, a narrower dtype or another machine.")
+    assert SAID["needs-4-000-0-gb-in"] in said
+    assert SAID["choose-a-smaller-model-a-narrower"].ends(said)
 
 
 def test_weights_that_are_absent_are_not_filled_with_random_numbers(folder: Path) -> None:

@@ -14,6 +14,7 @@ from core.runs.sparse import pairing
 from core.runs.sparse.pairing import compare_sides, sides_of
 from core.runs.sparse.records import SparseRow, SparseSide, sparse_rows
 from tests.core.runs.sparse.made_sides import engine_side, response, side
+from tests.said import SAID
 
 
 def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
@@ -63,7 +64,7 @@ def test_texts_join_where_one_side_has_no_ids() -> None:
     assert (place.figures.common, int(place.figures.neq.low), place.figures.is_flip) == (2, 2, False)
     assert pair.texts[place.figures.reference.token or 0] == " seven"
     twice = replace(ids, texts={7: "same", 1: "same"})
-    with pytest.raises(DumpError, match="two tokens that print as 'same'"):
+    with pytest.raises(DumpError, check=SAID["two-tokens-that-print-as-same"].raised):
         compare_sides(side("ids", twice), side("texts", texts))
 
 

@@ -28,6 +28,7 @@ from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
 from tests.covering import few, thorough
+from tests.said import SAID
 
 FLIPS = 200
 ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
@@ -436,6 +437,6 @@ def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first
         replace(card, pair_verdicts=("rounding", "bug suspected")),
         replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),
     ]
-    assert counted(cards) == "2 runs with 4 pairs: 2 rounding, 1 bug suspected, 1 a\\x1b[31m later one."
-    assert counted(cards[:1]) == "1 run with 2 pairs: 1 rounding, 1 bug suspected."
+    assert counted(cards) == SAID["2-runs-with-4-pairs-2"]
+    assert counted(cards[:1]) == SAID["1-run-with-2-pairs-1"]
     assert counted([replace(card, pair_verdicts=())]) == "1 run."

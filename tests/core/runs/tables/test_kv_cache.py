@@ -17,6 +17,7 @@ from core.runs.tables.kv_cache import KvPart
 from core.runs.writer import RunWriter
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.made_runs import calm_sides, header_of
+from tests.said import SAID
 
 
 def written(store, *, sides=2, parts=(), generations=()):
@@ -87,7 +88,7 @@ def test_a_side_without_a_cache_leaves_no_rows(tmp_path):
 
 def test_caches_of_other_heads_are_refused(tmp_path):
     parts = [(0, KvPart(0, 0, "key", 0, cache(2))), (1, KvPart(0, 0, "key", 0, cache(2, heads=1)))]
-    with pytest.raises(UsageError, match="1 heads of 16 cannot be compared with one of 2 heads of 16"):
+    with pytest.raises(UsageError, check=SAID["1-heads-of-16-cannot-be"].raised):
         written(Store(tmp_path), parts=parts)
     assert list(tmp_path.iterdir()) == []
 

@@ -21,6 +21,7 @@ from tests.core.numerics.oracle import spacing
 from tests.core.runs.judged_runs import judged_run, ratio_row, reader
 from tests.core.runs.made_runs import as_version_1, bits_of_sides, calm_sides, header_of, write_run
 from tests.covering import few
+from tests.said import SAID
 
 LENGTHS, VOCAB = (
     (130, 11, 9),
@@ -224,7 +225,7 @@ def test_a_run_too_large_to_read_whole_is_shown_in_ulps_by_token_id_only(one_dif
     assert tile_cells(one_differs, 0, Tile(0, 5, 0, 0), "id", "row_ulps", nothing_kept).size
     for order, measure in (("rank", "ulps"), ("rank", "row_ulps"), ("id", "difference")):
         assert not heatmap.is_offered(one_differs, order, measure)
-        with pytest.raises(UsageError, match="shown in row ULPs and ULPs by token id only"):
+        with pytest.raises(UsageError, check=SAID["shown-in-row-ulps-and-ulps"].raised):
             tile_cells(one_differs, 0, Tile(0, 5, 0, 0), order, measure, nothing_kept)
 
 
@@ -233,7 +234,7 @@ def test_a_run_of_version_1_too_large_to_read_whole_is_shown_in_ulps_alone(one_d
         assert heatmap.is_offered(run, "id", "row_ulps")
         monkeypatch.setattr(heatmap, "WHOLE_RUN", run.header.rows * VOCAB - 1)
         assert heatmap.is_offered(run, "id", "ulps")
-        with pytest.raises(UsageError, match="shown in ULPs by token id only"):
+        with pytest.raises(UsageError, check=SAID["shown-in-ulps-by-token-id"].raised):
             tile_cells(run, 0, Tile(0, 5, 0, 0), "id", "row_ulps", nothing_kept)
 
 
@@ -255,7 +256,7 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(tmp_pat
 
 def test_a_rectangle_too_large_to_search_is_refused(one_differs, monkeypatch):
     monkeypatch.setattr(heatmap, "WORK", 1000)
-    with pytest.raises(UsageError, match="too many to look for one"):
+    with pytest.raises(UsageError, check=SAID["too-many-to-look-for-one"].raised):
         heatmap.largest_in(one_differs, 0, (0, 11), (0, 100), "id", "ulps")
     with pytest.raises(UsageError, match="there are"):
         heatmap.largest_in(one_differs, 0, (0, 1), (5, 5), "id", "ulps")

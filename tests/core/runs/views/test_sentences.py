@@ -19,6 +19,7 @@ from core.runs.views.repeats import BitClass
 from core.runs.views.verdicts import Rung, ladder_in_words
 from tests.core.runs.kernel_runs import kernel_lists
 from tests.core.runs.remedy_runs import ROWS
+from tests.said import SAID
 
 QUIET = {
     "prompt": 0,
@@ -184,14 +185,9 @@ def test_compare(pairs, said):
 def test_kernels():
     reference, variant = kernel_lists()
     names = ("prefill", "prefill+batch:2")
-    assert kernels.sentence(side_by_side(reference, variant), names) == (
-        "Of 4 kernels, **1 runs only in `prefill`, 1 runs only in `prefill+batch:2` and 1 is launched more or less"
-        " often in `prefill+batch:2`**."
-    )
-    assert kernels.sentence(side_by_side(reference, reference), names) == (
-        "**Both sides launch the same 3 kernels**, each as often a forward."
-    )
-    assert kernels.sentence([], names) == "**No kernel was seen on either side.**"
+    assert kernels.sentence(side_by_side(reference, variant), names) == (SAID["of-4-kernels-1-runs-only"])
+    assert kernels.sentence(side_by_side(reference, reference), names) == (SAID["both-sides-launch-the-same-3"])
+    assert kernels.sentence([], names) == SAID["no-kernel-was-seen-on-either-side"]
 
 
 def cache_figures(neq: int, kinds: tuple[str, ...] = ("key",)) -> kv_cache.CacheFigures:
@@ -224,22 +220,17 @@ def module(name: str, neq: int, position: int | None, kind: str = "norm") -> lay
 def test_layers():
     first, last = module("a.norm", 3, 2), module("logits", 1, 2, "head")
     found = layers.LayerSummary(2, 4, first, None, last, False)
-    assert layers.sentence(found, True) == (
-        "**`a.norm`** (norm) **is the first module that differs, at prompt 0, position 2**: 3 of 8 (37.5%) of its"
-        " elements. In the end 1 of 8 (12.5%) of the logits differs."
-    )
+    assert layers.sentence(found, True) == (SAID["a-norm-norm-is-the-first"])
     none = dataclasses.replace(found, first=None)
-    assert layers.sentence(none, False) == "No module differs: all 2 put out the same numbers on both sides."
+    assert layers.sentence(none, False) == SAID["no-module-differs-all-2-put"]
     strange = dataclasses.replace(found, first=module("x", 1, 0, "](http://evil)"))
     assert "(`](http://evil)`)" in layers.sentence(strange, False)
 
 
 def test_remedies_of_which_none_helps():
     stubborn = dataclasses.replace(ROWS[0], name="deterministic algorithms")
-    assert advice((ROWS[0], stubborn)) == "The one remedy that could be measured does not halve the difference."
-    assert advice((ROWS[0], stubborn, stubborn)) == (
-        "None of the 2 remedies that could be measured halves the difference."
-    )
+    assert advice((ROWS[0], stubborn)) == SAID["the-one-remedy-that-could-be"]
+    assert advice((ROWS[0], stubborn, stubborn)) == (SAID["none-of-the-2-remedies-that"])
 
 
 def rung(name: str, *outcomes: str) -> Rung:
