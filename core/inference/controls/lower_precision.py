@@ -384,8 +384,8 @@ def most_work(
         parts += [side, (forwards, of_prompt * longest)]
     for _ in range(2 * _LOOKED_INTO):  # one precision, and two at once
         parts += [walks(2 * (1 + seeds)), side, side]  # in float64 too
-    # its answers on a grid of 16 bits: beside the model's own forward there, one in a precision, and one in two
-    parts += [side] + [walks(most_forwards(lowered)) for lowered in (0, 1, 2)]
+    # its answers on a grid of 16 bits: beside the model's own forward there, and twice each one in a precision, in two
+    parts += [side] + [walks(most_forwards(lowered)) for lowered in (0, 1, 1, 2, 2)]
     parts += [side, walks(2 + seeds_in_16_bits)]  # once more in the model's own 16 bits
     return sum(forwards for forwards, _ in parts), sum(tokens for _, tokens in parts)
 

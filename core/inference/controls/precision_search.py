@@ -30,7 +30,7 @@ MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothi
 # fp8 cache of a tiny Gemma 2 leaves 0.96. Whether it is that precision is a question to roundings drawn anew.
 MOST_LEFT_16_BITS = 1.0
 FIRSTS = 3  # precisions beside which a second one is looked for
-_NEAR = 2  # positions that noise may move the one at which a cache is seen to begin to be rounded
+_NEAR, _STEPS = 2, 3  # positions at a time, and times, that the one is moved at which a cache begins to be rounded
 _SOME = 0.2  # of the positions that differ: a fault on top may be everywhere else
 _INFINITE = float("inf")
 Squares = NDArray[np.float64]
@@ -105,17 +105,24 @@ class PrecisionSearch:
         return self._begun_nearby(sorted(found, key=lambda each: each.left))
 
     def _begun_nearby(self, found: list[PrecisionFit]) -> list[PrecisionFit]:
-        """`found` with the best of its stored caches begun a little earlier and later too, where 16 bits hide when."""
-        best = next((each.precision for each in found if any(one.stored for one in each.precision.together)), None)
-        if best is None or not self._is_noisy:
-            return found
-        *others, cache = sorted(best.together, key=lambda each: each.stored is not None)
-        assert cache.stored is not None
-        begin = cache.stored.first
-        starts = [start for start in range(max(1, begin - _NEAR), begin + _NEAR + 1) if start != begin]
-        ways = [way for start in starts for way in ways_to_store(start)]
-        nearby = [_both(replace(cache, stored=way), others[0] if others else None) for way in ways]
-        return sorted([*found, *self._best(nearby, self._differs)], key=lambda each: each.left)
+        """`found` with the best of its stored caches begun a little earlier and later too, and from there again, where
+        16 bits hide when.
+        """
+        begin = 0
+        for _ in range(_STEPS if self._is_noisy else 0):
+            best = next((each.precision for each in found if any(one.stored for one in each.precision.together)), None)
+            if best is None:
+                break
+            *others, cache = sorted(best.together, key=lambda each: each.stored is not None)
+            if cache.stored is None or cache.stored.first == begin:
+                break
+            begin = cache.stored.first
+            ways = [way for start in range(max(1, begin - _NEAR), begin + _NEAR + 1) for way in ways_to_store(start)]
+            nearby = [_both(replace(cache, stored=way), others[0] if others else None) for way in ways]
+            known = {each.precision for each in found}
+            more = self._best([each for each in nearby if each not in known], self._differs)
+            found = sorted([*found, *more], key=lambda each: each.left)
+        return found
 
     def _firsts(self) -> list[Precision]:
         """Precisions that may be one of two: those that leave least at the first position, which a cache that is
@@ -206,7 +213,7 @@ def most_walks(offered: Sequence[Precision], *, is_noisy: bool = False) -> tuple
     stored, of_stored = caches * of_a_start[0] + begun, caches * of_a_start[1] + caches
     if is_noisy:
         # alone from two positions on, and both alone and beside another one near the position that is best
-        nearby = 2 * 2 * _NEAR
+        nearby = 2 * _STEPS * (2 * _NEAR + 1)
         return (
             (1 + FIRSTS) * (len(offered) + stored) + stored + 1 + nearby * of_a_start[0],
             (1 + FIRSTS) * (len(offered) + of_stored) + of_stored + 1 + nearby * of_a_start[1],
