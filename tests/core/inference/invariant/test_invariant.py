@@ -476,7 +476,7 @@ def _row(verdict: Verdict) -> Evidence:
 @pytest.mark.parametrize("dtype", few(DTYPES, "float32"))
 def test_a_pair_of_pure_rounding_is_equal_in_one_order(dtype: str) -> None:
     loaded = tiny_model("llama", dtype)
-    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+batch:3")
+    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+batch:3", until_decided=False)
     assert verdict.name == "rounding"
     assert _row(verdict).outcome == PASSED
     assert _row(verdict).figures.bit_identical
@@ -520,7 +520,7 @@ def test_a_fault_that_rounds_away_in_bfloat16_is_not_cleared_there_while_float32
 def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
     """The twin."""
     loaded = tiny_model("llama", "bfloat16")
-    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant=_decoded(1.0))
+    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant=_decoded(1.0), until_decided=False)
     assert verdict.name == "rounding"
     assert SAID["it-is-the-kernels-order-of"] in _row(verdict).says
     assert (_row(verdict).outcome, _row(verdict).figures) == (
@@ -567,6 +567,6 @@ def test_a_planted_bug_or_a_lower_precision_is_not_and_is_still_called_so(name: 
 @pytest.mark.model
 def test_what_cannot_be_run_in_one_order_has_no_row() -> None:
     loaded = tiny_model("llama")
-    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+sdpa:math")
+    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+sdpa:math", until_decided=False)
     assert verdict.name == "rounding"
     assert not [row for row in verdict.evidence if "(invariant)" in row.control]
