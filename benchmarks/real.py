@@ -113,7 +113,7 @@ def _pages() -> list[Line]:
                 f" address before; median of {STARTS}",
             )
         ]
-        for name, _ in PAGES:
+        for name in (page.name for page in PAGES):
             url = f"{dashboard.url}/{'' if name == 'runs' else name}?run={OF_PAGE.get(name, FRESH)}"
             lines.append(paints(browser, f"{name}, SmolLM2", f"{url}&with=injected-bug" if name == "compare" else url))
         dashboard.process.terminate()

@@ -28,7 +28,7 @@ from tests.browser.driving import chromium, start
 ROUNDS = 7
 WARM, BEFORE = 7, 3  # visits that count, and those before them
 POSITIONS, VOCAB = 4096, 4096
-NAMES = tuple(name for name, _ in PAGES)
+NAMES = tuple(page.name for page in PAGES)
 # The key r runs the script again with nothing changed. The promise gives the milliseconds until it has run and rests.
 WATCH = """() => {
   const app = document.querySelector("[data-testid=stApp]");

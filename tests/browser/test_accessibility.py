@@ -38,7 +38,7 @@ def opened(page: Page, dashboard: Dashboard, address: str) -> None:
     pause(page, 150)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in PAGES])
+@pytest.mark.parametrize("name", [page.name for page in PAGES])
 def test_no_page_has_a_serious_fault(name, page: Page, dashboard: Dashboard):
     """One visit: light, then as narrow as a telephone, then dark and wide again."""
     page.emulate_media(color_scheme="light")

@@ -140,7 +140,7 @@ def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, 
     run_id = ingest(Store(store), [dump], name=evil)
     labels.write(store, run_id, labels.labels_of(["<img src=x onerror=alert(1)>"], evil))
     enter(viewer, f"{url}/?run={run_id}", EDITOR)
-    for name, _ in PAGES:
+    for name in (page.name for page in PAGES):
         viewer.goto(
             f"{url}/{'' if name == 'runs' else name}?run={run_id}&position=1"
             + (f"&with={run_id}" if name == "compare" else "")

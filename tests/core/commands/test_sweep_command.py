@@ -171,6 +171,7 @@ def test_what_a_new_version_of_an_engine_changes_is_told_with_both_versions(cli,
 
 
 @pytest.mark.model
+@pytest.mark.thorough
 def test_a_store_of_objects_is_filled_and_its_cells_told_though_a_list_of_it_is_late(cli, plan, tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
     plan.write_text(plan.read_text().replace(', "decode+batches:2"', ""))

@@ -194,6 +194,7 @@ serve(HELLO, load)
 """
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("scale", [1.25, None])
 def test_simple_causes_are_looked_for_in_a_pair_of_an_engine(cli, tmp_path, scale):
     """One that sends processed logits is found out; llama.cpp's float16 cache is none of them."""

@@ -115,6 +115,7 @@ def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages
     assert registry.described("sglang").is_here
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("files", "path"),
     [

@@ -115,7 +115,7 @@ def _logits(loaded, path):
         return whole_side(side_of(path).run_on(loaded), IDS)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "path",
     [
@@ -204,7 +204,7 @@ def test_matrices_of_other_widths_are_refused(adapter, tmp_path):
         adapter.matrices_of(path)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [

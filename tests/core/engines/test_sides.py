@@ -70,7 +70,7 @@ def _logits(loaded, path, ids):
 # ---- the same function, measured: ENGINES of the documents says 1e-5 between engines in float32
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     "path",
     [
@@ -217,7 +217,7 @@ def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
 # ---- on trial
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("path", "verdict"), SETTINGS.items())
 def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
     found = judge(loaded, [ids], variant=path)
@@ -331,7 +331,7 @@ MODULES_OF = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("fault", MODULES_OF)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
 def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(loaded, ids, monkeypatch, tmp_path, fault, path):
@@ -364,6 +364,7 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(loade
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode", "ct2:prefill"])
 def test_an_engine_that_adds_a_token_of_its_own_is_called_a_bug(loaded, ids, path):
     """As one that puts a BOS before ids that have one already."""
@@ -397,7 +398,7 @@ def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids
 # ---- modules
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "path",
     [
