@@ -89,6 +89,7 @@ print((alone != batched).float().mean().item())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="the processor has no bfloat16 instructions")
 def test_a_batch_parts_from_decode_alone_where_one_row_takes_another_kernel() -> None:
     """oneDNN is held to AVX-512 with bfloat16: with matrix tiles, and without either, one kernel takes both."""

@@ -55,6 +55,7 @@ def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, pa
     assert found[0].says.endswith(".")
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("kind", "strength"),
     [("temperature", 0.7), ("rows shifted", 1), ("presence", 2.0), ("frequency", 2.0), ("logit bias", 5.0)],
