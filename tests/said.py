@@ -41,7 +41,7 @@ class Sentence(str):
 
 
 class Sentences(dict[str, str]):
-    """By name; which are used, test_house.py reads from the tests."""
+    """The sentences by name. tests/test_house.py reads from the tests which are used."""
 
     def __getitem__(self, name: str) -> Sentence:
         sentence = Sentence(super().__getitem__(name))
@@ -50,7 +50,7 @@ class Sentences(dict[str, str]):
 
 
 def nearest(sentence: str, text: str) -> str:
-    """Of all passages of about as many words, the one most like the sentence."""
+    """The passage most like the sentence, of all that have about as many words."""
     words = [word.span() for word in re.finditer(r"\S+", text)]
     count = len(sentence.split())
     passages = [

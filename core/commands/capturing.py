@@ -165,12 +165,12 @@ def run_plan(
     request: CaptureRequest, plan: CapturePlan, store: Store, say: Tell, run_id: str | None = None
 ) -> tuple[str, list[str]]:
     """Capture a plan into a run, and all that its request asks for beside. -> as `captured`"""
-    from ..inference.capture.capture import run_capture
+    from ..inference.capture.capture import run_capture, shares_floor
 
     _check_engines(request, plan)
     with RunWriter(store, plan.header, run_id=run_id) as writer:
         session = session_of(plan)
-        is_shared = request.judge or (request.remedies and str(plan.paths[0]) == "prefill")
+        is_shared = shares_floor(plan, judge=request.judge, remedies=request.remedies)
         with keeping(writer, request.keeps_finished) as failure:
             failure += run_capture(
                 plan,

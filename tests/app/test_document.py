@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -40,6 +44,14 @@ def test_every_page_has_streamlits_document_with_our_scripts_before_its_own(clie
 
 def test_the_icon_that_streamlits_document_names_is_ours(client: TestClient):
     assert client.get("/favicon.png").content == document.ICON.read_bytes()
+
+
+def test_garbage_is_collected_again_once_the_modules_are_loaded():
+    code = "import gc, app.__main__; before = gc.isenabled(); import app.main; print(before, gc.isenabled())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize(("address", "led_to"), [("/runs", "./"), ("/runs?q=llama", "./?q=llama")])

@@ -40,10 +40,7 @@ def chromium() -> str:
 
 
 # `streamlit` as app/__main__.py starts it, which writes the stacks of its threads to its log when it is asked.
-STREAMLIT = (
-    "import faulthandler, gc, signal; faulthandler.register(signal.SIGUSR1); gc.disable();"
-    " from streamlit.web.cli import main; main()"
-)
+STREAMLIT = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1); from app.__main__ import main; main()"
 
 
 @dataclass(frozen=True)

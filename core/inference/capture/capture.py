@@ -230,6 +230,11 @@ def run_capture(
     return missing
 
 
+def shares_floor(plan: CapturePlan, *, judge: bool, remedies: bool) -> bool:
+    """True where what is asked for beside the sides has use for reorderings of prefill."""
+    return judge or (remedies and str(plan.paths[0]) == "prefill")
+
+
 def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: Emit, sink: Sink) -> None:
     """The rows of one side, in order, prompt after prompt, each followed by the caches it left."""
     watch = CacheWatch() if plan.has_kv else None

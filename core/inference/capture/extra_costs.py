@@ -17,7 +17,7 @@ from ..controls.remedies import BATCHES, FLOOR_SEEDS, PRICE_TOKENS, REMEDIES, le
 from ..models.model import LoadedModel
 from ..paths.paths import Path, parse_path
 from ..watching.layers import is_one_piece
-from .capture import CapturePlan
+from .capture import CapturePlan, shares_floor
 from .costs import Costs, walk
 from .throughput import LEAST_TURNS, MOST_TURNS
 
@@ -75,7 +75,7 @@ class Speed:
 def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
     """Stages that the plan runs beside its sides, with their costs; beside: some of KERNELS, REMEDIES_, JUDGE."""
     found = []
-    is_shared = JUDGE in beside or (REMEDIES_ in beside and plan.paths[0] == _PLAIN)
+    is_shared = shares_floor(plan, judge=JUDGE in beside, remedies=REMEDIES_ in beside)
     shared = 0 if plan.layers is None or not is_shared else plan.layers.seeds  # reorderings that the session keeps
     if plan.layers is not None and plan.layers.seeds:
         floor = _over(plan, _PLAIN) * (plan.layers.seeds + (plan.paths[0] != _PLAIN) + bool(shared))
