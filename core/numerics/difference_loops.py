@@ -5,37 +5,45 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .kernel import largest_finite, load_block, spacing_at
+from .kernel import largest_finite, load_block, spacing_at_float32
 from .reproducible import SQUARES_AT_ONCE, sum_of_squares
 from .sizes import BLOCK
 
+_MAGNITUDE, _INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def difference_rows(a, b, fmt, magnitude_mask, first_nonfinite, counts, figures, ulps):
+def difference_rows(a, b, fmt, counts, figures, ulps):
     a_values, b_values = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     a_bits, b_bits = a_values.view(np.uint32), b_values.view(np.uint32)
     apart = np.empty(BLOCK, np.float64)
     apart_bits = apart.view(np.int64)
     width = a.shape[1]
     for row in range(a.shape[0]):
-        figures[row, 2] = spacing_at(largest_finite(a[row], magnitude_mask, first_nonfinite), fmt)
+        largest = np.int64(-1)
         for start in range(0, width, BLOCK):
             n = min(BLOCK, width - start)
             load_block(
                 a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, a_values, b_values, ulps
             )
-            if _all_finite(a_bits, b_bits, n):
+            of_block = _largest_magnitude(a_bits, n)
+            if max(of_block, _largest_magnitude(b_bits, n)) < _INFINITE:
                 _add_finite(a_values, b_values, ulps, apart, apart_bits, n, counts[row], figures[row])
             else:
                 _add_block(a_values, b_values, ulps, n, counts[row], figures[row])
+                of_block = largest_finite(a_bits[:n], _MAGNITUDE, _INFINITE)
+            largest = max(largest, np.int64(of_block))
+        figures[row, 2] = spacing_at_float32(largest, fmt)
 
 
 @njit(cache=True)
-def _all_finite(a_bits, b_bits, n):
-    nonfinite = 0
+def _largest_magnitude(bits, n):
+    """Largest magnitude of a block of float32, as its bits."""
+    largest = np.uint32(0)
     for i in range(n):
-        nonfinite += ((a_bits[i] & 0x7F800000) == 0x7F800000) | ((b_bits[i] & 0x7F800000) == 0x7F800000)
-    return nonfinite == 0
+        magnitude = np.uint32(bits[i] & _MAGNITUDE)
+        largest = magnitude if magnitude > largest else largest
+    return largest
 
 
 @njit(cache=True)

@@ -72,10 +72,9 @@ def differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], 
         )
     counts = np.zeros((len(a), _COUNTS), np.int64)
     figures = np.zeros((len(a), _FIGURES), np.float64)
-    mask = np.uint32((1 << (fmt.bits - 1)) - 1)
     ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
     from .difference_loops import difference_rows  # numba takes a third of a second to load, and viewers never compare
 
     sides = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    difference_rows(*sides, fmt.code, mask, np.uint32(fmt.first_nonfinite), counts, figures, ulps)
+    difference_rows(*sides, fmt.code, counts, figures, ulps)
     return Differences(*counts.T, *figures.T)

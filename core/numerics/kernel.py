@@ -137,9 +137,21 @@ def spacing_at(magnitude, fmt):
     """Spacing of the format at a magnitude, given as its bits: a power of two. NaN for -1."""
     if magnitude < 0:
         return np.nan
-    mantissa_bits = _MANTISSA_BITS[fmt]
-    binade = max(np.int64(magnitude) >> mantissa_bits, np.int64(1)) - 1  # subnormals are spaced as the first normals
-    return float_of_bits((binade + _LEAST_EXPONENTS[fmt] - mantissa_bits + 1023) << 52)
+    binade = max(np.int64(magnitude) >> _MANTISSA_BITS[fmt], np.int64(1)) - 1  # subnormals are as the first normals
+    return _spacing(binade + _LEAST_EXPONENTS[fmt], fmt)
+
+
+@njit(forceinline=True)
+def spacing_at_float32(magnitude, fmt):
+    """The same at a value of the format that is given as the bits of a float32."""
+    if magnitude < 0:
+        return np.nan
+    return _spacing(max(max(np.int64(magnitude) >> 23, np.int64(1)) - 127, _LEAST_EXPONENTS[fmt]), fmt)
+
+
+@njit(forceinline=True)
+def _spacing(exponent, fmt):
+    return float_of_bits((exponent - _MANTISSA_BITS[fmt] + 1023) << 52)
 
 
 @njit(forceinline=True, error_model="numpy")
