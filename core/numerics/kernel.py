@@ -143,7 +143,7 @@ def spacing_at(magnitude, fmt):
 
 @njit(forceinline=True)
 def spacing_at_float32(magnitude, fmt):
-    """The same at a value of the format that is given as the bits of a float32."""
+    """Spacing of the format at one of its magnitudes, given as the bits of a float32; NaN for -1."""
     if magnitude < 0:
         return np.nan
     return _spacing(max(max(np.int64(magnitude) >> 23, np.int64(1)) - 127, _LEAST_EXPONENTS[fmt]), fmt)
