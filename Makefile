@@ -27,6 +27,17 @@ thorough: $(VENV)/.thorough browser
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu and not thorough"
 
+# The tests that `make quick` leaves out, told by the clock: first of all of them, then of those that were left, to which fixtures they shared with
+# the others fall.
+.PHONY: slow.txt
+slow.txt: export ULPSCOPE_SLOW = rewrite
+slow.txt: export OMP_NUM_THREADS = 1
+slow.txt: $(VENV)/.development
+	> tests/slow.txt
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not gpu and not thorough"
+	$(MAKE) quick
+	$(MAKE) quick
+
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
