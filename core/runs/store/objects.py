@@ -228,7 +228,9 @@ def _filesystem(scheme: str) -> Any:
         if scheme in ("s3", "s3a"):
             # Attempts are counted here, for every backend alike; botocore and s3fs would multiply theirs.
             limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 0}}
-            found = fsspec.filesystem(scheme, config_kwargs=limits, **options)
+            found = fsspec.filesystem(
+                scheme, config_kwargs=limits, session=_session(), skip_instance_cache=True, **options
+            )
             found.retries = 1
             return found
         return fsspec.filesystem(scheme, **options)
@@ -246,6 +248,18 @@ def _filesystem(scheme: str) -> Any:
             f"a store's URL begins with a scheme that fsspec knows, such as s3:// or gs://; '{shown(scheme, 40)}' is"
             " none."
         ) from None
+
+
+def _session() -> Any:
+    """Session of aiobotocore whose puts do not ask whether they may go on ("Expect: 100-continue"): as that is answered,
+    aiohttp at times forgets to count the seconds until the real answer, and would wait for it without end.
+    """
+    from aiobotocore.session import AioSession  # s3fs brings both
+    from botocore.handlers import add_expect_header
+
+    session = AioSession()
+    session.unregister("before-call.s3", add_expect_header)
+    return session
 
 
 def _told(value: object) -> str:

@@ -18,12 +18,13 @@ Answer = Callable[[Any, Any], Any]
 @dataclass
 class Faults:
     """plan: called with (method, path, query) of each request; the name of a fault of `_answers`, or None. seen: what
-    was asked.
+    was asked. asked_to_go_on: whether a request waited for leave to send its body.
     """
 
     app: Any
     plan: Callable[[str, str, str], str | None] = lambda method, path, query: None
     seen: list[tuple[str, str, str]] = field(default_factory=list)
+    asked_to_go_on: bool = False
     kept_list: bytes | None = None  # what a stale list goes on saying
     released: threading.Event = field(default_factory=threading.Event)
     is_in_put: threading.Event = field(default_factory=threading.Event)
@@ -31,6 +32,7 @@ class Faults:
     def __call__(self, environ: Any, start: Any) -> Any:
         asked = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
         self.seen.append(asked)
+        self.asked_to_go_on |= "HTTP_EXPECT" in environ
         fault = self.plan(*asked)
         if fault == "503":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
