@@ -251,8 +251,8 @@ def _filesystem(scheme: str) -> Any:
 
 
 def _session() -> Any:
-    """Session of aiobotocore whose puts do not ask whether they may go on ("Expect: 100-continue"): as that is answered,
-    aiohttp at times forgets to count the seconds until the real answer, and would wait for it without end.
+    """Session of aiobotocore whose puts do not ask whether they may go on ("Expect: 100-continue"): as that is
+    answered, aiohttp at times forgets to count the seconds until the real answer, and would wait for it without end.
     """
     from aiobotocore.session import AioSession  # s3fs brings both
     from botocore.handlers import add_expect_header
