@@ -43,6 +43,14 @@ ON_A_CPU = [
     "attn:eager+dtype:bfloat16+threads:3",
     "invariant",
 ]
+# Paths that change the machine and have to compute what a float64 forward does: `test_paths.py` holds them to it.
+ON_A_MACHINE = [
+    "prefill+attn:eager",
+    "static+attn:eager",
+    "prefill+pad:left:5+attn:eager",
+    "blocks:8+threads:2",
+    "prefill+dtype:float32",
+]
 
 
 @pytest.fixture(scope="module")

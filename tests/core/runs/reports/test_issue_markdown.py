@@ -10,7 +10,17 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.ladder.noise_ratio import floor_test
-from core.runs.file.evidence import RUNGS, Check, Evidence, NarrowingFigures, Unmeasured
+from core.runs.file.evidence import (
+    FLOAT32,
+    OWN_DTYPE,
+    PRECISION,
+    RERUN,
+    RUNGS,
+    Check,
+    Evidence,
+    NarrowingFigures,
+    Unmeasured,
+)
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
@@ -51,16 +61,9 @@ In float32 the pair is 0.96 times this model's own rounding floor, and no positi
 
 | rung | outcome | what it says | control |
 | --- | --- | --- | --- |
-| validity | not run | It is for dumps; the logits of a capture come from the model itself. |  |
-| sampler | not run | It needs tokens that an engine emitted beside its logits; the tokens of a capture are given. |  |
 | rerun | passed | Each side gives the same bits when it is called again. | 'prefill' and 'decode', each called twice |
-| neighbours | not run | It needs a variant with other rows beside the prompt's, such as `decode+batch:8`. |  |
 | own dtype | passed | In bfloat16 the pair is 1.25 times this model's own rounding floor. | 'decode' against 'prefill' in bfloat16, beside 4 reorderings of every linear map |
 | float32 | passed | In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out. | 'decode' against 'prefill' in float32, beside 4 reorderings of every linear map |
-| symmetry | not run | It was not asked when this run was judged. |  |
-| structure | not run | It follows from the float32 rung. |  |
-| modules | not run | It follows from the float32 rung. |  |
-| one order | not run | It is asked where the sides differ and both can run in one order. |  |
 
 Flips:
 
@@ -91,7 +94,18 @@ def report(store: Store, run_id: str) -> str:
 def test_the_report_is_the_expected_text(store):
     with RunReader(store.path_of(judged_run(store, "rounding", run_id="fixed"))) as run:
         text = issue_text(run, run.pairs, "http://localhost/overview?run=fixed")
-        assert text == EXPECTED.replace("CREATED", f"{run.created:%Y-%m-%d %H:%M}")
+        expected = EXPECTED.replace("CREATED", f"{run.created:%Y-%m-%d %H:%M}")
+    assert "".join(line for line in text.splitlines(keepends=True) if "| not run |" not in line) == expected
+
+
+def test_the_report_names_every_rung_in_order_and_what_those_take_that_were_not_run(store):
+    text = report(store, judged_run(store, "rounding"))
+    listed = re.findall(r"^\| ([\w ]+) \| (passed|not run) \| (.+) \| .*\|$", text, re.MULTILINE)
+    assert [rung for rung, _, _ in listed] == [
+        rung for rung in RUNGS if rung != PRECISION
+    ]  # of a pair beyond its floor
+    assert {rung for rung, outcome, _ in listed if outcome == "passed"} == {RERUN, OWN_DTYPE, FLOAT32}
+    assert all(says.endswith(".") for _, _, says in listed)
 
 
 @pytest.mark.spread(3)
