@@ -13,6 +13,7 @@ from app.capture import preview, recent_models
 from app.shell.jobs import ANY_DEVICE, Job, Jobs
 from app.verdict.panel_actions import _judging, _queue
 from core.errors import UsageError
+from core.runs.file.evidence import RUNGS
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.app.hosting.test_roles import ADA, GRACE, sits
@@ -209,6 +210,6 @@ def test_an_unjudged_run_shows_one_button_and_neither_a_command_nor_empty_rungs(
     app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
     labels = [step.label for step in app.expander]
-    assert "Evidence · 0 of 10 rungs run" in labels
+    assert f"Evidence · 0 of {len(RUNGS) - 1} rungs run" in labels  # a lower precision: beyond the floor only
     assert SAID["the-same-on-the-command-line"] in labels
     assert not [label for label in labels if "not run" in label]
