@@ -1,8 +1,8 @@
 """Engines that compute a model's function in a lower precision or in two at once, which the verdict must name, and
 faults on top of them, which stay bugs.
 
-Formats are rounded to by other means than core.inference.controls.precisions does: ml_dtypes and numpy, the nearest of
-all levels, loops over groups.
+Formats are rounded to by other means than core.inference.controls.precisions.catalogue does: ml_dtypes and numpy, the
+nearest of all levels, loops over groups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.verdicts.mutations import (
     single_precision,
     stored,
 )
-from core.inference.controls.precisions import NF4_LEVELS
+from core.inference.controls.precisions.catalogue import NF4_LEVELS
 from core.inference.models.model import LoadedModel
 
 Rounding = Callable[[np.ndarray], np.ndarray]

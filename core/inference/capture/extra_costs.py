@@ -12,7 +12,7 @@ import torch
 
 from ..controls.judge_model import SEEDS, SEEDS_OF_MODULES
 from ..controls.judging_session import JudgingSession
-from ..controls.lower_precision import most_work
+from ..controls.precisions.lower_precision import most_work
 from ..controls.remedies import BATCHES, FLOOR_SEEDS, PRICE_TOKENS, REMEDIES, least_tokens, most_tokens, without_batch
 from ..models.model import LoadedModel
 from ..paths.paths import Path, parse_path

@@ -31,7 +31,7 @@ from ..paths.batch import Run
 from ..paths.engines import RunnableSide, side_of
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
-from .precisions import Precision
+from .precisions.catalogue import Precision
 from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of, in_float32, whole_side
 

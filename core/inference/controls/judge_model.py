@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder.ladder import PAIR, Ladder
-from ...judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, floor_test, is_larger_everywhere
+from ...judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, is_larger_everywhere
 from ...judging.ladder.structure import BLOCKS, structure_of
 from ...judging.ladder.verdict import Verdict, conclude
 from ...judging.sixteen_bits import SixteenTest
@@ -33,13 +33,10 @@ from ...runs.file.evidence import (
     Check,
     Evidence,
     OtherPromptsFigures,
-    OtherRowFigures,
-    OtherRowFloorFigures,
     RerunFigures,
     Unmeasured,
 )
 from ...runs.file.records import IDENTICAL, NONDETERMINISTIC, ROUNDING, UNDECIDED, FloorRows
-from ...text import three_digits
 from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -48,15 +45,15 @@ from ..paths.engine_side import parts_of
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import Narrow, narrow_evidence
 from .judging_session import JudgingSession
-from .lowered_in_16_bits import sixteen_bits_alone
-from .lowered_side import Lowered
 from .module_rungs import module_rows
-from .precision_trial import PrecisionTrial
-from .precisions import Precision
+from .other_row import FLOAT64, other_row_evidence
+from .precisions.catalogue import Precision
+from .precisions.in_16_bits import sixteen_bits_alone
+from .precisions.lowered_side import Lowered
+from .precisions.trial import PrecisionTrial
 from .rounding_floor import check_prompts, in_float32, not_finite_of
 
 SEEDS = 4
-FLOAT64 = "float64"
 SEEDS_OF_MODULES = (
     2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
 )
@@ -197,7 +194,8 @@ class _ModelLadder(Ladder):
         if FLOAT32 in self.tests and _asks_for_float64(loaded, self.tests[FLOAT32]):
             self.say(f"both sides and {count} reorderings in float64")
             self._second_microscope()
-        self._other_row(digests[1])
+        if (row := other_row_evidence(self.session, self.sides[1], digests[1], self.measured, self.say)) is not None:
+            self.evidence.append(row)
         self._lower_precision()
         is_identical = digests[0] == digests[1]
         so_far = conclude(self.evidence, is_bit_identical=is_identical).name
@@ -272,70 +270,6 @@ class _ModelLadder(Ladder):
             " leaks between rows.",
         )
         self.neighbours(side.name, control, figures, says, has_experts=has_experts(self.loaded.model))
-
-    def _other_row(self, digest: str) -> None:
-        """Run the same prompt in another row. Kernels may sum rows in different orders (on a CPU they do, by thread),
-        which is rounding and is held against the floor like any other; what is more than that depends on the row.
-        """
-        side = self.sides[1]
-        if side.rows < 2:
-            return
-        here = int(side.value_of("row") or 0)
-        there = (here + side.rows // 2) % side.rows if here else side.rows - 1
-        moved = side.with_modifier("row", there)
-        self.say("another row")
-        control = f"'{moved.name}' against '{side.name}'"
-        (found,) = digests_of(self.loaded, self.prompts, [moved])
-        figures = OtherRowFigures(rows=side.rows, row=here, other_row=there, bit_identical=found == digest)
-        if figures.bit_identical:
-            says = f"Row {there} of {side.rows} gives the same bits as row {here}."
-            self.add(Check.OTHER_ROW, control, figures, PASSED, says, side.name)
-            return
-        dtype = next((name for name in (FLOAT64, "float32") if name in self.measured), None)
-        test = None if dtype is None else self._row_test(dtype, (side, moved))
-        if dtype is None or test is None:
-            says = (
-                f"Row {there} of {side.rows} gives other bits than row {here}; whether by more than rounding takes a"
-                " floor."
-            )
-            self.add(Check.OTHER_ROW, control, figures, NOTED, says, side.name)
-            return
-        beside = OtherRowFloorFigures(
-            **vars(figures),
-            compute_dtype=dtype,
-            noise_ratio=test.noise_ratio,
-            worst_position_ratio=test.finite_worst,
-            positions_beyond=len(test.outliers),
-            nonfinite_mismatch=test.nonfinite,
-        )
-        if test.is_passed:
-            says = (
-                f"Row {there} of {side.rows} gives other bits than row {here}, by {test.ratio:.2f} times the rounding"
-                f" floor in {dtype}."
-            )
-            self.add(Check.OTHER_ROW_FLOOR, control, beside, PASSED, says, side.name)
-            return
-        how_far = (
-            f"up to {three_digits(max(test.ratio, test.worst))} times the rounding floor in {dtype}"
-            if test.not_finite is None
-            else f"in {dtype}, {test.not_finite.says(self.lengths)}"
-        )
-        says = (
-            f"The same prompt in row {there} of {side.rows} gives other logits than in row {here}: {how_far}. What is"
-            " computed depends on the row."
-        )
-        self.add(Check.OTHER_ROW_FLOOR, control, beside, FAILED, says, side.name)
-
-    def _row_test(self, dtype: str, sides: tuple[RunnableSide, RunnableSide]) -> FloorTest | None:
-        try:
-            with in_float64(self.loaded) if dtype == FLOAT64 else in_float32(self.loaded) as widened:
-                apart = divergences_of(widened, self.prompts, (self.session.kept(sides[0]), sides[1]))
-        except CaptureError:
-            return None
-        names = (sides[0].name, sides[1].name)
-        return floor_test(
-            mean_squares(apart), self.measured[dtype], not_finite=not_finite_of(self.loaded, apart, names)
-        )
 
     def _own_dtype(self, own: Sequence[Divergence]) -> None:
         own_rounding = self.session.own_rounding()

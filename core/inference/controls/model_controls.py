@@ -31,9 +31,9 @@ from ..paths.hooks import ModuleTrace
 from ..paths.paths import open_path, parse_path
 from .drawn_roundings import PREFILL
 from .judge_model import SEEDS, SEEDS_OF_MODULES
-from .lower_precision import checked_in_16_bits, lowered
-from .lowered_in_16_bits import sixteen_bits_alone
-from .lowered_side import Lowered, answering
+from .precisions.in_16_bits import sixteen_bits_alone
+from .precisions.lower_precision import checked_in_16_bits, lowered
+from .precisions.lowered_side import Lowered, answering
 from .rounding_floor import (
     EXACT_BYTES,
     as_many_as,

@@ -15,10 +15,10 @@ from ..models.float64 import in_float64
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.engines import RunnableSide
 from .answer_precision import PLAIN
-from .engine_settings import at_widest
 from .judging_session import JudgingSession
 from .module_growth import growth_over_modules
 from .modules_alone import fits, modules_alone
+from .precisions.engine_settings import at_widest
 from .rounding_floor import in_float32
 
 _WANTED = 64  # positions that stand out and are looked at whatever the memory

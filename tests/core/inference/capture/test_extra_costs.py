@@ -19,8 +19,8 @@ from core.inference.capture.costs import costs_of
 from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
-from core.inference.controls.precision_search import most_precisions_offered, precisions_offered
-from core.inference.controls.precisions import catalogue
+from core.inference.controls.precisions.catalogue import catalogue
+from core.inference.controls.precisions.search import most_precisions_offered, precisions_offered
 from core.inference.controls.remedies import floor_of, prices_of, remedies_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digests_of, side_of

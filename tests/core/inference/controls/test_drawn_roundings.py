@@ -25,8 +25,8 @@ from core.inference.controls.drawn_roundings import (
     sixteen_rows,
 )
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lowered_side import answering
-from core.inference.controls.precisions import CACHE, LAYERS, catalogue
+from core.inference.controls.precisions.catalogue import CACHE, LAYERS, catalogue
+from core.inference.controls.precisions.lowered_side import answering
 from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import CaptureError
-from ...judging.ladder.structure import structure_of
-from ...judging.sixteen_bits import LARGEST_ERROR, SixteenTest
-from ...runs.file.evidence import (
+from ....errors import CaptureError
+from ....judging.ladder.structure import structure_of
+from ....judging.sixteen_bits import LARGEST_ERROR, SixteenTest
+from ....runs.file.evidence import (
     FAILED,
     MISSING,
     NOTED,
@@ -25,16 +25,16 @@ from ...runs.file.evidence import (
     PrecisionsFigures,
     Unmeasured,
 )
-from ...text import three_digits
-from ..models.dtype_conversion import converted
-from ..models.model import LoadedModel
-from ..paths.engines import RunnableSide
-from .answer_precision import grid_of
-from .drawn_roundings import beside_a_precision, sixteen_rows
+from ....text import three_digits
+from ...models.dtype_conversion import converted
+from ...models.model import LoadedModel
+from ...paths.engines import RunnableSide
+from ..answer_precision import grid_of
+from ..drawn_roundings import beside_a_precision, sixteen_rows
+from ..rounding_floor import EXACT_BYTES, as_many_as, in_float32, whole_side
+from .catalogue import CACHE, LAYERS, Precision
 from .lowered_side import Far, Lowered, answering
-from .precision_search import PrecisionFit, PrecisionSearch, precisions_offered
-from .precisions import CACHE, LAYERS, Precision
-from .rounding_floor import EXACT_BYTES, as_many_as, in_float32, whole_side
+from .search import PrecisionFit, PrecisionSearch, precisions_offered
 
 _EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits
 _FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import CaptureError, UsageError
-from ...judging.divergence import mean_squares
-from ...judging.ladder.noise_ratio import floor_test
-from ...judging.ladder.places import place_in_words
-from ...judging.ladder.structure import structure_of
-from ...runs.file.evidence import FAILED, PASSED, Check, Evidence, SettingsFigures
-from ...text import three_digits
-from ..models.model import LoadedModel
-from ..paths.engines import RunnableSide, divergences_of, side_of
-from ..paths.grammar import Step
-from .answer_precision import PLAIN
+from ....errors import CaptureError, UsageError
+from ....judging.divergence import mean_squares
+from ....judging.ladder.noise_ratio import floor_test
+from ....judging.ladder.places import place_in_words
+from ....judging.ladder.structure import structure_of
+from ....runs.file.evidence import FAILED, PASSED, Check, Evidence, SettingsFigures
+from ....text import three_digits
+from ...models.model import LoadedModel
+from ...paths.engines import RunnableSide, divergences_of, side_of
+from ...paths.grammar import Step
+from ..answer_precision import PLAIN
+from .catalogue import ACTIVATIONS, Precision, through
 from .lowered_side import Lowered, floor_beside
-from .precisions import ACTIVATIONS, Precision, through
 
 _BITS = 8  # significand of bfloat16, whose forward is the measure
 _COARSE = "prefill+dtype:bfloat16"

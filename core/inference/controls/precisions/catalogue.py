@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
-from ..models.model import LoadedModel
-from ..paths.bases import without_cache
-from ..paths.batch import Emit, Run
-from ..paths.engines import RunnableSide, side_of
-from ..paths.hooks import ModuleTrace
+from ...models.model import LoadedModel
+from ...paths.bases import without_cache
+from ...paths.batch import Emit, Run
+from ...paths.engines import RunnableSide, side_of
+from ...paths.hooks import ModuleTrace
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Values -> the nearest ones that a format holds; same shape and dtype."""

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runs.file.evidence import FAILED, NOTED, PASSED, Check
-from ..models.float64 import in_float64
-from ..models.torch_errors import foreign_errors_stop
-from ..paths.engines import RunnableSide
-from .answer_precision import PLAIN
+from ....runs.file.evidence import FAILED, NOTED, PASSED, Check
+from ...models.float64 import in_float64
+from ...models.torch_errors import foreign_errors_stop
+from ...paths.engines import RunnableSide
+from ..answer_precision import PLAIN
+from ..judging_session import JudgingSession
+from ..rounding_floor import in_float32
+from .catalogue import Precision
 from .engine_settings import coarse_activation, narrow_settings, taken_apart
-from .judging_session import JudgingSession
 from .lower_precision import checked_in_16_bits, lowered, wholly_lowered
 from .lowered_side import Lowered
-from .precisions import Precision
-from .rounding_floor import in_float32
 
 
 @dataclass(frozen=True)

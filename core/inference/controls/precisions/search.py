@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import CaptureError
-from ...judging.divergence import mean_squares
-from ...numerics.elementary import log
-from ..models.model import LoadedModel
-from ..models.torch_errors import foreign_errors_stop
-from ..paths.engines import RunnableSide
-from .drawn_roundings import PREFILL
-from .precisions import CACHE, HEAD, LAYERS, LOGITS, Precision, Stored, catalogue, ways_to_store, weights_are_of_16_bits
-from .rounding_floor import divergence
+from ....errors import CaptureError
+from ....judging.divergence import mean_squares
+from ....numerics.elementary import log
+from ...models.model import LoadedModel
+from ...models.torch_errors import foreign_errors_stop
+from ...paths.engines import RunnableSide
+from ..drawn_roundings import PREFILL
+from ..rounding_floor import divergence
+from .catalogue import CACHE, HEAD, LAYERS, LOGITS, Precision, Stored, catalogue, ways_to_store, weights_are_of_16_bits
 
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing

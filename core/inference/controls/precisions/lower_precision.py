@@ -12,31 +12,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import CaptureError
-from ...judging.divergence import Divergence, mean_squares
-from ...judging.ladder.noise_ratio import FloorTest, floor_test
-from ...judging.ladder.places import place_in_words
-from ...judging.ladder.structure import structure_of
-from ...runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ExplainedFigures, PrecisionsFigures
-from ...text import short_percent, three_digits
-from ..models.float64 import in_float64
-from ..models.model import LoadedModel, has_experts
-from ..models.torch_errors import foreign_errors_stop
-from ..paths.batch import Emit
-from ..paths.engines import RunnableSide, seen_by
-from .drawn_roundings import PREFILL, most_forwards
-from .lowered_in_16_bits import whole_model
+from ....errors import CaptureError
+from ....judging.divergence import Divergence, mean_squares
+from ....judging.ladder.noise_ratio import FloorTest, floor_test
+from ....judging.ladder.places import place_in_words
+from ....judging.ladder.structure import structure_of
+from ....runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ExplainedFigures, PrecisionsFigures
+from ....text import short_percent, three_digits
+from ...models.float64 import in_float64
+from ...models.model import LoadedModel, has_experts
+from ...models.torch_errors import foreign_errors_stop
+from ...paths.batch import Emit
+from ...paths.engines import RunnableSide, seen_by
+from ..drawn_roundings import PREFILL, most_forwards
+from ..rounding_floor import divergence, groups_of, in_float32, whole_side
+from .catalogue import CACHE, LAYERS, Precision
+from .in_16_bits import whole_model
 from .lowered_side import Far, Lowered, add_reorderings
-from .precision_search import (
-    MOST_LEFT,
-    PrecisionFit,
-    PrecisionSearch,
-    most_precisions_offered,
-    most_walks,
-    precisions_offered,
-)
-from .precisions import CACHE, LAYERS, Precision
-from .rounding_floor import divergence, groups_of, in_float32, whole_side
+from .search import MOST_LEFT, PrecisionFit, PrecisionSearch, most_precisions_offered, most_walks, precisions_offered
 
 _ALIKE = 10.0  # floors within which a side is at the model's own
 _LEAST_LEFT = 1e-3  # below which precisions are not told apart by what they leave

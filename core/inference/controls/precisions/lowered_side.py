@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...judging.divergence import Divergence, mean_squares
-from ...runs.file.evidence import Evidence
-from ..models.model import LoadedModel
-from ..paths.batch import Run
-from ..paths.engines import RunnableSide
-from ..paths.hooks import ModuleTrace
-from .precisions import Precision
-from .reordering import reordered
-from .rounding_floor import divergence, groups_of, whole_side
+from ....judging.divergence import Divergence, mean_squares
+from ....runs.file.evidence import Evidence
+from ...models.model import LoadedModel
+from ...paths.batch import Run
+from ...paths.engines import RunnableSide
+from ...paths.hooks import ModuleTrace
+from ..reordering import reordered
+from ..rounding_floor import divergence, groups_of, whole_side
+from .catalogue import Precision
 
 
 @dataclass(frozen=True)

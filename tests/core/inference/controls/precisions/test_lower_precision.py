@@ -26,14 +26,15 @@ from benchmarks.verdicts.mutations import (
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import SHIPPED, model_named, try_case
-from core.inference.controls import lowered_in_16_bits, precision_search, precisions
 from core.inference.controls.drawn_roundings import PREFILL, beside_a_precision, sixteen_rows
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.lower_precision import lowered, ordinals
-from core.inference.controls.lowered_in_16_bits import _is_coarser, sixteen_bits_alone
-from core.inference.controls.lowered_side import Lowered, answering
-from core.inference.controls.precision_search import PrecisionSearch
-from core.inference.controls.precisions import CACHE, LAYERS, LOGITS, Precision, Stored, catalogue
+from core.inference.controls.precisions import catalogue as precisions
+from core.inference.controls.precisions import in_16_bits, search
+from core.inference.controls.precisions.catalogue import CACHE, LAYERS, LOGITS, Precision, Stored, catalogue
+from core.inference.controls.precisions.in_16_bits import _is_coarser, sixteen_bits_alone
+from core.inference.controls.precisions.lower_precision import lowered, ordinals
+from core.inference.controls.precisions.lowered_side import Lowered, answering
+from core.inference.controls.precisions.search import PrecisionSearch
 from core.inference.controls.rounding_floor import in_float32, rounding_floor, whole_side
 from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
@@ -186,7 +187,7 @@ def test_a_fault_that_an_fp8_cache_would_be_large_enough_for_is_not_made_of_what
         _, (failed,) = sixteen_rows(narrow, prompts, [side], ())
         row, test = beside_a_precision(narrow, prompts, side, (), cache)
     assert failed is not None
-    assert (row.outcome, lowered_in_16_bits.explains(failed.ratio, test.ratio)) == (PASSED, True)
+    assert (row.outcome, in_16_bits.explains(failed.ratio, test.ratio)) == (PASSED, True)
     assert test.holds_its_precisions == is_explained
     assert test.held == (pytest.approx(1 if is_explained else 0, abs=0.25),)
 
@@ -484,16 +485,16 @@ def test_places_of_16_bit_values_follow_their_order() -> None:
 def test_a_precision_that_brings_a_fault_just_below_the_limit_of_16_bits_does_not_explain_it(
     before: float, after: float, is_explained: bool
 ) -> None:
-    assert lowered_in_16_bits.explains(before, after) == is_explained
+    assert in_16_bits.explains(before, after) == is_explained
 
 
 def test_a_cache_that_is_rounded_after_it_was_read_is_found_under_the_rounding_of_16_bits() -> None:
     """The squares that are left rise at position 8 by 11 times, as an fp8 cache's do."""
     random = np.random.default_rng(0)
     rounding = np.exp(random.normal(0, 0.5, 30))
-    assert precision_search._rises(rounding * np.where(np.arange(30) < 8, 1.0, 11.0)) == 8
-    assert precision_search._rises(np.ones(30)) == precision_search._rises(np.arange(30.0, 0.0, -1.0)) == 0
-    assert precision_search._rises(np.ones(1)) == 0
+    assert search._rises(rounding * np.where(np.arange(30) < 8, 1.0, 11.0)) == 8
+    assert search._rises(np.ones(30)) == search._rises(np.arange(30.0, 0.0, -1.0)) == 0
+    assert search._rises(np.ones(1)) == 0
 
 
 # The verdict
@@ -590,11 +591,10 @@ def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
         true = replace(fp8_cache, stored=Stored(8, 8))
         wanted = whole_side(true.side.run_on(widened), ids)
         differs = np.arange(len(ids)) >= 16
-        monkeypatch.setattr(precision_search, "_rises", lambda _: 7)
+        monkeypatch.setattr(search, "_rises", lambda _: 7)
         found = {}
         for near in (2, 0):
-            monkeypatch.setattr(precision_search, "_NEAR", near)
-            search = PrecisionSearch(widened, ids, wanted, differs, 0.0, [fp8_cache], is_noisy=True)
-            found[near] = search.singles()[0]
+            monkeypatch.setattr(search, "_NEAR", near)
+            found[near] = PrecisionSearch(widened, ids, wanted, differs, 0.0, [fp8_cache], is_noisy=True).singles()[0]
     assert (found[2].precision, found[2].left) == (true, 0.0)
     assert found[0].left > 0.1
