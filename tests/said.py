@@ -54,10 +54,10 @@ def nearest(sentence: str, text: str) -> str:
     words = [word.span() for word in re.finditer(r"\S+", text)]
     count = len(sentence.split())
     passages = [
-        text[one[0] : words[i + n][1]]
+        text[words[i][0] : words[i + n][1]]
         for n in (count - 2, count - 1, count)
         if n >= 0
-        for i, one in enumerate(words[: len(words) - n])
+        for i in range(len(words) - n)
     ]
     return (get_close_matches(sentence, passages, n=1, cutoff=0) or [text])[0]
 

@@ -45,6 +45,10 @@ def test_a_changed_sentence_is_shown_beside_what_is_said_and_nothing_is_written(
     assert file.read_bytes() == before
 
 
+def test_a_text_of_fewer_words_than_the_sentence_is_shown_whole():
+    assert said.nearest("nothing was stored, for the disk is full", "disk full") == "disk full"
+
+
 def test_rewriting_takes_what_is_said_now_and_leaves_the_others(sentences, tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SENTENCES", "rewrite")
     file = tmp_path / "sentences.toml"
