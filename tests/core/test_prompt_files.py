@@ -75,7 +75,7 @@ def test_a_line_that_is_no_prompt_is_named_by_file_and_line(tmp_path, line, sent
 def test_a_file_without_prompts_or_that_is_no_text_or_is_not_there_gets_a_sentence(tmp_path, name):
     with pytest.raises(UsageError, check=SAID["holds-no-prompt-expected-one-a"].raised):
         read_prompts(written(tmp_path, name, "\n  \n"))
-    with pytest.raises(UsageError, match=SAID["line-is-not-utf-8"]):
+    with pytest.raises(UsageError, match=SAID["2-is-not-utf-8-text"]):
         read_prompts(written(tmp_path, name, b'{"prompt": "a"}\n\xff\xfe'))
     with pytest.raises(UsageError, match="cannot be read"):
         read_prompts(tmp_path / "nowhere.jsonl")

@@ -64,7 +64,7 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert app.query_params["list"] == "flips-and-near-ties"
     found = table(app)
     assert (len(found), int(found["flip"].sum())) == (69, 4)
-    assert SAID["flips-and-near-ties-counted"] in said(app)
+    assert SAID["4-flips-and-65-near-ties"] in said(app)
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
     assert "Why it could flip" in said(linked)
     assert "is no flip" in said(opened(prompt="1", position="142"))
@@ -74,7 +74,7 @@ def test_the_reason_has_the_margin_the_bound_and_how_both_tokens_moved():
     text = said(opened(prompt="1", position="36"))
     assert SAID["the-smaller-margin-is-the-reference"] in text
     assert SAID["the-reference-token-moved-by-0"] in text
-    assert SAID["logit-that-became-negative"] in text
+    assert SAID["went-from-0-to-0-0625"] in text
 
 
 def test_a_judged_run_says_what_its_verdict_says_of_the_differences():

@@ -158,7 +158,7 @@ def test_a_file_that_only_a_run_file_names_is_never_loaded_and_one_that_was_capt
 def test_a_model_of_a_package_is_loaded_once_it_is_here(own_store, tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
     with RunReader(own_store.path_of(judged_run(own_store, None, run_id="mine", model="smollm2"))) as run:
-        with pytest.raises(UsageError, check=SAID["model-is-not-here-yet-on-the-page"].raised):
+        with pytest.raises(UsageError, check=SAID["smollm2-135m-instruct-is-not-on"].raised):
             _judging(SimpleNamespace(run=run))
         (tmp_path / "models" / "smollm2").mkdir(parents=True)
         (tmp_path / "models" / "smollm2" / "config.json").touch()

@@ -46,7 +46,7 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
     assert app.title[0].value == "KV cache"
     assert "13,086 of 151,552 (8.6%) elements differ" in said(app)
     assert "first in layer 0's keys" in said(app)
-    assert SAID["cache-elements-that-differ"] in said(app)
+    assert SAID["13-086-of-75-776-elements"] in said(app)
     assert figures(app) == {
         "Keys differ": "17.3%",
         "Values differ": "0.0%",
@@ -92,7 +92,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(own_store):
 def test_equal_caches_are_a_sentence_and_no_empty_plot(continued):
     app = opened("kv_cache", run=continued, variant="decode+batch:8")
     assert SAID["nothing-differs-the-two-caches-hold"] in app.success[0].value
-    assert SAID["shape-of-equal-caches"] in app.success[0].value
+    assert SAID["4-layers-2-key-value-heads"] in app.success[0].value
     assert not figures_of(app)
     assert "logits do differ" not in said(app)
 
@@ -152,7 +152,7 @@ def test_keys_or_values_alone_draw_too(own_store, kind, other):
 def test_the_flips_page_tells_where_continuations_part(continued):
     app = opened("flips", run=continued, variant="decode")
     assert SAID["decode-and-prefill-part-after-2"] in said(app)
-    assert SAID["margins-where-they-part"] in said(app)
+    assert SAID["0-125-2-ulps-and-0"] in said(app)
     assert not app.warning
     assert "1 flip in 30 positions" in said(app)
     app.number_input(key="position").set_value(PARTING).run()

@@ -106,7 +106,7 @@ def test_controls_are_in_the_address_and_come_back_from_it():
         "logits": "0.02",
     }
     again = opened(top="ranks", unit="logits", logits="0.02")
-    assert SAID["tokens-that-change-places"] in said(again)
+    assert SAID["2-tokens-of-8-change-places"] in said(again)
     assert "at most 0.02 logits" in said(again)
 
 

@@ -60,7 +60,7 @@ def test_with_nothing_probed_the_page_says_what_to_do():
 def test_one_machine_has_its_three_answers_and_the_sentence_for_the_batch(own_store):
     probed(own_store, "one", MM, SOFTMAX, CUMSUM, FLASH)
     app = opened()
-    assert SAID["probes-counted"] in said(app)
+    assert SAID["4-probes-1-differs-from-run"] in said(app)
     table = app.dataframe[0].value
     assert table["operation"].tolist() == ["mm", "softmax", "cumsum", "sdpa (flash)"]
     assert [list(found) for found in table["run to run"]] == [["yes"], ["yes"], ["no"], ["not available"]]

@@ -55,7 +55,7 @@ def test_every_sample_run_shows_its_classes(run):
 def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
     run = stored(own_store.directory, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
     app = opened("repeats", run=run.run_id)
-    assert SAID["classes-counted"] in said(app)
+    assert SAID["5-sides-in-4-classes-of"] in said(app)
     assert "Over batch" in said(app)
     assert "Every two classes" in said(app)
     shown = table(app, "classes")

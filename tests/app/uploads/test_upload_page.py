@@ -277,7 +277,7 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     key = "_".join(upload.upload_id for upload in uploads)
     assert SAID["understood-as-responses-of-an-engine"] in [each.value for each in app.subheader]
     assert app.dataframe[0].value["side"].tolist() == ["old", "new"]
-    assert SAID["positions-in-common"] in said(app)
+    assert SAID["1-prompt-3-positions-that-both"] in said(app)
     app.text_input(key=f"upload_name_{key}").set_value("before and after").run()
     app.button(key=f"save_{key}").click().run()
     app = saved(app)
@@ -292,5 +292,5 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
 def test_json_that_is_no_response_is_a_sentence_and_no_save(monkeypatch, store, tmp_path):
     (tmp_path / "list.json").write_text('[{"hello": 1}]')
     app = page(monkeypatch, put(store, tmp_path / "list.json"))
-    assert SAID["no-response-with-what-it-has"] in app.error[0].value.replace("\\", "")
+    assert SAID["no-response-that-is-known-here-its"] in app.error[0].value.replace("\\", "")
     assert not [button for button in app.button if str(button.key).startswith("save_")]

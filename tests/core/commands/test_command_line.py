@@ -159,7 +159,7 @@ def test_an_upcast_bfloat16_dump_comes_back_as_float32(cli, tmp_path):
 def test_tables_name_the_dtype_and_the_classes(cli):
     text = cli("compare", CASES / "six_repeats_bf16.npz").stdout
     assert "ULPs of bfloat16" in text
-    assert SAID["classes-of-one-and-five"] in text
+    assert SAID["run-1-run-2-run-3"] in text
 
 
 def test_help_teaches(cli):

@@ -29,7 +29,7 @@ def test_tidy_lists_without_changing_and_then_moves(cli, store: Path, monkeypatc
     monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
     listed = json.loads(cli("tidy", "--dry-run", "--json").stdout)["due"]
     assert [run["run_id"] for run in listed] == ["a"]
-    assert SAID["run-goes-for-a-newer-one"] in cli("tidy", "--dry-run").stdout
+    assert SAID["1-runs-are-newer-and-1"] in cli("tidy", "--dry-run").stdout
     assert len(list(store.glob("*.duckdb"))) == 2
     assert json.loads(cli("tidy", "--json").stdout) == {"moved": ["a"]}
     assert "nothing is due" in cli("tidy").stdout

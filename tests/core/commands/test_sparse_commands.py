@@ -160,7 +160,7 @@ def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[s
 def test_what_is_no_response_stores_nothing(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "A.json").write_text('{"hello": 1}')
     said = run(cli, "ingest", str(tmp_path / "A.json"), "--store", str(tmp_path / "runs"), code=2)
-    assert SAID["no-response-with-what-it-has"] in said
+    assert SAID["no-response-that-is-known-here-its"] in said
     assert not list((tmp_path / "runs").glob("*.duckdb")) if (tmp_path / "runs").exists() else True
 
 

@@ -114,7 +114,7 @@ def test_the_gate_is_junit_and_markdown():
     failures = [failure.get("message") for failure in root.iter("failure")]
     assert failures == [SAID["llamacpp-decode-m-float32-p-txt"], SAID["llamacpp-decode-m-float32-p-txt-against"]]
     assert "### ULPscope gate: failed" in markdown_text(gate)
-    assert SAID["cell-without-a-finished-run"] in markdown_text(gate)
+    assert SAID["1-cell-of-2-have-no"] in markdown_text(gate)
 
 
 def test_conditions_are_listed_with_commas_and_others_refused():

@@ -188,7 +188,7 @@ def _at_3(value: float, *dtypes: torch.dtype) -> Any:
 def test_the_side_that_is_not_finite_is_named_and_how_many_more_there_are(small: LoadedModel) -> None:
     verdict = judge_pair(small, [PROMPT[:9], PROMPT], _at_3(torch.nan), "prefill").verdict
     assert SAID["in-float32-engine-is-nan-at"].begins(verdict.because)
-    assert SAID["nonfinite-logits-counted"] in verdict.because
+    assert SAID["54-logits-at-27-positions-are"] in verdict.because
     assert verdict.first_place == (0, 3)
     both = judge_pair(small, [PROMPT], _at_3(torch.nan), _at_3(-torch.inf)).verdict
     assert "'engine' is -infinity at position 3" in both.because

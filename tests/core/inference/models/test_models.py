@@ -119,7 +119,7 @@ def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_file_is_no_model(folder: Path) -> None:
-    assert SAID["is-a-file-where-a-folder-belongs"] in refusal(folder / "config.json")
+    assert SAID["is-a-file-expected-a-folder-2"] in refusal(folder / "config.json")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
