@@ -269,7 +269,7 @@ def test_a_python_without_our_packages_names_the_way_that_works(tmp_path):
         [sys.executable, "-S", "-m", "core", "list"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(SAID["error-the-python-at-has-no"], done.stderr)
+    assert re.fullmatch(SAID["python-without-packages"], done.stderr)
 
 
 @pytest.mark.model

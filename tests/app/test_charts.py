@@ -126,8 +126,8 @@ def test_nan_on_one_side_is_red_in_its_cell_and_on_top():
     grid = position_map()
     grid.is_mismatch[0, 40] = True
     figure = kv_cache_charts.cache_positions(grid, "neq_share", "bfloat16", 0)
-    assert marked(figure, SAID["nan-or-infinity-on-one-side-2"]) == {(121.0, 0.0)}
-    assert [one.name for one in figure.data][-1] == SAID["nan-or-infinity-on-one-side-2"]
+    assert marked(figure, SAID["nan-or-infinity-on-one-side"]) == {(121.0, 0.0)}
+    assert [one.name for one in figure.data][-1] == SAID["nan-or-infinity-on-one-side"]
     assert figure.data[-1].line.color == chart_style.MISMATCH
 
 

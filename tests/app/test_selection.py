@@ -222,7 +222,7 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app.run()
     assert not app.exception
     assert title(app) == "Runs"
-    assert SAID["the-run-captured-and-deleted-was"] in warnings(app)
+    assert SAID["run-deleted-meanwhile"] in warnings(app)
     assert "opened" not in app.session_state  # or the gallery would go on to another run
     assert app.query_params["run"] == RUN
 

@@ -98,7 +98,7 @@ def test_a_misspelt_variable_is_refused(tmp_path):
 
 
 def test_a_named_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, check=SAID["there-is-no-such-file-which"].raised):
+    with pytest.raises(ConfigurationError, check=SAID["no-configuration-file"].raised):
         configuration({"ULPSCOPE_CONFIG": str(tmp_path / "none.toml")})
 
 

@@ -73,9 +73,9 @@ def test_a_line_that_is_no_prompt_is_named_by_file_and_line(tmp_path, line, sent
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.txt"])
 def test_a_file_without_prompts_or_that_is_no_text_or_is_not_there_gets_a_sentence(tmp_path, name):
-    with pytest.raises(UsageError, check=SAID["holds-no-prompt-expected-one-a"].raised):
+    with pytest.raises(UsageError, check=SAID["no-prompt-in-a-file"].raised):
         read_prompts(written(tmp_path, name, "\n  \n"))
-    with pytest.raises(UsageError, match=SAID["2-is-not-utf-8-text"]):
+    with pytest.raises(UsageError, match=r":[12]: is not UTF-8 text from here on"):
         read_prompts(written(tmp_path, name, b'{"prompt": "a"}\n\xff\xfe'))
     with pytest.raises(UsageError, match="cannot be read"):
         read_prompts(tmp_path / "nowhere.jsonl")
@@ -84,7 +84,7 @@ def test_a_file_without_prompts_or_that_is_no_text_or_is_not_there_gets_a_senten
 
 
 def test_a_prompt_has_exactly_one_form():
-    with pytest.raises(UsageError, check=SAID["one-of-a-text-token-ids"].raised):
+    with pytest.raises(UsageError, check=SAID["one-form-of-a-prompt"].raised):
         GivenPrompt("here")
-    with pytest.raises(UsageError, check=SAID["one-of-a-text-token-ids"].raised):
+    with pytest.raises(UsageError, check=SAID["one-form-of-a-prompt"].raised):
         GivenPrompt("here", text="a", token_ids=(1,))

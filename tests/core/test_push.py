@@ -54,7 +54,7 @@ def test_a_dump_and_a_run_arrive_and_their_link_is_printed(server: Server, cli, 
         assert run.header.name == "a run"
     refused = cli("push", path, "--to", server.url, "--compute-dtype", "bfloat16")
     assert refused.returncode == 2
-    assert SAID["error-the-server-did-not-take"].begins(refused.stderr)
+    assert SAID["server-did-not-take-it"].begins(refused.stderr)
 
 
 class _Breaking(httpx2.HTTPTransport):
@@ -108,7 +108,7 @@ def test_a_push_that_was_stopped_goes_on_when_it_is_begun_again(
     with pytest.raises(KeyboardInterrupt):
         push_file(Pushing(path, "again", server.url), stop, lambda _: None)
     done, notes = pushed(Pushing(path, "again", server.url))
-    assert notes == [SAID["going-on-at-200-000-of"].format(path.stat().st_size)]
+    assert notes == [SAID["push-goes-on"].format(path.stat().st_size)]
     assert (server.store / f"{done.run_id}.duckdb").exists()
 
 

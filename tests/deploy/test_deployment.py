@@ -17,7 +17,6 @@ from core.commands import serve
 from core.configuration import _SECTIONS, _UNITS, Configuration, configuration
 from core.errors import ConfigurationError
 from core.hosting import start
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -86,7 +85,7 @@ def test_unit_and_compose_start_what_there_is_on_the_ports_that_nginx_knows() ->
     compose = (DEPLOY / "compose.yaml").read_text()
     assert set(re.findall(r'"--port", "(\d+)"', compose)) == ports
     unit = (DEPLOY / "ulpscope@.service").read_text()
-    assert SAID["m-core-serve-address-127-0"] in unit
+    assert "-m core serve --address 127.0.0.1 --port %i" in unit
     assert {"address", "port"} <= set(serve.serve.__annotations__)
     assert all(f"ulpscope@{port}" in HOSTING.read_text() for port in ports)
 

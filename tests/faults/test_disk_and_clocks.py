@@ -78,7 +78,7 @@ def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_t
     watched.check()
     filler = _fill(small_disk)
     assert _ingest(store, dump).returncode == 2  # not even a beginning
-    with pytest.raises(StoreError, match=SAID["cannot-be-written-they-are-as"]):
+    with pytest.raises(StoreError, match=SAID["they-are-as-they-were"]):
         labels.write(store.directory, "mine", Labels(("lost",), "x" * 4000))
     assert labels.read(store.directory, "mine") == Labels(("kept",), "a note")
     watched.check()

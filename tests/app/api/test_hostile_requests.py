@@ -25,7 +25,6 @@ from app.api import openapi
 from app.hosting.error_details import Unforeseen
 from app.routes import ROUTES
 from tests.core.runs.made_runs import copied
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 PATHS = openapi.document("http://here")["paths"]
@@ -161,5 +160,5 @@ def test_a_run_that_is_not_there_is_told_without_the_stores_place(browser, store
     for address in ("/api/runs/none", "/api/runs/none/file", "/api/runs/none/npz", "/files/none.npz", "/tiles/none/0"):
         answer = browser.get(address)
         assert answer.status_code == 404
-        assert SAID["no-run-none-in-the-store"] in answer.text
+        assert "no run 'none' in the store" in answer.text
         assert str(store) not in answer.text

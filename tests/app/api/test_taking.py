@@ -28,7 +28,6 @@ from core.runs.store.store import Store
 from tests.app.api.serving import free_port, serving
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
-from tests.said import SAID
 from tests.waiting import until
 
 PAYLOADS = Path(__file__).parents[2] / "core" / "runs" / "sparse" / "payloads"
@@ -73,7 +72,7 @@ def test_responses_of_an_engine_become_a_run_told_as_on_the_command_line(client:
     assert said["summary"]["flips"] == 0
     refused = client.put("/api/runs/none?wait=60", content=b'{"hello": 1}')
     assert refused.status_code == 422
-    assert SAID["no-response-that-is-known-here"] in refused.json()["error"]
+    assert "no response that is known" in refused.json()["error"]
 
 
 def test_without_waiting_the_id_is_known_and_where_to_ask(client: TestClient, store: Path) -> None:
@@ -94,7 +93,7 @@ def test_a_run_file_is_known_by_its_bytes_and_checked(client: TestClient, store:
     damaged(path, "CREATE VIEW v AS SELECT 1")
     refused = client.put("/api/runs/hostile?wait=60", content=path.read_bytes())
     assert refused.status_code == 422
-    assert refused.json()["error"] == SAID["hostile-holds-the-view-v-and"]
+    assert refused.json()["error"].startswith("hostile: holds the view 'v'")
     assert refused.json()["state"] == "failed"
     assert len(list(store.glob("*.duckdb"))) == 1
     assert left(store) == []

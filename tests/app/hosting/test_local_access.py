@@ -438,7 +438,7 @@ def test_a_start_says_the_token_once_and_what_the_kernel_does_not_know(monkeypat
     refuse_unsafe_start.check()
     said = capsys.readouterr().err
     assert said.count("\n") == 2
-    assert SAID["warning-the-kernel-does-not-say"] in said
+    assert SAID["kernel-does-not-say"] in said
     token = re.search(r"open http://127\.0\.0\.1:PORT/\?token=(\S+)\n", said)
     assert token
     assert client(base_url=HERE).get("/").status_code == 403
@@ -458,7 +458,7 @@ def test_a_start_warns_of_a_file_of_passwords_that_everybody_can_read(monkeypatc
     monkeypatch.setenv("ULPSCOPE_CONFIG", str(path))
     refuse_unsafe_start.check()
     said = capsys.readouterr().err
-    assert SAID["warning-every-user-of-this-machine"].begins(said)
+    assert SAID["passwords-readable-by-all"].begins(said)
     path.chmod(0o600)
     refuse_unsafe_start.check()
     assert capsys.readouterr().err == ""

@@ -425,7 +425,7 @@ def test_a_note_that_is_being_typed_stays_while_another_saves_and_is_added_to_th
     typed = next(each for each in app.text_area if str(each.key).startswith("note_"))
     labels.write(own_store.directory, "mine", Labels(("old", "going", "theirs"), "theirs", pinned=True))
     app.run()
-    assert SAID["somebody-else-has-changed-these-labels"] in said(app)
+    assert SAID["labels-changed-meanwhile"] in said(app)
     note = next(each for each in app.text_area if str(each.key).startswith("note_"))
     assert note.key == typed.key  # the same field to the browser, which keeps what is typed in it
     note.set_value("mine")
@@ -453,7 +453,7 @@ def test_labels_too_long_are_a_sentence_and_nothing_is_written(mine, own_store):
     next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["x" * 41])
     next(button for button in app.button if button.label == "Save").click().run()
     assert not app.exception
-    assert SAID["has-41-characters-a-tag-has"] in said(app)
+    assert "has 41 characters" in said(app)
     assert labels.read_all(own_store.directory) == ({}, [])
 
 
@@ -461,7 +461,7 @@ def test_damaged_labels_are_a_sentence_and_are_put_aside_when_new_ones_are_saved
     labels.write(own_store.directory, "other", Labels(("x",)))
     labels.path_of(own_store.directory, "mine").write_text("broken")
     app = labelling(run="mine")
-    assert SAID["mine-json-no-labels-are-read"] in said(app)
+    assert "mine.json: no labels" in said(app)
     assert len(names(app)) == len(SAMPLES) + 1
     next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("new")
     next(button for button in app.button if button.label == "Save").click().run()

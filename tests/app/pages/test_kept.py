@@ -53,5 +53,5 @@ def test_a_run_that_keeps_all_says_nothing_of_it(store, monkeypatch):
 def test_the_heatmap_says_why_single_logits_are_not_shown_and_shows_those_that_are_kept(store, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_STORE", str(store))
     refused = plain(opened("heatmap", run="kept-flips", position="0"))
-    assert SAID["single-logits-of-position-0-of"] in refused
+    assert SAID["single-logits-not-kept"] in refused
     assert "Furthest apart at position 5" in plain(opened("heatmap", run="kept-flips", position="5"))

@@ -46,7 +46,8 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
     assert app.title[0].value == "KV cache"
     assert "13,086 of 151,552 (8.6%) elements differ" in said(app)
     assert "first in layer 0's keys" in said(app)
-    assert SAID["13-086-of-75-776-elements"] in said(app)
+    assert "13,086 of 75,776** elements of layer 0's keys" in said(app)
+    assert app.metric[0].help == "13,086 of 75,776 elements"
     assert figures(app) == {
         "Keys differ": "17.3%",
         "Values differ": "0.0%",
@@ -91,8 +92,8 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(own_store):
 
 def test_equal_caches_are_a_sentence_and_no_empty_plot(continued):
     app = opened("kv_cache", run=continued, variant="decode+batch:8")
-    assert SAID["nothing-differs-the-two-caches-hold"] in app.success[0].value
-    assert SAID["4-layers-2-key-value-heads"] in app.success[0].value
+    assert SAID["caches-hold-the-same"] in app.success[0].value
+    assert "4 layers, 2 key/value heads" in app.success[0].value
     assert not figures_of(app)
     assert "logits do differ" not in said(app)
 
@@ -109,14 +110,14 @@ def test_a_run_without_caches_says_what_to_do(own_store):
     assert "--kv" in app.info[0].value
     assert codes(app) == []  # of a run that does not say by which command it was made, no other is shown
     uploaded = ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
-    assert SAID["a-dump-of-logits-holds-no"] in opened("kv_cache", run=uploaded).info[0].value
+    assert SAID["a-dump-holds-none"].format("caches") in opened("kv_cache", run=uploaded).info[0].value
 
 
 def test_a_variant_without_caches_leads_to_one_that_has_them(own_store):
     bits = cache(0, positions=3)
     parts = [(0, KvPart(0, 0, "key", 0, bits)), (2, KvPart(0, 0, "key", 0, bits ^ 1))]
     app = opened("kv_cache", run=kv_run(own_store, parts, sides=3), variant="side_1")
-    assert SAID["these-variants-of-the-run-have"] in app.info[0].value
+    assert "have: `side_2`" in app.info[0].value
     next(button for button in app.button if button.label == "Show side\\_2").click().run()
     assert not app.exception
     assert "100.0%" in said(app)
@@ -125,7 +126,7 @@ def test_a_variant_without_caches_leads_to_one_that_has_them(own_store):
 def test_a_prompt_without_caches_points_to_those_that_have_them(own_store):
     bits = cache(0)
     app = opened("kv_cache", run=kv_run(own_store, both(KvPart(1, 0, "key", 0, bits), bits ^ 1)), prompt="0")
-    assert SAID["prompt-0-has-no-caches-to"] in app.info[0].value
+    assert SAID["prompt-without-caches"] in app.info[0].value
     app.segmented_control(key="kv_scope").set_value("all prompts").run()
     assert not app.exception
     assert figures(app)["Keys differ"] == "100.0%"
@@ -137,6 +138,7 @@ def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
     changed[0, 0, 0] = 0x7FC0
     app = opened("kv_cache", run=kv_run(own_store, both(KvPart(1, 0, "key", 0, bits), changed)), prompt="1")
     assert SAID["nan-or-infinity-on-one-side"] in app.error[0].value
+    assert "only in 1 element of the caches" in app.error[0].value
 
 
 @pytest.mark.parametrize(("kind", "other"), [("key", "Values"), ("value", "Keys")])
@@ -151,8 +153,8 @@ def test_keys_or_values_alone_draw_too(own_store, kind, other):
 
 def test_the_flips_page_tells_where_continuations_part(continued):
     app = opened("flips", run=continued, variant="decode")
-    assert SAID["decode-and-prefill-part-after-2"] in said(app)
-    assert SAID["0-125-2-ulps-and-0"] in said(app)
+    assert SAID["continuations-part"] in said(app)
+    assert "0.125 (2 ULPs) and 0.125 (2 ULPs), ULPs of bfloat16" in said(app)
     assert not app.warning
     assert "1 flip in 30 positions" in said(app)
     app.number_input(key="position").set_value(PARTING).run()
@@ -161,14 +163,14 @@ def test_the_flips_page_tells_where_continuations_part(continued):
 
 def test_logits_that_do_not_confirm_what_was_generated_are_said_to_be_so(own_store):
     app = opened("flips", run=continued_run(own_store, is_confirmed=False), variant="decode")
-    assert SAID["does-not-compute-the-same-tokens"] in app.warning[0].value
+    assert SAID["logits-do-not-confirm-tokens"] in app.warning[0].value
     assert "position 6" in app.warning[0].value
 
 
 @pytest.mark.parametrize(("variant", "prompt"), [("decode+batch:8", "0"), ("decode", "1")])
 def test_continuations_that_never_part_say_within_how_many_tokens(continued, variant, prompt):
     app = opened("flips", run=continued, variant=variant, prompt=prompt)
-    assert SAID["and-prefill-never-part-within-8"].format(variant) in said(app)
+    assert f"`{variant}` and `prefill` never part within 8 tokens" in said(app)
 
 
 def test_a_prompt_that_was_only_scored_says_so_and_shows_the_others(continued):
@@ -199,10 +201,10 @@ def test_a_run_without_continuations_does_not_speak_of_them(own_store):
 def test_the_overview_has_a_line_on_each(continued):
     app = opened("overview", run=continued, variant="decode")
     assert "Key/value caches: **" in said(app)
-    assert SAID["continuations-1-of-2-prompts-part"] in said(app)
+    assert SAID["one-prompt-of-two-parts"] in said(app)
     same = opened("overview", run=continued, variant="decode+batch:8")
     assert "Key/value caches: Nothing differs" in said(same)
-    assert SAID["the-sides-agree-in-all-of"] in said(same)
+    assert SAID["continuations-agree"] in said(same)
 
 
 def test_the_overview_of_other_runs_has_neither(own_store):

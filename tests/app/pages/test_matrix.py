@@ -54,7 +54,7 @@ def _grid(app):
 def test_cells_are_a_table_of_the_two_axes_that_vary(sweep):
     app = opened("matrix")
     assert not app.exception
-    assert SAID["night-ly-4-cells-1-bug"] in plain(app)
+    assert "night*ly**: 4 cells: 1 bug suspected, 1 rounding, 1 failed, 1 missing; 1 changed" in plain(app)
     assert _grid(app) == [["", "decode", "chunked:8"], ["m", "Δ bug suspected", "rounding"], ["n", "failed", "missing"]]
 
 
@@ -77,7 +77,7 @@ def test_a_store_without_a_sweep_says_how_to_begin_one(tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "none"))
     app = opened("matrix")
     assert not app.exception
-    assert SAID["no-sweep-was-run-on-this"] in plain(app)
+    assert SAID["no-sweep-here"] in plain(app)
 
 
 def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
@@ -85,7 +85,10 @@ def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
     (kept,) = ledger.plans()
     change = parts.changes_of(ledger, kept)[0]
     assert (change.now.run_id, change.before.run_id) == (now, before)
-    assert change.in_words == SAID["changed-other-bits-0-1-flip"]
+    assert change.what == ("bits", "flips", "verdict")
+    assert (change.before.flips, change.now.flips) == (0, 1)
+    assert (change.before.verdict, change.now.verdict) == ("rounding", "bug suspected")
+    assert change.builds == {"build": ("1", "2")}
     table = parts.exported(parts.changes_of(ledger, kept))
     assert list(table["state"]) == ["done", "done", "failed", "missing"]
     assert table["changed"][0] == "bits, flips, verdict"

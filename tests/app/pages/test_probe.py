@@ -48,14 +48,14 @@ def button(app: Any) -> Any:
 @pytest.mark.usefixtures("store")
 def test_without_an_address_there_is_nothing_to_press() -> None:
     app = opened("probe")
-    assert SAID["give-the-address-of-a-server"] in said(app)
+    assert SAID["give-an-address"] in said(app)
     assert button(app).disabled
 
 
 def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict[str, Any]]) -> None:
     app = opened("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
-    assert SAID["nothing-is-sent-before-at-most"] in said(app).replace("\\", "")
+    assert SAID["nothing-sent-before"] in said(app).replace("\\", "")
     app.text_input(key="probe_key").set_value("sk-secret").run()
     app.text_area(key="probe_prompts").set_value("one\n---\ntwo").run()
     app.multiselect(key="probe_tests").set_value(["load", "rerun"]).run()
@@ -97,7 +97,7 @@ def test_the_form_outlives_another_page_and_the_key_does_not() -> None:
 def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
     app = opened("probe")
     app.text_input(key="probe_url").set_value(address).run()
-    assert SAID["is-no-address-of-a-server"] in app.warning[0].value.replace("\\", "")
+    assert SAID["no-address-of-a-server"] in app.warning[0].value.replace("\\", "")
     assert button(app).disabled
 
 
@@ -110,7 +110,7 @@ def test_a_hosted_server_probes_what_its_configuration_names(
     monkeypatch.setenv("ULPSCOPE_PROBING_SERVERS", "http://10.0.0.5:8000")
     app = opened("probe")
     app.text_input(key="probe_url").set_value("http://169.254.169.254").run()
-    assert SAID["may-not-be-probed-from-this"] in app.warning[0].value.replace("\\", "")
+    assert "may not be probed" in app.warning[0].value.replace("\\", "")
     assert button(app).disabled
     app.text_input(key="probe_url").set_value("http://10.0.0.5:8000").run()
     button(app).click().run()

@@ -22,7 +22,6 @@ from core.runs.views.repeats import classes_of, pairwise
 from tests.app.pages.test_verdict import opened, said
 from tests.app.test_selection import followed
 from tests.core.runs.views.test_repeats import stored
-from tests.said import SAID
 from tests.waiting import until
 
 SAMPLES = [
@@ -55,7 +54,7 @@ def test_every_sample_run_shows_its_classes(run):
 def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
     run = stored(own_store.directory, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
     app = opened("repeats", run=run.run_id)
-    assert SAID["5-sides-in-4-classes-of"] in said(app)
+    assert "5 sides in 4 classes" in said(app)
     assert "Over batch" in said(app)
     assert "Every two classes" in said(app)
     shown = table(app, "classes")
@@ -137,7 +136,7 @@ def button(app: AppTest, label: str):
 
 def test_equal_sides_are_said_to_be(own_store):
     run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 0, 0])
-    assert SAID["all-3-sides-are-equal-bit"] in said(opened("repeats", run=run.run_id))
+    assert "All 3 sides are equal" in said(opened("repeats", run=run.run_id))
 
 
 def test_two_runs_stand_side_by_side_with_ratios(own_store):

@@ -34,7 +34,7 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     for option in (pair, f"{pair} --floor WAYS_IN_FLOAT32.npz", f"{pair} --model MODEL", "--rerun AGAIN.npz"):
         assert f"python -m core verdict {run_id} {option}" in commands
-    assert SAID["no-shift-by-one-or-two"] in said(app)
+    assert SAID["no-shift-agrees-better"] in said(app)
     assert f"`python -m core verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`" in said(app)
 
 

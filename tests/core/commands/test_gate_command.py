@@ -110,7 +110,7 @@ def test_a_baseline_is_written_held_and_broken(cli, tmp_path):
     (failure,) = ET.parse(junit).getroot().iter("failure")
     assert "Worst: position 9" in failure.text
     assert summary.read_text().count("### ULPscope gate: ") == 2  # added, not replaced
-    assert SAID["worst-position-variant-against-reference-position"] in summary.read_text()
+    assert "Worst position** (`variant` against `reference`): position 9" in summary.read_text()
 
 
 def test_a_stored_run_is_held_to_the_bounds_of_its_dump(cli, tmp_path):
@@ -139,11 +139,12 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
     (tmp_path / "passing").mkdir()
     invalid = cli("compare", CASES / "nonfinite_fp32.npz", "--fail-on", "verdict")
     assert invalid.returncode == 1
-    assert SAID["gate-failed-verdict-variant-against-reference"] in invalid.stderr
+    assert "gate failed: verdict: 'variant' against 'reference' is invalid dump" in invalid.stderr
+    assert "'variant' is NaN at position 0, token 1258" in invalid.stderr
     undecided = cli("compare", FLIPS, "--fail-on", "verdict")
     assert undecided.returncode == 0
-    assert SAID["gate-undecided-verdict-variant-against-reference"] in undecided.stderr
-    assert SAID["where-run-is-the-id-that"] in undecided.stderr
+    assert "gate undecided: verdict: 'variant' against 'reference' is undecided: " in undecided.stderr
+    assert SAID["run-is-the-ingested-id"] in undecided.stderr
     assert "gate passed" not in undecided.stdout
     identical = cli("compare", CASES / "identical_bf16_bits.npz", "--fail-on", "verdict")
     assert (identical.returncode, "gate passed: 1" in identical.stdout) == (0, True)

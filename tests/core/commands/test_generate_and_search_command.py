@@ -19,7 +19,10 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         made = run.generations[0]
         assert [len(tokens) for tokens in made.tokens] == [5, 5]
-        assert run.header.provenance.command == (SAID["python-m-core-generate-model-sample"].format(SHAPES))
+        assert run.header.provenance.command == (
+            f"python -m core generate --model sample_runs/model --prompt-file {SHAPES}"
+            " --reference prefill --variant decode+batch:2 --tokens 5 --dtype bfloat16"
+        )
         assert not run.kv(0).empty
 
 
@@ -104,7 +107,7 @@ def test_a_search_over_continuations_prints_texts_and_margins_beside_positions(c
 def test_wrong_budgets_are_refused_before_a_model_is_loaded(cli):
     done = cli("search", *MODEL, "--prompt", "x", "--max-prompts", "0")
     assert done.returncode == 2
-    assert SAID["a-search-tries-at-least-one"] in done.stderr
+    assert SAID["search-tries-one-prompt"] in done.stderr
 
 
 @pytest.mark.model

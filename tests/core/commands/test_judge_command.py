@@ -10,7 +10,6 @@ from core.inference.paths import paths
 from core.inference.paths.paths import Base
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
-from tests.said import SAID
 
 MODEL = ("--model", "sample_runs/model")
 PROMPT = ("--prompt", "def walk(self, path):\n    for step in path:\n        if step is None:\n")
@@ -44,7 +43,7 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
         floors = run.floor_positions(0)
         assert set(floors["compute_dtype"]) == {"bfloat16", "float32"}
         assert len(floors) == 2 * run.header.rows
-        assert SAID["python-m-core-judge-model-sample"].begins(run.header.provenance.command)
+        assert run.header.provenance.command.startswith("python -m core judge --model sample_runs/model")
     assert json.loads(cli("list", "--json").stdout)[0]["verdicts"] == pair["verdict"]
 
 
@@ -81,7 +80,7 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
     monkeypatch.setattr(judge_model, "judge_pair", refuse)
     done = cli("judge", *MODEL, "--prompt", "def main():", "--variant", "decode", "--json")
     assert done.returncode == 2
-    assert SAID["decode-was-not-judged-no-floor"] in done.stderr
+    assert "'decode' was not judged: no floor for this model." in done.stderr
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         assert run.pairs[0].verdict is None
         assert "was not judged" in run.header.provenance.note

@@ -22,7 +22,7 @@ def test_the_table_names_the_first_module_its_position_and_the_growth(cli, tmp_p
     run_id = layer_run(Store(tmp_path / "runs"), GROWING)
     done = cli("layers", run_id)
     assert done.returncode == 0
-    assert SAID["first-to-differ-model-layers-0"] in done.stdout
+    assert SAID["first-module-to-differ"] in done.stdout
     assert "all 8 positions" in done.stdout
     assert done.stdout.count("model.layers.0") == 4  # three modules, and the sentence
     blocks = cli("layers", run_id, "--blocks", "--prompt", 1)
@@ -43,7 +43,7 @@ def test_json_has_every_module_and_no_infinity(cli, tmp_path):
 
 def test_equal_modules_are_a_sentence(cli, tmp_path):
     run_id = layer_run(Store(tmp_path / "runs"), {})
-    assert SAID["no-module-differs-6-put-out"] in cli("layers", run_id).stdout
+    assert "No module differs: 6 put out the same numbers" in cli("layers", run_id).stdout
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cl
 def test_a_capture_with_layers_is_repeated_by_its_command_and_read_by_layers(cli, shipped):
     asked = ["capture", "--model", shipped, "--prompt", PROMPT, "--variant", "decode", "--layers"]
     dry = cli(*asked, "--dry-run")
-    assert SAID["the-outputs-of-42-modules-are"] in dry.stdout
+    assert "outputs of 42 modules are compared at all positions" in dry.stdout
     done = cli(*asked, "--json")
     assert done.returncode == 0, done.stderr
     run_id = json.loads(done.stdout)["run_id"]
@@ -104,5 +104,5 @@ def test_a_run_that_was_asked_for_modules_no_compiler_shows_says_so(cli, tmp_pat
     write_run(Store(tmp_path / "runs"), dataclasses.replace(header, provenance=asked), calm_sides(header), "compiled")
     done = cli("layers", "compiled")
     assert done.returncode == 2
-    assert SAID["a-compiler-makes-the-kernels-of"] in done.stderr
+    assert SAID["compiled-shows-no-modules"] in done.stderr
     assert "--layers --layers" not in done.stderr

@@ -11,7 +11,6 @@ import torch
 from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
 from core.runs.store.store import Store
 from core.runs.tables.ops import OpRow, Repeats
-from tests.said import SAID
 
 
 def stored(tmp_path, **changes) -> str:
@@ -38,21 +37,8 @@ def stored(tmp_path, **changes) -> str:
 
 
 def test_probes_are_printed_stored_and_printed_again(cli, tmp_path):
-    done = cli(
-        "ops",
-        "--device",
-        "cpu",
-        "--quick",
-        "--op",
-        "softmax",
-        "--dtype",
-        "bf16",
-        "--repeats",
-        "1",
-        "--seed",
-        "4",
-        "--json",
-    )
+    asked = "ops --device cpu --quick --op softmax --dtype bf16 --repeats 1 --seed 4"
+    done = cli(*asked.split(), "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert [(row["op"], row["dtype"], row["size"]) for row in said["rows"]] == [
@@ -64,7 +50,7 @@ def test_probes_are_printed_stored_and_printed_again(cli, tmp_path):
     assert said["versions"]["torch"] == torch.__version__
     assert said["seed"] == 4
     run = read_ops(Store(tmp_path / "runs"), said["run_id"])
-    assert run.header.command == SAID["python-m-core-ops-device-cpu"]
+    assert run.header.command == f"python -m core {asked}"
     assert [row.classes[0].digest for row in run.rows] == [row["classes"][0]["digest"] for row in said["rows"]]
     again = cli("ops", "--show", said["run_id"], "--json")
     assert json.loads(again.stdout) == said

@@ -16,7 +16,6 @@ import pytest
 
 from core.commands import comparing
 from core.commands.terminal import console
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -59,7 +58,7 @@ def test_a_line_says_the_stage_how_much_is_done_how_long_it_took_and_what_is_lef
     told.tell("decode", 100, 884)
     clock.now += 20
     told.tell("decode", 184, 884)
-    assert told.line() == SAID["decode-184-of-884-positions-40"]  # 84 in 20 s, 700 to go: 167 s
+    assert told.line() == "decode: 184 of 884 positions, 40 s, about 3 min left"  # 84 in 20 s, 700 to go: 167 s
 
 
 def test_what_is_left_is_told_by_the_pace_of_this_count_and_not_of_the_one_before():
@@ -71,7 +70,7 @@ def test_what_is_left_is_told_by_the_pace_of_this_count_and_not_of_the_one_befor
     told.tell("a", 0, 100)
     clock.now += 5
     told.tell("a", 50, 100)
-    assert told.line() == SAID["a-50-of-100-positions-2"]
+    assert told.line() == "a: 50 of 100 positions, 2 min, about 5 s left"
 
 
 def test_work_that_says_nothing_for_long_still_has_a_line_every_ten_seconds(lines):

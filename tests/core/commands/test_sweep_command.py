@@ -112,7 +112,7 @@ def test_what_makes_no_sense_is_one_sentence_and_nothing_is_run(cli, plan, tmp_p
 def test_a_tag_that_no_run_of_a_cell_has_is_refused_before_anything_is_computed(cli, plan, tmp_path):
     done = cli("sweep", plan, "--against", "golden")
     assert done.returncode == 2
-    assert SAID["against-golden-no-run-of-a"] in done.stderr
+    assert SAID["no-run-has-that-tag"] in done.stderr
     assert _runs(tmp_path) == set()
 
 

@@ -83,8 +83,10 @@ def test_a_build_that_is_gone_back_to_is_held_against_the_newer_one():
 def test_both_versions_are_named():
     found = change_of(state(card(1, llamacpp="2026.9"), card(2, llamacpp="2026.10", flips=2)))
     assert found.in_words == "changed: 0 -> 2 flips (build 1 -> 2 and llamacpp 2026.9 -> 2026.10)."
-    assert change_of(state(card(1))).in_words == SAID["is-the-first-run-of-its"]
+    assert change_of(state(card(1))).in_words == "is the first run of its cell."
     assert change_of(state(card(1), card(2))).in_words == "is as it was (build 1 -> 2)."
+    bits = card(2, "bug suspected", 1, ("x", "y"))
+    assert change_of(state(card(1), bits)).in_words == SAID["changed-in-three-ways"]
 
 
 def _outcomes(change, *conditions):
@@ -112,12 +114,13 @@ def test_the_gate_is_junit_and_markdown():
     gate = gate_of(changes, ["changed"])
     root = ET.fromstring(junit_text(gate))
     failures = [failure.get("message") for failure in root.iter("failure")]
-    assert failures == [SAID["llamacpp-decode-m-float32-p-txt"], SAID["llamacpp-decode-m-float32-p-txt-against"]]
+    pair = "'llamacpp:decode (m, float32, p.txt)' against 'prefill'"
+    assert failures == [f"{pair} changed: 0 -> 1 flip (build 1 -> 2).", f"{pair} failed: no <room>"]
     assert "### ULPscope gate: failed" in markdown_text(gate)
-    assert SAID["1-cell-of-2-have-no"] in markdown_text(gate)
+    assert SAID["cells-without-a-run"] in markdown_text(gate)
 
 
 def test_conditions_are_listed_with_commas_and_others_refused():
     assert conditions_of(["changed,bug", "bug", "flips"]) == ["changed", "bug", "flips"]
-    with pytest.raises(UsageError, check=SAID["kl-1-is-not-known-to"].raised):
+    with pytest.raises(UsageError, check=SAID["not-known-to-a-sweep"].raised):
         conditions_of(["bug,kl>1"])

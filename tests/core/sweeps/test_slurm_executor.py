@@ -60,8 +60,8 @@ def test_every_cell_is_computed_by_some_jobs_and_none_again(stand_in, store, cel
         **dict.fromkeys(["p1", "p2", "p3"], DONE),
         **dict.fromkeys(["crash", "refuse"], FAILED),
     }
-    assert found["crash"].says == SAID["its-process-was-killed-as-where"]
-    assert found["refuse"].says == SAID["path-refuse-there-is-no-such"]
+    assert found["crash"].says == SAID["process-was-killed"]
+    assert found["refuse"].says == "path 'refuse': there is no such path."
     assert {path for path, one in _all(cells_of(*paths), store).items() if one.was_there} == {"p1", "p2", "p3"}
     assert set(_computed(store).values()) == {1}
     checked = Store(tmp_path / "checked")
@@ -130,7 +130,7 @@ def test_slurm_is_asked_for_what_the_plan_says_and_its_states_are_told(slurm, st
     table = SlurmTable(partition="long", account="us", minutes=90, gpus=1, cpus=8, memory_gb=40, cells=1, jobs=1)
     found = list(compute_on_slurm(cells_of("p1", "p2", devices=["cuda", "cpu"]), store, table, name="a b"))
     assert {(one.state, one.says.partition(" ended")[2]) for one in found} == {
-        (FAILED, SAID["as-out-of-memory-before-it"])
+        (FAILED, " as OUT_OF_MEMORY before it was computed.")
     }
     with_gpus, without = [set(path.read_text().splitlines()) for path in sorted(slurm.iterdir())]
     common = {"partition=long", "account=us", "time=90", "cpus-per-task=8", "mem=40GB", "job-name=ulpscope-a-b"}
@@ -143,7 +143,7 @@ def test_slurm_is_asked_for_what_the_plan_says_and_its_states_are_told(slurm, st
 @on_submitit
 def test_a_machine_without_slurm_is_one_sentence(store, cells_of, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UlpscopeError, match=SAID["slurm-the-jobs-could-not-be"]):
+    with pytest.raises(UlpscopeError, match=SAID["jobs-not-submitted"]):
         _all(cells_of("p1"), store, replace(LOCAL, cluster="slurm"))
 
 
@@ -151,15 +151,14 @@ def test_without_submitit_one_sentence_names_the_extra(store, cells_of, monkeypa
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UlpscopeError) as refused:
         _all(cells_of("p1"), store)
-    says = "--slurm needs submitit, which is not installed; `pip install 'ulpscope[slurm]'` brings it."
-    assert str(refused.value) == says
+    assert str(refused.value) == SAID["submitit-not-installed"]
     assert list((store.directory / ".sweeps" / "slurm").iterdir()) == []
 
 
 def test_ray_and_slurm_at_once_are_refused(cli, plan_file):
     done = cli("sweep", plan_file(), "--ray", "local", "--slurm")
     assert done.returncode == 2
-    assert SAID["ray-and-slurm-are-two-places"] in done.stderr
+    assert SAID["two-places-to-compute"] in done.stderr
 
 
 def test_a_job_has_cells_of_one_model_and_dtype(cells_of):
