@@ -191,7 +191,7 @@ def test_a_job_probes_this_machine_and_captures_do_not_list_it(tmp_path):
         arguments = ["ops", "--device", "cpu", "--quick", "--op", "mean", "--dtype", "float32", "--repeats", "1"]
         number = jobs.submit(arguments, title="operations", device="cpu").number
         assert jobs.all() == []
-        (job,) = until(lambda: [job for job in jobs.all(of_ops=True) if job.is_over])
+        (job,) = until(lambda: [job for job in jobs.all("ops") if job.is_over])
         assert (job.number, job.state, job.message) == (number, "done", "")
         assert job.rows_total == 2
         assert {row.op for row in read_ops(Store(tmp_path / "runs"), job.run_id).rows} == {"mean"}

@@ -313,7 +313,9 @@ def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says
     }
     lines = list(sixteen.summary(tried, {("llama bfloat16", 4): draws}))
     assert lines[2].startswith(f"| llama bfloat16 | 4 | {len(bugs)} | ")
-    assert any(SAID["norm-epsilon-1e-5-for-1e"].begins(line) for line in sixteen.missed(tried))
+    missed = list(sixteen.missed(tried))
+    for one in bugs:  # which are not seen depends on the processor
+        assert one.is_seen or any(line.startswith(f"| {one.case} | ") for line in missed)
 
 
 @pytest.mark.thorough

@@ -127,7 +127,7 @@ def test_it_stops_at_as_many_prompts_as_were_asked_for(searched: Searched) -> No
 
 @pytest.mark.model
 def test_identical_paths_have_no_flip_and_the_closest_call_is_told(searched: Searched) -> None:
-    found = search(searched.loaded, searched.prompts, "prefill", "prefill+batch:2")
+    found = search(searched.loaded, searched.prompts, "prefill", "prefill+attn:sdpa")
     assert found.flips == ()
     assert found.closest is not None
     smallest = min(
