@@ -32,9 +32,9 @@ NOT_PASTED = {
     "docs/api.md": "needs a server; tests/app/api/test_document.py runs every line of it against one",
     "docs/hosting.md": "sets up a server as root, with nginx and certbot; tests/deploy holds it against the code",
 }
-THOROUGH = (pytest.mark.thorough, pytest.mark.slow, pytest.mark.model)  # half a minute to some minutes a page
+THOROUGH = (pytest.mark.thorough, pytest.mark.model)  # half a minute to some minutes a page
 STRICT = "set -u; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"
-QUICKER = {"docs/gates.md": (pytest.mark.slow,)}  # no model is loaded
+QUICKER = ("docs/gates.md",)  # no model is loaded
 
 
 def blocks(text: str) -> list[str]:
@@ -308,7 +308,7 @@ def pages_with_blocks() -> list[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=QUICKER.get(page, THOROUGH)) for page in pages_with_blocks()]
+    "page", [pytest.param(page, marks=() if page in QUICKER else THOROUGH) for page in pages_with_blocks()]
 )
 def test_a_page_works_as_pasted_block_by_block(page, clone, tmp_path):
     """Each block in a shell of its own, as a reader would. 1 is an answer (a search that found no flip here, which is

@@ -30,7 +30,6 @@ from tests.covering import thorough
 from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = [pytest.mark.slow]  # builds a wheel and starts Python a dozen times, which compiles its kernels anew
 
 
 @dataclass(frozen=True)

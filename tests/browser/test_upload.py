@@ -184,7 +184,6 @@ def own(tmp_path: Path) -> Iterator[Dashboard]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browser, own: Dashboard, tmp_path: Path):
     page = browser.new_context().new_page()
     page.goto(f"{own.url}/upload")
@@ -219,7 +218,6 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browse
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_three_hundred_megabytes_pass_the_server_flat_and_are_understood_in_another_process(
     browser: Browser, own: Dashboard, tmp_path: Path
 ):

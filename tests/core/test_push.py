@@ -38,7 +38,6 @@ def pushed(asked: Pushing) -> tuple[pushing.Pushed, list[str]]:
     return push_file(asked, lambda *_: None, notes.append), notes
 
 
-@pytest.mark.slow
 def test_a_dump_and_a_run_arrive_and_their_link_is_printed(server: Server, cli, tmp_path: Path) -> None:
     path = dump(tmp_path / "mine.npz")
     done = cli("push", path, "--to", server.url, "--name", "a/b", "--model", "m", "--json")
@@ -73,7 +72,6 @@ class _Breaking(httpx2.HTTPTransport):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_in_pieces_it_goes_on_where_the_connection_broke(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +90,6 @@ def test_in_pieces_it_goes_on_where_the_connection_broke(
     assert line.count > path.stat().st_size / 100_000
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_push_that_was_stopped_goes_on_when_it_is_begun_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,6 @@ def _script(url: str) -> str:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(shutil.which, ("curl", "openssl", "bash"))), reason="the examples need curl and openssl"
 )

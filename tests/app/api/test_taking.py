@@ -359,7 +359,6 @@ def _head(length: int, more: str = "") -> bytes:
     return f"PUT /api/runs/cut HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{more}\r\n".encode()
 
 
-@pytest.mark.slow
 def test_over_real_sockets_a_sender_that_goes_leaves_nothing_and_one_that_asks_first_is_told(tmp_path: Path) -> None:
     body = dump(64, 4096)
     with serving(tmp_path / "runs", port=free_port(), ULPSCOPE_LIMITS_FILE_BYTES="50 MB") as server:
@@ -380,7 +379,6 @@ def test_over_real_sockets_a_sender_that_goes_leaves_nothing_and_one_that_asks_f
         assert len(list(server.store.glob("*.duckdb"))) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_three_hundred_megabytes_pass_through_a_memory_that_stays_flat(tmp_path: Path) -> None:
     import http.client

@@ -408,7 +408,6 @@ def test_behind_a_plain_nginx_of_another_user_nobody_gets_in(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_serve_prints_an_address_with_a_token_that_opens_the_dashboard(store, tmp_path):
     port = free_port()
     process = started(store, tmp_path / "log", *SERVE, "--port", str(port), "--token")

@@ -224,7 +224,6 @@ def status(line: socket.socket) -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_real_server_makes_no_run_of_a_body_whose_token_was_revoked_half_way(ends, hosted):
     port, store = hosted
@@ -244,7 +243,6 @@ def test_a_real_server_makes_no_run_of_a_body_whose_token_was_revoked_half_way(e
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_real_server_waits_neither_for_a_head_nor_for_a_body(hosted):
     port, store = hosted
     token, _ = tokens.add(store, "grace", "editor", 1)

@@ -30,7 +30,6 @@ TRAVERSALS = (  # with a right token: what is asked for lies outside what the ro
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "settings", "about"),
     [
@@ -70,7 +69,6 @@ def _answer_to(url: str, head: bytes) -> bytes:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_server_with_a_sign_in_keeps_its_sessions_over_a_restart_and_its_secrets_to_itself(store, tmp_path):
     token, _ = tokens.add(store, "ada", "editor", 1)
     with serving(store, tmp_path / "log", sign_in_editor_password=EDITOR, sign_in_tokens="1") as url:
@@ -103,7 +101,6 @@ def test_a_server_with_a_sign_in_keeps_its_sessions_over_a_restart_and_its_secre
         assert httpx2.get(f"{url}/_stcore/health", headers={"authorization": f"Bearer {token}"}).status_code == 401
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_signing_out_of_one_of_two_servers_on_a_store_signs_out_of_both(store, tmp_path):
     settings = {"sign_in_editor_password": EDITOR}

@@ -132,7 +132,6 @@ def _cookies(url: str, secret: str) -> dict[str, str]:
         return dict(browser.cookies.items())
 
 
-@pytest.mark.slow
 def test_a_session_is_resumed_by_whoever_began_it_and_by_nobody_else_who_knows_its_id(store, tmp_path):
     with serving(store, tmp_path / "log", sign_in_editor_password=EDITOR, sign_in_viewer_password=VIEWER) as url:
         ada = _cookies(url, EDITOR)

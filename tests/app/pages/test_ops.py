@@ -184,7 +184,6 @@ def test_the_form_is_a_command_line(asked, expected):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_job_probes_this_machine_and_captures_do_not_list_it(tmp_path):
     jobs = Jobs(tmp_path / "runs")
     try:

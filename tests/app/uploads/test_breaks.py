@@ -115,7 +115,6 @@ def test_another_process_waits_while_one_receives_and_goes_on_afterwards(server,
     assert content(tmp_path / "runs") == body
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_connection_that_went_dead_does_not_keep_its_sender_out(server, tmp_path):
     """Nothing comes of it and nothing ends it: as when a laptop was closed. Its owner comes back over another
@@ -132,7 +131,6 @@ def test_a_connection_that_went_dead_does_not_keep_its_sender_out(server, tmp_pa
     line.close()
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_three_hundred_megabytes_pass_through_a_server_that_does_not_grow(server, tmp_path):
     size, piece = 300 << 20, os.urandom(1 << 20)

@@ -88,7 +88,6 @@ def test_what_was_changed_before_one_that_fails_is_said_and_recorded(
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_adopt_prints_the_new_run_or_a_sentence(cli, store: Path, tmp_path: Path) -> None:
     path = copied(tmp_path / "outside" / "theirs.duckdb")
     done = cli("adopt", path, "--name", "mine", "--json")

@@ -117,7 +117,6 @@ def test_a_tag_that_no_run_of_a_cell_has_is_refused_before_anything_is_computed(
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.model
 def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_path):
     """The `run` step of docs/sweeps.md that calls ULPscope, in a shell; the second night holds against the first."""
@@ -149,7 +148,6 @@ OLDER = "2026.6.9713"  # of xllamacpp; the requirements have a newer one
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.model
 def test_what_a_new_version_of_an_engine_changes_is_told_with_both_versions(cli, plan, tmp_path):
     """Two real builds of llama.cpp, months apart. Which bits they change depends on the processor, what is said not."""

@@ -61,12 +61,10 @@ def runnable() -> list[str]:
     return [name for name, feature in PROCESSORS.items() if features.get(feature)]
 
 
-@pytest.mark.slow
 def test_every_figure_has_the_bits_that_were_recorded_on_another_machine():
     assert figures(7, ALL_FORMATS) == RECORDED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("processor", "widths"), thorough((processor, "16 32") for processor in PROCESSORS))
 def test_every_figure_has_the_same_bits_whatever_the_processor_has(processor, widths):
     """Each width is compiled anew for each processor."""
@@ -79,7 +77,6 @@ def test_every_figure_has_the_same_bits_whatever_the_processor_has(processor, wi
         assert len(found) > 6
 
 
-@pytest.mark.slow
 def test_a_sum_whose_order_is_left_to_the_compiler_would_be_noticed():
     narrow, *wider = [found_on(processor, "spoilt") for processor in runnable()]
     if not wider:

@@ -119,7 +119,6 @@ def test_far_distances_are_kept_apart_while_they_are_few():
 
 
 @pytest.mark.spread(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [[], [100], [1, 2, 290]])
 def test_beyond_the_limit_distances_are_rounded_down_to_powers_of_two(cuts):
     a, b = _far_apart(300)

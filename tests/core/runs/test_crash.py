@@ -75,7 +75,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.thorough  # a dozen kills of tests/faults are not
 def test_a_writer_killed_at_any_moment_leaves_no_half_run_and_no_lock(tmp_path: Path) -> None:
     """Forked from one warm process, so that a kill falls into the writing and not into the start of Python."""

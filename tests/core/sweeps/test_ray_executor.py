@@ -44,7 +44,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
 
 
 def on_cluster(test):
-    return pytest.mark.thorough(pytest.mark.slow(needs_ray(test)))
+    return pytest.mark.thorough(needs_ray(test))
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,6 @@ def test_an_address_that_nobody_listens_at_is_one_sentence(monkeypatch):
 
 
 @needs_ray
-@pytest.mark.slow
 def test_a_port_that_is_no_clusters_is_one_sentence_within_its_time(monkeypatch):
     monkeypatch.setattr(ray_cluster, "_HEALTH_SECONDS", 5.0)
     with socket.socket() as silent:

@@ -29,7 +29,7 @@ needs_submitit = pytest.mark.skipif(
 
 
 def on_submitit(test):
-    return pytest.mark.thorough(pytest.mark.slow(needs_submitit(test)))
+    return pytest.mark.thorough(needs_submitit(test))
 
 
 @pytest.fixture

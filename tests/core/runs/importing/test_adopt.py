@@ -127,7 +127,6 @@ def test_a_bit_that_had_changed_would_be_seen(store: Store, foreign_file: Path) 
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_process_of_its_own_takes_in_a_sample_with_all_that_no_bits_prove(store: Store) -> None:
     path = ROOT / "tests" / "runs" / "where-it-starts.duckdb"
     told: list[tuple[int, int]] = []
@@ -495,7 +494,6 @@ def test_a_file_that_ends_its_reader_is_one_sentence_and_leaves_nothing(
         adopt(store, foreign_file)
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(40))
 def test_a_damaged_file_is_refused_or_the_run_that_it_was(

@@ -66,7 +66,6 @@ def test_two_processes_read_whole_runs_while_a_writer_adds_some(tmp_path: Path) 
     _readers_beside_a_writer(tmp_path, readers=2, runs=6)
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_four_processes_read_whole_runs_while_a_writer_adds_many(tmp_path: Path) -> None:
     _readers_beside_a_writer(tmp_path, readers=4, runs=40)
