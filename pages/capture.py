@@ -8,12 +8,12 @@ from app.capture import PAGE, costs, parts
 from app.capture.recent_models import remember_model
 from app.components.code_block import code_block
 from app.hosting import page_guard
-from app.shell import store_cache, widgets
+from app.shell import store_cache, store_changes, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.jobs import ANY_DEVICE, GETTING
 from app.shell.widgets import PAGES
 
-jobs = store_cache.jobs()
+jobs = store_changes.jobs()
 
 
 def stand() -> None:
@@ -40,7 +40,7 @@ if widgets.pressed(
 ):
     answer = costs.look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.request.device or ANY_DEVICE
-    store_cache.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
+    store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
     remember_model(store_cache.store().directory, form.request.model)
     time.sleep(0.1)  # so that the list below shows it started
 shown.caption(form.missing or "What it will run and cost is below.")

@@ -6,11 +6,11 @@ import streamlit as st
 
 from app.components.code_block import code_block
 from app.ops import PAGE, form, parts
-from app.shell import exports, store_cache, widgets
+from app.shell import exports, store_changes, widgets
 from core.runs.reports.ops_wording import beside
 from core.text import plural
 
-jobs = store_cache.jobs()
+jobs = store_changes.jobs()
 widgets.title(PAGE)
 found = parts.cards()
 lead, probing = st.container(), st.container()

@@ -4,11 +4,11 @@ import streamlit as st
 
 from app.hosting import page_guard
 from app.probe import PAGE, form
-from app.shell import store_cache, widgets
+from app.shell import store_changes, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.widgets import PAGES
 
-jobs = store_cache.jobs()
+jobs = store_changes.jobs()
 widgets.title(PAGE)
 st.markdown(counted(jobs.all("probe"), "probe"))
 if st.session_state.get("opened"):

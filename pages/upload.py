@@ -6,7 +6,7 @@ import streamlit as st
 
 from app.components.code_block import code_block
 from app.hosting import identity, page_guard
-from app.shell import store_cache, widgets
+from app.shell import store_cache, store_changes, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.widgets import PAGES
 from app.upload import PAGE, form, panel
@@ -14,7 +14,7 @@ from app.uploads.saving import save
 from app.uploads.spool import Spool, Upload, owner_of
 from core.errors import UlpscopeError
 
-jobs, spool = store_cache.jobs(), Spool(store_cache.store())
+jobs, spool = store_changes.jobs(), Spool(store_cache.store())
 
 
 def arrived(owner: str) -> list[Upload]:

@@ -28,7 +28,7 @@ from app.hosting.audit_async import tell
 from app.hosting.error_details import without_places
 from app.hosting.identity import identity_of
 from app.hosting.live_settings import now_in_force
-from app.shell import store_cache
+from app.shell import store_cache, store_changes
 from app.shell.jobs import Job
 from app.uploads import ingest_jobs, ingest_status
 from app.uploads.saving import save
@@ -76,7 +76,7 @@ def _check_precondition(request: Request, name: str) -> None:
     if said.strip() != "*":
         raise RefusedError("If-None-Match is understood as * only: no run of this name may be there.", 400)
     cards, _ = store_cache.cards()
-    waiting = [job for job in store_cache.jobs().ingests() if not job.is_over and job.title == name]
+    waiting = [job for job in store_changes.jobs().ingests() if not job.is_over and job.title == name]
     there = next((card.run_id for card in cards if card.name == name), waiting[0].reserved if waiting else None)
     if there is not None:
         raise RefusedError(f"a run called '{visible(name)}' is there already: {there}; nothing was stored.", 412)
@@ -88,7 +88,12 @@ def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
     found = spool.find(request.query_params["upload"], owner)
     spool.finished(found.upload_id, owner)
     return save(
-        store_cache.jobs(), spool, [found], title=options["name"], options=options, who=identity_of(request.scope).name
+        store_changes.jobs(),
+        spool,
+        [found],
+        title=options["name"],
+        options=options,
+        who=identity_of(request.scope).name,
     )
 
 
@@ -99,7 +104,7 @@ async def _begin_body(request: Request, options: dict[str, str]) -> Job:
         path = await _received(request, place, options["name"], store, limits)
         return await to_thread.run_sync(
             lambda: ingest_jobs.begin(
-                store_cache.jobs(),
+                store_changes.jobs(),
                 [path],
                 title=options["name"],
                 options=options,
@@ -117,7 +122,7 @@ def _place(store: Store, name: str, size: int, limits: Limits) -> Partial:
     """Directory for a body of `size` bytes, which have their room from now on."""
     check_file(size, limits)
     with room_for(store, size, limits):
-        place = ingest_jobs.receiving(store_cache.jobs(), name)
+        place = ingest_jobs.receiving(store_changes.jobs(), name)
         place.reserve(size)
         return place
 
@@ -244,7 +249,7 @@ async def _outcome(request: Request, job: Job, wait: int) -> Response:
 
 
 def _job_of(run_id: str) -> Job | None:
-    return next((job for job in store_cache.jobs().ingests() if job.reserved == run_id), None)
+    return next((job for job in store_changes.jobs().ingests() if job.reserved == run_id), None)
 
 
 def _told(request: Request, job: Job) -> dict[str, Any]:
@@ -307,7 +312,7 @@ async def list_ingests(request: Request) -> Response:
 
 
 def _all_there_are() -> list[Job]:
-    own, store = store_cache.jobs().ingests(), open_store()
+    own, store = store_changes.jobs().ingests(), open_store()
     known = {job.reserved for job in own}
     others = [job for job in ingest_status.listed(store.directory) if job.reserved not in known]
     return own + [job for job in others if job.is_over or ingest_jobs.is_arriving(store, job.reserved)]
@@ -323,6 +328,6 @@ async def cancel_ingest(request: Request) -> Response:
                 "another process of this server takes it in, which alone can stop it; ask it there.", 409
             )
         raise NotFoundError(f"nothing is being taken in as run '{shown(run_id)}' by this server.")
-    if await to_thread.run_sync(store_cache.jobs().cancel, job.number):
+    if await to_thread.run_sync(store_changes.jobs().cancel, job.number):
         await tell(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
     return answer(_told(request, _job_of(job.reserved) or job))

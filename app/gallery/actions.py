@@ -9,7 +9,7 @@ from urllib.parse import quote
 import streamlit as st
 
 from app.hosting import page_guard
-from app.shell import address, selection, store_cache, widgets
+from app.shell import address, selection, store_cache, store_changes, widgets
 from app.shell.widgets import PAGES
 from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store import labels as labelling
@@ -102,7 +102,7 @@ def _label_form(
         st.caption("Kept beside the run file, which stays as it is.")
         if widgets.pressed(st.form_submit_button, "Save", f"save_labels_{key}", type="primary"):
             with widgets.said():
-                store_cache.label(card.run_id, seen, labelling.labels_of(tags, note, pinned))
+                store_changes.label(card.run_id, seen, labelling.labels_of(tags, note, pinned))
                 forms.clear()
             st.rerun()
 
@@ -154,14 +154,14 @@ def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
         with widgets.said():
             (wanted,) = labelling.labels_of([tag], "").tags or ("",)
             tags = [*attached.tags, wanted] if is_wanted else [each for each in attached.tags if each != wanted]
-            store_cache.label(card.run_id, attached, labelling.labels_of(tags, attached.note, attached.pinned))
+            store_changes.label(card.run_id, attached, labelling.labels_of(tags, attached.note, attached.pinned))
 
 
 def _discard(cards: Sequence[RunCard]) -> None:
     gone = []
     for card in cards:
         with widgets.said():
-            gone.append((store_cache.discard(card.run_id), card))
+            gone.append((store_changes.discard(card.run_id), card))
     if gone:
         first = gone[0][1]
         what = f"'{first.name}'" if len(gone) == 1 else plural(len(gone), "run")

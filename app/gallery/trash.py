@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from app.hosting import page_guard
-from app.shell import store_cache, widgets
+from app.shell import store_cache, store_changes, widgets
 from core.runs.store.trash import Discarded
 from core.text import plural, size
 
@@ -19,14 +19,14 @@ _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"
 def _restore(entries: Iterable[str]) -> None:
     for entry in entries:
         with widgets.said():
-            store_cache.restore(entry)
+            store_changes.restore(entry)
     st.session_state.pop("undo", None)
 
 
 def _purge(entries: Iterable[str]) -> None:
     for entry in entries:
         with widgets.said():
-            store_cache.purge(entry)
+            store_changes.purge(entry)
 
 
 def undo_line(trash: Sequence[Discarded]) -> None:

@@ -10,7 +10,7 @@ import streamlit as st
 from app.capture.preview import previews
 from app.hosting import page_guard
 from app.hosting.error_details import for_page
-from app.shell import store_cache, widgets, wording
+from app.shell import store_changes, widgets, wording
 from app.shell.jobs import ANY_DEVICE, Job, Jobs
 from core.numerics.formats import LOGIT_FORMATS
 from core.text import plural
@@ -38,7 +38,7 @@ def start(jobs: Jobs) -> None:
             help="folder, .gguf file, hub id or smollm2: linear is probed at its own shapes too; no weights are read",
         )
         if widgets.pressed(st.button, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
-            store_cache.submit(
+            store_changes.submit(
                 _arguments(device, dtypes, scope, model), title=_title(scope, dtypes, model), device=device
             )
             time.sleep(0.1)  # so that the list below shows it started
@@ -82,7 +82,7 @@ def job_list(jobs: Jobs) -> None:
                 action.button(
                     "Cancel",
                     key=f"ops_cancel_{job.number}",
-                    on_click=store_cache.cancel,
+                    on_click=store_changes.cancel,
                     args=(job.number,),
                     width="stretch",
                 )
@@ -90,7 +90,7 @@ def job_list(jobs: Jobs) -> None:
                 action.button(
                     "Dismiss",
                     key=f"ops_forget_{job.number}",
-                    on_click=store_cache.forget,
+                    on_click=store_changes.forget,
                     args=(job.number,),
                     width="stretch",
                 )

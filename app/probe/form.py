@@ -11,7 +11,7 @@ import streamlit as st
 
 from app.capture.form import split_prompts
 from app.hosting import identity
-from app.shell import store_cache, widgets
+from app.shell import store_changes, widgets
 from app.shell.jobs import PROBING, PromptFile
 from core.configuration import configuration
 from core.errors import UlpscopeError
@@ -118,7 +118,7 @@ def _submit(request: ProbeRequest, key: str) -> None:
         arguments.append("--guarded")
     lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
     with widgets.said():
-        store_cache.submit(
+        store_changes.submit(
             arguments,
             title=f"Probe of {shown(request.url, 100)}",
             device=PROBING,

@@ -8,7 +8,7 @@ import streamlit as st
 
 from app.hosting import page_guard
 from app.hosting.error_details import for_page
-from app.shell import store_cache, widgets
+from app.shell import store_changes, widgets
 from app.shell.jobs import GETTING, PROBING, Job, Jobs
 from core.text import plural
 
@@ -88,7 +88,7 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False, of: str = "") -> None:
                 action.button(
                     "Dismiss",
                     key=f"forget_{job.number}",
-                    on_click=store_cache.forget,
+                    on_click=store_changes.forget,
                     args=(job.number,),
                     width="stretch",
                 )
@@ -96,7 +96,7 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False, of: str = "") -> None:
                 action.button(
                     "Cancel",
                     key=f"cancel_{job.number}",
-                    on_click=store_cache.cancel,
+                    on_click=store_changes.cancel,
                     args=(job.number,),
                     width="stretch",
                 )

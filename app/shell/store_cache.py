@@ -1,11 +1,9 @@
-"""Cache of what the pages read of the store, by file and time of change, never by array; and the changes they make in
-it.
-"""
+"""Cache of what the pages read of the store, by file and time of change, never by array."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,11 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import streamlit as st
 
 from app import navigation
-from app.hosting import identity
-from app.shell import link
-from app.shell.jobs import Job, Jobs, PromptFile
 from app.shell.memory_budget import MemoryBudget
-from app.shell.once import Once
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
 from core.judging.explain.hypotheses import causes_of
@@ -28,7 +22,7 @@ from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of
-from core.runs.store import audit, labels
+from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, read_runs
 from core.runs.store.store import Store, open_store
 from core.runs.store.trash import Discarded
@@ -37,7 +31,6 @@ from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
 from core.runs.views.layers import grid as layer_grid_of
 from core.runs.views.sparse import figures_by_position
-from core.text import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,12 +130,6 @@ def _names(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> dict[Path,
     return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
 
 
-@Once
-def jobs() -> Jobs:
-    """The captures of this server, one list for all viewers."""
-    return Jobs(store().directory)
-
-
 def cards(*, of_cells: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
     """Runs, newest first, and the files that are none; only a file that has come or changed is read. Of sweeps with
     many cells none, unless they are asked for: the Matrix page has them.
@@ -202,28 +189,6 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
     return _labels(str(where.directory), _digest(where.label_stamps()))
 
 
-def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
-    """Change the labels of a run that a viewer has `seen`; what had to be put aside for that, or stands beside it, is
-    said.
-    """
-    who = identity.editor()
-    changed = store().label(run_id, wanted, seen)
-    now = changed.labels
-    audit.record(
-        store().directory,
-        who.name,
-        "label",
-        run_id,
-        tags=len(now.tags),
-        note_characters=len(now.note),
-        pinned=now.pinned,
-    )
-    if changed.aside:
-        link.complain(f"The damaged labels of run '{shown(run_id, 60)}' were put aside as {shown(changed.aside, 60)}.")
-    if changed.has_both_notes:
-        link.complain("Somebody else changed the note while you wrote yours: both are kept, one below the other.")
-
-
 def discarded() -> list[Discarded]:
     """The runs in the trash, the latest deleted first."""
     return store().discarded()
@@ -272,70 +237,6 @@ def causes(view: View | SparseView) -> list[Cause]:
         return kept("causes", stamp, (number,), lambda: causes_of(rows_of_lists(view.pair, *sides)))
     number = view.pair.index
     return kept("causes", _stamp(view.run.path), (number,), lambda: causes_of_pair(view.run, number))
-
-
-def delete(run_id: str) -> None:
-    """Delete a run for good and let go of its file, or the disk would not get its space back."""
-    who = identity.editor()
-    stamp = _stamp(store().path_of(run_id))
-    store().delete(run_id)
-    _let_go(stamp)
-    audit.record(store().directory, who.name, "delete for good", run_id)
-
-
-def discard(run_id: str) -> str:
-    """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is
-    emptied.
-    """
-    who = identity.editor()
-    stamp = _stamp(store().path_of(run_id))
-    entry = store().discard(run_id)
-    _let_go(stamp)
-    audit.record(store().directory, who.name, "delete", run_id, entry=entry)
-    return entry
-
-
-def restore(entry: str) -> str:
-    """Put a discarded run back; returns its id."""
-    who = identity.editor()
-    run_id = store().restore(entry)
-    audit.record(store().directory, who.name, "restore", run_id, entry=entry)
-    return run_id
-
-
-def purge(entry: str) -> None:
-    """Remove a discarded run for good."""
-    who = identity.editor()
-    if store().purge_trash(entry=entry):
-        audit.record(store().directory, who.name, "delete for good", entry=entry)
-
-
-def submit(
-    arguments: Sequence[str],
-    *,
-    title: str,
-    device: str,
-    prompts: PromptFile | None = None,
-    secrets: Mapping[str, str] | None = None,
-) -> Job:
-    """Line up a job of this server for whoever looks at the page; see Jobs.submit."""
-    who = identity.editor()
-    job = jobs().submit(arguments, title=title, device=device, prompts=prompts, who=who.name, secrets=secrets)
-    audit.record(store().directory, who.name, arguments[0], title=title, job=job.number)
-    return job
-
-
-def cancel(number: int) -> None:
-    """Stop a job of anybody's."""
-    who = identity.editor()
-    if jobs().cancel(number):
-        audit.record(store().directory, who.name, "cancel", job=number)
-
-
-def forget(number: int) -> None:
-    """Take a finished job off the list."""
-    identity.editor()
-    jobs().forget(number)
 
 
 @contextmanager

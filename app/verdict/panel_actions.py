@@ -16,7 +16,7 @@ from app.capture.recent_models import is_known, remember_model
 from app.components.code_block import code_block
 from app.hosting import identity, page_guard
 from app.hosting.error_details import for_page
-from app.shell import selection, store_cache, widgets, wording
+from app.shell import selection, store_cache, store_changes, widgets, wording
 from app.shell.jobs import ANY_DEVICE, Job, PromptFile, queue_of
 from core.capture_request import CaptureRequest
 from core.command_name import OF_A_CLONE, shell_command
@@ -258,13 +258,13 @@ def _start(judging: _Judging, agrees: str) -> None:
     if judging.needs_yes and not st.session_state.get(agrees):
         return
     file = PromptFile("tokens.jsonl", judging.tokens)
-    store_cache.submit(judging.request.arguments(), title=judging.title, device=judging.queue, prompts=file)
+    store_changes.submit(judging.request.arguments(), title=judging.title, device=judging.queue, prompts=file)
     if judging.needs_yes and is_local(judging.request.model):
         remember_model(store_cache.store().directory, judging.request.model)
 
 
 def _job(title: str) -> Job | None:
-    return next((job for job in store_cache.jobs().all() if job.title == title), None)
+    return next((job for job in store_changes.jobs().all() if job.title == title), None)
 
 
 def _progress(title: str) -> None:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from app.heatmap import routes
-from app.shell import store_cache
+from app.shell import store_changes
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -172,7 +172,7 @@ def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store, 
     own = Store(shutil.copytree(store.directory, tmp_path / "runs"))
     monkeypatch.setenv("ULPSCOPE_STORE", str(own.directory))
     before = tile(client).content
-    store_cache.delete("one")
+    store_changes.delete("one")
     assert tile(client).status_code == 404
     header = header_of("bfloat16", (30, 40), 3000)
     write_run(own, header, calm_sides(header, seed=1), "one")

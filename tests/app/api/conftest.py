@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from app.api.routes import ROUTES
 from app.routes import ROUTES as ALL
-from app.shell import store_cache
+from app.shell import store_changes
 from app.shell.jobs import Jobs
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
@@ -59,9 +59,9 @@ def client(real_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClie
 
 @pytest.fixture
 def real_client(store: Path) -> Iterator[TestClient]:
-    store_cache.jobs.clear()
+    store_changes.jobs.clear()
     assert {route.path for route in ROUTES} <= {getattr(route, "path", "") for route in ALL}
     with TestClient(Starlette(routes=ALL)) as made:
         yield made
-    store_cache.jobs().stop()
-    store_cache.jobs.clear()
+    store_changes.jobs().stop()
+    store_changes.jobs.clear()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from app.shell import store_cache
+from app.shell import store_changes
 from app.shell.jobs import TAKING_IN, Job, Jobs
 from app.uploads import ingest_jobs, ingest_status
 from core.errors import UsageError
@@ -209,7 +209,7 @@ def test_a_name_of_any_letters_stays_text_and_one_with_a_slash_goes_beside(clien
 def test_an_ingest_that_waits_can_be_stopped_and_its_file_goes(
     client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(store_cache.jobs()), "_start_ready", lambda self: None)
+    monkeypatch.setattr(type(store_changes.jobs()), "_start_ready", lambda self: None)
     said = client.put("/api/runs/x", content=dump()).json()
     assert left(store) == [f".partial-incoming-{said['run_id']}"]
     stopped = client.delete(said["job"])
@@ -240,7 +240,7 @@ def test_a_blank_name_is_none(path: str, client: TestClient, store: Path) -> Non
 
 
 def test_only_so_many_wait(client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(store_cache.jobs()), "_start_ready", lambda self: None)
+    monkeypatch.setattr(type(store_changes.jobs()), "_start_ready", lambda self: None)
     monkeypatch.setattr(ingest_jobs, "MOST_WAITING", 1)
     assert client.put("/api/runs/x", content=dump()).status_code == 202
     refused = client.put("/api/runs/x", content=dump())
@@ -249,7 +249,7 @@ def test_only_so_many_wait(client: TestClient, store: Path, monkeypatch: pytest.
 
 
 def test_another_process_of_the_store_says_at_least_whether_it_is_there(client: TestClient, store: Path) -> None:
-    place = ingest_jobs.receiving(store_cache.jobs(), "elsewhere")
+    place = ingest_jobs.receiving(store_changes.jobs(), "elsewhere")
     run_id = ingest_jobs.reserved_in(place)
     assert client.get(f"/api/ingests/{run_id}").json()["state"] == "running"
     place.remove()
@@ -301,7 +301,7 @@ def test_another_process_tells_how_it_is_getting_on_and_why_it_failed(
 
 
 def test_what_a_killed_process_said_is_believed_as_long_as_its_files_are_there(client: TestClient, store: Path) -> None:
-    place = ingest_jobs.receiving(store_cache.jobs(), "killed")
+    place = ingest_jobs.receiving(store_changes.jobs(), "killed")
     run_id = ingest_jobs.reserved_in(place)
     ingest_status.teller(store)(
         Job(1, "killed", TAKING_IN, (), state="running", rows_done=3, rows_total=7, reserved=run_id)
@@ -438,7 +438,7 @@ def test_a_server_that_is_killed_in_the_middle_leaves_nothing_once_another_has_s
 
 def test_only_so_many_arrive_at_once(client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_LIMITS_UPLOADS", "1")
-    place = ingest_jobs.receiving(store_cache.jobs(), "first")
+    place = ingest_jobs.receiving(store_changes.jobs(), "first")
     assert client.put("/api/runs/x", content=dump()).status_code == 503
     place.remove()
     assert client.put("/api/runs/x?wait=60", content=dump()).status_code == 201

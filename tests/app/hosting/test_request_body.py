@@ -21,7 +21,7 @@ from starlette.routing import Route
 from app.hosting import authentication, request_body
 from app.hosting.middleware import Gate
 from app.routes import ROUTES
-from app.shell import store_cache
+from app.shell import store_changes
 from app.shell.jobs import Jobs
 from core.hosting import tokens
 from core.hosting.sessions import Sessions
@@ -41,10 +41,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ingests that are lined up and never begin: what is looked at is whether there are any."""
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     monkeypatch.setattr(Jobs, "_run", lambda *_: None)
-    store_cache.jobs.clear()
+    store_changes.jobs.clear()
     yield
-    store_cache.jobs().stop()
-    store_cache.jobs.clear()
+    store_changes.jobs().stop()
+    store_changes.jobs.clear()
 
 
 def gated(*routes: Route) -> Starlette:
@@ -113,13 +113,13 @@ def test_who_is_let_in_no_more_at_the_last_byte_has_sent_no_run(way, ends, store
     if ends:
         assert (answer.status_code, answer.headers["www-authenticate"][:6]) == (401, "Bearer")
         assert "not carried out" in answer.json()["error"]
-        assert store_cache.jobs().ingests() == []
+        assert store_changes.jobs().ingests() == []
         assert stored(store) == []
         assert [(event["method"], event["path"]) for event in events] == [("PUT", "/api/runs/x")]
         assert events[0]["who"] in ("ada", "editor", "ada@example.org")
     else:
         assert answer.status_code == 202, answer.text
-        assert [job.title for job in store_cache.jobs().ingests()] == ["x"]
+        assert [job.title for job in store_changes.jobs().ingests()] == ["x"]
         assert events == []
 
 
@@ -133,7 +133,7 @@ def test_a_gate_that_does_not_look_at_the_end_would_have_begun_it(store, monkeyp
     monkeypatch.setattr(authentication, "still", as_before)
     (answer,) = ask(lambda asking: asking.put("/api/runs/x", content=halves(dump(), end), headers=headers))
     assert answer.status_code == 202
-    assert store_cache.jobs().ingests() != []
+    assert store_changes.jobs().ingests() != []
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -176,7 +176,7 @@ def test_while_nobody_can_look_a_body_comes_to_no_end(store, monkeypatch):
     held.__exit__(None, None, None)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "cannot be looked up" in answer.json()["error"]
-    assert store_cache.jobs().ingests() == []
+    assert store_changes.jobs().ingests() == []
     authentication.forget()
     (answer,) = ask(lambda asking: asking.put("/api/runs/x", content=dump(), headers=headers))
     assert answer.status_code == 202

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.hosting import identity, page_guard
 from app.hosting.identity import LOCAL, NOBODY, Identity
-from app.shell import store_cache
+from app.shell import store_changes
 from app.shell.jobs import Job, Jobs
 from core.errors import AccessError
 from core.runs.store import audit, labels
@@ -54,14 +54,14 @@ def submitted(monkeypatch) -> list[tuple]:
 
 
 CHANGES = {
-    "label": lambda: store_cache.label("mine", labels.Labels(), labels.labels_of(["tag"], "")),
-    "discard": lambda: store_cache.discard("mine"),
-    "delete": lambda: store_cache.delete("mine"),
-    "restore": lambda: store_cache.restore("x"),
-    "purge": lambda: store_cache.purge("x"),
-    "submit": lambda: store_cache.submit(["capture"], title="t", device="cpu"),
-    "cancel": lambda: store_cache.cancel(1),
-    "forget": lambda: store_cache.forget(1),
+    "label": lambda: store_changes.label("mine", labels.Labels(), labels.labels_of(["tag"], "")),
+    "discard": lambda: store_changes.discard("mine"),
+    "delete": lambda: store_changes.delete("mine"),
+    "restore": lambda: store_changes.restore("x"),
+    "purge": lambda: store_changes.purge("x"),
+    "submit": lambda: store_changes.submit(["capture"], title="t", device="cpu"),
+    "cancel": lambda: store_changes.cancel(1),
+    "forget": lambda: store_changes.forget(1),
 }
 
 
@@ -77,11 +77,11 @@ def test_a_viewer_changes_nothing_even_where_a_page_calls_it(change, who, run, s
 
 def test_what_an_editor_does_is_done_and_written_down_under_their_name(run, store, submitted, monkeypatch):
     sits(monkeypatch, ADA)
-    store_cache.label("mine", labels.Labels(), labels.labels_of(["tag"], ""))
-    entry = store_cache.discard("mine")
-    store_cache.restore(entry)
-    store_cache.purge(store_cache.discard("mine"))
-    store_cache.submit(["capture", "--prompt", "a secret prompt"], title="a title", device="cpu")
+    store_changes.label("mine", labels.Labels(), labels.labels_of(["tag"], ""))
+    entry = store_changes.discard("mine")
+    store_changes.restore(entry)
+    store_changes.purge(store_changes.discard("mine"))
+    store_changes.submit(["capture", "--prompt", "a secret prompt"], title="a title", device="cpu")
     found = audit.read(store, 20)
     assert {event["who"] for event in found} == {ADA.name}
     assert [event["what"] for event in found] == ["label", "delete", "restore", "delete", "delete for good", "capture"]
@@ -149,8 +149,8 @@ def test_the_sidebar_says_who_is_signed_in_and_how_to_leave(monkeypatch):
     assert "/sign-out" not in sidebar()
 
 
-# Whatever a page submits goes through reading.submit, which asks who it is.
-MAY_SUBMIT = {"app/shell/store_cache.py", "app/uploads/ingest_jobs.py", "app/shell/jobs.py"}
+# Whatever a page submits goes through store_changes, which asks who it is.
+MAY_SUBMIT = {"app/shell/store_changes.py", "app/uploads/ingest_jobs.py", "app/shell/jobs.py"}
 _CALLS = ("submit", "cancel", "forget", "discard", "restore", "purge_trash", "delete")
 
 
@@ -186,5 +186,5 @@ def test_no_page_changes_anything_without_asking_who_it_is():
 )
 def test_a_planted_call_past_the_asking_is_found(planted):
     assert len(past_the_asking("pages/x.py", planted)) == 1
-    assert past_the_asking("app/shell/store_cache.py", planted) == []
+    assert past_the_asking("app/shell/store_changes.py", planted) == []
     assert past_the_asking("pages/x.py", "reading.submit([])\npool.submit(f)") == []

@@ -16,7 +16,7 @@ from app.hosting import live_settings
 from app.hosting.identity import LOCAL, NOBODY, current
 from app.hosting.middleware import Gate
 from app.routes import ROUTES
-from app.shell import store_cache
+from app.shell import store_changes
 from core.configuration import SignIn
 from core.errors import ConfigurationError
 from tests.app.hosting.serving import EDITOR, VIEWER, client, forget, sign_in
@@ -125,7 +125,7 @@ def _answers(server: TestClient) -> list[int]:
 
 def test_the_api_goes_by_the_same_configuration_as_the_pages(path, store, monkeypatch):
     monkeypatch.setattr("app.shell.jobs.Jobs._run", lambda *_: None)
-    store_cache.jobs.clear()
+    store_changes.jobs.clear()
     with client(Starlette(routes=ROUTES, middleware=[Middleware(Gate)])) as server:
         _write(path, GOOD + "[limits]\nfile_bytes = 2000\n")
         assert sign_in(server, EDITOR).status_code == 303
@@ -136,5 +136,5 @@ def test_the_api_goes_by_the_same_configuration_as_the_pages(path, store, monkey
             assert _answers(server) == before
         _write(path, GOOD + "[limits]\nfile_bytes = 2\n")  # the twin: the limit is the one in force
         assert _answers(server)[3:] == [413, 413]
-    store_cache.jobs().stop()
-    store_cache.jobs.clear()
+    store_changes.jobs().stop()
+    store_changes.jobs.clear()

@@ -19,7 +19,7 @@ from app.hosting import websocket_messages
 from app.hosting.middleware import Gate
 from app.repeats.pairwise_job import _pool
 from app.shell.once import Once
-from app.shell.store_cache import jobs
+from app.shell.store_changes import jobs
 from app.upload.inspections import looks
 from tests.app.hosting.servers import serving
 from tests.app.hosting.serving import EDITOR, VIEWER, client, form_of, set_up, sign_in

@@ -8,7 +8,7 @@ import pytest
 
 from app.hosting import identity
 from app.hosting.identity import Identity
-from app.shell import store_cache
+from app.shell import store_changes
 from app.shell.jobs import Jobs
 from core.runs.sparse_run import sparse_of
 from core.runs.store.store import Store
@@ -21,10 +21,10 @@ from tests.waiting import until
 @pytest.fixture
 def store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    store_cache.jobs.clear()
+    store_changes.jobs.clear()
     yield Store(tmp_path / "runs")
-    store_cache.jobs().stop()
-    store_cache.jobs.clear()
+    store_changes.jobs().stop()
+    store_changes.jobs.clear()
 
 
 @pytest.fixture
@@ -124,13 +124,13 @@ def test_a_probe_becomes_a_run_that_opens(store: Store) -> None:
         app.text_input(key="probe_key").set_value("sk-secret").run()
         app.multiselect(key="probe_tests").set_value(["rerun"]).run()
         button(app).click().run()
-        until(lambda: [job.state for job in store_cache.jobs().all("probe")] == ["done"])
+        until(lambda: [job.state for job in store_changes.jobs().all("probe")] == ["done"])
         assert seen.keys[0] == "Bearer sk-secret"
     (path,) = store.directory.glob("*.duckdb")
     run = sparse_of(path)
     assert [side.name for side in run.sides] == ["cold", "cold again"]
     assert str(store.directory) not in run.header.command
-    assert "sk-secret" not in f"{run.header} {store_cache.jobs().all('probe')}"
+    assert "sk-secret" not in f"{run.header} {store_changes.jobs().all('probe')}"
     app.run()
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Overview"

@@ -14,7 +14,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.hosting.identity import Identity
-from app.shell import store_cache
+from app.shell import store_changes
 from app.shell.jobs import Jobs
 from app.upload import inspections as looking
 from app.upload import panel
@@ -41,10 +41,10 @@ LIMITS = dataclasses.replace(Limits(), free_bytes=0)
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch) -> Iterator[Store]:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    store_cache.jobs.clear()
+    store_changes.jobs.clear()
     yield Store(tmp_path / "runs")
-    store_cache.jobs().stop()
-    store_cache.jobs.clear()
+    store_changes.jobs().stop()
+    store_changes.jobs.clear()
 
 
 def put(store: Store, path: Path, owner: str = ME, name: str = "", part: float = 1.0) -> Upload:
@@ -64,7 +64,7 @@ def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
 
 
 def saved(app: AppTest, jobs: int = 1) -> AppTest:
-    until(lambda: [job.is_over for job in store_cache.jobs().ingests()] == [True] * jobs)
+    until(lambda: [job.is_over for job in store_changes.jobs().ingests()] == [True] * jobs)
     return app.run()
 
 
@@ -90,7 +90,9 @@ def test_a_dump_is_understood_corrected_and_saved_by_a_job_that_every_viewer_see
     app.button(key=f"save_{upload.upload_id}").click().run()
     assert not app.exception
     app = saved(app)
-    assert "--known-dtype=bfloat16" in store_cache.jobs().ingests()[0].arguments  # so that nothing is read for it again
+    assert (
+        "--known-dtype=bfloat16" in store_changes.jobs().ingests()[0].arguments
+    )  # so that nothing is read for it again
     (path,) = runs(store)
     with RunReader(path) as run:
         assert run.header.name == "Six calls"
@@ -185,7 +187,7 @@ def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
 
 def test_a_save_that_fails_leaves_the_upload_to_be_saved_again(monkeypatch, store):
     upload = put(store, DUMPS / "six_calls.npz")
-    jobs, spool = store_cache.jobs(), Spool(store)
+    jobs, spool = store_changes.jobs(), Spool(store)
     save(
         jobs,
         spool,
@@ -206,10 +208,10 @@ def test_an_upload_is_saved_once_at_a_time_and_not_removed_meanwhile(store):
     upload = put(store, DUMPS / "six_calls.npz")
     with held(upload.directory):
         with pytest.raises(UploadError, match="try again"):
-            save(store_cache.jobs(), Spool(store), [upload], title="x", options={}, who="local")
+            save(store_changes.jobs(), Spool(store), [upload], title="x", options={}, who="local")
         with pytest.raises(UploadError, match="being saved"):
             Spool(store).remove(upload)
-    assert store_cache.jobs().ingests() == []
+    assert store_changes.jobs().ingests() == []
     Spool(store).remove(upload)
 
 

@@ -1,0 +1,103 @@
+"""Changes that viewers make in the store, by runs, labels and jobs: each asks who it is and stands in the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from app.hosting import identity
+from app.shell import link
+from app.shell.jobs import Job, Jobs, PromptFile
+from app.shell.once import Once
+from app.shell.store_cache import leaving, store
+from core.runs.store import audit, labels
+from core.text import shown
+
+
+@Once
+def jobs() -> Jobs:
+    """The captures of this server, one list for all viewers."""
+    return Jobs(store().directory)
+
+
+def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
+    """Change the labels of a run that a viewer has `seen`; what had to be put aside for that, or stands beside it, is
+    said.
+    """
+    who = identity.editor()
+    changed = store().label(run_id, wanted, seen)
+    now = changed.labels
+    audit.record(
+        store().directory,
+        who.name,
+        "label",
+        run_id,
+        tags=len(now.tags),
+        note_characters=len(now.note),
+        pinned=now.pinned,
+    )
+    if changed.aside:
+        link.complain(f"The damaged labels of run '{shown(run_id, 60)}' were put aside as {shown(changed.aside, 60)}.")
+    if changed.has_both_notes:
+        link.complain("Somebody else changed the note while you wrote yours: both are kept, one below the other.")
+
+
+def delete(run_id: str) -> None:
+    """Delete a run for good and let go of its file, or the disk would not get its space back."""
+    who = identity.editor()
+    with leaving(store().path_of(run_id)):
+        store().delete(run_id)
+    audit.record(store().directory, who.name, "delete for good", run_id)
+
+
+def discard(run_id: str) -> str:
+    """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is
+    emptied.
+    """
+    who = identity.editor()
+    with leaving(store().path_of(run_id)):
+        entry = store().discard(run_id)
+    audit.record(store().directory, who.name, "delete", run_id, entry=entry)
+    return entry
+
+
+def restore(entry: str) -> str:
+    """Put a discarded run back; returns its id."""
+    who = identity.editor()
+    run_id = store().restore(entry)
+    audit.record(store().directory, who.name, "restore", run_id, entry=entry)
+    return run_id
+
+
+def purge(entry: str) -> None:
+    """Remove a discarded run for good."""
+    who = identity.editor()
+    if store().purge_trash(entry=entry):
+        audit.record(store().directory, who.name, "delete for good", entry=entry)
+
+
+def submit(
+    arguments: Sequence[str],
+    *,
+    title: str,
+    device: str,
+    prompts: PromptFile | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> Job:
+    """Line up a job of this server for whoever looks at the page; see Jobs.submit."""
+    who = identity.editor()
+    job = jobs().submit(arguments, title=title, device=device, prompts=prompts, who=who.name, secrets=secrets)
+    audit.record(store().directory, who.name, arguments[0], title=title, job=job.number)
+    return job
+
+
+def cancel(number: int) -> None:
+    """Stop a job of anybody's."""
+    who = identity.editor()
+    if jobs().cancel(number):
+        audit.record(store().directory, who.name, "cancel", job=number)
+
+
+def forget(number: int) -> None:
+    """Take a finished job off the list."""
+    identity.editor()
+    jobs().forget(number)
