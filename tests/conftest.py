@@ -61,7 +61,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What ran is listed anew where that was asked for; the controller of xdist has the reports of all workers."""
+    """Rewrite slow.txt, where ULPSCOPE_SLOW asks for it, for the functions that ran; the others stay as listed. Under
+    xdist the controller does, which has the reports of all workers.
+    """
     if os.environ.get("ULPSCOPE_SLOW") == "rewrite" and not hasattr(session.config, "workerinput"):
         before = set(SLOW.read_text(encoding="utf-8").splitlines())
         slow = {function for function, seconds in _seconds.items() if seconds >= SLOW_SECONDS}

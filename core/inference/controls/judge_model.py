@@ -46,7 +46,7 @@ from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences
 from .answer_precision import Narrow, narrow_evidence
 from .judging_session import JudgingSession
 from .module_rungs import module_rows
-from .other_row import FLOAT64, other_row_evidence
+from .other_row import other_row_evidence
 from .precisions.catalogue import Precision
 from .precisions.in_16_bits import sixteen_bits_alone
 from .precisions.lowered_side import Lowered
@@ -54,6 +54,7 @@ from .precisions.trial import PrecisionTrial
 from .rounding_floor import check_prompts, in_float32, not_finite_of
 
 SEEDS = 4
+FLOAT64 = "float64"
 SEEDS_OF_MODULES = (
     2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
 )

@@ -17,8 +17,6 @@ from ..paths.engines import RunnableSide, digests_of, divergences_of
 from .judging_session import JudgingSession
 from .rounding_floor import in_float32, not_finite_of
 
-FLOAT64 = "float64"
-
 
 def other_row_evidence(
     session: JudgingSession,
@@ -46,7 +44,7 @@ def other_row_evidence(
     if figures.bit_identical:
         says = f"{gives} the same bits as row {here}."
         return Evidence(Check.OTHER_ROW, control, figures, PASSED, says, side.name)
-    dtype = next((name for name in (FLOAT64, "float32") if name in measured), None)
+    dtype = next((name for name in ("float64", "float32") if name in measured), None)
     test = None if dtype is None else _row_test(session, dtype, (side, moved), measured[dtype])
     if dtype is None or test is None:
         says = f"{gives} other bits than row {here}; whether by more than rounding takes a floor."
@@ -79,7 +77,7 @@ def _row_test(
 ) -> FloorTest | None:
     """Both rows held against the floor in this dtype; None where they cannot be run in it."""
     try:
-        with in_float64(session.loaded) if dtype == FLOAT64 else in_float32(session.loaded) as widened:
+        with in_float64(session.loaded) if dtype == "float64" else in_float32(session.loaded) as widened:
             apart = divergences_of(widened, session.prompts, (session.kept(sides[0]), sides[1]))
     except CaptureError:
         return None

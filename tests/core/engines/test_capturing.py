@@ -76,7 +76,7 @@ def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, 
             assert run.header.vocab == 4096
     else:
         assert said.returncode == 2
-        assert SAID["toy-has-100-tokens-where-the"] in said.stderr
+        assert SAID["engine-vocabulary-smaller"] in said.stderr
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
 def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
     said, _ = captured(dtype="bfloat16")
     assert said.returncode == 2
-    assert SAID["capture-with-dtype-float32-reference-prefill"] in said.stderr
+    assert SAID["capture-in-float32-instead"] in said.stderr
 
 
 SCALED = """

@@ -156,7 +156,7 @@ def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, p
     """The package here cannot even be imported."""
     broken = dict.fromkeys(STAND_IN, "raise RuntimeError('imported')")
     packages({**STAND_IN, **{name: text for name, text in broken.items() if name.endswith(".py")}}, "genai")
-    with pytest.raises(CaptureError, check=SAID["has-no-genai-config-json-the"].raised):
+    with pytest.raises(CaptureError, check=SAID["no-genai-graph"].raised):
         _logits(loaded, "genai:prefill+graph:own")
 
 
@@ -164,7 +164,7 @@ def test_a_model_that_its_builder_does_not_know_is_refused_with_its_last_line(lo
     folder = shutil.copytree(MODEL, tmp_path / "copy")
     (folder / "config.json").write_text('{"model_type": "other"}')
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: folder)
-    with pytest.raises(CaptureError, check=SAID["makes-no-graph-of-this-folder"].raised):
+    with pytest.raises(CaptureError, check=SAID["genai-builder-refuses"].raised):
         _logits(loaded, "genai:prefill")
 
 

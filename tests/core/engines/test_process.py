@@ -139,7 +139,7 @@ def test_an_engine_that_hangs_is_ended(adapter):
         "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said, run))", quiet_seconds=2
     )
     process.load({})
-    with pytest.raises(CaptureError, check=SAID["said-nothing-for-2-s-and"].raised):
+    with pytest.raises(CaptureError, check=SAID["engine-hung"].raised):
         list(process.run([1]))
     assert process.has_ended
 

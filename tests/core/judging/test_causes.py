@@ -194,7 +194,7 @@ def test_a_temperature_stands_first_in_the_verdict_with_a_noted_row(tmp_path):
         (pair,) = run.pairs
         (row,) = [row for row in run.evidence(0) if row.check is Check.TEMPERATURE]
         assert (pair.verdict, row.rung, row.outcome) == ("undecided", VALIDITY, NOTED)
-        assert SAID["the-logits-of-variant-are-1-43"].begins(pair.because)
+        assert SAID["logits-1-43-times-as-a-temperature"].begins(pair.because)
         assert "--float32" in pair.because
         assert row.figures.explained_share > 0.99
 
@@ -215,7 +215,7 @@ def test_a_bug_that_controls_find_names_the_temperature_first(tmp_path):
         with RunReader(store.path_of(judge_stored(store, run, controls))) as judged:
             (pair,) = judged.pairs
     assert pair.verdict == "bug suspected"
-    assert SAID["the-logits-of-variant-are-1"].begins(pair.because)
+    assert SAID["logits-1-43-times"].begins(pair.because)
     assert "In float32 the pair is" in pair.because
 
 

@@ -138,7 +138,7 @@ def test_a_table_that_was_forgotten_would_be_seen(tmp_path, monkeypatch, forgott
 
 
 def test_with_fewer_than_two_finished_sides_nothing_is_stored(tmp_path):
-    with pytest.raises(UsageError, check=SAID["1-of-its-sides-finished-a"].raised):
+    with pytest.raises(UsageError, check=SAID["only-one-side-finished"].raised):
         stopped_at(Store(tmp_path), 7, sides=2)
     assert list(tmp_path.iterdir()) == []
 

@@ -211,7 +211,7 @@ def test_answers_and_their_sentences():
         "not asked",
         "not asked",
     ]
-    assert says(UNSTEADY, "repeat") == SAID["3-of-60-calls-differ-from"]
+    assert says(UNSTEADY, "repeat") == SAID["calls-that-differ"]
     assert {answer(ABSENT, question) for question in ("repeat", "batch", "position")} == {"not available"}
     assert says(ABSENT, "batch") == "not available: no such kernel"
 

@@ -212,12 +212,12 @@ def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants,
 
 
 def test_text_that_is_no_text_is_one_sentence(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match=SAID["prompt-1-of-1-the-tokenizer"]):
+    with pytest.raises(CaptureError, match=SAID["prompt-unreadable"]):
         plan_capture(llama, ["\ud800"], "prefill", ["decode"])
 
 
 def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match=SAID["path-prefill-batch-999999999-a-batch"]):
+    with pytest.raises(CaptureError, match=SAID["batch-beyond-memory"]):
         plan_capture(llama, ["x"], "prefill", ["prefill+batch:999999999"])
 
 

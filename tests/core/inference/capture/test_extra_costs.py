@@ -249,7 +249,7 @@ def test_a_dry_run_counts_what_runs_beside_the_sides_and_reads_no_weights(cli):
     assert "Beside the sides, kernels: " in done.stdout
     assert "Beside the sides, remedies: " in done.stdout
     assert "Beside the sides, judging: " in done.stdout
-    assert SAID["is-asked-for-lower-precisions-as"] in " ".join(done.stdout.split())
+    assert SAID["cost-of-lower-precisions"] in " ".join(done.stdout.split())
     assert "to within a factor of 3" in done.stdout
     told = json.loads(cli("capture", *asked, "--remedies", "--json").stdout)
     (stage,) = told["beside"]

@@ -29,11 +29,6 @@ SENTENCE = "the engine computes in bfloat16 whatever it is asked"
 
 
 @pytest.fixture(scope="module")
-def narrow() -> LoadedModel:
-    return tiny_model("llama", "bfloat16")
-
-
-@pytest.fixture(scope="module")
 def held(narrow: LoadedModel) -> Any:
     """The weights that a served engine loaded by itself, in bfloat16."""
     return copy.deepcopy(narrow.model)
@@ -108,7 +103,7 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
     engine = side_of(lambda model, ids: head_in_float32_rounded_as_asked(model, held, ids))
     found = narrow_answers(narrow, [range(5, 29)], engine)
     assert found is not None
-    assert found.seen == SAID["asked-for-float32-it-returns-the"]
+    assert found.seen == SAID["answers-as-before"]
 
 
 @pytest.mark.model
@@ -124,7 +119,7 @@ def test_an_engine_of_float16_weights_is_named_so(name: str) -> None:
 def test_a_path_that_rounds_its_weights_back_is_found_out(narrow: LoadedModel) -> None:
     found = narrow_answers(narrow, [range(5, 29)], side_of("decode+dtype:bfloat16"))
     assert found is not None
-    assert SAID["all-of-its-logits-are-bfloat16"] in found.seen
+    assert SAID["answers-on-bfloat16-grid"] in found.seen
 
 
 def always_in_float32(weights: Any, compute: Engine) -> Engine:

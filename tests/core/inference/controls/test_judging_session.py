@@ -101,7 +101,7 @@ def test_a_session_of_another_model_or_of_other_prompts_is_refused() -> None:
     prompts = [tiny_prompts(loaded)[0][:8]]
     other = tiny_model("llama", "float32")
     for session in (JudgingSession(other, prompts), JudgingSession(loaded, [prompts[0][:7]])):
-        with pytest.raises(CaptureError, check=SAID["the-session-is-of-another-model"].raised):
+        with pytest.raises(CaptureError, check=SAID["session-of-another-model"].raised):
             judge_pair(loaded, prompts, "prefill", "decode", session=session)
 
 

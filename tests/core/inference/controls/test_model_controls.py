@@ -34,11 +34,6 @@ pytestmark = pytest.mark.model
 BLOCK = 7  # rows of the variant that a fault replaces by their neighbours'
 
 
-@pytest.fixture(scope="module")
-def narrow() -> LoadedModel:
-    return tiny_model("llama", "bfloat16")
-
-
 def _side(loaded: LoadedModel, path: str, prompts: list[tuple[int, ...]]) -> np.ndarray:
     with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
         return np.concatenate([whole_side(run, ids).float().numpy() for ids in prompts])
@@ -249,7 +244,7 @@ def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is
     assert run.pairs[0].verdict == "rounding"
     aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
     assert (aside.outcome, decided.outcome) == (NOTED, PASSED)
-    assert SAID["the-uploaded-floor-is-not-this"] in aside.says
+    assert SAID["floor-of-another-model"] in aside.says
     assert "this model's own rounding floor" in decided.says
     assert ("of an earlier verdict" in decided.control) == is_earlier
 

@@ -108,7 +108,7 @@ def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
     monkeypatch.setitem(BASES, "rolled", replace(BASES["prefill"], compute=rolled))
     row = _judged(loaded, "rolled")
     assert row.figures.first_module is None
-    assert SAID["what-is-wrong-comes-after-them"] in row.says
+    assert SAID["fault-after-modules"] in row.says
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_the_worked_example_of_the_documentation_names_its_module():
     growth, alone = known["growth"], known["alone"]
     assert growth.figures.first_module == "model.layers.1"
     assert growth.figures.modules == tuple(f"model.layers.{number}" for number in range(3))
-    assert SAID["enters-at-model-layers-1-or"] in growth.says
+    assert SAID["enters-here-or-before"] in growth.says
     assert alone.figures.modules_beyond == ("model.layers.1",)  # and not layer 2, which was fed what it put out
     assert alone.figures.largest_ratio_of_others < 2
 

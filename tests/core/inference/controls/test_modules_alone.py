@@ -86,7 +86,7 @@ def test_nan_is_told_where_it_begins_and_no_module_after_it_is_blamed(loaded):
         output[:, 3, 0] = float("nan")
         return output
 
-    with pytest.raises(CaptureError, check=SAID["nan-or-infinity-first-at-model"].raised):
+    with pytest.raises(CaptureError, check=SAID["first-module-with-nan"].raised):
         alone(loaded, with_fault("model.layers.1.mlp.up_proj", change))
 
 
@@ -101,5 +101,5 @@ def test_the_model_is_as_it_was(loaded):
 
 def test_an_engine_that_shows_no_module_is_refused(loaded):
     weight = loaded.model.lm_head.weight
-    with pytest.raises(CaptureError, check=SAID["hands-on-no-module-outputs-at"].raised):
+    with pytest.raises(CaptureError, check=SAID["no-module-outputs"].raised):
         alone(loaded, lambda model, ids: weight[ids][:, :8] @ weight[:, :8].T)

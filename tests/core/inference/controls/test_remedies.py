@@ -87,7 +87,7 @@ def test_invariant_sums_make_the_sides_equal_and_the_twin_without_them_does_not(
 
 def test_what_a_cpu_has_no_use_for_says_so(bfloat16):
     _, _, rows = bfloat16
-    assert rows["TF32 off"].refusal == SAID["tf32-is-off-on-prefill-as"]
+    assert rows["TF32 off"].refusal == SAID["tf32-already-off"]
     assert "exist on CUDA only" in rows["reduced reductions off"].refusal
     assert rows["TF32 off"].neq is None
     assert rows["TF32 off"].variant_share is None
@@ -132,7 +132,7 @@ def test_prices_are_of_paths_without_their_batch_at_every_batch_size(bfloat16):
 def test_a_model_of_float32_is_not_widened_again():
     loaded = tiny_model("gpt2")
     rows = tried(loaded, [list(tiny_prompts(loaded)[0])])
-    assert rows["float32"].refusal == rows["float32 head"].refusal == SAID["the-model-computes-in-float32-as"]
+    assert rows["float32"].refusal == rows["float32 head"].refusal == SAID["already-in-float32"]
     assert rows["as it is"].compute_dtype == "float32"
 
 

@@ -293,7 +293,7 @@ def test_what_cannot_be_measured_is_refused(prompts, seeds, options, sentence, l
 
 def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
     monkeypatch.setattr(floor.memory, "free_bytes", lambda device: 1000)
-    with pytest.raises(CaptureError, check=SAID["take-another-314-3-kb-cpu"].raised):
+    with pytest.raises(CaptureError, check=SAID["no-room-to-widen"].raised):
         rounding_floor(llama_bfloat16, [[5]], (0,), dtype="float32")
 
 
@@ -302,7 +302,7 @@ def test_a_floor_over_nothing_is_refused(llama: LoadedModel, monkeypatch: pytest
         emit(0, torch.zeros(batch.positions, batch.loaded.vocab_size))
 
     monkeypatch.setitem(BASES, "nothing", Base(without_model))
-    with pytest.raises(CaptureError, match=SAID["rounding-floor-of-nothing-no-linear"]):
+    with pytest.raises(CaptureError, match=SAID["nothing-to-reorder"]):
         rounding_floor(llama, [[5, 6]], (0,), "nothing")
 
 
@@ -311,7 +311,7 @@ def test_the_floor_of_a_compiled_path_is_refused(llama: LoadedModel, monkeypatch
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: compiled(model, backend="eager"))  # no C++ needed
     monkeypatch.setattr("core.inference.paths.modifiers._no_compiler", lambda *_: None)
-    with pytest.raises(CaptureError, match=SAID["called-through-torch-compile-whose-sums"]):
+    with pytest.raises(CaptureError, match=SAID["compiled-out-of-reach"]):
         rounding_floor(llama, [[5, 6]], (0,), "prefill+compile")
 
 
@@ -322,6 +322,6 @@ def test_what_torch_raises_inside_is_one_sentence_of_ours(llama: LoadedModel, mo
 
     before = state(llama)
     monkeypatch.setattr(reordering._Reorder, "_product", breaks)
-    with pytest.raises(CaptureError, match=SAID["rounding-floor-of-prefill-out-of"]):
+    with pytest.raises(CaptureError, match=SAID["floor-out-of-memory"]):
         rounding_floor(llama, [[5, 6]], (0,))
     assert state(llama) == before

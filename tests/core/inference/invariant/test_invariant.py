@@ -522,7 +522,7 @@ def test_without_the_fault_the_same_engine_is_cleared_in_float32() -> None:
     loaded = tiny_model("llama", "bfloat16")
     verdict = judge(loaded, tiny_prompts(loaded)[:1], variant=_decoded(1.0), until_decided=False)
     assert verdict.name == "rounding"
-    assert SAID["it-is-the-kernels-order-of"] in _row(verdict).says
+    assert SAID["only-the-order-of-sums"] in _row(verdict).says
     assert (_row(verdict).outcome, _row(verdict).figures) == (
         PASSED,
         OneOrderFigures(compute_dtype="float32", bit_identical=True),
@@ -539,7 +539,7 @@ def test_equal_bits_beside_a_rung_that_fails_clear_nothing() -> None:
         row = one_order_evidence(loaded, sides, False, JudgingSession(loaded, prompts).digest)
     assert row is not None
     assert row.outcome == NOTED
-    assert SAID["in-the-kernels-that-this-mode"] in row.says
+    assert SAID["in-the-replaced-kernels"] in row.says
     assert "cache" not in row.says
 
 

@@ -54,7 +54,7 @@ def test_a_chat_that_ends_with_the_answer_is_taken_as_it_is(chatty):
 
 
 def test_a_tokenizer_without_a_template_and_a_template_that_refuses_get_a_sentence(llama, chatty):
-    with pytest.raises(CaptureError, match=SAID["file-3-the-tokenizer-of-has"]):
+    with pytest.raises(CaptureError, match=SAID["no-chat-template"]):
         chat_tokens(llama, [USER], "file:3")
-    with pytest.raises(CaptureError, match=SAID["here-the-chat-template-of-refuses"]):
+    with pytest.raises(CaptureError, match=SAID["chat-template-refuses"]):
         chat_tokens(chatty, [USER, {"role": "tool", "content": "x"}], "here")

@@ -179,7 +179,7 @@ def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, a
 
 def test_a_file_that_is_no_gguf_is_named_and_none_of_it_is_read(tmp_path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04" * 100)
-    with pytest.raises(CaptureError, check=SAID["is-a-file-expected-a-folder"].raised):
+    with pytest.raises(CaptureError, check=SAID["file-is-no-model"].raised):
         load_model(str(tmp_path / "m.gguf"), dtype="float32", device="cpu")
 
 

@@ -369,7 +369,7 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dt
 
 
 def test_the_shortest_prompt_decides_what_can_be_reused(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match=SAID["path-reuse-4-a-prompt-of"]):
+    with pytest.raises(CaptureError, match=SAID["nothing-left-to-reuse"]):
         plan_capture(llama, [[5] * 20, [5, 6]], "prefill", ["reuse:4"])
 
 

@@ -307,7 +307,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     with RunWriter(store, plan.header) as writer:
         missing = run_capture(plan, writer)
         path = store.path_of(writer.finish())
-    assert missing == [SAID["the-modules-have-no-rounding-floor"]]
+    assert missing == [SAID["modules-without-floor"]]
     with RunReader(path) as run:
         found = summarize(run.layers(0))
     assert found is not None

@@ -177,7 +177,7 @@ def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path: Path
     (pair,), _ = made(tmp_path, reference=rows, variant=[[0.0, 1, 2], [-inf, 1, 2], [0.0, 1, 2]])
     outcome = Condition.parse("kl>1000").judge(pair)
     assert outcome.outcome == FAILED
-    assert SAID["at-1-of-3-positions-it"] in outcome.says
+    assert SAID["kl-undefined-at-a-position"] in outcome.says
     assert outcome.worst is not None
     assert outcome.worst["position"] == 1
 
@@ -188,7 +188,7 @@ def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp
     (pair,), _ = made(tmp_path, reference=rows, variant=rows)
     outcome = Condition.parse("kl>0").judge(pair)
     assert outcome.outcome == PASSED
-    assert SAID["1-of-3-positions-where-the"] in outcome.says
+    assert SAID["positions-without-kl-left-out"] in outcome.says
 
 
 @pytest.mark.parametrize("text", ["rms>1000", "max-abs>1000", "ulps:99999999", "bits", "kl>1000"])
@@ -207,7 +207,7 @@ def test_positions_without_any_number_are_noted(tmp_path: Path) -> None:
     rows = [[0.0, 1, 2], [nan, nan, nan]]
     pairs, _ = made(tmp_path, reference=rows, variant=rows)
     assert judged("flips", pairs[0]) == judged("same-top1<1", pairs[0]) == PASSED
-    assert gate_notes(pairs) == [SAID["at-1-of-2-positions-a"]]
+    assert gate_notes(pairs) == [SAID["side-without-numbers-at-a-position"]]
     assert gate_notes(made(tmp_path, reference=rows[:1], variant=rows[:1])[0]) == []
 
 
@@ -268,7 +268,7 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
     kl = float((p * np.log(p / q)).sum())
     assert SAID["flips-variant-against-reference-has-another"].begins(report.sentence(outcome))
     # Every value is a bfloat16, of which there are 128 from 1 to 2 and from 2 to 4.
-    assert SAID["160-and-64-ulps-kl-0"] in report.sentence(outcome)
+    assert SAID["flip-with-margins-in-ulps"] in report.sentence(outcome)
     told = report.as_json()["worst"]
     assert (told["variant"], told["prompt"], told["position"], told["token"], told["text"]) == (
         "variant",

@@ -162,8 +162,8 @@ def test_markdown_has_a_row_a_condition_and_then_the_worst_position() -> None:
     assert lines[2] == "2 failed, 1 undecided, 1 passed."
     assert lines[4] == SAID["outcome-condition-pair-figure-what-it"]
     said = report().outcomes[0].says
-    assert lines[6] == SAID["failed-kl-0-01-today-against"].format(said)
-    assert lines[9] == SAID["failed-bounds-other-against-golden-2"]
+    assert lines[6] == SAID["row-of-a-condition-in-markdown"].format(said)
+    assert lines[9] == SAID["row-of-bounds-in-markdown"]
     assert SAID["worst-position-other-against-golden-position"].begins(lines[11])
     assert lines[-1] == "Note: a note about today"
 
@@ -185,7 +185,7 @@ def test_thousands_of_prompts_are_told_in_a_table_that_can_be_read() -> None:
     text = markdown_text(GateReport(outcomes, (Prompt(1),), {}))
     assert text.count("\n| **failed** |") == 50
     assert "450 more prompts" in text
-    assert SAID["500-of-1-000-prompts-are"] in text
+    assert SAID["prompts-within-bounds-counted"] in text
 
 
 def test_a_file_is_written_whole_over_an_older_one_and_through_a_link(tmp_path: Path) -> None:

@@ -437,6 +437,6 @@ def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first
         replace(card, pair_verdicts=("rounding", "bug suspected")),
         replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),
     ]
-    assert counted(cards) == SAID["2-runs-with-4-pairs-2"]
-    assert counted(cards[:1]) == SAID["1-run-with-2-pairs-1"]
+    assert counted(cards) == SAID["two-runs-counted"]
+    assert counted(cards[:1]) == SAID["one-run-counted"]
     assert counted([replace(card, pair_verdicts=())]) == "1 run."

@@ -291,7 +291,7 @@ def test_while_nothing_answers_the_gallery_shows_what_is_known_and_says_so(
         assert list_runs(store) == before
         assert store.outage is not None
         assert "no connection, 3 times" in store.outage
-        assert SAID["runs-are-listed-as-they-were"] in store.outage
+        assert SAID["runs-are-listed-as-they-were-at-20"] in store.outage
         assert store.path_of("fetched").read_bytes() == body
         assert store.labels("fetched") == Labels(("a tag",))
         for refused in (

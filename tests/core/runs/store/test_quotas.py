@@ -152,8 +152,8 @@ def test_of_each_cell_of_a_sweep_the_newest_so_many_stay(tmp_path: Path) -> None
     ids = _cells(store := Store(tmp_path / "cells"), "rounding", "rounding", "rounding", "rounding")
     found = due(store, Retention(cells=2))
     assert [(run.run_id, run.because) for run in found] == [
-        (ids[0], SAID["3-runs-of-its-cell-are"]),
-        (ids[1], SAID["2-runs-of-its-cell-are"]),
+        (ids[0], SAID["oldest-run-beyond-what-a-cell-keeps"]),
+        (ids[1], SAID["second-run-beyond-what-a-cell-keeps"]),
     ]
 
 
@@ -205,7 +205,7 @@ def test_a_reservation_leaves_the_disk_its_room(store: Store, monkeypatch: pytes
     monkeypatch.setattr(quotas, "free_bytes", lambda _: 1000)
     limits = Limits(free_bytes=300)
     partial = reserving(store, 500, limits)
-    with pytest.raises(LimitError, check=SAID["1-000-are-free-on-the"].raised):
+    with pytest.raises(LimitError, check=SAID["room-with-writes-on-their-way"].raised):
         reserving(store, 201, limits)
     reserving(store, 200, limits).remove()
     partial.remove()

@@ -187,7 +187,7 @@ def test_kernels():
     names = ("prefill", "prefill+batch:2")
     assert kernels.sentence(side_by_side(reference, variant), names) == (SAID["of-4-kernels-1-runs-only"])
     assert kernels.sentence(side_by_side(reference, reference), names) == (SAID["both-sides-launch-the-same-3"])
-    assert kernels.sentence([], names) == SAID["no-kernel-was-seen-on-either-side"]
+    assert kernels.sentence([], names) == SAID["no-kernel-was-seen-in-full"]
 
 
 def cache_figures(neq: int, kinds: tuple[str, ...] = ("key",)) -> kv_cache.CacheFigures:

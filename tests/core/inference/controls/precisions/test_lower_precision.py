@@ -28,9 +28,26 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import SHIPPED, model_named, try_case
 from core.inference.controls.drawn_roundings import PREFILL, beside_a_precision, sixteen_rows
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.precisions import catalogue as precisions
 from core.inference.controls.precisions import in_16_bits, search
-from core.inference.controls.precisions.catalogue import CACHE, LAYERS, LOGITS, Precision, Stored, catalogue
+from core.inference.controls.precisions.catalogue import (
+    CACHE,
+    LAYERS,
+    LOGITS,
+    NF4_LEVELS,
+    Precision,
+    Stored,
+    _weights_rounded,
+    catalogue,
+    integers,
+    integers_with_zero,
+    mantissa,
+    nf4,
+    q4_0,
+    q8_0,
+    scaled,
+    through,
+    weights_are_of_16_bits,
+)
 from core.inference.controls.precisions.in_16_bits import _is_coarser, sixteen_bits_alone
 from core.inference.controls.precisions.lower_precision import lowered, ordinals
 from core.inference.controls.precisions.lowered_side import Lowered, answering
@@ -74,16 +91,6 @@ NAMED_BOTH = {
 }
 
 
-@pytest.fixture(scope="module")
-def small() -> LoadedModel:
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def narrow() -> LoadedModel:
-    return tiny_model("llama", "bfloat16")
-
-
 def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
     return [tiny_prompts(loaded)[0][:28]]
 
@@ -119,7 +126,7 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
     assert verdict.name == BUG_SUSPECTED
     assert _row(verdict.evidence).outcome == FAILED
     is_part = case.name != "a stale slot in an engine in bfloat16"  # of which nothing else is lowered
-    assert (SAID["a-lower-precision-is-part-of"] in verdict.because) == is_part
+    assert (SAID["lower-precision-is-part"] in verdict.because) == is_part
     assert "slot" not in case.name or verdict.first_place == (
         0,
         16,
@@ -148,7 +155,7 @@ def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_
     """
     found = _asked(small, with_weights(eight_bits, stored(fp8)), 14)
     assert found.evidence.outcome == PASSED
-    assert found.evidence.figures.precision == (SAID["kv-cache-in-float8-e4m3fn-rounded"])
+    assert found.evidence.figures.precision == (SAID["fp8-cache-read-before-rounding"])
     assert f"with its {found.evidence.figures.precision}, " in found.evidence.says
     wrong = _asked(small, with_weights(eight_bits, stale_slot_in_fp8), 20)
     assert (wrong.evidence.outcome, wrong.place) == (FAILED, (0, 16))
@@ -160,8 +167,8 @@ def test_weights_of_16_bits_in_the_middle_of_two_values_fall_as_the_side_s_own_a
     cache that is rounded from 8 on; with a stale slot that is read from 16 on as the twin.
     """
     with converted(tiny_model("llama", "bfloat16"), "float32") as widened:
-        assert precisions.weights_are_of_16_bits(widened.model)
-        assert not precisions.weights_are_of_16_bits(tiny_model("llama").model)
+        assert weights_are_of_16_bits(widened.model)
+        assert not weights_are_of_16_bits(tiny_model("llama").model)
         found = _asked(widened, with_weights(eight_bits, stored(fp8)), 14)
         assert found.evidence.outcome == PASSED
         assert all(each in found.evidence.says for each in NAMED_BOTH["weights of 8 bits and an fp8 cache"])
@@ -181,8 +188,8 @@ def test_a_fault_that_an_fp8_cache_would_be_large_enough_for_is_not_made_of_what
     engine, own, prompts = CASES[case].engine, copy.deepcopy(narrow.model), tiny_prompts(narrow)
     assert engine is not None
     side = side_of(lambda _, ids: engine(own, ids))
-    by_name = {each.name: each for each in precisions.catalogue(narrow)}
-    cache = replace(by_name["KV cache in float8_e4m3fn"], stored=precisions.Stored(8, 8))
+    by_name = {each.name: each for each in catalogue(narrow)}
+    cache = replace(by_name["KV cache in float8_e4m3fn"], stored=Stored(8, 8))
     with torch.inference_mode():
         _, (failed,) = sixteen_rows(narrow, prompts, [side], ())
         row, test = beside_a_precision(narrow, prompts, side, (), cache)
@@ -301,7 +308,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narro
     assert judge_pair(narrow, prompts, "prefill", sound).verdict.name == LOWER_PRECISION
     verdict = judge_pair(narrow, prompts, "prefill", wrong_in_bfloat16).verdict
     assert verdict.name == BUG_SUSPECTED
-    assert SAID["the-kernels-of-bfloat16-have-a"] in verdict.because
+    assert SAID["fault-of-16-bit-kernels"] in verdict.because
 
 
 def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
@@ -355,7 +362,7 @@ def test_the_model_is_what_it_was_after_every_precision(small: LoadedModel) -> N
     before = {name: parameter.clone() for name, parameter in small.model.named_parameters()}
     ids = list(range(3, 12))
     with torch.inference_mode():
-        for each in precisions.catalogue(small):
+        for each in catalogue(small):
             with each.side.open(small, None) as run:
                 logits = whole_side(run, ids)
             assert logits.shape == (9, small.vocab_size), each.name
@@ -369,7 +376,7 @@ def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel
     found = {}
     with torch.inference_mode():
         plain = small.model(torch.tensor([ids])).logits[0]
-        for each in precisions.catalogue(small):
+        for each in catalogue(small):
             with each.side.open(small, None) as run:
                 found[each.name] = whole_side(run, ids)
     assert all(not torch.equal(logits, plain) for logits in found.values())
@@ -380,13 +387,13 @@ def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel
 def test_two_precisions_at_once_are_those_of_an_engine_that_has_both(small: LoadedModel) -> None:
     """Three pairs: a cache and weights; all weights and those of layers, rounded in that order; weights and logits."""
     ids = list(range(3, 15))
-    by_name = {each.name: each for each in precisions.catalogue(small)}
+    by_name = {each.name: each for each in catalogue(small)}
     cache, layers = (
         by_name["KV cache in float8_e4m3fn"],
         by_name["weights of linear layers in int8, a scale for each output"],
     )
     weights, logits = by_name["weights in bfloat16"], by_name["logits in bfloat16"]
-    both = replace(layers, beside=replace(cache, stored=precisions.Stored(8, 8)))
+    both = replace(layers, beside=replace(cache, stored=Stored(8, 8)))
     before = {name: parameter.clone() for name, parameter in small.model.named_parameters()}
     with torch.inference_mode():
         expected = with_weights(eight_bits, stored(fp8))(small.model, torch.tensor(ids))
@@ -415,26 +422,24 @@ def test_the_same_tokens_may_have_been_answered_twice_each_time_otherwise(small:
 def test_formats_hold_the_values_that_their_definitions_say() -> None:
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
     for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
-        assert np.array_equal(
-            precisions.through(dtype)(values).numpy(), values.numpy().astype(other).astype(np.float32)
-        )
-    assert precisions.through(torch.float8_e4m3fn)(torch.tensor([1e6, -500.0])).tolist() == [448.0, -448.0]
+        assert np.array_equal(through(dtype)(values).numpy(), values.numpy().astype(other).astype(np.float32))
+    assert through(torch.float8_e4m3fn)(torch.tensor([1e6, -500.0])).tolist() == [448.0, -448.0]
     # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 * 2^-11 to 1 + 2^-9
     given = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, -3.0000001])
-    assert precisions.mantissa(10)(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
+    assert mantissa(10)(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
     # int4 from -7 to 7: the scale of this row is 1
-    assert precisions.integers(4, 0)(torch.tensor([[7.0, -3.4, 2.6, 0.49]])).tolist() == [[7.0, -3.0, 3.0, 0.0]]
+    assert integers(4, 0)(torch.tensor([[7.0, -3.4, 2.6, 0.49]])).tolist() == [[7.0, -3.0, 3.0, 0.0]]
     # with a zero point: 15 steps of 1 from -5 to 10
     row = torch.tensor([[-5.0, 10.0, 0.0, 3.4, -2.6]])
-    assert precisions.integers_with_zero(4, 64)(row).tolist() == [[-5.0, 10.0, 0.0, 3.0, -3.0]]
+    assert integers_with_zero(4, 64)(row).tolist() == [[-5.0, 10.0, 0.0, 3.0, -3.0]]
     # Q8_0: the scale is the largest magnitude over 127 in float16
     row = torch.zeros(1, 32)
     row[0, :3] = torch.tensor([127.0, 63.5, -1.4])
-    assert precisions.q8_0(row)[0, :4].tolist() == [127.0, 64.0, -1.0, 0.0]
+    assert q8_0(row)[0, :4].tolist() == [127.0, 64.0, -1.0, 0.0]
     # Q4_0: the value of largest magnitude is -8 steps, its opposite cannot be had and becomes 7
     row[0, :4] = torch.tensor([-8.0, 8.0, 2.4, -3.5])
-    assert precisions.q4_0(row)[0, :5].tolist() == [-8.0, 7.0, 2.0, -3.0, 0.0]
-    assert precisions.nf4(torch.tensor([[2.0, -2.0, 0.4, 0.01]]))[0].tolist() == pytest.approx(
+    assert q4_0(row)[0, :5].tolist() == [-8.0, 7.0, 2.0, -3.0, 0.0]
+    assert nf4(torch.tensor([[2.0, -2.0, 0.4, 0.01]]))[0].tolist() == pytest.approx(
         [2.0, -2.0, 0.3218604, 0.0], abs=1e-6
     )
 
@@ -444,22 +449,16 @@ def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
     least = 0.9677083  # as bitsandbytes has it: half way between 1 - 1/30 and 1 - 1/32
     above, below = (norm.ppf(np.linspace(least, 0.5, count)[:-1]) for count in (9, 8))
     levels = np.sort([*above, 0.0, *-below]) / above.max()
-    np.testing.assert_allclose(precisions.NF4_LEVELS, levels, atol=2e-7)
+    np.testing.assert_allclose(NF4_LEVELS, levels, atol=2e-7)
 
 
 def test_groups_end_with_the_row_and_zeros_stay_zeros() -> None:
     values = torch.cat([torch.full((2, 32), 0.5), torch.full((2, 8), 100.0)], dim=1)
-    for rounding in (precisions.integers(4, 32), precisions.q8_0, precisions.q4_0):
+    for rounding in (integers(4, 32), q8_0, q4_0):
         found = rounding(values)
         assert found.shape == values.shape
         assert found[:, :32] == pytest.approx(0.5, rel=0.01)  # not by the scale of its neighbours
-    for rounding in (
-        precisions.integers(8, 0),
-        precisions.integers_with_zero(4, 32),
-        precisions.q4_0,
-        precisions.nf4,
-        precisions.scaled(torch.float8_e4m3fn, 448, 0),
-    ):
+    for rounding in (integers(8, 0), integers_with_zero(4, 32), q4_0, nf4, scaled(torch.float8_e4m3fn, 448, 0)):
         assert rounding(torch.zeros(2, 64)).eq(0).all()
 
 
@@ -562,7 +561,7 @@ def test_two_precisions_at_once_on_other_models(name: str) -> None:
 
 
 def test_experts_and_norms_are_left_as_they_are_where_only_linear_layers_are_rounded(small: LoadedModel) -> None:
-    with precisions._weights_rounded(small.model, lambda values: values * 0, is_all=False):
+    with _weights_rounded(small.model, lambda values: values * 0, is_all=False):
         kept = {name for name, parameter in small.model.named_parameters() if parameter.any()}
     assert {
         name for name, _ in small.model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name
@@ -576,7 +575,7 @@ def test_what_rounds_nothing_in_16_bits_is_no_precision_there(dtype, caches):
     a model in bfloat16 excused them.
     """
     loaded = tiny_model("llama", "bfloat16")
-    kept = {each.format for each in precisions.catalogue(loaded) if _is_coarser(each, getattr(torch, dtype))}
+    kept = {each.format for each in catalogue(loaded) if _is_coarser(each, getattr(torch, dtype))}
     assert kept & {"bfloat16", "float16"} == caches
     assert {"float8_e4m3fn", "NF4", "GGUF's Q8_0"} <= kept  # the twin: what does round
 
