@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from inspect import cleandoc
 
 from .command_name import CALLED, OF_A_CLONE, called
@@ -95,6 +96,8 @@ app.add_typer(hosting.tokens_app, name="tokens")
 
 def main() -> None:
     """Run the command line; what ULPscope raises on purpose becomes one sentence on stderr and exit code 2."""
+    if not sys.warnoptions:  # warnings of libraries are for whoever develops: python -W shows them
+        warnings.simplefilter("ignore")
     try:
         code = app(prog_name=os.environ.get(CALLED), standalone_mode=False)
     except UlpscopeError as error:

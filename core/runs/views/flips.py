@@ -60,10 +60,11 @@ def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
         return Candidates(tokens, logits, np.empty(0), None)
     places = ordinals(bits_of(logits.astype(fmt.values)), fmt)
     low, high = int(places.min()), int(places.max())
-    span = np.arange(low - 1, high + 2)
     edge = fmt.first_nonfinite
-    span = span[(span > -edge) & (span < edge)] if len(span) <= MOST_GRID_LINES else span[:0]
-    return Candidates(tokens, logits, values_at(span, fmt).astype(np.float64), high - low)
+    # Logits of different signs can be 2**32 ordinals apart, so the size is asked before the grid is made.
+    is_small = high - low + 3 <= MOST_GRID_LINES
+    grid = np.arange(max(low - 1, 1 - edge), min(high + 2, edge)) if is_small else np.empty(0, np.int64)
+    return Candidates(tokens, logits, values_at(grid, fmt).astype(np.float64), high - low)
 
 
 _FIGURES = [

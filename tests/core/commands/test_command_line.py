@@ -50,6 +50,17 @@ def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, co
     assert "Traceback" not in done.stderr
 
 
+def test_warnings_of_libraries_reach_no_user(tmp_path):
+    """Casting -1e38 to float16, as `explain` does for its grids, overflows."""
+    rows = np.zeros((2, 8, 64), np.float32)
+    rows[0, :, 0], rows[0, :, 1], rows[1, :, 0], rows[1, :, 1] = 1e38, -1e38, -1e38, 1e38
+    np.savez(tmp_path / "large.npz", a=rows[0], b=rows[1])
+    stored = in_a_process(tmp_path, "ingest", str(tmp_path / "large.npz"))
+    done = in_a_process(tmp_path, "explain", stored.stdout.strip())
+    assert done.returncode == 0
+    assert stored.stderr + done.stderr == ""
+
+
 def test_compare_prints_the_contract_and_needs_no_store(cli, tmp_path):
     done = cli("compare", CASES / "flips_fp16.npz", "--json", "--positions")
     assert done.returncode == 0, done.stderr

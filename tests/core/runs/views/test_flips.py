@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,26 @@ def test_candidates_on_either_side_of_zero_have_the_values_of_both_signs_between
     least = candidates(top((0, 2.0**-149, 0.0), (1, 0.0, 2.0**-149)), FLOAT32)
     assert least is not None
     assert least.grid.tolist() == [-(2.0**-149), 0.0, 2.0**-149, 2.0**-148]
+
+
+def test_candidates_of_opposite_signs_take_no_memory_by_their_distance():
+    """2^32 ordinals lie between the largest values of float32."""
+    largest = float(np.finfo(np.float32).max)
+    tracemalloc.start()
+    found = candidates(top((0, largest, -largest), (1, -largest, largest)), FLOAT32)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found is not None
+    assert found.steps == 2 * (0x7F800000 - 1)
+    assert not len(found.grid)
+    assert peak < 1 << 20
+
+
+def test_the_grid_ends_at_the_largest_value_of_the_dtype():
+    largest = float(np.finfo(np.float32).max)
+    found = candidates(top((0, largest, largest), (1, largest, largest)), FLOAT32)
+    assert found is not None
+    assert found.grid.tolist() == [largest - 2.0**104, largest]
 
 
 def test_where_no_argmax_changes_the_runner_up_that_is_nearest_on_a_side_is_the_other_candidate():
