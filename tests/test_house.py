@@ -76,7 +76,14 @@ ROOMS = {
     "core.runs.reader": (*_RUN_FILE, "core.runs.tables", "core.runs.figures"),
     "core.runs.views": (*_RUNS, "core.capture_request", "core.runs.sparse"),
     "core.runs.store": (*_RUNS, "core.command_name", "core.configuration", "core.packaged_models", "core.runs.views"),
-    "core.runs.reports": (*_STORED, "core.runs.ops_run", "core.runs.sparse", "core.runs.sparse_run"),
+    "core.runs.reports": (
+        *_STORED,
+        "core.__version__",
+        "core.packaged_models",
+        "core.runs.ops_run",
+        "core.runs.sparse",
+        "core.runs.sparse_run",
+    ),
     "core.runs.sparse": ("core.numerics", "core.runs.file"),
     "core.runs.importing": (*_STORED, "core.runs.ops_run", "core.runs.sparse_run", "core.runs.writer"),
     "core.runs.sparse_run": (*_STORED, "core.runs.sparse"),
@@ -619,7 +626,7 @@ def test_the_parts_of_a_page_bear_its_name() -> None:
     rooms = {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").exists()}
     assert rooms - set(PAGES) == {"api", "components", "gallery", "hosting", "shell", "sparse", "uploads", "verdict"}
     views = {path.stem for path in (ROOT / "core" / "runs" / "views").glob("*.py")} - {"__init__"}
-    assert views - set(PAGES) == {"continuations", "elements", "request", "sparse", "verdicts"}
+    assert views - set(PAGES) == {"continuations", "elements", "headline", "request", "sparse", "verdicts"}
 
 
 def _loaded_by(statements: str, names: tuple[str, ...]) -> str:

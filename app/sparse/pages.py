@@ -85,7 +85,7 @@ def _folded(view: selection.SparseView) -> None:
     )
     if folded.open:
         with folded:
-            code_block(sparse_markdown(view.run, view.pair.variant, _link(view)), wraps=True)
+            code_block(sparse_markdown(view.run, view.pair.variant, address.absolute(view)), wraps=True)
     _provenance(view)
 
 
@@ -147,12 +147,6 @@ def _ways(view: selection.SparseView) -> None:
 
 def _of_prompt(view: selection.SparseView) -> str:
     return f" of prompt {view.prompt}" if view.prompts > 1 else ""
-
-
-def _link(view: selection.SparseView) -> str:
-    from urllib.parse import urlencode
-
-    return f"{(st.context.url or '/overview').split('?')[0]}?{urlencode(address.of(view))}"
 
 
 def _texts(view: selection.SparseView) -> None:

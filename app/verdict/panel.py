@@ -6,7 +6,6 @@ Everything it says is stored with the run; core.runs.views.verdicts turns rows i
 from __future__ import annotations
 
 import json
-from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
@@ -319,9 +318,4 @@ def report(view: selection.View) -> None:
     )
     if unfolded.open:
         with unfolded:
-            code_block(issue_text(view.run, [view.pair], link(view)), wraps=True)
-
-
-def link(view: selection.View) -> str:
-    """The address of this view."""
-    return f"{(st.context.url or '/overview').split('?')[0]}?{urlencode(address.of(view))}"
+            code_block(issue_text(view.run, [view.pair], address.absolute(view)), wraps=True)

@@ -6,18 +6,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlencode
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from ..command_name import called
+from ..configuration import configuration
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
 from ..runs.file.kept import ALL, note
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import issue_text
+from ..runs.reports.markdown import report_address
 from ..runs.reports.report_json import report_of_run
 from ..runs.reports.run_json import card_json, provenance_json, run_json
 from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
@@ -165,7 +166,7 @@ def show(
 def _show_sparse(run: SparseRun, markdown: bool, variant: str | None, positions: bool, as_json_: bool) -> None:
     """A run of sparse sides: where it comes from, what was sent, and what follows from it."""
     if markdown:
-        sys.stdout.write(sparse_markdown(run, variant, f"/overview?{urlencode({'run': run.run_id})}"))
+        sys.stdout.write(sparse_markdown(run, variant, _address({"run": run.run_id})))
         return
     if as_json_:
         print_json(sparse_run_json(run, with_positions=positions))
@@ -187,12 +188,16 @@ def _print_facts(name: str, said: Mapping[str, object]) -> None:
 
 
 def _markdown(run: RunReader, variant: str | None) -> str:
-    """The report of one variant, or of all; its address is that of a dashboard, wherever one runs."""
+    """The report of one variant, or of all."""
     pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
     if not pairs:
         raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
     place = {"run": run.run_id, **({"variant": variant} if variant is not None else {})}
-    return issue_text(run, pairs, f"/overview?{urlencode(place)}")
+    return issue_text(run, pairs, _address(place))
+
+
+def _address(place: dict[str, str]) -> str:
+    return report_address(place, configuration().hosting.public_url)
 
 
 def _print_caches(run: RunReader) -> None:

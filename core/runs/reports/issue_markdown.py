@@ -1,8 +1,7 @@
-"""A run as Markdown for an issue thread: where it comes from, figures of a pair, its verdict with all evidence, flips,
-an address.
+"""A run as Markdown for an issue thread: verdict, one sentence, five figures and the flips; all else is folded.
 
-Every name, path and token comes from somebody's file: it stands in a code span or is escaped, so that it stays text
-wherever pasted.
+Every name, path and token comes from somebody's file: it stands in a code span or block or is escaped, so that it stays
+text wherever pasted.
 """
 
 from __future__ import annotations
@@ -10,76 +9,121 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ...text import number, percent, plural
+from ... import __version__
+from ...text import number, out_of, percent, plural, three_digits
+from ..file.records import FAILING
 from ..reader import RunReader, StoredPair
-from ..views.request import typed_again
+from ..views.headline import noise_ratios, ulp_percentile
 from ..views.verdicts import Finding, finding
-from .markdown import code, plain, table
+from .markdown import block, code, folded, plain, table
 from .report_json import over_logits, over_positions
+from .reproduction import model_of, reproduction
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_FLIPS = 5
+_MOST_PROMPTS = 3  # shown in full
+LONGEST_PROMPT = 2000  # characters
 
 
 def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str:
-    """Markdown. `address`: where the run can be looked at."""
-    parts = [f"### {code(run.header.name)}", _provenance(run)]
-    for pair in pairs:
-        parts += _pair(run, pair)
-    return "\n\n".join([*parts, f"Run {code(run.run_id)}: {address}"]) + "\n"
+    """Markdown, at most 25 lines of it unfolded. address: where the run can be looked at."""
+    findings = [(pair, finding(run, pair, run.positions(pair.index))) for pair in pairs]
+    findings.sort(key=lambda each: each[1].name not in FAILING)  # what fails is what the thread is about
+    pair, found = findings[0]
+    header, about = run.header, run.header.provenance
+    parts = _pair(run, pair, found)
+    origin = [code(model_of(about))] if about.model else []
+    parts.append(" · ".join([f"Run {code(header.name)}", *origin, header.compute_dtype, address]))
+    if len(findings) > 1:
+        others = [part for other in findings[1:] for part in (*_pair(run, *other), *_details(run, *other))]
+        parts.append(folded(f"{plural(len(findings) - 1, 'other variant')}", others))
+    parts.append(
+        folded("Prompt, how to reproduce, versions", [*_prompts(run, pair), *reproduction(run), _provenance(run)])
+    )
+    parts.append(folded("All figures and checks", _details(run, pair, found)))
+    return "\n\n".join(parts) + "\n"
 
 
 def _provenance(run: RunReader) -> str:
     header, about = run.header, run.header.provenance
-    revision = f" at revision {code(about.revision)}" if about.revision else ""
+    versions = {"ulpscope": __version__, **about.versions}
     facts = {
-        "model": code(about.model) + revision if about.model else "",
+        "model": code(model_of(about)) if about.model else "",
+        "revision": code(about.revision) if about.revision else "",
         "dtype": header.compute_dtype,
         "device": plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
-        "versions": plain(", ".join(f"{name} {version}" for name, version in about.versions.items())),
-        "prompts": (
-            f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}, vocabulary {header.vocab:,}"
-        ),
+        "versions": plain(", ".join(f"{name} {version}" for name, version in versions.items())),
+        "size": f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}, {header.vocab:,} tokens",
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
-        "command": code(command) if (command := typed_again(about)) else "",
         "note": plain(about.note),
     }
     return table(("", ""), [(name, value) for name, value in facts.items() if value])
 
 
-def _pair(run: RunReader, pair: StoredPair) -> list[str]:
+def _pair(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
+    """Verdict, sentence, figures and flips of a pair."""
+    parts = [
+        f"### {code(pair.variant)} vs {code(pair.reference)}: {plain(found.name)}",
+        plain(found.because),
+        table(("figure", ""), list(_figures(run, pair).items())),
+    ]
+    if pair.summary.flips:
+        positions = run.positions(pair.index)
+        parts.append(_flips(run, pair, positions[positions["is_flip"]]))
+    return [part for part in parts if part]
+
+
+def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
+    """The five figures that say most."""
     summary, header = pair.summary, run.header
-    positions = run.positions(pair.index)
-    found = finding(run, pair, positions)
     elements = header.rows * header.vocab
-    logits, positions_of_kl = (
+    ratios = noise_ratios(run.evidence(pair.index))
+    logits, of_kl = (
         f", {over}" if over else "" for over in (over_logits(summary, elements), over_positions(summary, header.rows))
     )
     figures = {
-        "differing logits": f"{summary.neq:,} of {elements:,} ({percent(summary.neq / elements)})",
-        "largest difference": f"{summary.max_abs:.6g} logits{logits}",
-        "rms of the difference": f"{summary.rms:.4g} logits{logits}",
-        "largest distance": (
-            f"{summary.max_ulps:,} ULPs of {header.compute_dtype} (mean {summary.mean_ulps:.4g}){logits}"
+        "flips": f"{summary.flips:,} of {plural(header.rows, 'position')} ({percent(summary.flips / header.rows)})",
+        "logits that differ": out_of(summary.neq, elements),
+        "rms difference": (
+            ratios[0].words
+            if ratios
+            else f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}"
         ),
-        "in row ULPs": f"largest {number(summary.max_row_ulps)}, rms {number(summary.rms_row_ulps, 3)}{logits}",
-        "flips": f"{summary.flips:,} of {plural(header.rows, 'position')}",
-        "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
-        "KL, nats": f"mean {number(summary.mean_kl, 3)}, largest {number(summary.max_kl, 3)}{positions_of_kl}",
+        "largest difference": f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}",
+        "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{of_kl}",
     }
-    if summary.nonfinite_mismatch:
-        figures["NaN or infinity on one side"] = f"{summary.nonfinite_mismatch:,} logits"
-    parts = [
-        f"#### {code(pair.variant)} against {code(pair.reference)}: {plain(found.name)}",
-        plain(found.sentence),
-        table(("figure", ""), list(figures.items())),
-        table(("rung", "outcome", "what it says", "control"), list(_evidence(found))),
+    if summary.nonfinite_mismatch:  # five stay five: NaN leaves little of KL
+        figures = {"NaN or Inf on one side": plural(summary.nonfinite_mismatch, "logit"), **figures}
+        del figures["KL, nats"]
+    return figures
+
+
+def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
+    """All other figures of a pair, and its checks."""
+    summary, header = pair.summary, run.header
+    histogram = run.histogram(pair.index)
+    logits, of_kl = (
+        f", {over}" if over else ""
+        for over in (over_logits(summary, header.rows * header.vocab), over_positions(summary, header.rows))
+    )
+    figures = {
+        "noise floor": "; ".join(each.words for each in noise_ratios(run.evidence(pair.index))),
+        "rms difference": f"{number(summary.rms)} logits, {number(summary.rms_row_ulps, 3)} row ULPs{logits}",
+        "ULPs": (
+            f"median {number(ulp_percentile(histogram, 0.5))}, 99th percentile"
+            f" {number(ulp_percentile(histogram, 0.99))}, mean {three_digits(summary.mean_ulps)},"
+            f" max {summary.max_ulps:,} ULPs of {header.compute_dtype}{logits}"
+        ),
+        "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
+        "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{of_kl}",
+    }
+    return [
+        plain(found.more),
+        table(("figure", ""), [(name, value) for name, value in figures.items() if value]),
+        table(("check", "outcome", "result", "control"), list(_evidence(found))),
     ]
-    if summary.flips:
-        parts.append(_flips(run, pair, positions[positions["is_flip"]]))
-    return parts
 
 
 def _evidence(found: Finding) -> Iterable[tuple[str, ...]]:
@@ -87,7 +131,27 @@ def _evidence(found: Finding) -> Iterable[tuple[str, ...]]:
         for row in rung.rows:
             yield rung.name, row.outcome, plain(row.says), plain(row.control)
         if not rung.rows:
-            yield rung.name, "not run", rung.supply, ""
+            yield rung.name, "not run", plain(rung.supply), ""
+
+
+def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
+    """Texts of the prompts, those with flips first; their token ids if they have no texts."""
+    positions = run.positions(pair.index)
+    with_flips = set(positions.loc[positions["is_flip"], "prompt"].tolist())
+    prompts = run.header.prompts
+    order = sorted(range(len(prompts)), key=lambda place: place not in with_flips)
+    parts = []
+    for place in order[:_MOST_PROMPTS]:
+        prompt = prompts[place]
+        text = "".join(prompt.token_texts) or " ".join(map(str, prompt.token_ids))
+        if text:
+            cut = f", first {LONGEST_PROMPT:,} characters" if len(text) > LONGEST_PROMPT else ""
+            kind = "" if prompt.token_texts else ", token ids"
+            number_of = f" {place}" if len(prompts) > 1 else ""
+            parts += [f"Prompt{number_of}{kind}{cut}:", block(text[:LONGEST_PROMPT])]
+    if len(prompts) > _MOST_PROMPTS and parts:
+        parts.append(f"{_MOST_PROMPTS} of {len(prompts):,} prompts are shown.")
+    return parts
 
 
 def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
@@ -96,10 +160,9 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
         place = f"{row.position} of prompt {row.prompt}" if len(run.header.prompts) > 1 else f"{row.position}"
         tokens = [_token(run, token) for token in (row.reference_token, row.variant_token)]
         ulps = [_whole(margin) for margin in (row.reference_margin_ulps, row.variant_margin_ulps)]
-        rows.append((place, *tokens, " / ".join(ulps), f"{row.max_abs:.6g}"))
-    head = ("position", code(pair.reference), code(pair.variant), "margins, ULPs", "largest difference there")
-    more = f"The first {MOST_FLIPS} of {len(flips):,} flips:\n\n" if len(flips) > MOST_FLIPS else "Flips:\n\n"
-    return more + table(head, rows)
+        rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))
+    what = f"flip at position ({MOST_FLIPS} of {len(flips):,})" if len(flips) > MOST_FLIPS else "flip at position"
+    return table((what, code(pair.reference), code(pair.variant), "margins, ULPs", "max difference there"), rows)
 
 
 def _token(run: RunReader, token: int | None) -> str:
@@ -114,4 +177,4 @@ def _token(run: RunReader, token: int | None) -> str:
 def _whole(value: object) -> str:
     import pandas as pd
 
-    return "undefined" if pd.isna(value) else f"{int(value)}"  # type: ignore[call-overload]
+    return "undefined" if pd.isna(value) else f"{int(value):,}"  # type: ignore[call-overload]

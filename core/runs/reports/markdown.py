@@ -6,8 +6,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from urllib.parse import urlencode, urlsplit
 
-from ...text import printable
+from ...text import legible, printable
+
+
+def report_address(query: dict[str, str], public_url: str, page: str = "") -> str:
+    """Absolute address of a run: at the configured public URL, else at the origin of the page that is open, else at a
+    dashboard on this machine.
+    """
+    opened = urlsplit(page or "http://localhost:8501/overview")
+    base = public_url.rstrip("/") or f"{opened.scheme}://{opened.netloc}"
+    return f"{base}{opened.path}?{urlencode(query)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -15,19 +25,41 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def folded(title: str, parts: Sequence[str]) -> str:
+    """`<details>` that show `title` until they are opened. title: ours, never of a file."""
+    return "\n\n".join([f"<details><summary>{title}</summary>", *filter(None, parts), "</details>"])
+
+
 def code(text: str) -> str:
     """A code span, fenced with more backticks than the text has in a row; a pipe would end the cell of a table even
     there.
     """
     inner = printable(text).strip().replace("|", "\\|") or " "
-    fence = "`" * (max((len(run) for run in re.findall("`+", inner)), default=0) + 1)
+    fence = _fence(inner, 1)
     pad = " " if inner.startswith("`") or inner.endswith("`") else ""
     return f"{fence}{pad}{inner}{pad}{fence}"
 
 
+def block(text: str, language: str = "text") -> str:
+    """A code block, fenced with more backticks than the text has in a row."""
+    inner = legible(text)
+    fence = _fence(inner, 3)
+    return f"{fence}{language}\n{inner}\n{fence}"
+
+
 def plain(text: str) -> str:
-    """Sentences stay readable where they are not rendered: only what would become markup, a link or a mention is
-    escaped.
+    """Sentences stay readable if they are not rendered: only what would become markup, a link or a mention is escaped.
+    What stands between backticks becomes a code span.
     """
-    shown = re.sub(r"([\\`*\[\]|<>#~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", printable(text).strip())
-    return shown.replace("@", "@\u200b").replace("://", ":\u200b//")
+    parts = re.split(r"`([^`]+)`", printable(text).strip())
+    return "".join(code(part) if place % 2 else _escaped(part) for place, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    shown = re.sub(r"([\\*\[\]|<>#~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
+    return shown.replace("`", "'").replace("@", "@\u200b").replace("://", ":\u200b//")
+
+
+def _fence(text: str, least: int) -> str:
+    """More backticks than the text has in a row."""
+    return "`" * max(least, max((len(run) for run in re.findall("`+", text)), default=0) + 1)

@@ -1,27 +1,59 @@
-"""A run of sparse sides as Markdown for an issue thread. Every name and token comes from somebody's server: it stands
-in a code span or is escaped.
+"""A run of sparse sides as Markdown for an issue thread, in the form of `issue_markdown`. Every name and token comes
+from somebody's server: it stands in a code span or block or is escaped.
 """
 
 from __future__ import annotations
 
+from ... import __version__
 from ...errors import UsageError
 from ...text import plural
+from ..file.records import FAILING
 from ..sparse.pairing import SparsePair
+from ..sparse.records import UNKNOWN_TOKEN, SparseResponse
 from ..sparse_run import SparseRun, SparseVerdict
-from .markdown import code, plain, table
+from .issue_markdown import LONGEST_PROMPT, MOST_FLIPS
+from .markdown import block, code, folded, plain, table
 from .sparse_json import position_json, side_json, summary_json
 from .sparse_wording import grid_lines, meeting_lines, opening, sentence, token_words, told, told_count
 
-MOST_FLIPS = 5
-
 
 def sparse_markdown(run: SparseRun, variant: str | None, address: str) -> str:
-    """Markdown of one variant, or of all. `address`: where the run can be looked at. UsageError for no such variant."""
+    """Markdown of one variant, or of all, at most 25 lines of it unfolded. address: where the run can be looked at.
+    UsageError if there is no such variant.
+    """
     pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
     if not pairs:
         raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
+    verdicts = {found.variant: found for found in run.verdicts}
+    names = {pair.variant: verdicts[pair.variant].name for pair in pairs if pair.variant in verdicts}
+    pairs.sort(key=lambda pair: names.get(pair.variant) not in FAILING)
+    header, first = run.header, pairs[0]
+    model = [code(header.model)] if header.model else []
+    parts = _pair(first, verdicts.get(first.variant))
+    parts.append(" · ".join([f"Run {code(header.name)}", *model, address]))
+    if len(pairs) > 1:
+        others = [part for pair in pairs[1:] for part in (*_pair(pair, verdicts.get(pair.variant)), _lines(pair))]
+        parts.append(folded(plural(len(pairs) - 1, "other variant"), others))
+    parts.append(folded("Prompt, how to reproduce, versions", [*_prompt(run.sides[0].responses[0]), *_provenance(run)]))
+    parts.append(folded("All figures", [_more(first), _lines(first)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _prompt(response: SparseResponse) -> list[str]:
+    """Text of the first prompt, or its token ids."""
+    tokens = response.tokens[: None if response.generated_from is None else response.generated_from + 1]
+    if not response.start_known or not tokens or UNKNOWN_TOKEN in tokens:
+        return []
+    is_text = all(token in response.texts for token in tokens)
+    text = "".join(response.texts[token] for token in tokens) if is_text else " ".join(map(str, tokens))
+    if response.keys == "text" and not is_text:  # ids are places in a list of this response
+        return []
+    return [f"First prompt{'' if is_text else ', token ids'}:", block(text[:LONGEST_PROMPT])]
+
+
+def _provenance(run: SparseRun) -> list[str]:
     header, sides = run.header, [side_json(side) for side in run.sides]
-    created = "" if header.created is None else f"{header.created:%Y-%m-%d %H:%M} UTC"
+    versions = {"ulpscope": __version__, **header.versions}
     facts = {
         "model": code(header.model) if header.model else "",
         "sent by": plain(", ".join(sorted({name for side in sides for name in side["formats"]}))),
@@ -29,32 +61,33 @@ def sparse_markdown(run: SparseRun, variant: str | None, address: str) -> str:
             f"{run.sides[0].values}s of at most {max(side['most_a_row'] for side in sides)} tokens a row, of"
             f" {plural(sides[0]['prompts'], 'prompt')}"
         ),
-        "stored": created,
-        "command": code(header.command) if header.command else "",
+        "versions": plain(", ".join(f"{name} {version}" for name, version in versions.items())),
+        "stored": "" if header.created is None else f"{header.created:%Y-%m-%d %H:%M} UTC",
         "note": plain(header.note),
     }
-    parts = [f"### {code(header.name)}", table(("", ""), [(name, value) for name, value in facts.items() if value])]
-    verdicts = {found.variant: found for found in run.verdicts}
-    for pair in pairs:
-        parts += _pair(pair, verdicts.get(pair.variant))
-    return "\n\n".join([*parts, f"Run {code(run.run_id)}: {address}"]) + "\n"
+    listed = table(("", ""), [(name, value) for name, value in facts.items() if value])
+    command = [
+        f"ulpscope export {run.run_id} responses.jsonl   # what was sent, to attach",
+        "ulpscope ingest responses.jsonl",
+    ]
+    return [block("\n".join(command), "sh"), f"Sent by {code(header.command)}" if header.command else "", listed]
 
 
 def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
-    said = summary_json(pair)
+    """Verdict, sentence, figures and flips of a pair."""
+    told_all = summary_json(pair)
     figures = {
-        "flips": f"{told_count(said['flips'])} of {plural(len(pair.positions), 'position')}",
-        "near ties": f"{told_count(said['near_ties'])}, of them ties {told_count(said['ties'])}",
-        "largest change of a value": told(said["max_abs"]),
-        "largest change of a probability": told(said["max_probability_change"]),
-        "largest KL, nats": told(said["max_kl"]),
+        "flips": f"{told_count(told_all['flips'])} of {plural(len(pair.positions), 'position')}",
+        "near ties": f"{told_count(told_all['near_ties'])}, of them ties {told_count(told_all['ties'])}",
+        "max change of a value": told(told_all["max_abs"]),
+        "max change of a probability": told(told_all["max_probability_change"]),
+        "max KL, nats": told(told_all["max_kl"]),
     }
+    title = f"### {code(pair.variant)} vs {code(pair.reference)}"
     parts = [
-        f"#### {code(pair.variant)} against {code(pair.reference)}" + (f": {plain(verdict.name)}" if verdict else ""),
-        plain(opening(verdict.because)) if verdict else "",
-        plain(sentence(pair)),
+        f"{title}: {plain(verdict.name)}" if verdict else title,
+        plain(opening(verdict.because)) if verdict else plain(sentence(pair)),
         table(("figure", ""), list(figures.items())),
-        "\n".join(f"- {plain(line)}" for line in (*grid_lines(pair), *meeting_lines(pair), *pair.notes)),
     ]
     flips = [position_json(place, pair) for place in pair.positions if place.figures.is_flip]
     if flips:
@@ -67,7 +100,18 @@ def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
             )
             for row in flips[:MOST_FLIPS]
         ]
-        more = f"The first {MOST_FLIPS} of {len(flips):,} flips:\n\n" if len(flips) > MOST_FLIPS else "Flips:\n\n"
-        head = ("position", code(pair.reference), code(pair.variant), "margins", "margins, ULPs")
-        parts.append(more + table(head, rows))
+        what = f"flip at position ({MOST_FLIPS} of {len(flips):,})" if len(flips) > MOST_FLIPS else "flip at position"
+        parts.append(table((what, code(pair.reference), code(pair.variant), "margins", "margins, ULPs"), rows))
     return [part for part in parts if part]
+
+
+def _more(pair: SparsePair) -> str:
+    told_all = summary_json(pair)
+    figures = {"min margin": told(told_all["min_margin"]), "mean KL, nats": told(told_all["mean_kl"])}
+    return table(("figure", ""), list(figures.items()))
+
+
+def _lines(pair: SparsePair) -> str:
+    """Lines on the pair's values and texts, as a list."""
+    lines = (sentence(pair), *grid_lines(pair), *meeting_lines(pair), *pair.notes)
+    return "\n".join(f"- {plain(line)}" for line in lines)

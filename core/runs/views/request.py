@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...capture_request import CaptureRequest
+from ...command_name import COMMAND, INSTALLED
 from ..file.records import Generation, Provenance
 from ..reader import RunReader
 
@@ -29,6 +30,29 @@ def typed_again(about: Provenance) -> str:
     """The command that captures the same again; '' where the run has no request."""
     request = request_of(about)
     return "" if request is None else replace(request, trust_remote_code=False).typed()
+
+
+def typed_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
+    """The command that captures the same on another machine, and what its `prompts.jsonl` holds: token ids, so that no
+    file of this machine is named. None if the run has no request or no token ids. model: its name there.
+    """
+    request = request_of(run.header.provenance)
+    prompts = _token_prompts(run, _continued(run))
+    if request is None or prompts is None:
+        return None
+    elsewhere = replace(
+        request,
+        model=model,
+        prompts=(),
+        prompt_files=(),
+        prompt_lists=("prompts.jsonl",),
+        is_chat=False,
+        system=None,
+        trust_remote_code=False,
+        name=None,
+        build="",
+    )
+    return INSTALLED + elsewhere.typed().removeprefix(COMMAND), prompts.decode()
 
 
 def typed_with(about: Provenance, extra: str, *, trusts_code: bool = False) -> str | None:

@@ -152,7 +152,7 @@ def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[s
     assert said["model"] == "SmolLM2-135M-Instruct"
     assert told(cli, "compare", run_id, *store)["summary"] == told(cli, "compare", *changed)["summary"]
     assert "flips of B: 1" in run(cli, "show", run_id, *store)
-    assert "#### `B` against `A`" in run(cli, "show", run_id, "--markdown", *store)
+    assert "### `B` vs `A`: undecided" in run(cli, "show", run_id, "--markdown", *store)
     card = next(card for card in told(cli, "list", *store) if card["run_id"] == run_id)
     assert (card["kind"], card["sides"], card["flips"]) == ("sparse", ["A", "B"], 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -24,56 +25,36 @@ from core.runs.file.evidence import (
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
+from core.runs.reports.markdown import plain, report_address
 from core.runs.store.store import Store
 from core.runs.views.verdicts import finding, position_ratios, shown_verdict
 from core.runs.writer import RunWriter
-from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_PASSED, OWN, RERUN_PASSED, judged_run, ratio_row
+from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_PASSED, OWN, REQUEST, RERUN_PASSED, judged_run, ratio_row
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.said import SAID
 
-EXPECTED = """\
-### `Judged: rounding`
+# What a reader of the thread sees before unfolding anything.
+SHOWN = """\
+### `decode` vs `prefill`: rounding
 
-|  |  |
-| --- | --- |
-| model | `sample_runs/model` at revision `sha256:c146` |
-| dtype | bfloat16 |
-| device | cpu (a chip) |
-| versions | torch 2.13.0+cpu |
-| prompts | 1 prompt, 96 positions, vocabulary 64 |
-| captured | CREATED UTC |
-| command | `python -m core capture --model sample_runs/model --prompt 'a b' --reference prefill --variant decode --dtype bfloat16` |
-
-#### `decode` against `prefill`: rounding
-
-In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out. In bfloat16 it is 1.25 times the floor. Both flips are near ties, with margins of at most 1 ULP of bfloat16.
+In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out.
 
 | figure |  |
 | --- | --- |
-| differing logits | 1,789 of 6,144 (29.1%) |
-| largest difference | 0.1875 logits |
-| rms of the difference | 0.009524 logits |
-| largest distance | 2 ULPs of bfloat16 (mean 0.2915) |
-| in row ULPs | largest 1.5, rms 0.0762 |
-| flips | 2 of 96 positions |
-| near ties | 2, of them ties 0 |
-| KL, nats | mean 9.16e-05, largest 0.00439 |
+| flips | 2 of 96 positions (2.1%) |
+| logits that differ | 1,789 of 6,144 (29.1%) |
+| rms difference | 0.96x the noise floor in float32 (limit 4x) |
+| largest difference | 0.1875 logits, 1.5 row ULPs |
+| KL, nats | mean 9.16e-05, max 0.00439 |
 
-| rung | outcome | what it says | control |
-| --- | --- | --- | --- |
-| rerun | passed | Each side gives the same bits when it is called again. | 'prefill' and 'decode', each called twice |
-| own dtype | passed | In bfloat16 the pair is 1.25 times this model's own rounding floor. | 'decode' against 'prefill' in bfloat16, beside 4 reorderings of every linear map |
-| float32 | passed | In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out. | 'decode' against 'prefill' in float32, beside 4 reorderings of every linear map |
-
-Flips:
-
-| position | `prefill` | `decode` | margins, ULPs | largest difference there |
+| flip at position | `prefill` | `decode` | margins, ULPs | max difference there |
 | --- | --- | --- | --- | --- |
 | 10 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
 | 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
 
-Run `fixed`: http://localhost/overview?run=fixed
-"""  # noqa: E501
+Run `Judged: rounding` · `model` · bfloat16 · http://localhost/overview?run=fixed
+"""
+MOST_SHOWN = 25
 
 
 @pytest.fixture
@@ -91,14 +72,87 @@ def report(store: Store, run_id: str) -> str:
         return issue_text(run, run.pairs, "an address")
 
 
-def test_the_report_is_the_expected_text(store):
+def unfolded(text: str) -> str:
+    return text.partition("<details>")[0].rstrip("\n") + "\n"
+
+
+def test_what_is_seen_is_the_expected_text(store):
     with RunReader(store.path_of(judged_run(store, "rounding", run_id="fixed"))) as run:
-        text = issue_text(run, run.pairs, "http://localhost/overview?run=fixed")
-        expected = EXPECTED.replace("CREATED", f"{run.created:%Y-%m-%d %H:%M}")
-    assert "".join(line for line in text.splitlines(keepends=True) if "| not run |" not in line) == expected
+        assert unfolded(issue_text(run, run.pairs, "http://localhost/overview?run=fixed")) == SHOWN
 
 
-def test_the_report_names_every_rung_in_order_and_what_those_take_that_were_not_run(store):
+@pytest.mark.spread(3)
+@pytest.mark.parametrize("verdict", CASES)
+def test_at_most_25_lines_are_unfolded(store, verdict):
+    text = report(store, judged_run(store, verdict))
+    assert len(unfolded(text).splitlines()) <= MOST_SHOWN
+    assert text.count("<details>") == text.count("</details>") == 2
+
+
+def test_many_variants_and_flips_stay_within_25_lines_and_a_bug_comes_first(store):
+    header = header_of("float32", (9,), 8)
+    names = [SideHeader(name, name, "float32") for name in ("prefill", "b", "c", "d")]
+    header = dataclasses.replace(header, sides=tuple(names))
+    with RunWriter(store, header) as writer:
+        for side in range(4):
+            writer.write(side, 0, np.roll(calm_sides(header)[0], side, axis=1))
+        writer.write_verdict(2, "bug suspected", "Planted.", None, [], ())
+        run_id = writer.finish()
+    text = report(store, run_id)
+    assert len(unfolded(text).splitlines()) <= MOST_SHOWN
+    assert text.startswith("### `d` vs `prefill`: bug suspected\n")
+    assert "<summary>2 other variants</summary>" in text
+    assert "### `b` vs `prefill`" in text
+
+
+def test_what_is_run_elsewhere_names_nothing_of_this_machine(store):
+    request = dataclasses.replace(
+        REQUEST, model="/home/me/models/tiny", prompts=(), prompt_files=("/home/me/p.txt",), name="mine", build="b7"
+    )
+    text = report(store, judged_run(store, "rounding", request=request, model="/home/me/models/tiny"))
+    assert "/home/me" not in text
+    assert "\nulpscope capture --model MODEL --prompts prompts.jsonl" in text
+    assert "--reference prefill --variant decode" in text
+    ids = json.loads(text.split("<<'END'\n")[1].split("\nEND")[0])["token_ids"]
+    assert ids == list(range(2, 98))
+    assert "MODEL is a folder with the weights of `sha256:c146`" in text
+
+
+def test_a_model_of_the_hub_or_of_a_package_is_named_with_how_to_get_it(store):
+    hub = dataclasses.replace(REQUEST, model="org/tiny", revision="0a1b")
+    text = report(store, judged_run(store, "rounding", request=hub, model="org/tiny", revision="0a1b"))
+    assert "ulpscope capture --model org/tiny --prompts prompts.jsonl" in text
+    assert "--revision 0a1b" in text
+    packaged = dataclasses.replace(REQUEST, model="smollm2")
+    text = report(store, judged_run(store, "rounding", request=packaged, model="smollm2"))
+    assert "\nulpscope model smollm2\n" in text
+
+
+def test_the_prompt_of_a_flip_is_in_the_report(store):
+    text = report(store, judged_run(store, "rounding"))
+    assert "```text\n w0 w1 w2" in text
+    text = report(store, judged_run(store, "rounding", with_token_ids=False))
+    assert "Prompt:" not in text
+
+
+def test_names_between_backticks_stay_code():
+    assert plain("at `model.layers.0`, `a`") == "at `model.layers.0`, `a`"
+    assert plain("<b> `c") == "\\<b\\> 'c"
+
+
+@pytest.mark.parametrize(
+    ("public_url", "page", "address"),
+    [
+        ("", "", "http://localhost:8501/overview?run=r"),
+        ("", "http://10.0.0.5:8600/base/overview?run=q", "http://10.0.0.5:8600/base/overview?run=r"),
+        ("https://ulps.example.org/", "http://10.0.0.5:8600/overview", "https://ulps.example.org/overview?run=r"),
+    ],
+)
+def test_the_link_is_absolute(public_url, page, address):
+    assert report_address({"run": "r"}, public_url, page) == address
+
+
+def test_the_report_names_every_check_in_order_and_what_those_take_that_were_not_run(store):
     text = report(store, judged_run(store, "rounding"))
     listed = re.findall(r"^\| ([\w ]+) \| (passed|not run) \| (.+) \| .*\|$", text, re.MULTILINE)
     assert [rung for rung, _, _ in listed] == [
@@ -112,17 +166,17 @@ def test_the_report_names_every_rung_in_order_and_what_those_take_that_were_not_
 @pytest.mark.parametrize("verdict", CASES)
 def test_every_verdict_is_reported_with_every_row_it_rests_on(store, verdict):
     text = report(store, judged_run(store, verdict))
-    assert f"`decode` against `prefill`: {verdict}\n" in text
+    assert f"`decode` vs `prefill`: {verdict}\n" in text
     for row in CASES[verdict][2]:
         assert f"| {row.rung} | {row.outcome} |" in text
 
 
 def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
     text = report(store, judged_run(store, None))
-    assert "against `prefill`: not judged" in text
+    assert "vs `prefill`: not judged" in text
     assert text.count("| not run |") == len(RUNGS) - 1  # a lower precision is asked only of a pair beyond its floor
     text = report(store, judged_run(store, None, kind="upload", request=None))
-    assert "against `prefill`: undecided" in text
+    assert "vs `prefill`: undecided" in text
 
 
 @pytest.mark.parametrize(
@@ -214,15 +268,15 @@ def test_names_and_tokens_of_strangers_stay_text(store):
         run_id = writer.finish()
     text = report(store, run_id)
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 4
+    assert len(tables) == 5
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
     assert "@someone" not in text
     assert "@all" not in text
     assert "\\<b\\>" in text
     assert "https://evil" not in text
-    assert text.splitlines()[0] == "### `` `a` \\| [x](http://evil) <img src=x> # b ``"
-    assert "```" in tables[-1][-1]  # a token of two backticks is fenced by three
+    assert "Run `` `a` \\| [x](http://evil) <img src=x> # b `` ·" in text
+    assert "```" in tables[1][-1]  # a token of two backticks is fenced by three
 
 
 def test_more_than_five_flips_are_counted_and_five_are_shown(store):
@@ -234,8 +288,8 @@ def test_more_than_five_flips_are_counted_and_five_are_shown(store):
             writer.write(side, 0, bits)
         run_id = writer.finish()
     text = report(store, run_id)
-    assert "The first 5 of 9 flips:" in text
-    assert len(text.split("flips:\n\n")[1].split("\n\n")[0].splitlines()) == 2 + 5
+    flips = text.split("| flip at position (5 of 9) |")[1].split("\n\n")[0]
+    assert len(flips.splitlines()) == 2 + 5
 
 
 def test_show_prints_the_report_and_refuses_two_forms_at_once(store, monkeypatch, capsys):
@@ -243,9 +297,9 @@ def test_show_prints_the_report_and_refuses_two_forms_at_once(store, monkeypatch
 
     run_id = judged_run(store, "rounding", run_id="fixed")
     show(run_id, markdown=True, store=store.directory)
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[:-1] == report(store, run_id).splitlines()[:-1]
-    assert printed.splitlines()[-1] == "Run `fixed`: /overview?run=fixed"
+    assert capsys.readouterr().out == report(store, run_id).replace(
+        "an address", "http://localhost:8501/overview?run=fixed"
+    )
     with pytest.raises(UsageError, match="two forms"):
         show(run_id, markdown=True, as_json_=True, store=store.directory)
     with pytest.raises(UsageError, check=SAID["no-variant-x-there-are-decode"].raised):
