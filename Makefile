@@ -68,19 +68,25 @@ engines: .engines/.made
 browser:
 	@.ci/browser
 
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code.
+EDITABLE = $(PIP) --no-deps --editable .
+
 $(VENV)/.runtime: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing what ULPscope needs into $(VENV): about a minute, once."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
+	$(PIP) -r requirements.txt
+	$(EDITABLE)
 	touch $@
 
 $(VENV)/.development: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
+	$(EDITABLE)
 	touch $(VENV)/.runtime $@
 
 $(VENV)/.thorough: $(VENV)/.development requirements-thorough.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-thorough.txt
+	$(PIP) -r requirements-thorough.txt
 	touch $@
 
 # What Python and numba compile once and keep: two workers that begin together would each do all of it, and the servers

@@ -1,4 +1,4 @@
-"""The command line: `python -m core COMMAND` in a clone, `ulpscope COMMAND` where it is installed.
+"""The command line, `ulpscope COMMAND`; `python -m core COMMAND` is the same in a clone.
 
 Exit codes: 0 within the gate, 1 the gate failed, 2 bad input or usage.
 
@@ -8,20 +8,18 @@ of a second.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
-from inspect import cleandoc
 
-from .command_name import CALLED, OF_A_CLONE, called
+from .command_name import COMMAND
 
 try:
     import typer
     from typer.exceptions import TyperException
 except ModuleNotFoundError as missing:
     sys.stderr.write(
-        f"error: the Python at {sys.executable} has no {missing.name}. Type ./ulpscope where it says `{OF_A_CLONE}`: "
-        "it runs in .venv, which it sets up where there is none.\n"
+        f"error: the Python at {sys.executable} has no {missing.name}. In the clone, call ./ulpscope: "
+        "it runs in .venv and sets that up if there is none.\n"
     )
     sys.exit(2)
 
@@ -48,9 +46,9 @@ from .commands.terminal.console import err
 from .errors import UlpscopeError
 
 app = typer.Typer(
-    name="ulpscope",
+    name=COMMAND,
     help="Is it rounding, or a bug? Capture, keep and compare the complete logits of two ways to run a language model.",
-    epilog=f"A first look:  {called()} list   then   {called()} show RUN. "
+    epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. "
     "A run's id may be shortened to any unique beginning.",
     no_args_is_help=True,
     add_completion=False,
@@ -89,8 +87,6 @@ app.command()(serve.serve)
 app.command("configuration")(hosting.show_configuration)
 app.command("hash-password")(hosting.hash_password)
 app.command()(hosting.audit)
-for _registered in app.registered_commands:  # a docstring is no place for a name that depends on the installation
-    _registered.help = cleandoc(_registered.callback.__doc__ or "").replace(OF_A_CLONE, called())
 app.add_typer(hosting.tokens_app, name="tokens")
 
 
@@ -99,7 +95,7 @@ def main() -> None:
     if not sys.warnoptions:  # warnings of libraries are for whoever develops: python -W shows them
         warnings.simplefilter("ignore")
     try:
-        code = app(prog_name=os.environ.get(CALLED), standalone_mode=False)
+        code = app(prog_name=COMMAND, standalone_mode=False)
     except UlpscopeError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)

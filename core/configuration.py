@@ -102,9 +102,9 @@ class SignIn:
 
     viewer_password: str = field(
         default="", repr=False, metadata=_SECRET
-    )  # in the clear, or as `python -m core hash-password` prints it
+    )  # in the clear, or as `ulpscope hash-password` prints it
     editor_password: str = field(default="", repr=False, metadata=_SECRET)
-    tokens: bool = False  # those of `python -m core tokens`
+    tokens: bool = False  # those of `ulpscope tokens`
     header: str = ""  # the header in which a trusted proxy names the user, X-Forwarded-User
     oidc_issuer: str = ""  # https://accounts.example.org: its .well-known/openid-configuration is read
     oidc_client_id: str = ""
@@ -295,7 +295,7 @@ def readable_secrets(found: Configuration, environment: Mapping[str, str]) -> li
 
 
 def as_json(found: Configuration) -> dict[str, Any]:
-    """Configuration in force, for `python -m core configuration`; of a secret only whether it is set."""
+    """Configuration in force, for `ulpscope configuration`; of a secret only whether it is set."""
     said: dict[str, Any] = {"source": str(found.source) if found.source else None}
     for section in _SECTIONS:
         values = getattr(found, section)

@@ -2,7 +2,7 @@
 (default: all).
 
 model: trains the small model (train.py; about an hour on two cores); runs, or runs=ID: captures the sample runs with
-SmolLM2-135M-Instruct, which `python -m core model smollm2` gets (those of vLLM and llama.cpp with the small model,
+SmolLM2-135M-Instruct, which `ulpscope model smollm2` gets (those of vLLM and llama.cpp with the small model,
 where `ULPSCOPE_ENGINE_VLLM` names an interpreter that has vLLM), or one of them; dumps: writes the npz files to try the
 upload with, of the small model; readme: the provenance and digests in README.md. Nothing here is simulated.
 """
@@ -295,7 +295,7 @@ def build_readme() -> None:
         "",
         (
             "Everything here was computed by real forward passes, and is rebuilt by `python sample_runs/build.py`: the"
-            " run files by SmolLM2-135M-Instruct (Apache-2.0; `python -m core model smollm2` gets it), those of vLLM"
+            " run files by SmolLM2-135M-Instruct (Apache-2.0; `ulpscope model smollm2` gets it), those of vLLM"
             " and llama.cpp and the dumps by the small model in `model/`."
         ),
         "The dashboard shows the run files read-only; the files in `dumps/` are there to try the upload with.",

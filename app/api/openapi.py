@@ -216,7 +216,7 @@ _PATHS: dict[str, dict[str, Any]] = {
     },
     "/api/runs/{run_id}": {
         "get": _operation(
-            "a run's figures, as `python -m core show --json` prints them",
+            "a run's figures, as `ulpscope show --json` prints them",
             {"200": _json("Run", "figures"), **_GONE},
             parameters=[_RUN, _query("positions", {"enum": ["0", "1"]}, "1: figures of every position")],
         ),

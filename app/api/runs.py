@@ -90,7 +90,7 @@ def _card(request: Request, card: RunCard, attached: Labels) -> dict[str, Any]:
 
 
 async def one_run(request: Request) -> Response:
-    """Answer with a run's figures as `python -m core show --json` prints them, with its labels and its link;
+    """Answer with a run's figures as `ulpscope show --json` prints them, with its labels and its link;
     `?positions=1` for every position.
     """
     return await to_thread.run_sync(_one, request)

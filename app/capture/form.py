@@ -56,7 +56,7 @@ class CaptureForm:
         return title + (f", {asked.tokens} tokens generated" if asked.tokens else "")
 
     def arguments(self, carried: Path | None = None) -> list[str]:
-        """Arguments of `python -m core`; without `carried` the place of a carried file is somebody else's to say."""
+        """Arguments of `ulpscope`; without `carried` the place of a carried file is somebody else's to say."""
         return self._asked(str(carried) if carried else None).arguments()
 
     @property

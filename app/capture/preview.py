@@ -66,7 +66,7 @@ class Previews:
         atexit.register(self.stop)
 
     def look(self, viewer: str, arguments: Sequence[str]) -> Answer | None:
-        """The answer to `python -m core ARGUMENTS --dry-run --json`, or None while there is none.
+        """The answer to `ulpscope ARGUMENTS --dry-run --json`, or None while there is none.
 
         One that is no longer fresh is given while it is asked for anew.
         """

@@ -209,4 +209,4 @@ def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
 def empty() -> None:
     """Say what to do where no sweep was run on this store."""
     st.info("No sweep was run on this store. One is a plan of many captures; its cells appear here while it runs.")
-    code_block("./ulpscope sweep sample_runs/sweep.toml")
+    code_block("ulpscope sweep sample_runs/sweep.toml")

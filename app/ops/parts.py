@@ -34,7 +34,7 @@ from core.text import legible, plural, shown
 
 MOST = 4  # machines beside each other
 SHOWN = ("all", "with a no", "where machines disagree")
-COMMAND = "python -m core ops --quick"
+COMMAND = "ulpscope ops --quick"
 _ANSWERS = {YES: "green", NO: "orange", NOT_ASKED: "gray", NOT_AVAILABLE: "gray"}
 _MEANINGS = {
     "repeat": "the same call gives the same bits every time",

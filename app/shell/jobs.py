@@ -1,6 +1,6 @@
 """Captures started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
 
-A job is the command line itself (`python -m core capture ... --progress json`), so it can be copied and repeated, it
+A job is the command line itself (`ulpscope capture ... --progress json`), so it can be copied and repeated, it
 does not slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
 """
 
@@ -171,7 +171,7 @@ class Jobs:
         on_change: Callable[[Job], None] | None = None,
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
-        """Line up `python -m core ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the
+        """Line up `ulpscope ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the
         job is over. UsageError, before anything is made, where `device` is no queue of ours.
 
         place: a directory of the job's own files instead, which goes with it. secrets: variables of its process, which

@@ -206,7 +206,7 @@ def empty() -> NoReturn:
     st.page_link(PAGES / "upload.py", label="Upload a dump")
     st.page_link(PAGES / "capture.py", label="Capture a run")
     code_block(
-        "./ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference"
+        "ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference"
         " prefill --variant decode --dtype bfloat16"
     )
     st.stop()

@@ -37,7 +37,7 @@ def begin(
     on_over: Callable[[Job], None] | None = None,
     place: Partial | None = None,
 ) -> Job:
-    """Line up `python -m core ingest PATHS`, or `adopt` for one run file, with `options` (those of OPTIONS; empty ones
+    """Line up `ulpscope ingest PATHS`, or `adopt` for one run file, with `options` (those of OPTIONS; empty ones
     count as none).
 
     The files are moved away and belong to the job: they are gone when it is over, however it ended. With `on_over` they

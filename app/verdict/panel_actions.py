@@ -19,7 +19,7 @@ from app.hosting.error_details import for_page
 from app.shell import selection, store_cache, store_changes, widgets, wording
 from app.shell.jobs import ANY_DEVICE, Job, PromptFile, queue_of
 from core.capture_request import CaptureRequest
-from core.command_name import OF_A_CLONE, shell_command
+from core.command_name import COMMAND, shell_command
 from core.errors import UsageError
 from core.packaged_models import PACKAGED, is_here
 from core.runs.views.request import judged_again, left_out, typed_with
@@ -33,7 +33,7 @@ _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 def controls_to_bring(view: selection.View) -> None:
     """Draw what would decide about an upload: the commands, with this run's id in them."""
     run = view.run
-    command = f"{OF_A_CLONE} {shell_command(['verdict', run.run_id])}"
+    command = f"{COMMAND} {shell_command(['verdict', run.run_id])}"
     is_wide = run.header.compute_dtype == "float32"
     tried = tried_of(run.evidence(view.pair.index))
     beside = "" if is_wide else "--float32 PAIR_IN_FLOAT32.npz "  # of a control its figures are kept, not its logits

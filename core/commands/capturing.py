@@ -51,7 +51,7 @@ def capture(
 ) -> None:
     """Run a model down two or more paths that are equal in exact arithmetic, and keep every logit of each.
 
-    For example:  python -m core capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
+    For example:  ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
 
     The first call against later ones, with block reuse:  --reference blocks:16 --repeat 6
@@ -86,7 +86,7 @@ def judge(
     float32, beside reruns, other neighbours and a float64 forward; docs/verdict.md has the method. Exit code 1: a bug
     is suspected in some pair.
 
-    For example:  python -m core judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
+    For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
     use_engines(engine)
     run_id, failure = captured(request, progress, store)

@@ -109,7 +109,7 @@ def compare(
 
     A gate for CI, which looks at every pair (docs/gates.md):
 
-    python -m core compare golden.npz today.npz --fail-on 'flips:margin>2ulps,kl>0.01' --junit gate.xml
+    ulpscope compare golden.npz today.npz --fail-on 'flips:margin>2ulps,kl>0.01' --junit gate.xml
     """
     conditions = parse_conditions(fail_on or [])
     _check_gate(conditions, bounds, slack, write_bounds, junit, markdown)
@@ -341,7 +341,7 @@ def ingest(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Store a dump of logits, or responses of engines, as a run: checked, every bit kept. `python -m core adopt` takes
+    """Store a dump of logits, or responses of engines, as a run: checked, every bit kept. `ulpscope adopt` takes
     run files.
     """
     check_progress(progress)

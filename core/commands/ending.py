@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from ..command_name import COMMAND, called, shell_command
+from ..command_name import COMMAND, shell_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import open_store
@@ -43,7 +43,7 @@ def tell_end(
                 if pair.verdict is not None:
                     said = f"{pair.verdict}: {pair.variant} against {pair.reference}. {pair.because}"
                     err.print(said, markup=False, soft_wrap=True)
-            announce(run_id, as_json_)
+            announce(run_id, as_json_, store)
             for command in next_commands(run, store, has_said_verdict=has_said_verdict):
                 err.print(f"next: {command}", markup=False, soft_wrap=True)
     for sentence in failure:
@@ -56,13 +56,13 @@ def next_commands(run: RunReader, store: str | Path | None, *, has_said_verdict:
     """Two commands worth typing after a run was made: its flips, and the verdict, its evidence or a report of it."""
     where = [] if store is None else ["--store", str(store)]
     of_run = [run.run_id, *where]
-    show = f"{called()} {shell_command(['show', *of_run])}"
+    show = f"{COMMAND} {shell_command(['show', *of_run])}"
     if has_said_verdict:
-        return show, f"{called()} {shell_command(['show', *of_run, '--markdown'])}    # a report for an issue thread"
+        return show, f"{COMMAND} {shell_command(['show', *of_run, '--markdown'])}    # a report for an issue thread"
     if any(pair.verdict is not None for pair in run.pairs):
-        return show, f"{called()} {shell_command(['verdict', *of_run])}    # the evidence"
+        return show, f"{COMMAND} {shell_command(['verdict', *of_run])}    # the evidence"
     judge = typed_with(run.header.provenance, "judge", trusts_code=True)  # whoever reads this has just typed it
     if judge is None or len(judge) > _LONGEST or "$'" in judge:  # a prompt of several lines
         return show, "the same command with --judge: rounding, or a bug?"
-    judge = judge.replace(COMMAND, called(), 1) + (f" {shell_command(where)}" if where else "")
+    judge += f" {shell_command(where)}" if where else ""
     return show, f"{judge}    # rounding, or a bug?"

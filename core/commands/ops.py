@@ -99,9 +99,9 @@ def ops(
     Each answer is about bits. A difference over batch sizes is legitimate rounding; one from run to run makes every
     comparison of two runs noise.
 
-    For example:  python -m core ops --quick   or   python -m core ops --device cuda --model sample_runs/model
+    For example:  ulpscope ops --quick   or   ulpscope ops --device cuda --model sample_runs/model
 
-    Two machines beside each other:  python -m core ops --show RUN --show OTHER
+    Two machines beside each other:  ulpscope ops --show RUN --show OTHER
     """
     check_progress(progress)
     if as_json_ and as_markdown:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..command_name import called
+from ..command_name import COMMAND
 from ..configuration import FILE_NAME, VARIABLE, configuration, variable_of
 from ..errors import ExtraError, UsageError
 from ..hosting import private, start, tokens
@@ -78,7 +78,7 @@ def serve(
     if found.sign_in.is_configured:
         private.secret(directory)
         if found.sign_in.tokens and not tokens.listed(directory):
-            err.print(f"there is no token yet: {called()} tokens add NAME --role editor", markup=False, soft_wrap=True)
+            err.print(f"there is no token yet: {COMMAND} tokens add NAME --role editor", markup=False, soft_wrap=True)
     options = {
         "server.address": address,
         "server.port": str(port),

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..command_name import called
+from ..command_name import COMMAND
 from ..configuration import configuration
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
@@ -73,8 +73,9 @@ def list_(
                 ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
             )
         out.print(
-            table if cards else f"no runs yet; `{called()} capture` or `{called()} ingest` makes one.", markup=False
+            table if cards else f"no runs yet; `{COMMAND} capture` or `{COMMAND} ingest` makes one.", markup=False
         )
+        err.print(f"runs in {target.address}", markup=False, soft_wrap=True)
     for run in broken:
         err.print(f"not a readable run: {run.reason}", markup=False)
     if target.outage:
@@ -114,7 +115,7 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
             run.entry,
         )
     out.print(
-        table if trash else f"nothing was deleted within a week; `{called()} restore RUN` puts back what was.",
+        table if trash else f"nothing was deleted within a week; `{COMMAND} restore RUN` puts back what was.",
         markup=False,
     )
 

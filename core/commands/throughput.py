@@ -37,7 +37,7 @@ def throughput(
     """Measure what a path costs: tokens a second by batch size, the paths taking turns; a share with the interval that
     it lies in.
 
-    For example:  python -m core throughput sample_runs/model decode decode+invariant --batch 1,2,4,8,16
+    For example:  ulpscope throughput sample_runs/model decode decode+invariant --batch 1,2,4,8,16
     """
     batches = _batches(batch)
     with stoppable(), steps() as say:

@@ -79,7 +79,7 @@ def verdict(
 
     Exit code 1: a bug is suspected in some pair. The old run stays; the new one has the same bits and an id of its own.
 
-    For example:  python -m core verdict 20261121-1200-dump --float32 pair_in_float32.npz
+    For example:  ulpscope verdict 20261121-1200-dump --float32 pair_in_float32.npz
     """
     target = open_store(store)
     path = target.path_of(run_id)

@@ -27,7 +27,7 @@ from tests.shell import words_of
 # Line ends, ^C and ^Z, a colour, a backspace, right to left, an isolate, nothing of no width, a letter that is drawn as
 # nothing, and the eight-bit form of ESC [.
 PLANTED = "'; : pwned #\n\r\x03\x1a\x1b[2K\x08\u202e\u2066\u200b\u3164\x9b31m\u2028\n: pwned\n"
-STATED = "python -m core judge --model stated-by-its-author"
+STATED = "ulpscope judge --model stated-by-its-author"
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def harmful(text: str) -> list[str]:
     """What is wrong with a text to be copied."""
     ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")  # by which a report names nobody and links nowhere
     found = [] if all(c in "\n\t" or is_seen(c) for c in ours) else ["unseen"]
-    if text.startswith("python -m core"):
+    if text.startswith("ulpscope "):
         if "\n" in text:
             return [*found, "lines"]
         words = words_of(text)
@@ -95,7 +95,7 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, store: Stor
     of_a_stranger(store.path_of(judged_run(store, None, run_id="unjudged")))
     app = opened(page, ("copy_report",), run="unjudged")
     found = codes(app)
-    assert found[0].startswith("python -m core")
+    assert found[0].startswith("ulpscope ")
     assert "\\342\\200\\256" in found[0]
     assert [(harmful(text), text) for text in found if harmful(text)] == []
     assert len(found) == (2 if page == "overview" else 1)
@@ -112,8 +112,8 @@ def test_unseen_characters_in_a_block_would_be_seen(parted: str, monkeypatch: py
     """The twins: without the block's own look, and without the shell's quotes."""
     monkeypatch.setattr(code_block, "legible", lambda text: text)
     assert "unseen" in {what for text in codes(opened("flips", run=parted)) for what in harmful(text)}
-    assert harmful("python -m core capture\n: pwned") == ["lines"]
-    assert harmful("python -m core capture --trust-remote-code") == ["code of a model"]
+    assert harmful("ulpscope capture\n: pwned") == ["lines"]
+    assert harmful("ulpscope capture --trust-remote-code") == ["code of a model"]
     assert harmful("a\x00b") == harmful("a\u2066b") == ["unseen"]
 
 
@@ -137,7 +137,7 @@ def test_an_answer_and_a_report_have_the_command_of_the_options(store: Store) ->
         told = run_json(run)
         report = issue_text(run, run.pairs, "")
     assert harmful(told["command"]) == []
-    assert told["command"].startswith("python -m core capture --model $'x")
+    assert told["command"].startswith("ulpscope capture --model $'x")
     assert "stated_command" not in told
     assert harmful(report) == []
 

@@ -153,7 +153,7 @@ def test_nothing_that_cannot_be_seen_reaches_the_clipboard(page: Page, dashboard
         copied.append(page.evaluate("navigator.clipboard.readText()"))
     runs.delete("v-stranger")
     assert [harmful(text) for text in copied] == [[], []]
-    assert copied[0].startswith("python -m core judge --model $'x")
+    assert copied[0].startswith("ulpscope judge --model $'x")
 
 
 @pytest.mark.thorough

@@ -30,7 +30,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def cli(tmp_path, monkeypatch, capfd):
-    """Run `python -m core ...` in this process, with a store of its own."""
+    """Run `ulpscope ...` in this process, with a store of its own."""
     monkeypatch.chdir(ROOT)
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
@@ -39,7 +39,7 @@ def cli(tmp_path, monkeypatch, capfd):
     )  # however slow the machine is, stderr holds what it says
 
     def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["python -m core", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["ulpscope", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()

@@ -25,6 +25,7 @@ from ..terminal.console import (
     ProgressOption,
     StoreOption,
     Tell,
+    announce,
     announce_line,
     check_progress,
     err,
@@ -62,7 +63,7 @@ def probe(
     vLLM, SGLang, llama.cpp, Ollama, TGI, and whatever speaks OpenAI's form with log-probabilities. No model is needed
     here, and nothing but HTTP.
 
-    For example:  python -m core probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
+    For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """
     check_progress(progress)
     from ...probing.client import Budget
@@ -104,7 +105,7 @@ def probe(
     for run_id in stored:
         run = sparse_of(target.path_of(run_id))
         print_sparse_pairs(run.pairs, run.verdicts)
-        out.print(run_id, markup=False)
+        announce(run_id, as_json_, store)
 
 
 def _prompts(request: ProbeRequest) -> list[Prompt]:

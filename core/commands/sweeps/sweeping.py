@@ -76,7 +76,7 @@ def sweep(
     A cell's run is named by the digest of what was asked for and of what it was computed with, so a sweep that was
     killed, extended or moved to another machine goes on, and nothing is computed twice.
 
-    For example:  python -m core sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"
+    For example:  ulpscope sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"
     """
     use_engines(engine)
     conditions = conditions_of(fail_on or ())

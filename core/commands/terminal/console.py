@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import threading
 import time
@@ -18,15 +17,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ...command_name import COMMAND, called, shell_command
+from ...command_name import COMMAND, shell_command
 from ...errors import UsageError
 from ...runs.store import audit
 from ...runs.store.partial import remove_living
 from ...runs.store.store import open_store
 from ...text import duration, shown
 from .stopping import EXIT_CODE, SENTENCE, stopping
-
-_A_COMMAND = re.compile(rf"(?<![\w/]){re.escape(COMMAND)}(?= [a-z])")
 
 
 def printable(text: str) -> str:
@@ -36,12 +33,12 @@ def printable(text: str) -> str:
 
 class _Printable(Console):
     """A console for the texts of others: what is no printable character of theirs is shown as an escape and never sent
-    to the terminal. Commands to type begin as this one was called, whatever a run's own sentences say.
+    to the terminal.
     """
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Every string passes here, whether it is printed, a cell or a title. rich itself lets ESC through."""
-        return super().render_str(_A_COMMAND.sub(lambda _: called(), printable(text)), **how)
+        return super().render_str(printable(text), **how)
 
 
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
@@ -51,7 +48,8 @@ EVERY_SECONDS = 10.0  # between two lines of progress, where stderr is no termin
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", help="Directory of run files, or a URL such as s3://. Default: $ULPSCOPE_STORE, else runs/."
+        "--store",
+        help="Directory of run files, or a URL such as s3://. Default: $ULPSCOPE_STORE, else the clone's runs/.",
     ),
 ]
 ComputeDtypeOption = Annotated[
@@ -79,11 +77,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str, allow_nan=False) + "\n")
 
 
-def announce(run_id: str, as_json_: bool) -> None:
+def announce(run_id: str, as_json_: bool, store: str | Path | None = None) -> None:
+    """Print the id of a new run on stdout; for people also its store, on stderr."""
     if as_json_:
         print_json({"run_id": run_id})
     else:
         out.print(run_id, markup=False)
+        err.print(f"stored in {open_store(store).address}", markup=False, soft_wrap=True)
 
 
 def announce_line(run_id: str) -> None:
@@ -103,7 +103,7 @@ def announce_upload(
     if progress == "json":
         announce_line(run_id)
     else:
-        announce(run_id, as_json_)
+        announce(run_id, as_json_, store)
 
 
 @contextmanager

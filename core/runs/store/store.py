@@ -297,11 +297,13 @@ def _deleting(path: Path) -> Iterator[None]:
 
 
 def open_store(directory: str | Path | None = None) -> Store:
-    """The store of a directory or URL, else of ULPSCOPE_STORE, else `runs/`; with the sample runs unless
-    ULPSCOPE_SAMPLES is ''.
+    """Open the store of a directory or URL, else of ULPSCOPE_STORE, else `runs/` of the clone, or of the working
+    directory if installed without one; with the sample runs unless ULPSCOPE_SAMPLES is ''.
     """
-    named = str(directory or os.environ.get("ULPSCOPE_STORE") or "runs")
+    clone = Path(__file__).resolve().parents[3]
+    shipped = clone / "sample_runs"
+    default = clone / "runs" if shipped.is_dir() else "runs"
+    named = str(directory or os.environ.get("ULPSCOPE_STORE") or default)
     chosen = mirror_for(named) if is_url(named) else Path(named)
-    shipped = Path(__file__).resolve().parents[3] / "sample_runs"
     samples = os.environ.get("ULPSCOPE_SAMPLES", str(shipped))
     return Store(chosen, [Path(samples)] if samples else [])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.api.serving import ROOT, serving
+from tests.shell import command_in
 
 DOCUMENT = ROOT / "docs" / "api.md"
 
@@ -36,10 +37,7 @@ def test_every_example_does_what_it_says(tmp_path: Path) -> None:
     for name in ("python", "python3"):
         (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "ulpscope").write_text(
-        '#!/bin/sh\nexec python -m core "$@"\n'
-    )  # the launcher sets up a .venv where there is none
-    (tmp_path / "ulpscope").chmod(0o755)
+    command_in(tmp_path / "bin")
     with serving(tmp_path / "runs") as server:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
         environment = kept | {

@@ -53,7 +53,7 @@ def said(app: AppTest) -> str:
 def test_with_nothing_probed_the_page_says_what_to_do():
     app = opened()
     assert "No operations were probed yet" in said(app)
-    assert any("python -m core ops --quick" in text for text in codes(app))
+    assert any("ulpscope ops --quick" in text for text in codes(app))
     assert "Probe this machine" in [button.label for button in app.button]
 
 

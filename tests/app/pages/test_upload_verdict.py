@@ -33,9 +33,9 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     commands = codes(app)
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     for option in (pair, f"{pair} --floor WAYS_IN_FLOAT32.npz", f"{pair} --model MODEL", "--rerun AGAIN.npz"):
-        assert f"python -m core verdict {run_id} {option}" in commands
+        assert f"ulpscope verdict {run_id} {option}" in commands
     assert SAID["no-shift-agrees-better"] in said(app)
-    assert f"`python -m core verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`" in said(app)
+    assert f"`ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`" in said(app)
 
 
 def test_without_token_ids_no_model_is_asked_for_and_float32_needs_a_floor(own_store, tmp_path):
@@ -59,7 +59,7 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
     app = opened(run=judged)
     assert "are of two kinds" in said(app)
     assert "--floor" not in said(app) + " ".join(codes(app))
-    assert f"python -m core verdict {judged} --model MODEL" in codes(app)
+    assert f"ulpscope verdict {judged} --model MODEL" in codes(app)
 
 
 def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):

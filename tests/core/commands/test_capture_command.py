@@ -41,7 +41,7 @@ def test_a_capture_ends_with_its_figures_and_what_to_type_next_and_its_id_is_all
     positions = json.loads(cli("show", run_id, "--json").stdout)["positions"]
     assert f"{positions} positions x 4096 tokens, ULPs of bfloat16" in done.stderr
     assert done.stderr.count("next: ") == 2
-    assert f"next: python -m core show {run_id}\n" in done.stderr
+    assert f"next: ulpscope show {run_id}\n" in done.stderr
 
 
 def texts_of(store: Path, run_id: str) -> list[str]:

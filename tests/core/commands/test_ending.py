@@ -11,7 +11,6 @@ import pytest
 import typer
 
 from core.capture_request import CaptureRequest
-from core.command_name import CALLED
 from core.commands.ending import next_commands, tell_end
 from core.runs.reader import RunReader
 
@@ -32,8 +31,8 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
     ]
     assert "rounding: decode against prefill. " in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
-        f"python -m core show {RUN} --store {SAMPLES}",
-        f"python -m core verdict {RUN} --store {SAMPLES}    # the evidence",
+        f"ulpscope show {RUN} --store {SAMPLES}",
+        f"ulpscope verdict {RUN} --store {SAMPLES}    # the evidence",
     ]
 
 
@@ -69,7 +68,7 @@ REQUEST = CaptureRequest(model="m", prompts=("a b",), variants=("decode",))
     [
         (
             "a b",
-            "./ulpscope judge --model m --prompt 'a b' --reference prefill --variant decode --dtype bfloat16"
+            "ulpscope judge --model m --prompt 'a b' --reference prefill --variant decode --dtype bfloat16"
             " --store 'my runs'    # rounding, or a bug?",
         ),
         ("x " * 200, "the same command with --judge: rounding, or a bug?"),
@@ -77,14 +76,13 @@ REQUEST = CaptureRequest(model="m", prompts=("a b",), variants=("decode",))
     ],
 )
 def test_a_run_that_was_not_judged_is_followed_by_the_command_that_judges_it(monkeypatch, prompt, second):
-    """As it can be pasted: called as this one was, quoted, with its store; a prompt of many lines is not repeated."""
-    monkeypatch.setenv(CALLED, "./ulpscope")
+    """As it can be pasted: quoted, with its store; a prompt of many lines is not repeated."""
     with RunReader(SAMPLES / f"{RUN}.duckdb") as run:
         request = dataclasses.replace(REQUEST, prompts=(prompt,)).to_json()
         provenance = dataclasses.replace(run.header.provenance, request=request)
         monkeypatch.setattr(run, "header", dataclasses.replace(run.header, provenance=provenance))
         monkeypatch.setattr(run, "pairs", tuple(dataclasses.replace(pair, verdict=None) for pair in run.pairs))
         assert next_commands(run, Path("my runs"), has_said_verdict=False) == (
-            f"./ulpscope show {RUN} --store 'my runs'",
+            f"ulpscope show {RUN} --store 'my runs'",
             second,
         )

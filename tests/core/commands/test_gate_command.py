@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -21,6 +20,7 @@ from core.runs.store.store import Store
 from tests.core.conftest import environment
 from tests.core.runs.damaging import damaged
 from tests.said import SAID
+from tests.shell import command_in
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
@@ -121,7 +121,7 @@ def test_a_stored_run_is_held_to_the_bounds_of_its_dump(cli, tmp_path):
     assert done.returncode == 0, done.stderr
     gate = json.loads(done.stdout)["gate"]
     assert [c["outcome"] for c in gate["conditions"]] == ["undecided", "passed", "passed"]
-    assert f"python -m core verdict {run_id} --float32" in gate["conditions"][0]["says"]
+    assert f"ulpscope verdict {run_id} --float32" in gate["conditions"][0]["says"]
 
 
 def test_each_of_several_sides_is_gated_and_named(cli, tmp_path):
@@ -183,15 +183,15 @@ def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
     text = (ROOT / "docs" / "gates.md").read_text()
     workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     (job,) = workflow["jobs"].values()
-    steps = [step["run"] for step in job["steps"] if "python -m core" in step.get("run", "")]
+    steps = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
     assert steps
-    for name in ("sample_runs", "core", "docs", "tests"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
+    command_in(tmp_path)
     variables = {
         **os.environ,
         **environment(tmp_path),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     for step in steps:
         done = subprocess.run(

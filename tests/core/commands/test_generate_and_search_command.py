@@ -20,7 +20,7 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
         made = run.generations[0]
         assert [len(tokens) for tokens in made.tokens] == [5, 5]
         assert run.header.provenance.command == (
-            f"python -m core generate --model sample_runs/model --prompt-file {SHAPES}"
+            f"ulpscope generate --model sample_runs/model --prompt-file {SHAPES}"
             " --reference prefill --variant decode+batch:2 --tokens 5 --dtype bfloat16"
         )
         assert not run.kv(0).empty

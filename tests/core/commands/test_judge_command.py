@@ -43,7 +43,7 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
         floors = run.floor_positions(0)
         assert set(floors["compute_dtype"]) == {"bfloat16", "float32"}
         assert len(floors) == 2 * run.header.rows
-        assert run.header.provenance.command.startswith("python -m core judge --model sample_runs/model")
+        assert run.header.provenance.command.startswith("ulpscope judge --model sample_runs/model")
     assert json.loads(cli("list", "--json").stdout)[0]["verdicts"] == pair["verdict"]
 
 

@@ -21,7 +21,7 @@ def stored(tmp_path, **changes) -> str:
         "A chip",
         ("float32",),
         0,
-        "python -m core ops",
+        "ulpscope ops",
         versions={"torch": "2.13.0"},
     )
     row = OpRow(
@@ -50,7 +50,7 @@ def test_probes_are_printed_stored_and_printed_again(cli, tmp_path):
     assert said["versions"]["torch"] == torch.__version__
     assert said["seed"] == 4
     run = read_ops(Store(tmp_path / "runs"), said["run_id"])
-    assert run.header.command == f"python -m core {asked}"
+    assert run.header.command == f"ulpscope {asked}"
     assert [row.classes[0].digest for row in run.rows] == [row["classes"][0]["digest"] for row in said["rows"]]
     again = cli("ops", "--show", said["run_id"], "--json")
     assert json.loads(again.stdout) == said

@@ -17,6 +17,7 @@ import yaml
 from core.command_name import COMMAND
 from tests.core.conftest import environment
 from tests.said import SAID
+from tests.shell import command_in
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAN = """
@@ -123,16 +124,16 @@ def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_p
     text = (ROOT / "docs" / "sweeps.md").read_text()
     workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     (job,) = workflow["jobs"].values()
-    (step,) = [step["run"] for step in job["steps"] if "python -m core" in step.get("run", "")]
-    for name in ("sample_runs", "core"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (step,) = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
+    (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
+    command_in(tmp_path)
     for night in ("1", "2"):
         variables = {
             **os.environ,
             **environment(tmp_path),
             "GITHUB_SHA": night,
             "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
         }
         done = subprocess.run(
             ["bash", "-e", "-c", step], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900

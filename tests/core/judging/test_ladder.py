@@ -292,7 +292,7 @@ def test_the_first_rung_that_fails_decides(rows, is_identical, name):
 
 
 def test_undecided_names_the_control_and_the_command_that_supplies_it():
-    found = conclude([], is_bit_identical=False, missing_command="python -m core judge RUN")
+    found = conclude([], is_bit_identical=False, missing_command="ulpscope judge RUN")
     assert "float32" in found.because
     assert SAID["this-would-supply-it-python-m"].ends(found.because)
 

@@ -44,7 +44,7 @@ def test_a_sound_dump_is_undecided_and_names_the_command_with_its_own_id(tmp_pat
     run = stored(tmp_path, reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))
     (pair,) = run.pairs
     assert pair.verdict == "undecided"
-    assert f"python -m core verdict {run.run_id} --float32" in pair.because
+    assert f"ulpscope verdict {run.run_id} --float32" in pair.because
     assert outcomes(run) == {VALIDITY: [PASSED] * 5, FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
 
 

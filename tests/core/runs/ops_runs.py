@@ -34,7 +34,7 @@ def probed(
         chip,
         ("float32", "bfloat16"),
         0,
-        "python -m core ops --quick",
+        "ulpscope ops --quick",
         versions={"torch": "2.13.0", "threads": "2"},
         created=datetime(2026, 11, 21, 7, minute, tzinfo=UTC),
     )

@@ -65,7 +65,7 @@ def header(**changes) -> OpsHeader:
         "A processor",
         ("float32", "bfloat16"),
         3,
-        "python -m core ops --seed 3",
+        "ulpscope ops --seed 3",
         versions={"torch": "2.13.0", "threads": "2"},
         created=datetime(2026, 11, 21, 7, tzinfo=UTC),
     )

@@ -204,7 +204,7 @@ def test_the_model_that_was_just_refused_is_not_asked_for(narrow, of_another, tm
     """Nor anywhere else on the ladder; without a pair in float32 that is what is left."""
     own, pair, _ = of_another
     run = _judged(Store(tmp_path / "s"), own, narrow)
-    assert run.pairs[0].because.endswith(f"`python -m core verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz`.")
+    assert run.pairs[0].because.endswith(f"`ulpscope verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz`.")
     arrays = dict(np.load(pair))
     arrays["variant"][::2] = arrays["reference"][::2]  # shrinks too little to be clear
     arrays["variant"][1::2] += (arrays["variant"][1::2] - arrays["reference"][1::2]) * 100

@@ -259,7 +259,7 @@ def test_the_worked_example_of_the_documentation_names_its_module():
     (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "watch(" in block]
     loaded = tiny_model("llama")
     known = {"torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded)}
-    exec(example, known)
+    exec(example.replace("from ulpscope.", "from core."), known)
     growth, alone = known["growth"], known["alone"]
     assert growth.figures.first_module == "model.layers.1"
     assert growth.figures.modules == tuple(f"model.layers.{number}" for number in range(3))

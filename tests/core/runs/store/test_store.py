@@ -214,12 +214,13 @@ def test_what_cannot_be_deleted_is_one_sentence(tmp_path: Path) -> None:
         Store(tmp_path).delete("folder")
 
 
-def test_the_store_is_the_one_asked_for_then_the_environments_then_runs(
+def test_the_store_is_the_one_asked_for_then_the_environments_then_the_clones_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ULPSCOPE_STORE", "ULPSCOPE_SAMPLES"):
         monkeypatch.delenv(name, raising=False)
-    assert open_store().directory == Path("runs")
+    monkeypatch.chdir(tmp_path)
+    assert open_store().directory == ROOT / "runs"
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
     assert open_store().directory == tmp_path
     assert open_store(tmp_path / "asked").directory == tmp_path / "asked"

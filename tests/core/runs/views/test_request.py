@@ -35,7 +35,7 @@ def provenance(**asked) -> Provenance:
         (
             {},
             "judge",
-            "python -m core judge --model m --prompt 'a; rm' --reference prefill --variant decode --dtype bfloat16",
+            "ulpscope judge --model m --prompt 'a; rm' --reference prefill --variant decode --dtype bfloat16",
         ),
         ({"judge": True}, "judge", None),
         ({"layers": True}, "layers", None),  # it was asked for, and could not be had
@@ -43,14 +43,13 @@ def provenance(**asked) -> Provenance:
         (
             {"tokens": 4},
             "judge",
-            "python -m core generate --model m --prompt 'a; rm' --reference prefill --variant decode --tokens 4"
+            "ulpscope generate --model m --prompt 'a; rm' --reference prefill --variant decode --tokens 4"
             " --judge --dtype bfloat16",
         ),
         (
             {"judge": True, "kv": False},
             "kv",
-            "python -m core judge --model m --prompt 'a; rm' --reference prefill --variant decode --kv"
-            " --dtype bfloat16",
+            "ulpscope judge --model m --prompt 'a; rm' --reference prefill --variant decode --kv --dtype bfloat16",
         ),
     ],
 )
@@ -61,7 +60,7 @@ def test_the_same_capture_with_more_beside_it_is_the_stored_request_and_no_other
 @pytest.mark.parametrize(
     "about",
     [
-        Provenance("capture", command="python -m core capture --model m"),
+        Provenance("capture", command="ulpscope capture --model m"),
         Provenance("upload", request=REQUEST.to_json()),
         Provenance("capture", request='{"model": "m", "unheard_of": 1}'),
         Provenance("capture", request='{"model": "m\\u0000"}'),
