@@ -61,8 +61,8 @@ def test_the_command_that_the_verdict_names_works_as_it_stands(cli, dump):
     run_id, pair, _ = dump
     because = json.loads(cli("verdict", run_id, "--json").stdout)["pairs"][0]["because"]
     command = because.split("`")[1].split()
-    assert command[:3] == ["python", "-m", "core"]
-    done = cli(*[pair if word == "PAIR_IN_FLOAT32.npz" else word for word in command[3:]])
+    assert command[0] == "ulpscope"
+    done = cli(*[pair if word == "PAIR_IN_FLOAT32.npz" else word for word in command[1:]])
     assert done.returncode == 0, done.stderr
     assert "rounding" in done.stdout
 
