@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...capture_request import CaptureRequest
-from ...command_name import COMMAND, INSTALLED
 from ..file.records import Generation, Provenance
 from ..reader import RunReader
 
@@ -52,7 +51,7 @@ def typed_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
         name=None,
         build="",
     )
-    return INSTALLED + elsewhere.typed().removeprefix(COMMAND), prompts.decode()
+    return elsewhere.typed(), prompts.decode()
 
 
 def typed_with(about: Provenance, extra: str, *, trusts_code: bool = False) -> str | None:
