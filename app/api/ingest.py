@@ -37,6 +37,7 @@ from core.configuration import Limits
 from core.errors import LimitError
 from core.runs.dumps.llamacpp_files import READERS
 from core.runs.importing.check_catalog import is_database
+from core.runs.sparse.payloads.plain_file import starts_as_payload
 from core.runs.store.partial import Partial
 from core.runs.store.quotas import check_file, check_free, room_for
 from core.runs.store.store import Store, open_store
@@ -197,12 +198,11 @@ def _refuse_unknown_kind(start: bytes) -> None:
     need not travel.
     """
     is_dump = start.startswith((b"PK\x03\x04", b"\x93NUMPY", *READERS)) or start[8:9] == b"{"
-    is_json = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
-    if not (is_dump or is_json or is_database(start)):
+    if not (is_dump or starts_as_payload(start) or is_database(start)):
         raise RefusedError(
             (
                 f"the body begins with {start[:8]!r}; expected an npz, npy or safetensors file, responses of"
-                " an engine (JSON), or a run file (.duckdb)."
+                " an engine (JSON or a stream), or a run file (.duckdb)."
                 if start
                 else "the body is empty; expected an npz, npy or safetensors file, JSON, or a run file (.duckdb)."
             ),

@@ -23,7 +23,7 @@ from ..runs.importing.import_process import counted, limit_this_process
 from ..runs.reports.sparse_json import side_json
 from ..runs.reports.sparse_wording import grid_lines
 from ..runs.sparse.files import are_payloads, read_sides
-from ..runs.sparse.payloads.recognise import is_payload
+from ..runs.sparse.payloads.plain_file import is_payload
 from ..runs.sparse_run import KIND, pairs_of
 from ..runs.store.cards import read_runs
 from ..subprocess_json import Child

@@ -6,14 +6,15 @@ Ollama's docs/api.md, text-generation-inference 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..errors import DumpError
-from ..runs.sparse.payloads.bounded_json import parsed
+from ..runs.sparse.payloads.bounded_json import documents_of
 from ..runs.sparse.payloads.entries import count_of
 from ..runs.sparse.payloads.recognise import read_payload
+from ..runs.sparse.payloads.streams import whole_answers
 from ..runs.sparse.records import SparseResponse
 from ..text import shown
 from .client import Client, ProbeError
@@ -81,7 +82,7 @@ class Server:
         self.client.budget.take()
         path, body = self.request(asked)
         if asked.is_stream:
-            payload = self.joined(self.client.post_bytes(path, body | {"stream": True}), path)
+            payload = streamed(self.client.post_bytes(path, body | {"stream": True}), path)
         else:
             payload = self.client.post(path, body)
         try:
@@ -109,54 +110,21 @@ class Server:
     def _common(self, body: dict[str, Any]) -> dict[str, Any]:
         return ({"model": self.model} if self.model else {}) | body | {"temperature": 0}
 
-    def joined(self, answer: bytes, path: str) -> Any:
-        """One payload out of a stream of server-sent events."""
-        pieces = events(answer, path)
-        first = pieces[0]
-        choices: dict[str, Any] = {"index": 0}
-        for piece in pieces:
-            for choice in piece.get("choices") or []:
-                if isinstance(choice, dict):
-                    _append(choices, choice)
-        usage = next((piece["usage"] for piece in reversed(pieces) if piece.get("usage")), None)
-        return {**first, "choices": [choices]} | ({} if usage is None else {"usage": usage})
 
-
-def _append(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add a chunk's choice: texts and lists of log-probabilities go on where the last ended; a delta is a message."""
-    for key, value in piece.items():
-        name = "message" if key == "delta" else key
-        held = into.get(name)
-        is_text = isinstance(value, str) and isinstance(held, str) and name in ("text", "content")
-        if is_text or (isinstance(value, list) and isinstance(held, list)):
-            into[name] = held + value
-        elif isinstance(value, dict):
-            inner = held if isinstance(held, dict) else {}
-            _append(inner, value)
-            into[name] = inner
-        elif value is not None or name not in into:
-            into[name] = value
-
-
-def events(answer: bytes, path: str) -> list[dict[str, Any]]:
-    """The objects of a stream: server-sent events, or a line each."""
-    found: list[dict[str, Any]] = []
-    for line in answer.splitlines():
-        data = line.removeprefix(b"data:").strip()
-        if not data.startswith(b"{"):
-            if line.lstrip()[:1] == b"<":
-                raise ProbeError(f"{path}: the server streams a page of HTML; is this the address of the engine?")
-            continue
-        try:
-            one = parsed(data, path)
-        except DumpError as error:
-            raise ProbeError(str(error)) from None
-        if isinstance(one, dict) and "error" in one:
-            raise ProbeError(f"{path}: the server ends its stream with an error: {shown(one['error'], 200)}")
-        found.append(one)
-    if not found:
+def streamed(answer: bytes, path: str) -> list[Any]:
+    """The answers in a stream. ProbeError for an error in it, or if it holds nothing."""
+    if answer.lstrip()[:1] == b"<":
+        raise ProbeError(f"{path}: the server streams a page of HTML; is this the address of the engine?")
+    try:
+        chunks = list(documents_of(io.BytesIO(answer), path))
+    except DumpError as error:
+        raise ProbeError(str(error)) from None
+    for _, chunk in chunks:
+        if isinstance(chunk, dict) and chunk.get("error"):
+            raise ProbeError(f"{path}: the server ends its stream with an error: {shown(chunk['error'], 200)}")
+    if not chunks:
         raise ProbeError(f"{path}: the server was asked to stream and sent nothing that could be read.")
-    return found
+    return [payload for _, payload in whole_answers(chunks)]
 
 
 @dataclass(frozen=True)
@@ -181,14 +149,6 @@ class LlamaCpp(Server):
             "return_tokens": True,
         }
         return "/completion", body | ({"ignore_eos": True} if asked.is_filler else {})
-
-    def joined(self, answer: bytes, path: str) -> Any:
-        pieces = events(answer, path)
-        last = dict(pieces[-1])
-        for name in ("completion_probabilities", "tokens"):
-            last[name] = [one for piece in pieces for one in piece.get(name) or []]
-        last["content"] = "".join(str(piece.get("content", "")) for piece in pieces)
-        return last
 
 
 @dataclass(frozen=True)
@@ -244,9 +204,6 @@ class SGLang(Server):
             "return_text_in_logprobs": True,
         }
 
-    def joined(self, answer: bytes, path: str) -> Any:
-        return events(answer, path)[-1]  # each has all before it
-
 
 @dataclass(frozen=True)
 class Ollama(Server):
@@ -268,15 +225,6 @@ class Ollama(Server):
             "options": options,
             "logprobs": True,
             "top_logprobs": min(asked.top, 20),
-        }
-
-    def joined(self, answer: bytes, path: str) -> Any:
-        pieces = events(answer, path)
-        text = "".join(str(piece.get("response", "")) for piece in pieces)
-        return {
-            **pieces[-1],
-            "response": text,
-            "logprobs": [one for piece in pieces for one in piece.get("logprobs") or []],
         }
 
 

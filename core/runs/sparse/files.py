@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from ..file.bounds import MAX_SIDES
 from .export import is_line, sides_of_lines
 from .pairing import prompt_tokens, sides_of
 from .payloads.bounded_json import documents
-from .payloads.recognise import is_payload, read_responses
+from .payloads.plain_file import is_payload
+from .payloads.recognise import read_responses
 from .records import SparseResponse, SparseSide
 
 
@@ -31,8 +33,7 @@ def are_payloads(paths: Sequence[Path]) -> bool:
 
 def read_sides(paths: Sequence[Path]) -> tuple[SparseSide, ...]:
     """The sides in the files, the reference first: those of one exported run, the repeated answers of one file, or each
-    file as a side of its name. Responses of a second file are put beside those of the first by their prompts' token
-    ids, where known.
+    file as a side of its name. Responses of several files are joined by custom_id, request or token ids, if known.
 
     DumpError for what is no response or cannot be put beside another.
     """
@@ -42,12 +43,9 @@ def read_sides(paths: Sequence[Path]) -> tuple[SparseSide, ...]:
         return sides_of(read_responses(paths[0]), shown(paths[0].name))
     if len(paths) > MAX_SIDES:
         raise UsageError(f"{len(paths):,} files; a run has at most {MAX_SIDES} sides.")
-    read = [read_responses(path) for path in paths]
-    sides = [
-        SparseSide(name, tuple(_in_order_of(read[0], responses)))
-        for name, responses in zip(_names(paths), read, strict=True)
-    ]
-    return tuple(sides)
+    names = _names(paths)
+    sides = _in_one_order([read_responses(path) for path in paths])
+    return tuple(SparseSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -58,10 +56,23 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [shown(f"{number + 1} {path.name}") for number, path in enumerate(paths)]
 
 
-def _in_order_of(first: Sequence[SparseResponse], responses: Sequence[SparseResponse]) -> Sequence[SparseResponse]:
-    """The responses in the order of the first side's prompts, as they are where prompts are not known."""
-    prompts = [[prompt_tokens(response) for response in side] for side in (first, responses)]
-    if any(None in side or len(set(side)) < len(side) for side in prompts) or set(prompts[0]) != set(prompts[1]):
-        return responses
-    by_prompt = dict(zip(prompts[1], responses, strict=True))
-    return [by_prompt[prompt] for prompt in prompts[0]]
+def _in_one_order(sides: Sequence[list[SparseResponse]]) -> Sequence[Sequence[SparseResponse]]:
+    """The responses of each side in one order: by what names their prompts, else by the prompts' token ids, else as
+    they are. Prompts that not all sides answer are left out, with a warning.
+    """
+    for key_of in (lambda response: response.prompt_key or None, prompt_tokens):
+        by_key = [{key_of(response): response for response in side} for side in sides]
+        is_unique = all(
+            None not in side and len(side) == len(listed) for side, listed in zip(by_key, sides, strict=True)
+        )
+        common = [key for key in by_key[0] if all(key in side for side in by_key)]
+        if not is_unique or not common:
+            continue
+        ordered = [[side[key] for key in common] for side in by_key]
+        for side, responses in zip(by_key, ordered, strict=True):
+            if more := [key for key in side if key not in set(common)]:
+                what = f" ({shown(more[0], 60)})" if isinstance(more[0], str) else ""
+                warning = f"{len(more)} of its {len(side)} prompts have no answer on another side{what}; left out."
+                responses[0] = replace(responses[0], warnings=(*responses[0].warnings, warning))
+        return ordered
+    return sides

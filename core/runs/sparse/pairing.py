@@ -176,13 +176,15 @@ def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSid
     """
     groups: dict[object, list[SparseResponse]] = {}
     for response in responses:
-        groups.setdefault(prompt_tokens(response), []).append(response)
+        length = response.generated_from if response.start_known else None
+        groups.setdefault(prompt_tokens(response) or response.prompt_key or length, []).append(response)
     counts = {len(group) for group in groups.values()}
     if len(counts) != 1 or counts == {1}:
-        told = " and ".join(str(count) for count in sorted(counts))
+        answers = f"{len(responses):,} answer{'' if len(responses) == 1 else 's'}"
+        prompts = f"{len(groups):,} prompt{'' if len(groups) == 1 else 's'}"
         raise DumpError(
-            f"{where}: holds {len(responses)} responses, {told} to a prompt; expected each prompt answered equally"
-            " often, or a second file for the other side."
+            f"{where}: holds {answers} to {prompts}; expected each prompt answered equally often, at least twice."
+            " Give a second file for the other side."
         )
     return tuple(
         SparseSide(f"answer {repeat + 1}", tuple(group[repeat] for group in groups.values()))

@@ -136,7 +136,8 @@ class SparseResponse:
     where all rows are of the prompt. texts: of tokens, by id, where sent. processed: whether temperature, penalties
     or a mask are in the values; None: the payload does not say. asked: the k that was asked for, where known. vocab:
     where the payload says or a row is full. cached: prompt tokens read from a cache, where said. settings: temperature
-    and the like, as far as the payload echoes them.
+    and the like, as far as the payload echoes them. prompt_key: names the prompt beside its tokens, by the request's
+    text or a batch's custom_id; '' if nothing does; responses of two files are joined by it, and it is not stored.
     """
 
     format: str
@@ -155,6 +156,7 @@ class SparseResponse:
     cached: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    prompt_key: str = ""
 
 
 @dataclass(frozen=True, eq=False)

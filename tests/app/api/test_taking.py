@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import os
@@ -73,6 +74,28 @@ def test_responses_of_an_engine_become_a_run_told_as_on_the_command_line(client:
     refused = client.put("/api/runs/none?wait=60", content=b'{"hello": 1}')
     assert refused.status_code == 422
     assert "no response that is known" in refused.json()["error"]
+
+
+STREAM = (PAYLOADS / "vllm_stream.txt").read_bytes()
+AGAIN = STREAM.replace(b"cmpl-927e17c65b26adbb", b"cmpl-0")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        STREAM + AGAIN,
+        gzip.compress(STREAM + AGAIN),
+        (STREAM + AGAIN).decode().encode("utf-16"),
+        b"HTTP/1.1 200 OK\r\n\r\n" + STREAM + AGAIN,
+        STREAM.replace(b"data: [DONE]", b"").replace(b"data: ", b"")
+        + AGAIN.replace(b"data: [DONE]", b"").replace(b"data: ", b""),
+    ],
+)
+def test_streams_become_a_run_however_they_are_wrapped(client: TestClient, body: bytes) -> None:
+    answer = client.put("/api/runs/streams?wait=60", content=body)
+    assert answer.status_code == 201, answer.text
+    found = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
+    assert (found["kind"], len(found["by_position"]), found["summary"]["listed_that_differ"]) == ("sparse", 3, 0)
 
 
 def test_without_waiting_the_id_is_known_and_where_to_ask(client: TestClient, store: Path) -> None:

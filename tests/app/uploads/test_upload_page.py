@@ -291,6 +291,13 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     assert SAID["sent-values-equal"] in said(app)
 
 
+def test_a_stream_and_the_whole_answer_are_one_run(monkeypatch, store):
+    stream, whole = PAYLOADS / "vllm_stream.txt", PAYLOADS / "vllm_token_ids.json"
+    app = page(monkeypatch, put(store, whole, name="whole.json"), put(store, stream, name="stream.txt"))
+    assert SAID["understood-as-responses"] in [each.value for each in app.subheader]
+    assert "**1 prompt**" in said(app)
+
+
 def test_json_that_is_no_response_is_a_sentence_and_no_save(monkeypatch, store, tmp_path):
     (tmp_path / "list.json").write_text('[{"hello": 1}]')
     app = page(monkeypatch, put(store, tmp_path / "list.json"))

@@ -16,7 +16,7 @@ from core.probing import client as clients
 from core.probing.client import Budget, Client, ProbeError
 from core.probing.plan import Plan, base_of, parsed_tests, told
 from core.probing.probe import Probe, Probed, ways_of
-from core.probing.servers import Server, events, find_server
+from core.probing.servers import Server, find_server, streamed
 from core.runs.sparse_run import pairs_of, sparse_of
 from tests.core.probing import odd_server as odd
 from tests.said import SAID
@@ -155,9 +155,9 @@ def test_a_plan_counts_what_is_sent() -> None:
 
 def test_a_stream_that_ends_with_an_error_says_so() -> None:
     with pytest.raises(ProbeError, check=SAID["stream-ends-with-an-error"].raised):
-        events(b'data: {"choices": []}\n\ndata: {"error": "out of memory"}\n', "/v1/completions")
+        streamed(b'data: {"choices": []}\n\ndata: {"error": "out of memory"}\n', "/v1/completions")
     with pytest.raises(ProbeError, check=SAID["nothing-could-be-read"].raised):
-        events(b": ping\n\n", "/v1/completions")
+        streamed(b": ping\n\n", "/v1/completions")
 
 
 def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ docs/openapi.yaml, llama.cpp's tools/server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ....errors import DumpError
 from ..records import SparseResponse
 from .entries import Entry, Row, count_of, is_list, is_object, response_of, text_key, token_of, tokens_of, value_of
 
+_PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")  # names in requests
 _COUNTS = ("logprobs", "top_logprobs", "n_probs")  # what requests call the number of values a row
 
 
@@ -20,16 +22,26 @@ def read_choices(payload: Mapping[str, Any], where: str, request: Mapping[str, A
     """Every choice of a completions or chat response, vLLM's `/inference/v1/generate` included."""
     usage = payload.get("usage") if isinstance(payload.get("usage"), dict) else {}
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
-    about = {
+    about: dict[str, Any] = {
         "model": _text(payload.get("model")),
         "cached": count_of(details.get("cached_tokens")) if isinstance(details, dict) else None,
         "settings": settings_of(request),
     }
-    choices = is_list(payload["choices"], "choices", where)
-    for number, found in enumerate(choices):
-        at = f"{where}, choice {number}" if len(choices) > 1 else where
-        choice = is_object(found, "a choice", at)
-        yield _choice(choice, payload, at, request, usage, about)
+    listed = [is_object(one, "a choice", where) for one in is_list(payload["choices"], "choices", where)]
+    indices = [count_of(choice.get("index")) for choice in listed]
+    if None not in indices and len(set(indices)) == len(indices):
+        listed = [choice for _, choice in sorted(zip(indices, listed, strict=True), key=lambda pair: pair[0] or 0)]
+    has_prompt = bool(prompt_key(request)) or any(choice.get("prompt_token_ids") for choice in listed)
+    if len(listed) > 1 and not has_prompt:
+        about["warnings"] = (
+            f"Its {len(listed)} choices are taken for answers to one prompt; if the request had several, save it too:"
+            ' {"request": ..., "response": ...}.',
+        )
+    for number, choice in enumerate(listed):
+        at = f"{where}, choice {number}" if len(listed) > 1 else where
+        own = request_of_choice(request, number, len(listed))
+        is_of_all = len(listed) > 1 and own is not request  # usage then counts the tokens of all prompts
+        yield _choice(choice, payload, at, own, {} if is_of_all else usage, about)
 
 
 def _choice(
@@ -68,6 +80,7 @@ def _choice(
         has_prompt_rows=bool(of_prompt) or (isinstance(logprobs, dict) and _is_echoed(logprobs)),
         asked=asked_of(request),
         text=_text(choice.get("text") or _message(choice)),
+        prompt_key=prompt_key(request),
         **about,
     )
 
@@ -93,6 +106,23 @@ def prompt_ids(request: Mapping[str, Any]) -> list[int] | None:
         if isinstance(found, list) and found and all(type(token) is int for token in found):
             return found
     return None
+
+
+def request_of_choice(request: Mapping[str, Any], index: int, count: int) -> Mapping[str, Any]:
+    """The request as if it had only the prompt of one of `count` answers; answers to a prompt follow each other."""
+    for name in _PROMPTS:
+        prompts = request.get(name)
+        if not isinstance(prompts, list) or not prompts or not all(isinstance(one, str | list) for one in prompts):
+            continue
+        if count % len(prompts) == 0:
+            return {**request, name: prompts[index * len(prompts) // count]}
+    return request
+
+
+def prompt_key(request: Mapping[str, Any]) -> str:
+    """Return the prompt of a request as a text, '' if it has none."""
+    asked = next((request[name] for name in (*_PROMPTS, "messages") if request.get(name)), None)
+    return "" if asked is None else json.dumps(asked, sort_keys=True)
 
 
 def settings_of(said: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,53 +14,82 @@ from ..records import SparseResponse
 from . import bounded_json
 from .entries import count_of, is_list, response_of
 from .llamacpp import read_completion
-from .openai import content_rows, read_choices, settings_of
+from .openai import content_rows, prompt_key, read_choices, request_of_choice, settings_of
 from .sglang import read_generate
+from .streams import output_texts, whole_answers
 from .tgi import read_details
 
-_JSON_STARTS = (b"{", b"[")
 _MOST_RESPONSES = 1 << 16
+_MOST_NAMED = 5  # of failed requests
 
 
-def is_payload(path: Path) -> bool:
-    """Return whether a file begins as JSON does, after white space and a byte order mark, and is no run file, whose
-    first bytes are a checksum.
-    """
-    with path.open("rb") as file:
-        head = file.read(4096)
-    return head[8:12] != b"DUCK" and head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in _JSON_STARTS
+class FailedRequestError(DumpError):
+    """A request of a batch that has no answer."""
 
 
 def read_responses(path: Path) -> list[SparseResponse]:
-    """Every response of a file: one JSON document, a list of them, or one a line.
+    """Every response of a file: JSON, lists or lines of it, streams, or the output of a batch.
 
     DumpError, one sentence, for what is no response of an engine that is known here.
     """
-    found: list[SparseResponse] = []
-    for where, document in bounded_json.documents(path):
-        found.extend(read_payload(document, where))
-        if len(found) > _MOST_RESPONSES:
+    responses: list[SparseResponse] = []
+    failures: list[str] = []
+    for where, document in whole_answers(bounded_json.documents(path)):
+        try:
+            responses.extend(read_payload(document, where))
+        except FailedRequestError as failure:
+            failures.append(str(failure))
+        if len(responses) > _MOST_RESPONSES:
             raise DumpError(f"{shown(path.name)}: holds more than {_MOST_RESPONSES:,} responses.")
-    if not found:
-        raise DumpError(f"{shown(path.name)}: holds no response.")
-    return found
+    if not responses:
+        raise DumpError(failures[0] if failures else f"{shown(path.name)}: holds no response.")
+    if failures:
+        more = f" and {len(failures) - _MOST_NAMED} more" if len(failures) > _MOST_NAMED else ""
+        warning = f"Failed requests are left out: {'; '.join(failures[:_MOST_NAMED])}{more}."
+        responses[0] = replace(responses[0], warnings=(*responses[0].warnings, warning))
+    return responses
 
 
 def read_payload(payload: object, where: str, request: Mapping[str, Any] | None = None) -> list[SparseResponse]:
     """The responses of a parsed document. request: the body that was sent for it, which says tokens and settings; a
-    document `{"request": ..., "response": ...}` has both.
+    document `{"request": ..., "response": ...}` has both, one of a batch `{"custom_id": ..., "response": ...}`.
     """
+    if isinstance(payload, str):  # a stream that was logged as a text
+        documents = bounded_json.documents_of(io.BytesIO(payload.encode()), where)
+        return [one for at, each in whole_answers(documents) for one in read_payload(each, at, request)]
     if isinstance(payload, list):
+        listed = [(f"{where}, response {number}", one) for number, one in enumerate(payload)]
+        answers = list(whole_answers(listed))
         return [
-            found
-            for number, one in enumerate(payload)
-            for found in read_payload(one, f"{where}, response {number}", request)
+            response
+            for number, (at, one) in enumerate(answers)
+            for response in read_payload(one, at, request_of_choice(request or {}, number, len(answers)))
         ]
     if not isinstance(payload, dict):
         raise DumpError(f"{where}: no response of an engine; expected a JSON object.")
+    if isinstance(payload.get("custom_id"), str):
+        return _of_batch(payload, where)
     if isinstance(payload.get("request"), dict) and "response" in payload:
         return read_payload(payload["response"], where, payload["request"])
-    return list(_read(payload, where, request or {}))
+    responses = _read(payload, where, request or {})
+    return [one if one.prompt_key else replace(one, prompt_key=prompt_key(request or {})) for one in responses]
+
+
+def _of_batch(payload: Mapping[str, Any], where: str) -> list[SparseResponse]:
+    """The responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
+    name = payload["custom_id"]
+    answer = payload.get("response")
+    if "url" in payload and answer is None and not payload.get("error"):
+        raise DumpError(f"{where}: is a request of a batch, and no answer; expected the batch's output file.")
+    status = answer.get("status_code") if isinstance(answer, dict) else None
+    body = answer.get("body", answer) if isinstance(answer, dict) else None
+    is_failed = payload.get("error") or not isinstance(body, dict) or (isinstance(status, int) and status >= 400)
+    if is_failed:
+        reason = payload.get("error") or (body if body is not None else f"status {status}")
+        for _ in range(3):
+            reason = reason.get("error") or reason.get("message") or reason if isinstance(reason, dict) else reason
+        raise FailedRequestError(f"{where}: request '{shown(name)}' failed: {shown(reason, 120)}")
+    return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, where)]
 
 
 def _read(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Iterator[SparseResponse]:
@@ -70,15 +101,17 @@ def _read(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) ->
         yield read_generate(payload, where, request)
     elif isinstance(payload.get("details"), dict):
         yield read_details(payload, where, request)
-    elif isinstance(payload.get("logprobs"), list):
+    elif payload.get("object") == "response":
+        yield _responses_api(payload, where, request)
+    elif isinstance(payload.get("logprobs"), list) or isinstance(payload.get("done"), bool):
         yield _ollama(payload, where, request)
     elif "resps" in payload and "doc_id" in payload:
         raise DumpError(
             f"{where}: samples of lm-eval hold one summed log-probability a choice and no positions; there is nothing"
             " to compare position by position in them."
         )
-    elif "error" in payload:
-        raise DumpError(f"{where}: the server answered with an error: {shown(payload['error'], 200)}")
+    elif error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
+        raise DumpError(f"{where}: the server answered with an error: {shown(error, 200)}")
     else:
         keys = ", ".join(f"'{shown(key, 30)}'" for key in list(payload)[:5])
         raise DumpError(f"{where}: no response that is known here; its keys are {keys or 'none'}.")
@@ -87,7 +120,7 @@ def _read(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) ->
 def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
     """A response of Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
     length = count_of(payload.get("prompt_eval_count"))
-    rows = content_rows(is_list(payload["logprobs"], "logprobs", where), max(0, (length or 1) - 1), where)
+    rows = content_rows(is_list(payload.get("logprobs") or [], "logprobs", where), max(0, (length or 1) - 1), where)
     message = payload.get("message")
     text = message.get("content") if isinstance(message, dict) else payload.get("response")
     options = request.get("options")
@@ -99,4 +132,26 @@ def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) 
         text=text if isinstance(text, str) else "",
         model=payload["model"] if isinstance(payload.get("model"), str) else "",
         settings=settings_of(options if isinstance(options, dict) else request),
+    )
+
+
+def _responses_api(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
+    """A response of OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the
+    text begins where the prompt ends only without them.
+    """
+    parts = output_texts(payload)
+    listed = [one for part in parts for one in is_list(part.get("logprobs") or [], "logprobs", where)]
+    usage = payload.get("usage") if isinstance(payload.get("usage"), dict) else {}
+    output = payload.get("output")
+    is_text_only = isinstance(output, list) and len(output) == 1
+    length = count_of(usage.get("input_tokens")) if is_text_only and isinstance(usage, dict) else None
+    text = "".join(f"{part.get('text', '')}" for part in parts)
+    return response_of(
+        content_rows(listed, max(0, (length or 1) - 1), where),
+        where,
+        format="OpenAI responses",
+        prompt=length,
+        text=text,
+        model=payload["model"] if isinstance(payload.get("model"), str) else "",
+        settings=settings_of({**payload, **request}),
     )

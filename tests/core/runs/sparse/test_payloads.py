@@ -13,10 +13,10 @@ import pytest
 
 from core.errors import DumpError
 from core.probing import servers
-from core.probing.client import Client
 from core.runs.sparse.pairing import compare_sides
 from core.runs.sparse.payloads import bounded_json, openai
-from core.runs.sparse.payloads.recognise import is_payload, read_payload, read_responses
+from core.runs.sparse.payloads.plain_file import is_payload
+from core.runs.sparse.payloads.recognise import read_payload, read_responses
 from core.runs.sparse.records import SparseResponse, SparseSide
 
 PAYLOADS = Path(__file__).with_name("payloads")
@@ -360,8 +360,7 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
 
 
 def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
-    server = servers.VLLM(Client("http://127.0.0.1:1"), "0.32.0", "small")
-    payload = server.joined((PAYLOADS / "vllm_stream.txt").read_bytes(), "/v1/completions")
+    payload = servers.streamed((PAYLOADS / "vllm_stream.txt").read_bytes(), "/v1/completions")
     (streamed,) = read_payload(payload, "stream", {"logprobs": 4})
     (whole,) = read_responses(PAYLOADS / "vllm_token_ids.json")
     assert streamed.tokens == whole.tokens

@@ -1,0 +1,161 @@
+"""Whole answers out of the chunks of streams; every other document passes as it is.
+
+Chunks as the engines send them: OpenAI's chat.completion.chunk and streamed text_completion (also of vLLM, SGLang,
+llama.cpp), OpenAI's Responses events, Ollama's lines, llama.cpp's /completion, TGI's /generate_stream, SGLang's
+/generate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .bounded_json import StreamEvent
+
+Chunk = Mapping[str, Any]
+_TEXTS = ("text", "content", "response", "reasoning", "reasoning_content", "refusal", "thinking")  # go on in each chunk
+_LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+
+
+@dataclass
+class _Stream:
+    """The chunks of one answer so far. unfinished: indices of choices that go on."""
+
+    where: str
+    kind: str
+    chunks: list[Chunk] = field(default_factory=list)
+    unfinished: set[object] = field(default_factory=set)
+
+    def add(self, chunk: Chunk, states: Mapping[object, bool]) -> None:
+        self.chunks.append(chunk)
+        self.unfinished |= {index for index, is_last in states.items() if not is_last}
+        self.unfinished -= {index for index, is_last in states.items() if is_last}
+
+
+def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The documents with their places; the chunks of a stream are one document, at the place of the first."""
+    answers: list[tuple[str, Any] | _Stream] = []
+    streams: dict[tuple[str, object], _Stream] = {}
+    for where, document in documents:
+        kind, chunk_id, is_chunk, states = _about(document) if isinstance(document, dict) else ("", None, False, {})
+        stream = streams.get((kind, chunk_id))
+        if stream is not None and not stream.unfinished and states:  # a usage of its own after the last chunk has none
+            stream = None
+        if stream is None and is_chunk:
+            stream = streams[kind, chunk_id] = _Stream(where, kind)
+            answers.append(stream)
+        if stream is not None:
+            stream.add(document, states)
+        elif answers:
+            answers.append((where, document))
+        else:
+            yield where, document
+    for answer in answers:
+        yield (answer.where, _joined(answer)) if isinstance(answer, _Stream) else answer
+
+
+def _about(document: Chunk) -> tuple[str, object, bool, dict[object, bool]]:
+    """Kind of a document, what the chunks of one answer share, whether it must be a chunk, and for each choice whether
+    this is its last one. A last chunk alone may look like a whole answer.
+    """
+    meta = document.get("meta_info")
+    if isinstance(choices := document.get("choices"), list):
+        listed = [choice for choice in choices if isinstance(choice, dict)]
+        states = {choice.get("index"): choice.get("finish_reason") is not None for choice in listed}
+        is_named = f"{document.get('object')}".endswith(".chunk") or any("delta" in choice for choice in listed)
+        is_open = bool(listed) and all(choice.get("finish_reason", "") is None for choice in listed)
+        is_chunk = is_named or (is_open and document.get("id") is not None) or isinstance(document, StreamEvent)
+        return "OpenAI", document.get("id"), is_chunk, states
+    if isinstance(meta, dict) and meta.get("id") is not None:
+        is_last = meta.get("finish_reason", "") is not None
+        return "SGLang", (f"{meta['id']}", document.get("index")), not is_last, {None: is_last}
+    if isinstance(document.get("token"), dict) and "generated_text" in document:
+        return "TGI", None, True, {None: document["generated_text"] is not None}
+    if isinstance(kind := document.get("type"), str) and kind.startswith("response."):
+        return "Responses", None, True, {None: kind in _LAST_EVENTS}
+    for name, engine in (("done", "Ollama"), ("stop", "llama.cpp")):
+        if isinstance(document.get(name), bool):
+            return engine, None, not document[name], {None: document[name]}
+    return "", None, False, {}
+
+
+def _joined(stream: _Stream) -> dict[str, Any]:
+    if stream.kind == "SGLang":
+        return _generate(stream.chunks)
+    if stream.kind == "TGI":
+        return _details(stream.chunks)
+    if stream.kind == "Responses":
+        return _response(stream.chunks)
+    whole: dict[str, Any] = {}
+    choices: dict[object, dict[str, Any]] = {}
+    for chunk in stream.chunks:
+        for choice in chunk.get("choices") or []:
+            if isinstance(choice, dict):
+                _append(choices.setdefault(choice.get("index"), {}), choice)
+        _append(whole, {name: value for name, value in chunk.items() if name != "choices"})
+    return whole | ({"choices": list(choices.values())} if stream.kind == "OpenAI" else {})
+
+
+def _append(into: dict[str, Any], chunk: Chunk) -> None:
+    """Add a chunk: texts and lists go on from the chunk before; of anything else the last is right."""
+    for key, value in chunk.items():
+        name = "message" if key == "delta" else key
+        before = into.get(name)
+        is_text = isinstance(value, str) and isinstance(before, str) and name in _TEXTS
+        if is_text or (isinstance(value, list) and isinstance(before, list)):
+            into[name] = before + value
+        elif isinstance(value, dict):
+            inner = dict(before) if isinstance(before, dict) else {}
+            _append(inner, value)
+            into[name] = inner
+        elif value is not None or name not in into:
+            into[name] = value
+
+
+def _generate(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """SGLang's chunks: each holds all before it; with --stream-output, only what is new."""
+    whole = dict(chunks[0])
+    meta = dict(whole["meta_info"])
+    for chunk in chunks[1:]:
+        before, new = meta.get("output_token_logprobs") or [], chunk["meta_info"].get("output_token_logprobs") or []
+        is_all = new[: len(before)] == before
+        for name, value in chunk["meta_info"].items():
+            is_part = name.startswith("output_") and isinstance(value, list) and isinstance(meta.get(name), list)
+            if value is not None:
+                meta[name] = meta[name] + value if is_part and not is_all else value
+        for name, value in chunk.items():
+            is_part = name in ("text", "output_ids") and isinstance(value, type(whole.get(name)))
+            whole[name] = whole[name] + value if is_part and not is_all else value
+    return whole | {"meta_info": meta}
+
+
+def _details(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """TGI's chunks: one token each, and the text in the last."""
+    tokens = [chunk["token"] for chunk in chunks]
+    tops = [chunk.get("top_tokens") or [] for chunk in chunks]
+    last = chunks[-1]
+    details = last["details"] if isinstance(last.get("details"), dict) else {}
+    lists = {"tokens": tokens} | ({"top_tokens": tops} if any(tops) else {})
+    return {"generated_text": last.get("generated_text") or "", "details": {**details, **lists}}
+
+
+def _response(events: Sequence[Chunk]) -> dict[str, Any]:
+    """The Responses object of the last event; log-probabilities are those of the text's deltas if it has none."""
+    last: Chunk = next((event["response"] for event in reversed(events) if isinstance(event.get("response"), dict)), {})
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    logprobs = [one for event in deltas for one in event.get("logprobs") or []]
+    has_own = any(part.get("logprobs") for part in output_texts(last))
+    if has_own or not logprobs:
+        return {"object": "response", **last}
+    text = "".join(f"{event.get('delta', '')}" for event in deltas)
+    content = [{"type": "output_text", "text": text, "logprobs": logprobs}]
+    return {"object": "response", **last, "output": [{"type": "message", "content": content}]}
+
+
+def output_texts(response: Chunk) -> list[Chunk]:
+    """The texts of a Responses object, in order."""
+    items = response.get("output")
+    contents = [item.get("content") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
