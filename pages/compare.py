@@ -20,11 +20,14 @@ if len(compared) == 1:
         " device."
     )
     st.stop()
+is_same = same_tokens(compared)
+if is_same is False:
+    st.warning("These runs have different tokens: compare rates only. Positions and flips cannot be matched.")
 st.markdown(sentence(compared))
 titles = parts.names(compared)
 differs = parts.provenance(compared, [widgets.escaped(title) for title in titles])
 if not differs.empty:
-    st.subheader("What is not the same")
+    st.subheader("Config diff")
     widgets.room("provenance", 28 * (len(differs) + 1)).table(differs.map(widgets.escaped), border="horizontal")
 st.subheader("Figures")
 figures = parts.figures(compared, titles)
@@ -33,7 +36,7 @@ widgets.room("figures", height).dataframe(figures, key="compare_figures", height
 dtypes = {one.run.header.compute_dtype for one in compared}
 st.caption(
     "Over all positions; in brackets the ratio to the first run. ULPs of "
-    + ("each run's own dtype, so of different lengths." if len(dtypes) > 1 else f"{dtypes.pop()}.")
+    + ("each run's own dtype: the units differ." if len(dtypes) > 1 else f"{dtypes.pop()}.")
 )
 
 stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in compared[:2])]) + (
@@ -61,7 +64,6 @@ with left:
         picture=exports.picture(f"{stem}-distances", titles),
     )
     st.caption("Share of the logits at least so many ULPs apart, both axes log.")
-is_same = same_tokens(compared)
 with right:
     lines = []
     for title, one in zip(titles, compared, strict=True):
@@ -87,22 +89,18 @@ def saving(tables: dict) -> NoReturn:
     st.stop()
 
 
-st.subheader("Flips that they share, and that they do not")
 if is_same is False:
-    st.warning(
-        "These runs are of different tokens, so position 5 of one is not position 5 of another; flips cannot be"
-        " matched."
-    )
     saving(tables)
+st.subheader("Shared and unique flips")
 if is_same is None:
-    st.caption("Not every run knows its tokens; positions are matched by their number.")
+    st.caption("Some runs have no token ids; positions are matched by number.")
 found = flip_sets(compared)
 tables["flips"] = partial(parts.flips_exported, found, compared)
 if not found:
     st.write("No run has a flip.")
     saving(tables)
 shared = sum(one.is_shared for one in found)
-st.markdown(f"**{shared} of {plural(len(found), 'position')} that flip anywhere flip in all {len(compared)} runs.**")
+st.markdown(f"**{shared:,} of {plural(len(found), 'position')} flip in all {len(compared)} runs.**")
 
 
 def choose() -> None:
@@ -118,5 +116,5 @@ st.dataframe(
     on_select=choose,
     selection_mode="single-row",
 )
-st.caption("Reference's token → variant's token, where the run flips.")
+st.caption("Reference token → variant token; empty if the run does not flip there.")
 saving(tables)

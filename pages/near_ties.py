@@ -86,7 +86,7 @@ st.dataframe(
     placeholder="–",
 )
 
-st.subheader(f"Best tokens at position {view.position}")
+st.subheader(f"Top tokens at position {view.position}")
 best_tokens.section(view)
 
 st.subheader("Margins")

@@ -12,6 +12,7 @@ from app.shell.glossary import meanings
 from app.sparse import pages as sparse
 from app.verdict import panel
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
+from core.runs.views.headline import noise_ratios, ulp_percentile
 from core.runs.views.request import typed_again
 from core.text import legible, number, out_of, percent, plural
 
@@ -38,9 +39,16 @@ figures[0].metric(
 )
 figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
 figures[2].metric("Logits that differ", percent(summary.neq_share), help=out_of(summary.neq, elements))
-figures[3].metric(
-    "Largest difference", number(summary.max_abs, 6), help="absolute, in logits, over elements finite on both sides"
-)
+ratios = noise_ratios(view.run.evidence(view.pair.index))
+in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
+if ratios:
+    figures[3].metric(
+        "RMS difference",
+        f"{ratios[0].multiple} floor",
+        help=f"{'; '.join(each.words for each in ratios)}. All logits: {in_row_ulps}",
+    )
+else:
+    figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(
@@ -49,7 +57,7 @@ left.subheader(
 colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
 token_strip.token_strip(view, colour)
 st.caption(
-    "A click selects the position, whose logits score the next token."
+    "Click a token to select it. Its logits predict the next token."
     if view.texts
     else (
         "This dump brought no token texts: "
@@ -67,25 +75,25 @@ if not summary.bit_identical:
     widgets.causes(view)
 panel.report(view)
 
+histogram = store_cache.histogram(view)
 more = st.columns(5)
-more[0].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
+more[0].metric(
+    "Largest difference",
+    number(summary.max_abs),
+    help=f"absolute, in logits, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs",
+)
 more[1].metric(
-    "Mean ULPs", number(summary.mean_ulps, 3), help=f"ULPs of {view.dtype}, over elements finite on both sides"
-)
-more[2].metric("Max ULPs", f"{summary.max_ulps:,}", help=f"ULPs of {view.dtype}; usually at a logit near 0")
-more[3].metric(
-    "Max row ULPs",
-    "undefined" if summary.max_row_ulps is None else number(summary.max_row_ulps, 3),
-    help=f"{meanings()['row ULP']}; the rms over all logits is {number(summary.rms_row_ulps, 3)}",
-)
-more[4].metric(
     "Mean KL",
     number(summary.mean_kl, 3),
-    help=(
-        "KL(reference || variant) in nats a position, over positions where it is defined; the largest is"
-        f" {number(summary.max_kl, 3)}"
-    ),
+    help=f"KL(reference || variant), nats per position, where it is defined; max {number(summary.max_kl, 3)}",
 )
+more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=f"ULPs of {view.dtype}, over all logits")
+more[3].metric(
+    "99th percentile ULPs",
+    number(ulp_percentile(histogram, 0.99)),
+    help=f"ULPs of {view.dtype}; large ones belong to logits near 0, where steps are tiny",
+)
+more[4].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
 limits = {
     "Differences and ULPs are": over_logits(summary, elements),
     "KL is": over_positions(summary, header.rows),
@@ -112,15 +120,13 @@ with charts_left:
     st.caption(f"Largest difference by position, logits of {view.dtype}.")
 with charts_right:
     plots.draw(
-        figure_cache.figure(
-            view.run, (view.pair.index,), charts.ulp_histogram, store_cache.histogram(view), view.dtype
-        ),
+        figure_cache.figure(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
         key="ulp_histogram",
         picture=exports.picture_of(view, "ulps"),
     )
     st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
 
-st.subheader(f"Best tokens at position {view.position}")
+st.subheader(f"Top tokens at position {view.position}")
 best_tokens.section(view)
 with st.container(horizontal=True, vertical_alignment="center"):
     exports.download(

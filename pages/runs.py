@@ -39,7 +39,7 @@ table.counted(cards, shown, labels)
 table.table(shown, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-st.caption("Figures are those of a run's worst pair, ULPs of its own dtype; more columns stand further right.")
+st.caption("Worst pair per run. Scroll right for more columns.")
 actions.panel(cards, shown, labels)
 deleted.trash_list(trash)
 

@@ -59,6 +59,8 @@ _SCHEMAS: dict[str, Schema] = {
             "flips": _WHOLE,
             "max_ulps": _WHOLE,
             "max_row_ulps": _or_null(_NUMBER),
+            "rms_row_ulps": _or_null(_NUMBER),
+            "noise_ratio": _or_null(_NUMBER),
             "max_neq_share": _or_null(_NUMBER),
             "nonfinite_mismatch": _WHOLE,
             "verdicts": _TEXT,

@@ -15,8 +15,8 @@ from core.numerics.metrics import COUNTS
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.store.store import cell_of
-from core.runs.views.compare import Compared, FlipSet, headline
-from core.text import exact, printable
+from core.runs.views.compare import FLIPS, NEAR_TIES, NOISE, Compared, FlipSet, headline
+from core.text import exact, number, percent, printable
 
 MOST = 5  # runs beside the first: six colours can be told apart
 BY = {
@@ -162,31 +162,28 @@ def figures(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame
     it says something.
     """
     rows = {}
-    for row in headline(compared):
+    for row in headline(compared, [histogram(one) for one in compared]):
         cells: list[str] = []
         values, ratios = row["values"], row["ratios"]
         for one, value, ratio in zip(compared, values, ratios, strict=True):  # type: ignore[call-overload]
             text = _shown(str(row["measure"]), value, one)
-            cells.append(text if ratio is None or len(cells) == 0 else f"{text}  ({ratio:.3g}x)")
+            cells.append(text if ratio is None or not cells else f"{text}  ({number(ratio, 3)}x)")
         rows[str(row["measure"])] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))
 
 
 def _shown(measure: str, value: float | None, one: Compared) -> str:
-    """Text of a measure: whole numbers as such, shares with what they are of, logits with all their digits."""
+    """Text of a measure: rates with their counts, logits with all their digits, and what it is over if not all."""
     if value is None:
         return "undefined"
     summary, rows = one.pair.summary, one.run.header.rows
+    if measure in (FLIPS, NEAR_TIES):
+        return f"{percent(value)}, {round(value * rows):,} of {rows:,}"
     if measure == "differing logits, share":
-        return f"{summary.neq_share:.2%}, {summary.neq:,} of {one.elements:,}"
-    if measure in ("flips", "near ties"):
-        return f"{int(value):,} of {rows:,}"
-    if measure == "same top-1":
-        return f"{value:.2%}, {round(value * rows):,} of {rows:,}"
-    if measure == "max ULPs":
-        text = f"{int(value):,}"
-    else:
-        text = exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else f"{value:.4g}"
+        return percent(value)
+    text = exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else number(value, 3)
+    if measure == NOISE:
+        return f"{text}x"
     over = (
         over_positions(summary, rows)
         if measure == "mean KL, nats"
@@ -223,9 +220,9 @@ def exported(compared: Sequence[Compared]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    for row in headline(compared):
+    for row in headline(compared, [histogram(one) for one in compared]):
         table[str(row["measure"])] = pd.Series(row["values"], dtype=float)
-    for name in COUNTS:
+    for name in ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS):
         table[name] = [getattr(one.pair.summary, name) for one in compared]
     return table
 

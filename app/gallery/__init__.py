@@ -10,7 +10,7 @@ SORTS = {  # and what each is called
     "name": "name",
     "verdict": "gravest verdict",
     "flips": "most flips",
-    "max ULPs": "largest max ULPs",
+    "rms": "largest rms row ULPs",
     "max row ULPs": "largest max row ULPs",
     "positions": "most positions",
 }

@@ -70,7 +70,7 @@ def ordered(cards: list[RunCard], sort: str) -> list[RunCard]:
             min((gravity.get(name, len(gravity)) for name in card.pair_verdicts), default=len(gravity)),
         ),
         "flips": lambda card: (-card.flips,),
-        "max ULPs": lambda card: (-card.max_ulps,),
+        "rms": lambda card: (-1.0 if card.rms_row_ulps is None else -card.rms_row_ulps,),
         "max row ULPs": lambda card: (-1.0 if card.max_row_ulps is None else -card.max_row_ulps,),
         "positions": lambda card: (-card.positions,),
     }

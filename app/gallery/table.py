@@ -22,7 +22,6 @@ from app.shell.widgets import PAGES
 from core.errors import UlpscopeError
 from core.runs.file.kept import ALL
 from core.runs.file.records import BUG_SUSPECTED, ROUNDING
-from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
 from core.text import size
@@ -40,10 +39,15 @@ COLUMNS = {
     ),
     "differ": st.column_config.TextColumn(help="largest share of a pair's logits that differ", width=108),
     "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=62),
-    "max row ULPs": st.column_config.NumberColumn(
-        format="%.4g", help="largest difference, in spacings of the run's dtype at its row's largest logit", width=112
+    "rms row ULPs": st.column_config.NumberColumn(
+        format="%.3g",
+        help="rms of the differences, in spacings of the run's dtype at the row's largest logit",
+        width=112,
     ),
-    "max ULPs": st.column_config.NumberColumn(format="localized", help="largest distance, in ULPs of the run's dtype"),
+    "rms / noise floor": st.column_config.NumberColumn(
+        format="%.3g", help="rms of the pair over rms of the model's noise floor"
+    ),
+    "max row ULPs": st.column_config.NumberColumn(format="%.3g", help="largest difference, in row ULPs"),
     "dtype": st.column_config.TextColumn(width=80),
     "tags": st.column_config.ListColumn(width=_TAGS),
     "positions": st.column_config.NumberColumn(format="localized"),
@@ -150,13 +154,12 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
             "verdict": [wording.verdicts(card) for card in shown],
             "differ": [wording.outcome(card) if card.sides else "operations" for card in shown],
             "flips": pd.array([card.flips if card.sides else None for card in shown], "Int64"),
-            "max row ULPs": [card.max_row_ulps for card in shown],
+            "rms row ULPs": [card.rms_row_ulps for card in shown],
             "dtype": [card.compute_dtype for card in shown],
             "tags": [list(each.tags) for each in attached],
             "device": [card.device or None for card in shown],
-            "max ULPs": pd.array(
-                [card.max_ulps if card.sides and card.kind != SPARSE else None for card in shown], "Int64"
-            ),
+            "rms / noise floor": [card.noise_ratio for card in shown],
+            "max row ULPs": [card.max_row_ulps for card in shown],
             "positions": [card.positions for card in shown],
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [wording.model_name(card.model) or None for card in shown],
@@ -192,10 +195,10 @@ def first_visit(cards: Sequence[RunCard]) -> None:
         return
     with st.container(border=True, key="first_visit"):
         st.markdown(
-            "**Rounding, or a bug?** The same model on the same tokens gives other logits along another path: token by"
-            " token with a cache, in a larger batch, with another kernel. ULPscope keeps both sides bit for bit and"
-            " shows where, and by how many ULPs, they part. Whether rounding explains it is measured against this"
-            " model's own rounding floor: what mere reorderings of its sums do to the same logits."
+            "**Rounding, or a bug?** The same model on the same tokens produces different logits on a different"
+            " execution path: token by token with a cache, in a larger batch, with a different kernel. ULPscope keeps"
+            " both sides bit for bit and shows where they diverge. The verdict compares the difference with the model's"
+            " noise floor: the noise from changing only the reduction order."
         )
         flip = max(
             (card for card in cards if ROUNDING in card.pair_verdicts), key=lambda card: card.flips, default=None

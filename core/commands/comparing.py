@@ -36,7 +36,8 @@ from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse.pairing import SparsePair
 from ..runs.sparse_run import is_sparse, pairs_of, sparse_of
 from ..runs.store.store import open_store
-from ..text import number
+from ..runs.views.headline import ulp_percentile
+from ..text import number, plural
 from .sparse.tables import print_sparse_pairs
 from .terminal.console import (
     ComputeDtypeOption,
@@ -371,20 +372,18 @@ def _is_run(store: str | Path | None, text: str) -> bool:
 
 
 def pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: int) -> Table:
-    table = Table(
-        title=f"{escape(pairs[0].reference)} against …   {rows} positions x {vocab} tokens, ULPs of {compute_dtype}"
-    )
+    size = f"{plural(rows, 'position')} x {vocab:,} tokens"
+    table = Table(title=f"{escape(pairs[0].reference)} vs …   {size}, ULPs of {compute_dtype}")
     for name in (
         "variant",
         "differing logits",
+        "rms, row ULPs",
         "max abs",
-        "max ULPs",
-        "mean ULPs",
-        "max row ULPs",
+        "ULPs: median",
+        "p99",
         "flips",
-        "ties",
         "near ties",
-        "max KL, nats",
+        "mean KL, nats",
     ):
         table.add_column(name, justify="left" if name == "variant" else "right")
     for pair in pairs:
@@ -393,21 +392,19 @@ def pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: in
         table.add_row(
             escape(pair.variant),
             share,
-            number(s.max_abs, 6),
-            f"{s.max_ulps:,}",
-            number(s.mean_ulps),
-            number(s.max_row_ulps),
-            str(s.flips),
-            str(s.ties),
-            str(s.near_ties),
-            number(s.max_kl),
+            number(s.rms_row_ulps, 3),
+            number(s.max_abs),
+            *(number(ulp_percentile(pair.histogram, share)) for share in (0.5, 0.99)),
+            f"{s.flips:,}",
+            f"{s.near_ties:,}",
+            number(s.mean_kl, 3),
         )
         if s.nonfinite_mismatch:
             table.add_row("", f"[bold]{s.nonfinite_mismatch:,} elements: NaN or infinity on one side only[/bold]")
         if over := over_logits(s, rows * vocab):
-            table.add_row("", f"max abs and ULPs are {over}, those finite on both sides")
+            table.add_row("", f"differences are {over}, those finite on both sides")
         if over := over_positions(s, rows):
-            table.add_row("", f"max KL is {over}")
+            table.add_row("", f"mean KL is {over}")
     return table
 
 

@@ -54,7 +54,7 @@ def list_(
         print_json([card_json(card) for card in cards])
     else:
         table = Table()
-        figures = ("positions", "pairs", "flips", "max row ULPs")
+        figures = ("positions", "pairs", "flips", "rms row ULPs", "noise ratio")
         for column in ("run", "name", "model", "dtype", "device", *figures, "verdict"):
             table.add_column(
                 column, justify="right" if column in figures else "left", no_wrap=column == "run", overflow="fold"
@@ -69,7 +69,8 @@ def list_(
                 f"{card.positions:,}",
                 str(card.pairs),
                 str(card.flips),
-                "" if card.max_row_ulps is None else number(card.max_row_ulps),
+                "" if card.rms_row_ulps is None else number(card.rms_row_ulps, 3),
+                "" if card.noise_ratio is None else f"{number(card.noise_ratio, 3)}x",
                 ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
             )
         out.print(

@@ -107,12 +107,12 @@ def test_a_click_on_a_token_selects_its_position_on_every_page(page: Page, dashb
     page.goto(f"{dashboard.url}/overview?run=batch-1-against-n&position=0")
     settle(page)
     page.locator(".token[data-position='30']").click()
-    expect(page.get_by_role("heading", name="Best tokens at position 30")).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 30")).to_be_visible()
     assert "position=30" in page.url
     page.get_by_role("link", name="Near ties").click()
     expect(page.locator("h1")).to_have_text("Near ties")
     settle(page)
-    expect(page.get_by_role("heading", name="Best tokens at position 30")).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 30")).to_be_visible()
     assert "position=30" in page.url
     assert "run=batch-1-against-n" in page.url
 
@@ -130,7 +130,7 @@ def test_a_click_on_a_point_of_the_scatter_selects_its_position(page: Page, dash
     )
     assert flip is not None
     page.mouse.click(flip["x"] + flip["width"] / 2, flip["y"] + flip["height"] / 2)
-    expect(page.get_by_role("heading", name=re.compile("Best tokens at position (?!37)"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("Top tokens at position (?!37)"))).to_be_visible()
     settle(page)
     assert "position=37" not in page.url
 
@@ -143,11 +143,11 @@ def test_back_goes_back_one_step_at_a_time(page: Page, dashboard: Dashboard):
     expect(page.locator("h1")).to_have_text("Near ties")
     settle(page)
     page.get_by_role("button", name="next flip").click()
-    expect(page.get_by_role("heading", name="Best tokens at position 239")).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 239")).to_be_visible()
     settle(page)
     assert "position=239" in page.url
     page.go_back()
-    expect(page.get_by_role("heading", name="Best tokens at position 36")).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 36")).to_be_visible()
     expect(page.locator("h1")).to_have_text("Near ties")
     settle(page)
     page.go_back()

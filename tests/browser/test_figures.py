@@ -27,7 +27,7 @@ def figure(page: Page, key: str) -> Locator:
 
 def step(page: Page, key: str, position: int) -> None:
     page.keyboard.press(key)
-    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True)).to_be_visible()
     settle(page)
 
 
@@ -52,7 +52,7 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
     assert chart.evaluate(RANGE) == zoomed
     page.get_by_label("Prompt", exact=True).fill("0")
     page.get_by_label("Prompt", exact=True).press("Enter")
-    expect(page.get_by_text("Best tokens at position 144")).to_be_visible()  # the first flip of that prompt
+    expect(page.get_by_text("Top tokens at position 144")).to_be_visible()  # the first flip of that prompt
     settle(page)
     assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
 

@@ -123,7 +123,7 @@ def test_a_team_sees_the_same_position_of_the_same_run(browser: Browser, dashboa
     other.goto(link)
     settle(other)
     expect(other.locator("h1")).to_have_text("Near ties")
-    expect(other.get_by_text("Best tokens at position 30")).to_be_visible()
+    expect(other.get_by_text("Top tokens at position 30")).to_be_visible()
     expect(other.get_by_text("flip 1 of 3")).to_be_visible()
     assert other.locator("[data-testid=stException]").count() == 0
     picture(other, "job-4-link")

@@ -104,7 +104,7 @@ def test_a_box_among_thousands_of_positions_lists_those_in_it_and_outlives_a_cli
     page.get_by_text("zooms, clicks select").click()
     settle(page)
     before = page.url
-    opened_at = page.get_by_role("heading", name="Best tokens at position 0", exact=True)
+    opened_at = page.get_by_role("heading", name="Top tokens at position 0", exact=True)
     expect(opened_at).to_be_visible()
     click_some_flip(page, chart)
     expect(opened_at).not_to_be_visible()
@@ -248,7 +248,7 @@ def test_both_pages_fit_a_phone(browser: Browser, dashboard: Dashboard, crowded:
 def test_steps_among_thousands_of_positions_arrive_one_by_one(page: Page, dashboard: Dashboard, crowded: str):
     opened(page, dashboard, f"near_ties?run={crowded}&position=0")
     for _ in range(3):  # how long they take is measured by `python -m benchmarks pages`
-        heading = page.get_by_role("heading", name="Best tokens at position").inner_text()
+        heading = page.get_by_role("heading", name="Top tokens at position").inner_text()
         page.get_by_role("button", name="next flip").click()
         expect(page.get_by_role("heading", name=heading, exact=True)).not_to_be_visible()
         settle(page)

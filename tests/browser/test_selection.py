@@ -26,7 +26,7 @@ def opened(page: Page, dashboard: Dashboard, path: str) -> None:
 
 
 def expect_position(page: Page, position: int) -> None:
-    expect(page.get_by_role("heading", name=f"Best tokens at position {position}", exact=True)).to_be_visible(
+    expect(page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True)).to_be_visible(
         timeout=60_000
     )
     expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"))

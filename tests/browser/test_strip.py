@@ -163,7 +163,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     assert "position=36" in page.url  # moving chooses nothing
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Best tokens at position 1", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 1", exact=True)).to_be_visible()
     expect(page.get_by_role("option", selected=True)).to_have_attribute("data-position", "1")
     page.keyboard.press("Escape")
     expect(page.get_by_role("tooltip")).to_be_hidden()
@@ -173,9 +173,9 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
 def test_after_a_click_the_arrow_keys_go_on_from_there(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
     token(page, 50).click()
-    expect(page.get_by_role("heading", name="Best tokens at position 50", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 50", exact=True)).to_be_visible()
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("heading", name="Best tokens at position 51", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 51", exact=True)).to_be_visible()
     expect(page.locator(".strip .here")).to_have_attribute("data-position", "51")
 
 
@@ -189,7 +189,7 @@ def test_the_selected_token_is_scrolled_into_the_strip(page: Page, dashboard: Da
     assert page.evaluate(inside)
     page.keyboard.press("p")
     page.keyboard.press("p")
-    expect(page.get_by_role("heading", name="Best tokens at position 36", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 36", exact=True)).to_be_visible()
     assert page.evaluate(inside)
 
 
@@ -202,7 +202,7 @@ def test_a_step_sends_no_figures_of_the_strip_again_and_builds_nothing_anew(page
     page.evaluate(f"{ROOT_OF}.querySelectorAll('.strip .token').forEach((e) => (e.isOld = true))")
     frames.clear()
     token(page, 40).click()
-    expect(page.get_by_role("heading", name="Best tokens at position 40", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Top tokens at position 40", exact=True)).to_be_visible()
     settle(page)
     assert frames
     assert not any(b"reference_margin" in frame for frame in frames)

@@ -16,11 +16,12 @@ from .ops_wording import QUESTIONS, says
 from .report_json import as_json, report_of_run
 
 _LONGEST_STATED = 2000  # characters
+_FLOATS = ("max_neq_share", "max_row_ulps", "rms_row_ulps", "noise_ratio")  # of a card
 
 
 def card_json(card: RunCard) -> dict[str, Any]:
     """Card of one run of a list, as JSON."""
-    sizes = {name: _finite(getattr(card, name)) for name in ("max_neq_share", "max_row_ulps")}
+    sizes = {name: _finite(getattr(card, name)) for name in _FLOATS}
     return {**asdict(card), **sizes, "created": card.created.isoformat() + "Z"}
 
 

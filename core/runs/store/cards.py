@@ -5,7 +5,7 @@ reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -35,8 +35,8 @@ _LONGEST_TOLD = 4000  # characters of one text of a card in an index, which may 
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps (None in a file older than these),
-    max_neq_share and nonfinite_mismatch are those of its worst pair.
+    """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps and rms_row_ulps (None in a file older
+    than these), noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
 
     kept: what it keeps of its logits (core.runs.file.kept). verdicts: those that are stored; pair_verdicts: what is
     shown for each pair, judged or not (core.runs.views.verdicts).
@@ -57,6 +57,8 @@ class RunCard:
     flips: int
     max_ulps: int
     max_row_ulps: float | None
+    rms_row_ulps: float | None
+    noise_ratio: float | None
     max_neq_share: float
     nonfinite_mismatch: int
     verdicts: str
@@ -72,7 +74,7 @@ _CARD_FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompts", "positions", "vocab", "pairs", "bit_identical_pairs", "flips", "max_ulps"), (int,)),
     **dict.fromkeys(("nonfinite_mismatch", "bytes"), (int,)),
     "created": (datetime,),
-    "max_row_ulps": (float, int, type(None)),
+    **dict.fromkeys(("max_row_ulps", "rms_row_ulps", "noise_ratio"), (float, int, type(None))),
     "max_neq_share": (float, int),
     "pair_verdicts": (tuple,),
     "sides": (tuple,),
@@ -230,6 +232,8 @@ def _read_sparse_card(database: Database) -> RunCard:
         flips=max((pair[2] for pair in pairs), default=0),
         max_ulps=0,
         max_row_ulps=None,
+        rms_row_ulps=None,
+        noise_ratio=None,
         max_neq_share=max((pair[1] / pair[0] for pair in pairs if pair[0]), default=0.0),
         nonfinite_mismatch=0,
         verdicts=", ".join(sorted({pair[3] for pair in pairs if pair[3] is not None})),
@@ -238,6 +242,10 @@ def _read_sparse_card(database: Database) -> RunCard:
         bytes=check_size(database.path, 0),
         is_read_only=True,
     )
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _read_card(database: Database) -> RunCard:
@@ -253,7 +261,8 @@ def _read_card(database: Database) -> RunCard:
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
         f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"
-        f" nonfinite_mismatch, pair, {PAIR.selected(database, ['max_row_ulps'])} FROM run_file.pair",
+        f" nonfinite_mismatch, pair, noise_ratio, {PAIR.selected(database, ['max_row_ulps', 'rms_row_ulps'])}"
+        " FROM run_file.pair",
         most=MAX_SIDES + 1,
     )
     name = f"left(name, {longest('side', 'name') + 1})"
@@ -277,7 +286,9 @@ def _read_card(database: Database) -> RunCard:
             bit_identical_pairs=sum(pair[0] for pair in pairs),
             flips=max((pair[1] for pair in pairs), default=0),
             max_ulps=max((pair[2] for pair in pairs), default=0),
-            max_row_ulps=max((pair[7] for pair in pairs if pair[7] is not None), default=None),
+            noise_ratio=_largest(pair[7] for pair in pairs),
+            max_row_ulps=_largest(pair[8] for pair in pairs),
+            rms_row_ulps=_largest(pair[9] for pair in pairs),
             max_neq_share=max((pair[3] for pair in pairs), default=0.0),
             nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
             verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.metrics import Summary
-from ...text import joined, percent
+from ...text import percent
 from ..reader import RunReader, StoredPair
+from .headline import noise_ratios, ulp_percentile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,31 +31,34 @@ class Compared:
         return self.run.header.rows * self.run.header.vocab
 
 
-# What is laid side by side: name, of the summary, and whether more of it is more divergence (a ratio says something
-# then).
+# What is laid side by side: name, figure, and whether more of it is more divergence (a ratio says something then).
+# Counts over all positions are rates: runs have different totals.
+FLIPS, NEAR_TIES, NOISE = "flips, share of positions", "near ties, share of positions", "rms / noise floor"
 MEASURES: tuple[tuple[str, str, bool], ...] = (
+    (FLIPS, "flips", True),
+    (NEAR_TIES, "near_ties", True),
     ("differing logits, share", "neq_share", True),
+    (NOISE, "noise_ratio", True),
+    ("rms row ULPs", "rms_row_ulps", True),
     ("rms difference, logits", "rms", True),
     ("largest difference, logits", "max_abs", True),
-    ("mean ULPs", "mean_ulps", True),
-    ("max ULPs", "max_ulps", True),
-    ("rms row ULPs", "rms_row_ulps", True),
-    ("max row ULPs", "max_row_ulps", True),
+    ("median ULPs", "median_ulps", True),
+    ("99th percentile ULPs", "p99_ulps", True),
     ("mean KL, nats", "mean_kl", True),
-    ("flips", "flips", True),
-    ("near ties", "near_ties", True),
-    ("same top-1", "same_top1", False),
     ("smallest margin, logits", "min_margin", False),
 )
+_PERCENTILES = {"median_ulps": 0.5, "p99_ulps": 0.99}
 
 
-def headline(compared: Sequence[Compared]) -> list[dict[str, object]]:
-    """One row a measure: `measure`, `values` (one a run, None where undefined), `ratios` to the first run (None where
-    they say nothing).
+def headline(compared: Sequence[Compared], histograms: Sequence[Mapping[int, int]]) -> list[dict[str, object]]:
+    """One row a measure: `measure`, `values` (one a run, None if undefined), `ratios` to the first run (None if they
+    say nothing). histograms: of each run's ULP distances.
     """
     rows: list[dict[str, object]] = []
     for title, name, is_more in MEASURES:
-        values = [_figure(one, name) for one in compared]
+        values = [_figure(one, name, histogram) for one, histogram in zip(compared, histograms, strict=True)]
+        if name == "noise_ratio" and not any(values):
+            continue
         first = values[0]
         ratios = [value / first if is_more and value is not None and first else None for value in values]
         rows.append({"measure": title, "values": values, "ratios": ratios})
@@ -62,20 +66,25 @@ def headline(compared: Sequence[Compared]) -> list[dict[str, object]]:
 
 
 def sentence(compared: Sequence[Compared]) -> str:
-    """A sentence on the share of the logits that differs in each pair, its flips and those shared, in markdown."""
-    shares = joined([percent(one.pair.summary.neq_share) for one in compared])
-    flips = [one.pair.summary.flips for one in compared]
-    said = f"**{shares} of the logits differ**, in the order of the runs, and {joined([f'{n:,}' for n in flips])}"
-    said += " positions flip"
-    if same_tokens(compared) is False:
-        return f"{said}; the tokens are not the same."
-    found = flip_sets(compared)
+    """Sentences on the share of logits that differ and of positions that flip in each run, in markdown."""
+    shares = [percent(one.pair.summary.neq_share) for one in compared]
+    flips = [percent(one.pair.summary.flips / one.run.header.rows) for one in compared]
+    said = f"**Logits that differ: {' vs '.join(shares)}. Positions that flip: {' vs '.join(flips)}.**"
+    found = [] if same_tokens(compared) is False else flip_sets(compared)
+    if not found:
+        return said
     shared = sum(one.is_shared for one in found)
-    return f"{said}, {shared:,} of {len(found):,} in all {len(compared)} runs." if found else f"{said}."
+    return f"{said} Flips in every run: {shared:,} of {len(found):,}."
 
 
-def _figure(one: Compared, name: str) -> float | None:
+def _figure(one: Compared, name: str, histogram: Mapping[int, int]) -> float | None:
     summary: Summary = one.pair.summary
+    if name in ("flips", "near_ties"):
+        return getattr(summary, name) / one.run.header.rows
+    if name == "noise_ratio":
+        return next((each.ratio for each in noise_ratios(one.run.evidence(one.pair.index))), None)
+    if name in _PERCENTILES:
+        return ulp_percentile(histogram, _PERCENTILES[name])
     if name == "rms":
         squares = one.table["rms"].to_numpy(float) ** 2
         return float(np.sqrt(squares.mean()))

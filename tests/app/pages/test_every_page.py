@@ -58,14 +58,14 @@ def test_the_address_says_what_is_shown():
     app = opened("overview", run="batch-1-against-n", variant="decode+batch:8", position="41")
     assert app.query_params["variant"] == "decode+batch:8"
     assert app.query_params["position"] == "41"
-    assert "Best tokens at position 41" in said(app)
+    assert "Top tokens at position 41" in said(app)
 
 
 def test_changing_the_position_changes_the_address():
     app = opened("overview", run="batch-1-against-n")
     app.number_input(key="position").set_value(17).run()
     assert app.query_params["position"] == "17"
-    assert "Best tokens at position 17" in said(app)
+    assert "Top tokens at position 17" in said(app)
 
 
 def test_the_first_flip_can_be_reached_from_the_flips_page():

@@ -95,6 +95,8 @@ CARD = RunCard(
     flips=0,
     max_ulps=7,
     max_row_ulps=None,
+    rms_row_ulps=0.25,
+    noise_ratio=None,
     max_neq_share=0.5,
     nonfinite_mismatch=0,
     verdicts="rounding",
@@ -120,6 +122,7 @@ CARDS = [  # newest first, as they come
         compute_dtype="float32",
         max_ulps=900,
         max_row_ulps=1.5,
+        rms_row_ulps=0.75,
         pair_verdicts=("of a later version",),
         device="",
     ),
@@ -154,7 +157,7 @@ ASKED: list[tuple[dict[str, str], list[str]]] = [
     ({"sort": "name"}, ["two", "three", "one"]),
     ({"sort": "verdict"}, ["three", "one", "two"]),
     ({"sort": "flips"}, ["three", "two", "one"]),
-    ({"sort": "max ULPs"}, ["two", "three", "one"]),
+    ({"sort": "rms"}, ["two", "three", "one"]),
     ({"sort": "max row ULPs"}, ["two", "three", "one"]),  # unknown of the last two
     ({"sort": "positions"}, ["two", "one", "three"]),
 ]
@@ -171,11 +174,11 @@ def test_every_order_that_is_offered_is_one_that_is_known():
 
 def test_names_verdicts_and_numbers_of_the_runs_fit_side_by_side_at_1280_pixels():
     """The table is 848 pixels wide there, of which the boxes take 33."""
-    named = [listing.COLUMNS[name]["width"] for name in ("verdict", "differ", "flips", "max row ULPs", "dtype")]
+    named = [listing.COLUMNS[name]["width"] for name in ("verdict", "differ", "flips", "rms row ULPs", "dtype")]
     assert listing._NAME + sum(named) == 815
     assert listing._NAME - listing._TAGS + sum(named) + listing.COLUMNS["tags"]["width"] == 815
     figure = 7  # pixels, beside 16 of a cell's edges
-    assert listing.COLUMNS["max row ULPs"]["width"] >= len("-1.234e+308") * figure + 16
+    assert listing.COLUMNS["rms row ULPs"]["width"] >= len("-1.23e+308") * figure + 16
     assert listing.COLUMNS["flips"]["width"] >= len("99,999") * figure + 16
     assert listing.COLUMNS["differ"]["width"] >= len("NaN or infinity") * 6 + 16
 
@@ -303,7 +306,7 @@ def test_of_a_store_only_the_run_that_came_is_read(mine, own_store, monkeypatch)
 def test_a_first_visit_is_told_what_this_is_and_which_runs_are_worth_opening(own_store):
     app = opened()
     assert "bit for bit" in said(app)
-    assert "own rounding floor" in said(app)
+    assert "noise floor" in said(app)
     links = [element.proto for element in app.main if element.type == "page_link"] or [
         element.proto for element in app.get("page_link")
     ]

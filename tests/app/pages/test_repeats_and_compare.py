@@ -143,9 +143,9 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
     app = followed("compare", run="fresh-against-cached", **{"with": "float32-three-paths"})
     figures = app.dataframe[0].value
     assert figures.shape[1] == 2
-    first, second = figures.loc["flips"]
-    assert first == "4 of 729"
-    assert second.startswith("0")
+    first, second = figures.loc["flips, share of positions"]
+    assert first == "0.5%, 4 of 729"
+    assert second.startswith("0.0%")
     assert "bfloat16" in said(app) or "dtype" in " ".join(str(t.value) for t in app.table)
     assert "different tokens" in said(app)
 
@@ -156,7 +156,7 @@ def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
     app = followed("compare", run=first.run_id, **{"with": second.run_id})
     count = first.pairs[0].summary.flips
     if count:
-        assert f"{count} of {count} position" in said(app)
+        assert f"{count} of {count}" in said(app)
     else:
         assert "No run has a flip" in said(app)
 

@@ -348,6 +348,7 @@ def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
     assert (card.prompts, card.positions, card.vocab, card.pairs, card.bit_identical_pairs) == (2, 8, 300, 3, 1)
     assert (card.flips, card.max_ulps) == (max(s.flips for s in summaries), max(s.max_ulps for s in summaries))
     assert card.max_row_ulps == max(s.max_row_ulps for s in summaries)
+    assert card.rms_row_ulps == max(s.rms_row_ulps for s in summaries)
     assert (card.max_neq_share, card.verdicts) == (max(s.neq_share for s in summaries), "")
     assert card.bytes == sample.stat().st_size
     assert {run_id: card.is_read_only for run_id, card in cards.items()} == {sample.stem: True, own.stem: False}

@@ -155,7 +155,7 @@ def test_repeats(classes, said):
 def compared(share: float, *rows: dict, ids: tuple[int, ...] = (1, 2)) -> SimpleNamespace:
     found = table(*rows)
     summary = SimpleNamespace(neq_share=share, flips=int(found["is_flip"].sum()))
-    of = SimpleNamespace(header=SimpleNamespace(prompts=[SimpleNamespace(token_ids=ids)]))
+    of = SimpleNamespace(header=SimpleNamespace(rows=len(rows), prompts=[SimpleNamespace(token_ids=ids)]))
     return SimpleNamespace(pair=SimpleNamespace(summary=summary), table=found, run=of)
 
 
@@ -164,17 +164,15 @@ def compared(share: float, *rows: dict, ids: tuple[int, ...] = (1, 2)) -> Simple
     [
         (
             [compared(0.25, FLIP, FLIP), compared(0.5, FLIP, {})],
-            "**25.0% and 50.0% of the logits differ**, in the order of the runs, and 2 and 1 positions flip, 1 of 2 in"
-            " all 2 runs.",
+            "**Logits that differ: 25.0% vs 50.0%. Positions that flip: 100.0% vs 50.0%.** Flips in every run: 1 of 2.",
         ),
         (
             [compared(0.25, {}, {}), compared(0.5, {}, {}), compared(0.0, {}, {})],
-            "**25.0%, 50.0% and 0.0% of the logits differ**, in the order of the runs, and 0, 0 and 0 positions flip.",
+            "**Logits that differ: 25.0% vs 50.0% vs 0.0%. Positions that flip: 0.0% vs 0.0% vs 0.0%.**",
         ),
         (
             [compared(0.25, FLIP), compared(0.5, {}, ids=(3,))],
-            "**25.0% and 50.0% of the logits differ**, in the order of the runs, and 1 and 0 positions flip; the tokens"
-            " are not the same.",
+            "**Logits that differ: 25.0% vs 50.0%. Positions that flip: 100.0% vs 0.0%.**",
         ),
     ],
 )
