@@ -47,7 +47,7 @@ plots.draw(
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    f"Positions of {scope}, logits of {view.dtype}, log scale; near ties lie below the dashed line."
+    f"Positions of {scope}, logits of {view.dtype}, log scale; only below the dashed line could a position flip."
     + (f" {plural(undrawn, 'position')} without a finite margin cannot be drawn." if undrawn else "")
 )
 

@@ -52,7 +52,9 @@ def steps(view: selection.View | selection.SparseView) -> dict[str, Any]:
     """Places to step to along the selected prompt: positions of each kind there is, and of its largest difference."""
     table = view.prompt_table.reset_index(drop=True)
     kinds = (("flip", "is_flip"), ("near tie", "near_tie"), ("NaN or infinity", "nonfinite_mismatch"))
-    found = [(name, table.loc[table[column].astype(bool), "position"].tolist()) for name, column in kinds]
+    found = [
+        (name, table.loc[table[column].astype(bool), "position"].tolist()) for name, column in kinds if column in table
+    ]
     worst = int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())
     return {
         "first": view.first_position,

@@ -65,15 +65,15 @@ def near_tie_scatter(
         hoverinfo="skip",
     )
     flips = table["is_flip"].to_numpy(bool)
-    near = table["near_tie"].to_numpy(bool)
+    could = table["could_flip"].to_numpy(bool)
     odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
     labels = _labels(table, texts)
     prompts, positions, rows = table["prompt"].to_numpy(int), table["position"].to_numpy(int), table.index.to_numpy(int)
     is_brushed = np.isin(rows, list(brushed))
     is_crowded = len(table) > CROWDED
     for name, chosen, colour, symbol, size in (
-        ("no flip possible", ~near & ~odd, QUIET, "circle", 6),
-        ("near tie without a flip", near & ~flips & ~odd, REFERENCE, "circle", 7),
+        ("no flip possible", ~could & ~odd, QUIET, "circle", 6),
+        ("could flip", could & ~flips & ~odd, REFERENCE, "circle", 7),
         ("flip", flips & ~odd, VARIANT, "x", 10),
         ("NaN or infinity on one side", odd, MISMATCH, "square", 10),
     ):

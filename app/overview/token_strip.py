@@ -95,7 +95,7 @@ def heat(table: pd.DataFrame, colour: str, dtype: str) -> Heat:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(margins <= reach, 1.0, reach / margins)
         return Heat(
-            _levels(share), "twice the largest difference / smaller margin", "0", "1 or more: near tie", (0, 100)
+            _levels(share), "twice the largest difference / smaller margin", "0", "1 or more: could flip", (0, 100)
         )
     unit = {
         "max_abs": "largest difference, logits",

@@ -23,10 +23,10 @@ def margins(table: pd.DataFrame, selected: tuple[int, int], unit: str) -> go.Fig
     x, _ = above_zero(change)
     y, _ = above_zero(margin)
     figure = go.Figure()
-    flips, near = table["is_flip"].to_numpy(bool), table["near_tie"].to_numpy(bool)
+    flips, near = table["is_flip"].to_numpy(bool), table["could_flip"].to_numpy(bool)
     for name, chosen, colour, symbol, size in (
-        ("no near tie that was sent", ~near & ~flips, QUIET, "circle", 6),
-        ("near tie", near & ~flips, REFERENCE, "circle", 7),
+        ("cannot flip by what was sent", ~near & ~flips, QUIET, "circle", 6),
+        ("could flip", near & ~flips, REFERENCE, "circle", 7),
         ("flip", flips, VARIANT, "x", 10),
     ):
         if not chosen.any():

@@ -28,9 +28,9 @@ def overview(view: selection.SparseView) -> None:
         "Flips", told_count(said["flips"]), help=f"{meanings()['flip']}; of {len(pair.positions):,} positions"
     )
     figures[1].metric(
-        "Near ties",
-        told_count(said["near_ties"]),
-        help=f"{meanings()['near tie']}; bounds, because tokens that were not sent may have changed by more",
+        "Could flip",
+        told_count(said["could_flip"]),
+        help=f"{meanings()['could flip']}; bounds, because tokens that were not sent may have changed by more",
     )
     share = said["listed_that_differ"] / said["listed"] if said["listed"] else 0.0
     figures[2].metric(
@@ -117,7 +117,7 @@ def _ways(view: selection.SparseView) -> None:
                 "that differ": said["listed_that_differ"],
                 f"largest, {parts.unit(view)}": low_of(said["max_abs"]),
                 "flips": told_count(said["flips"]),
-                "near ties": told_count(said["near_ties"]),
+                "could flip": told_count(said["could_flip"]),
             }
         )
 
@@ -236,8 +236,8 @@ def near_ties(view: selection.SparseView) -> None:
     )
     undrawn = int(known.isna().sum())
     st.caption(
-        "A near tie has a margin of at most twice the largest change. Tokens that were not sent may have changed by"
-        " more, so a grey point can still be one."
+        "A position could flip if its margin is at most twice the largest change. Tokens that were not sent may have"
+        " changed by more, so a gray point can still flip."
         + (f" {plural(undrawn, 'position')} without a margin cannot be drawn." if undrawn else "")
     )
     closest = table.assign(smaller=known).dropna(subset=["smaller"]).sort_values(["smaller", "position"]).head(50)

@@ -77,7 +77,7 @@ def _kind(row: object) -> str:
         return "flip"
     if getattr(row, "is_flip_open", False):
         return "not known"
-    return "near tie" if getattr(row, "near_tie", False) else ""
+    return "could flip" if getattr(row, "could_flip", False) else ""
 
 
 def _token(token: object, text: object) -> str:

@@ -21,6 +21,7 @@ from .sizes import BLOCK, DENSE, GROUP, TOP_K
 
 ROWS_A_TASK = 8  # rows a thread takes at a time: bounds the list of far distances to 4 MB at a vocabulary of 128256
 DENSE_DISTANCES = DENSE
+NEAR_TIE_ROW_ULPS = 2  # DESIGN, section 5: a property of the model, whatever the pair differs by
 EXACT_DISTANCES = 1 << 20  # distinct distances that are kept apart; beyond that the far ones are rounded down
 
 
@@ -178,6 +179,11 @@ class RowFigures:
 
     @property
     def near_tie(self) -> NDArray[np.bool_]:
+        """The smaller margin is at most NEAR_TIE_ROW_ULPS row ULPs. False if the reference has no finite element."""
+        return self.smaller_margin <= NEAR_TIE_ROW_ULPS * self.spacing
+
+    @property
+    def could_flip(self) -> NDArray[np.bool_]:
         """The smaller margin is at most twice the largest difference: a flip is possible."""
         return self.smaller_margin <= 2 * self.max_abs
 

@@ -14,7 +14,7 @@ class Metric:
     """A figure of a pair at each position: `RowFigures` has it under this name.
 
     dtype: numpy's name of it; is_nullable: undefined at some positions, which `RowFigures` says by NaN, or by a token
-    id of -1; is_reported: stands in the JSON of reports; since: version of the run file that has it first.
+    id of -1; is_reported: stands in the JSON of reports.
     """
 
     name: str
@@ -23,7 +23,6 @@ class Metric:
     help: str
     is_nullable: bool = False
     is_reported: bool = True
-    since: int = 1
 
 
 _SAME = "over the same elements"
@@ -44,11 +43,8 @@ METRICS = (
         "max_abs over the spacing of the compute dtype at the reference row's largest finite magnitude; null where the"
         " reference has no finite element",
         is_nullable=True,
-        since=2,
     ),
-    Metric(
-        "rms_row_ulps", "row ULPs", "float64", "rms over that spacing; null where that is", is_nullable=True, since=2
-    ),
+    Metric("rms_row_ulps", "row ULPs", "float64", "rms over that spacing; null where that is", is_nullable=True),
     Metric(
         "nonfinite_mismatch",
         "elements",
@@ -78,8 +74,15 @@ METRICS = (
         "near_tie",
         "",
         "bool",
-        "smaller margin at most twice max_abs: only there can an argmax change. A theorem about any two finite arrays,"
-        " so it is a check of the code and never evidence for rounding",
+        "smaller margin at most 2 row ULPs: a property of the model, not of the pair; false if the reference has no"
+        " finite element",
+    ),
+    Metric(
+        "could_flip",
+        "",
+        "bool",
+        "smaller margin at most twice max_abs: only there can an argmax change. True of every flip, so it is a check of"
+        " the code and never evidence for rounding",
     ),
     Metric("is_tie", "", "bool", "a margin of 0 on either side", is_reported=False),
     Metric(
@@ -116,8 +119,8 @@ class Adding:
     over: str = ""
 
 
-def _total(unit: str, adding: Adding, help: str, since: int = 1) -> Any:
-    return field(metadata={"unit": unit, "adding": adding, "help": help, "since": since})
+def _total(unit: str, adding: Adding, help: str) -> Any:
+    return field(metadata={"unit": unit, "adding": adding, "help": help})
 
 
 @dataclass(frozen=True)
@@ -143,13 +146,11 @@ class Summary:
         "row ULPs",
         Adding(How.LARGEST, "max_row_ulps"),
         "largest max_row_ulps of all positions; null where it is nowhere defined",
-        since=2,
     )
     rms_row_ulps: float | None = _total(
         "row ULPs",
         Adding(How.ROOT_MEAN, "row_squares", "finite"),
         "root mean square of the difference in row ULPs over the finite elements; null where there are none",
-        since=2,
     )
     nonfinite_mismatch: int = _total(
         "elements",
@@ -158,7 +159,12 @@ class Summary:
     )
     flips: int = _total("positions", Adding(How.SUM, "is_flip"), "the two argmax differ")
     ties: int = _total("positions", Adding(How.SUM, "is_tie"), "a margin of 0 on either side")
-    near_ties: int = _total("positions", Adding(How.SUM, "near_tie"), "near_tie holds: only there can an argmax change")
+    near_ties: int = _total("positions", Adding(How.SUM, "near_tie"), "smaller margin at most 2 row ULPs")
+    could_flip: int = _total(
+        "positions",
+        Adding(How.SUM, "could_flip"),
+        "smaller margin at most twice max_abs: only there can an argmax change",
+    )
     mean_kl: float | None = _total(
         "nats", Adding(How.MEAN, "kl"), "mean kl over kl_positions; null where there are none"
     )

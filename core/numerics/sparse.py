@@ -77,7 +77,7 @@ class SparseFigures:
 
     common: tokens with a value on both sides. neq: values that differ. max_abs: largest absolute change over tokens
     that are finite on both sides. max_probability_change: None for logits. kl: KL(reference || variant) in nats, None
-    where no token is common. is_flip, near_tie: None where the lists do not say. variant_rank_of_reference and its
+    where no token is common. is_flip, could_flip: None where the lists do not say. variant_rank_of_reference and its
     converse: place, from 0, of one side's best token among the other's best; None where it is not among them.
     """
 
@@ -89,7 +89,7 @@ class SparseFigures:
     reference: TopOfRow
     variant: TopOfRow
     is_flip: bool | None
-    near_tie: bool | None
+    could_flip: bool | None
     variant_rank_of_reference: int | None
     reference_rank_of_variant: int | None
 
@@ -156,7 +156,7 @@ def compare_rows(reference: ListedRow, variant: ListedRow, values: str, vocab: i
         reference=tops[0],
         variant=tops[1],
         is_flip=None if None in tokens else tokens[0] != tokens[1],
-        near_tie=_is_near_tie(tops[0].margin, tops[1].margin, max_abs),
+        could_flip=_is_could_flip(tops[0].margin, tops[1].margin, max_abs),
         variant_rank_of_reference=_rank(tokens[0], variant),
         reference_rank_of_variant=_rank(tokens[1], reference),
     )
@@ -170,7 +170,7 @@ def _rank(token: int | None, row: ListedRow) -> int | None:
     return int(places[0]) if len(places) else None
 
 
-def _is_near_tie(first: float | None, second: float | None, max_abs: Interval) -> bool | None:
+def _is_could_flip(first: float | None, second: float | None, max_abs: Interval) -> bool | None:
     """min(margins) <= 2 max_abs, as of full rows; one margin that is small enough decides alone."""
     margins = [margin for margin in (first, second) if margin is not None]
     if not margins:

@@ -4,8 +4,6 @@ is not placed yet.
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,9 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from ..numerics.formats import is_finite, ordinals, spacings, values_of
-from ..numerics.metrics import Summary
-from ..numerics.totals import ExactSum
 from .file.database import Database
 from .file.kept import ALL, FLIPS, beside, refusal
 from .file.records import RunHeader
@@ -24,7 +19,6 @@ from .tables import heatmap, logits, positions
 if TYPE_CHECKING:
     import pandas as pd
 
-FIRST_WITH_ROW_ULPS = 2  # version of the run file
 STORED_CELLS = ("ulps", "row_ulps")  # of the heatmap: what each pyramid holds
 _READ_ELEMENTS = 1 << 20  # logits of a side at a time: 8 MB of ordinals
 
@@ -37,63 +31,14 @@ class Figures:
         self._database = database
         self.decoding = database.decoding
         self._latest: tuple[int, pd.DataFrame] | None = None
-        self.version = database.version  # of the file
 
     def positions(self, pair: int) -> pd.DataFrame:
         """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
         undefined). Not to be changed: the latest is kept, for a verdict asks five times for that of one pair.
         """
         if (latest := self._latest) is None or latest[0] != pair:
-            table = positions.read_positions(self._database, self.header, pair)
-            if self.version < FIRST_WITH_ROW_ULPS:
-                steps = self._spacings
-                table = table.assign(max_row_ulps=table["max_abs"] / steps, rms_row_ulps=table["rms"] / steps)
-            latest = self._latest = pair, table
+            latest = self._latest = pair, positions.read_positions(self._database, self.header, pair)
         return latest[1]
-
-    @cached_property
-    def _spacings(self) -> NDArray[np.float64]:
-        """Spacing of the compute dtype at the reference's largest finite magnitude, from its logits, NaN where it has
-        none. [rows] For files that are older than row ULPs.
-        """
-        fmt = self.header.format
-        found = []
-        for start, stop in self._chunks():
-            bits = self.read_rows(0, start, stop)
-            largest = np.where(is_finite(bits, fmt), np.abs(ordinals(bits, fmt)), -1).max(axis=1)
-            values = values_of(np.maximum(largest, 0).astype(fmt.carrier), fmt)
-            found.append(spacings(np.where(largest < 0, np.nan, values), fmt))
-        return np.concatenate(found)
-
-    def _finite_by_row(self, pair: int, finite: int) -> NDArray[np.int64]:
-        """Elements finite on both sides. [rows] finite: all of them together."""
-        fmt, rows = self.header.format, self.header.rows
-        if finite == rows * self.header.vocab:
-            return np.full(rows, self.header.vocab)
-        counts = [
-            np.logical_and(*(is_finite(self.read_rows(side, *chunk), fmt) for side in (0, pair + 1))).sum(axis=1)
-            for chunk in self._chunks()
-        ]
-        return np.concatenate(counts)
-
-    def _chunks(self) -> list[tuple[int, int]]:
-        """Rows at a time of which a side's logits stay small."""
-        at_once = max(1, _READ_ELEMENTS // self.header.vocab)
-        return [(start, min(start + at_once, self.header.rows)) for start in range(0, self.header.rows, at_once)]
-
-    def with_row_ulps(self, pair: int, summary: Summary) -> Summary:
-        """The summary of a pair with its row ULPs, which files older than those do not have: from figures of positions
-        and the logits. The last digit of the rms may be another than that of a file written today.
-        """
-        table = self.positions(pair)
-        known = table["max_row_ulps"].notna().to_numpy()
-        if not known.any():
-            return summary
-        squares = ExactSum()
-        finite = self._finite_by_row(pair, summary.finite)
-        squares.add(table["rms_row_ulps"].to_numpy()[known] ** 2 * finite[known])
-        rms = math.sqrt(squares.over(summary.finite)) if summary.finite else None
-        return replace(summary, max_row_ulps=float(table["max_row_ulps"].max()), rms_row_ulps=rms)
 
     def spacing(self, pair: int, rows: tuple[int, int]) -> NDArray[np.float64]:
         """Spacing by which the differences of some rows become row ULPs; 1 where there is no difference. [rows]"""
@@ -120,11 +65,6 @@ class Figures:
         token_id, logit.
         """
         return positions.read_best_tokens(self._database, side, ranks)
-
-    @property
-    def has_row_ulp_cells(self) -> bool:
-        """Does the file hold the heatmap's cells in row ULPs?"""
-        return self.version >= FIRST_WITH_ROW_ULPS
 
     def stored_cells(self, measure: str, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
         """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see

@@ -23,7 +23,7 @@ from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
 from .file.held_bytes import size_of
-from .file.kept import ALL, FIRST_WITH_KEPT, KEEPS
+from .file.kept import KEEPS
 from .file.records import Generation, Provenance, RunHeader, SideHeader
 from .tables import (
     generations,
@@ -117,7 +117,7 @@ class RunReader(Figures):
                 f"run '{self.run_id}' holds what engines sent of their rows and no complete logits; this needs those."
             )
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
-        kept = about["kept"] if self._database.version >= FIRST_WITH_KEPT else ALL
+        kept = about["kept"]
         if kept not in KEEPS:
             raise UsageError(f"it says that it keeps '{shown(kept, 40)}' of its logits")
         itemsize = format_named(compute_dtype).itemsize
@@ -137,13 +137,7 @@ class RunReader(Figures):
         found = pairs.read_pairs(self._database)
         with self.decoding("list of pairs"):
             return [
-                StoredPair(
-                    index,
-                    names[reference],
-                    names[variant],
-                    summary if self.has_row_ulp_cells else self.with_row_ulps(index, summary),
-                    *verdict,
-                )
+                StoredPair(index, names[reference], names[variant], summary, *verdict)
                 for index, reference, variant, *verdict, summary in found
             ]
 

@@ -321,7 +321,7 @@ class RunWriter:
             if made is not None:
                 self._keep_figures(pyramid.name, made)
         if self.header.kept == FLIPS:
-            self._is_chosen[side][row : row + len(bits)] = figures.is_flip | figures.near_tie
+            self._is_chosen[side][row : row + len(bits)] = figures.is_flip | figures.could_flip
             self._insert_chosen(database, side, row, bits)
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair

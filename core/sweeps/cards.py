@@ -21,8 +21,6 @@ from ..runs.file.records import (
     UNDECIDED,
 )
 from ..runs.store.store import cell_of
-from ..runs.tables.layers import LAYER
-from ..runs.tables.pairs import PAIR
 from ..runs.tables.run import read_run
 from ..runs.views.verdicts import shown_verdict
 
@@ -39,7 +37,7 @@ _WORST_FIRST = (
 SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
 _MOST_BLOCKS = 1 << 16  # of all prompts
 _MOST_SIDES = 64  # of a cell: a reference and a variant, each as often as it is repeated
-_OF_PAIR = ("bit_identical", "flips", "neq_share", "max_abs", "verdict", "noise_ratio")
+_OF_PAIR = ("bit_identical", "flips", "neq_share", "max_abs", "verdict", "noise_ratio", "max_row_ulps")
 
 
 @dataclass(frozen=True)
@@ -83,9 +81,7 @@ class CellCard:
 def read_card(database: Database) -> CellCard:
     """Card of a run file; StoreError where it is none of a cell."""
     about = read_run(database, "created", "kind", "revision", "device", "device_name", "versions", "request")
-    columns = ", ".join(_OF_PAIR)
-    selected = f"{columns}, {PAIR.selected(database, ['max_row_ulps'])}"
-    pairs = database.rows(f"SELECT {selected} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
+    pairs = database.rows(f"SELECT {', '.join(_OF_PAIR)} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
     bits = database.rows("SELECT left(sha256, 64) FROM run_file.side ORDER BY side", most=_MOST_SIDES + 1)
     if not pairs or len(pairs) == _MOST_SIDES:
         raise StoreError(f"{database.file}: a cell has from 1 to {_MOST_SIDES - 1} pairs.")
@@ -115,9 +111,9 @@ def read_card(database: Database) -> CellCard:
 
 def _growth(database: Database, pair: int) -> tuple[float | None, ...]:
     """rms of the difference in row ULPs after each block, over all prompts; None where it is unknown."""
-    columns = LAYER.selected(database, ["ordinal", "rms_row_ulps", "finite"])
     found = database.rows(
-        f"SELECT {columns} FROM run_file.layer WHERE pair = ? AND kind = 'residual' ORDER BY ordinal, prompt",
+        "SELECT ordinal, rms_row_ulps, finite FROM run_file.layer WHERE pair = ? AND kind = 'residual'"
+        " ORDER BY ordinal, prompt",
         [pair],
         most=_MOST_BLOCKS,
     )

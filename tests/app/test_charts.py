@@ -188,7 +188,7 @@ def near_tie_table(positions: int, prompts: int = 1, seed: int = 0) -> pd.DataFr
             "reference_margin": margin,
             "variant_margin": margin * 1.5,
             "max_abs": difference,
-            "near_tie": near,
+            "could_flip": near,
             "is_flip": near & (np.arange(positions) % 5 == 0),
             "nonfinite_mismatch": np.zeros(positions, int),
             "reference_margin_ulps": np.round(margin * 128).astype(int),
@@ -223,7 +223,7 @@ def test_every_position_can_be_brushed_where_it_stands_however_many_there_are(po
 
 def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
     table = near_tie_table(6000)
-    quiet = table["max_abs"].gt(0) & ~table["near_tie"]
+    quiet = table["max_abs"].gt(0) & ~table["could_flip"]
     table.loc[quiet, ["reference_margin", "variant_margin"]] = 5.0
     table.loc[quiet, "max_abs"] = 0.01
     lone = int(np.flatnonzero(quiet)[3])

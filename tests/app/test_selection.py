@@ -386,7 +386,7 @@ def table(**columns: object) -> pd.DataFrame:
         ("differing logits", [0, 50, 100], ("0", "10")),
         ("max ULPs", [0, 13, 100], ("10", "1,000")),  # 0.7 of 0.7 + ln 100
         ("KL", [0, 7, 100], ("1e-06", "0.01")),  # 0.7 of 0.7 + ln 10000
-        ("near ties", [0, 100, 100], ("0", "1 or more: near tie")),
+        ("near ties", [0, 100, 100], ("0", "1 or more: could flip")),
         ("flips", [0, 30, 100], (None, None)),
     ],
 )

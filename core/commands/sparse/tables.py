@@ -22,7 +22,7 @@ _FIGURES = (
     "max abs of them",
     "flips",
     "ties",
-    "near ties",
+    "could flip",
     "max KL, nats",
     "max prob. change",
 )
@@ -65,7 +65,7 @@ def sparse_pair_table(pairs: Sequence[SparsePair]) -> Table:
             f"{said['listed']:,}",
             f"{said['listed_that_differ']:,}{share}",
             number(low_of(said["max_abs"])),
-            *(told_count(said[name]) for name in ("flips", "ties", "near_ties")),
+            *(told_count(said[name]) for name in ("flips", "ties", "could_flip")),
             told(said["max_kl"]),
             told(said["max_probability_change"]),
         )

@@ -25,9 +25,7 @@ from ...text import shown
 if TYPE_CHECKING:
     import duckdb
 
-# Of the form of run file that is written; 1 had no row ULPs, 2 no sparse sides, 3 kept all logits.
-FILE_VERSION = 4
-READ_VERSIONS = (1, 2, 3, FILE_VERSION)
+FILE_VERSION = 5  # the only one that is read: 5 tells near ties (2 row ULPs) from positions that could flip
 
 _SMALL_RUN = 32 << 20  # bytes of logits
 # What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
@@ -68,7 +66,6 @@ class Database:
         self, path: Path, connection: duckdb.DuckDBPyConnection, ask: Callable[[], duckdb.DuckDBPyConnection]
     ) -> None:
         self.path = path
-        self.version = FILE_VERSION  # as its provenance says, once that was read
         self._connection = connection
         self._ask = ask
 

@@ -16,7 +16,6 @@ NOTES = {  # what is kept where it is not all, for people
     FLIPS: "complete logits only at flips, at near ties and at the positions beside them",
     FIGURES: "figures only, no logits",
 }
-FIRST_WITH_KEPT = 4  # version of the run file; older ones keep all
 AGAIN = "capture it again with --keep all"
 
 # Bytes that a run file takes beside its logits: of a position of a side, and what no run file is without. Files of

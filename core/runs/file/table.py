@@ -39,39 +39,34 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. type: DuckDB's name of it; more: what DDL says beyond that; since: first version of the run
-    file that has it.
-    """
+    """Column of a table. type: DuckDB's name of it; more: what DDL says beyond that."""
 
     name: str
     type: str
     help: str
     more: str = "NOT NULL"
-    since: int = 1
 
 
-def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool, since: int = 1) -> Column:
+def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
     """Column of a figure. dtype: numpy's or Python's name of its type."""
-    return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL", since)
+    return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL")
 
 
 class Table:
     """Table of the run file, declared as in SQL, a column a line: `name TYPE -- help`, `name TYPE NULL -- help`; a line
-    that begins with `--` goes on with the help before it, and the first lines are the table's own. `SINCE 2` before the
-    help: older files do not have the column.
+    that begins with `--` goes on with the help before it, and the first lines are the table's own.
     """
 
-    def __init__(self, name: str, declared: str, columns: Sequence[Column] = (), *, since: int = 1) -> None:
-        """columns: more of them, after those of the text; since: version of the run file that has the table first."""
-        self.name, self.help, self.since = name, "", since
+    def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
+        """columns: more of them, after those of the text."""
+        self.name, self.help = name, ""
         found: list[Column] = []
         for line in declared.strip().splitlines():
             head, _, text = (part.strip() for part in line.partition("--"))
             if head:
-                head, _, version = head.partition(" SINCE ")
                 column, kind, *more = head.split()
                 null = "" if "NULL" in more else "NOT NULL "
-                found.append(Column(column, kind, text, (null + " ".join(more)).strip(), int(version or since)))
+                found.append(Column(column, kind, text, (null + " ".join(more)).strip()))
             elif found:
                 last = found.pop()
                 found.append(replace(last, help=f"{last.help} {text}"))
@@ -118,18 +113,9 @@ class Table:
         """Indices of the pairs that have rows in it, in one query."""
         return frozenset(row[0] for row in database.rows(f"SELECT DISTINCT pair FROM {self.name}"))
 
-    def columns_in(self, database: Database) -> list[Column]:
-        """The columns that a file of its version has; none where it has no such table."""
-        return [column for column in self.columns if max(self.since, column.since) <= database.version]
-
-    def selected(self, database: Database, columns: Sequence[str]) -> str:
-        """SELECT list of some columns; null in place of one that a file of its version does not have."""
-        there = {column.name for column in self.columns_in(database)}
-        return ", ".join(name if name in there else f"NULL::{self.types[name]} AS {name}" for name in columns)
-
     def read(self, database: Database, where: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
         """Read some columns of the rows for which `where` holds, in the order that it asks for."""
-        found = database.table(f"SELECT {self.selected(database, columns)} FROM {self.name} WHERE {where}", values)
+        found = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {where}", values)
         with database.decoding(f"table {self.name}"):
             return found.to_pandas(types_mapper=nullable)
 

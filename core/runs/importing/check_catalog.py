@@ -12,7 +12,7 @@ from pathlib import Path
 from ...errors import StoreError
 from ...text import shown
 from ..file.database import Database
-from ..tables.run import refuse_development_form
+from ..tables.run import refuse_other_versions
 from ..tables.schema import TABLES
 
 _OBJECTS = {  # what a run file has none of; each query names the first, cut short
@@ -58,7 +58,7 @@ def check_catalog(database: Database) -> None:
             raise StoreError(
                 f"{file}: holds the {what} '{shown(found[0][0], 60)}', and a run file has none; nothing was taken in."
             )
-    refuse_development_form(database)
+    refuse_other_versions(database)
     there: dict[str, set[str]] = {}
     for table, column, kind, has_default in database.rows(_COLUMNS):
         if table not in TABLES:
@@ -78,7 +78,5 @@ def check_catalog(database: Database) -> None:
             )
         there.setdefault(table, set()).add(column)
     for table, columns in there.items():
-        newer = {column.name for column in TABLES[table].columns if column.since > 1}
-        wanted = TABLES[table].types.keys() if newer & columns else TABLES[table].types.keys() - newer
-        if missing := sorted(wanted - columns):
+        if missing := sorted(TABLES[table].types.keys() - columns):
             raise StoreError(f"{file}: table {table} has no column '{missing[0]}'; the file is damaged.")

@@ -108,7 +108,7 @@ def _coarse(histogram: Mapping[int, int]) -> dict[int, int]:
 def _check_tiles(run: RunReader, figures: Figures, pair: int) -> None:
     """The finest level of the heatmap; the others are its maxima, and are made anew."""
     starts = range(0, run.header.rows, _TILE_ROWS)
-    for start, measure in product(starts, STORED_CELLS if run.has_row_ulp_cells else STORED_CELLS[:1]):
+    for start, measure in product(starts, STORED_CELLS):
         stop = min(start + _TILE_ROWS, run.header.rows)
         theirs, ours = (each.stored_cells(measure, pair, 0, (start, stop)) for each in (run, figures))
         if not np.array_equal(theirs, ours):

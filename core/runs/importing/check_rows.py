@@ -105,14 +105,14 @@ def check_rows(database: Database, header: RunHeader) -> None:
         key, rule = _RULES.get(table, ("", ""))
         _check_finite(database, table)
         if rule:
-            in_row_ulps = {column.name for column in TABLES[table].columns_in(database)} & _IN_ROW_ULPS.keys()
+            in_row_ulps = TABLES[table].types.keys() & _IN_ROW_ULPS.keys()
             rule = " AND ".join([rule, *(_IN_ROW_ULPS[column] for column in sorted(in_row_ulps))])
             _check_rule(database, table, key, rule.format(**highest))
     _check_whole_tokens(database)
 
 
 def _check_finite(database: Database, table: str) -> None:
-    for column in (each.name for each in TABLES[table].columns_in(database) if each.type == "DOUBLE"):
+    for column in (each.name for each in TABLES[table].columns if each.type == "DOUBLE"):
         if database.rows(f"SELECT 1 FROM run_file.main.{table} WHERE NOT isfinite({column}) LIMIT 1"):
             raise StoreError(
                 f"{shown(database.path.name)}: {table}.{column} holds a number that is not finite; nothing was"

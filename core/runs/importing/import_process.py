@@ -114,7 +114,6 @@ def _take_run(
     header = _header(run, name)
     _check_header(run, header, counts)
     inspected = Database.to_read(run.path)
-    inspected.version = run.version
     try:
         check_rows(inspected, header)
         with RunWriter(store, header, run_id=run_id, source=[run.path]) as writer:

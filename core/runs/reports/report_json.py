@@ -23,7 +23,7 @@ from ..views.verdicts import shown_verdict
 
 _POSITION_FIELDS = tuple(metric.name for metric in METRICS if metric.is_reported)
 _FLIP_FIELDS = tuple(
-    name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie")
+    name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie", "could_flip")
 )
 
 

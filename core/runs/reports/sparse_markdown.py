@@ -78,7 +78,7 @@ def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
     told_all = summary_json(pair)
     figures = {
         "flips": f"{told_count(told_all['flips'])} of {plural(len(pair.positions), 'position')}",
-        "near ties": f"{told_count(told_all['near_ties'])}, of them ties {told_count(told_all['ties'])}",
+        "could flip": f"{told_count(told_all['could_flip'])}, of them ties {told_count(told_all['ties'])}",
         "max change of a value": told(told_all["max_abs"]),
         "max change of a probability": told(told_all["max_probability_change"]),
         "max KL, nats": told(told_all["max_kl"]),

@@ -20,7 +20,6 @@ from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
 from ..file.kept import ALL
 from ..file.records import UNDECIDED
-from ..tables.pairs import PAIR
 from ..tables.run import check_text, read_run
 from ..views.verdicts import shown_verdict
 from .mirror import Mirror
@@ -257,12 +256,11 @@ def _read_card(database: Database) -> RunCard:
     if read_run(database, "kind")["kind"] == "sparse":
         return _read_sparse_card(database)
     about = read_run(database, *_ABOUT, "kept")
-    kept = about.pop("kept") or ALL  # older files, and probes of operations, say nothing
+    kept = about.pop("kept") or ALL  # probes of operations say nothing
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
     pairs = database.rows(
         f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"
-        f" nonfinite_mismatch, pair, noise_ratio, {PAIR.selected(database, ['max_row_ulps', 'rms_row_ulps'])}"
-        " FROM run_file.pair",
+        " nonfinite_mismatch, pair, noise_ratio, max_row_ulps, rms_row_ulps FROM run_file.pair",
         most=MAX_SIDES + 1,
     )
     name = f"left(name, {longest('side', 'name') + 1})"

@@ -28,11 +28,7 @@ def check_amounts(database: Database) -> dict[str, int]:
     """
     asked = " UNION ALL ".join(
         [f"SELECT '{POSITIONS}', coalesce(sum(positions), 0)::BIGINT FROM run_file.main.prompt"]
-        + [
-            f"SELECT '{name}', count(*) FROM run_file.main.{name}"
-            for name, table in TABLES.items()
-            if table.since <= database.version
-        ]
+        + [f"SELECT '{name}', count(*) FROM run_file.main.{name}" for name in TABLES]
     )
     counts = dict.fromkeys(TABLES, 0) | {str(name): int(rows) for name, rows in database.rows(asked)}
     for table, most in MOST_ROWS.items():
@@ -44,7 +40,7 @@ def check_amounts(database: Database) -> dict[str, int]:
 
 def _check_texts(database: Database, rows: Mapping[Table, int]) -> None:
     """StoreError for a text that is too long, or texts of one table that are too long together. rows: by table."""
-    found = {table.name: [c.name for c in table.columns_in(database) if c.type == "VARCHAR"] for table in rows}
+    found = {table.name: [c.name for c in table.columns if c.type == "VARCHAR"] for table in rows}
     texts = {name: columns for name, columns in found.items() if columns}
     asked = " UNION ALL ".join(
         f"SELECT '{name}', [{', '.join(f'max(strlen({column}))' for column in columns)}] FROM run_file.main.{name}"
@@ -111,6 +107,6 @@ def _chosen_rows(database: Database) -> int:
     found = database.rows("""WITH chosen AS (
             SELECT DISTINCT pair, prompt, position + step AS position FROM run_file.main.position
             JOIN run_file.main.prompt USING (prompt), (VALUES (-1), (0), (1)) AS beside (step)
-            WHERE (is_flip OR near_tie) AND position + step BETWEEN 0 AND positions - 1)
+            WHERE (is_flip OR could_flip) AND position + step BETWEEN 0 AND positions - 1)
         SELECT count(*) + count(DISTINCT (prompt, position)) FROM chosen""")
     return int(found[0][0])

@@ -37,7 +37,6 @@ ROW_ULP_TILE = Table(
     cells BLOB USING COMPRESSION uncompressed -- one cell for each group of tokens, little-endian bits of a float32; all
     -- ones: NaN or infinity mismatch
     """,
-    since=2,
 )
 PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 

@@ -39,9 +39,9 @@ KV = Table(
     rms DOUBLE -- root mean square of the difference, unit of the cache
     max_ulps BIGINT -- largest distance, ULPs of the compute dtype
     mean_ulps DOUBLE -- mean distance, ULPs of the compute dtype
-    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference over the spacing of the compute dtype at the largest finite
+    max_row_ulps DOUBLE NULL -- largest difference over the spacing of the compute dtype at the largest finite
     -- magnitude of the reference's row (one key or value of a head); null where no row has one
-    rms_row_ulps DOUBLE NULL SINCE 2 -- root mean square of the difference in those; null likewise
+    rms_row_ulps DOUBLE NULL -- root mean square of the difference in those; null likewise
     nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
     first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if none does
     """,
@@ -59,7 +59,7 @@ KV_POSITION = Table(
     neq BIGINT -- elements whose values differ
     rms DOUBLE -- root mean square of the difference, unit of the cache
     max_ulps BIGINT -- largest distance, ULPs of the compute dtype
-    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference in row ULPs, as in kv
+    max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in kv
     """,
 )
 KINDS = ("key", "value")

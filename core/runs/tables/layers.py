@@ -49,9 +49,9 @@ LAYER = Table(
     rms DOUBLE -- root mean square of the difference, unit of the output
     max_ulps BIGINT -- largest distance, ULPs of dtype
     mean_ulps DOUBLE -- mean distance, ULPs of dtype
-    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference over the spacing of dtype at the largest finite
+    max_row_ulps DOUBLE NULL -- largest difference over the spacing of dtype at the largest finite
     -- magnitude of the reference's row (the output at one position); null where no row has one
-    rms_row_ulps DOUBLE NULL SINCE 2 -- root mean square of the difference in those; null likewise
+    rms_row_ulps DOUBLE NULL -- root mean square of the difference in those; null likewise
     nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
     first_position INTEGER NULL -- lowest position looked at where an element differs, null if none does
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit of the output;
@@ -70,7 +70,7 @@ LAYER_POSITION = Table(
     neq BIGINT -- elements whose values differ
     rms DOUBLE -- root mean square of the difference, unit of the output
     max_ulps BIGINT -- largest distance, ULPs of layer.dtype
-    max_row_ulps DOUBLE NULL SINCE 2 -- largest difference in row ULPs, as in layer
+    max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in layer
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null where none was run
     """,
 )

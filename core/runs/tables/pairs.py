@@ -30,7 +30,6 @@ PAIR = Table(
             total.metadata["unit"],
             total.metadata["help"],
             total.name in NULLABLE,
-            total.metadata["since"],
         )
         for total in fields(Summary)
     ],
@@ -76,10 +75,8 @@ def update_verdict(database: Database, pair: int, verdict: tuple[str | None, str
 
 def read_pairs(database: Database) -> list[tuple]:
     """Read of each pair: index, index of its reference and of its variant, verdict, because, noise ratio, summary."""
-    summary = PAIR.selected(database, _SUMMARY)
-    rows = database.rows(
-        f"SELECT pair, reference, variant, verdict, because, noise_ratio, {summary} FROM pair ORDER BY pair"
-    )
+    names = ", ".join(["pair", "reference", "variant", "verdict", "because", "noise_ratio", *_SUMMARY])
+    rows = database.rows(f"SELECT {names} FROM pair ORDER BY pair")
     with database.decoding("list of pairs"):
         return [(*row[:6], Summary(*row[6:])) for row in rows]
 

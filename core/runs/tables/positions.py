@@ -25,10 +25,7 @@ POSITION = Table(
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt; its logits score the next token
     """,
-    [
-        column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable, metric.since)
-        for metric in METRICS
-    ],
+    [column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable) for metric in METRICS],
 )
 
 SIDE_POSITION = Table(
@@ -115,8 +112,8 @@ def read_first_flip(database: Database) -> tuple[int, int, int] | None:
 
 
 def read_chosen(database: Database) -> NDArray[np.int64]:
-    """(pair, prompt, position) of every flip and near tie of all pairs. [found, 3]"""
-    found = database.table("SELECT pair, prompt, position FROM position WHERE is_flip OR near_tie")
+    """(pair, prompt, position) of every position that flips or could flip, of all pairs. [found, 3]"""
+    found = database.table("SELECT pair, prompt, position FROM position WHERE is_flip OR could_flip")
     return np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("pair", "prompt", "position")], axis=1)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import StoreError
 from ..file.bounds import longest
-from ..file.database import FILE_VERSION, READ_VERSIONS, Database
+from ..file.database import FILE_VERSION, Database
 from ..file.table import Table
 
 RUN = Table(
@@ -34,7 +34,7 @@ RUN = Table(
     note VARCHAR -- free text, such as how the compute dtype was found
     versions VARCHAR -- JSON object: library or setting to its version or value
     file_version INTEGER -- version of this form of run file
-    kept VARCHAR NULL SINCE 4 -- what is kept of the logits: all; flips: those of positions that flip or nearly tie in
+    kept VARCHAR NULL -- what is kept of the logits: all; flips: those of positions that flip or nearly tie in
     -- a pair, of its two sides, and of the positions beside these; figures: none; null where a run of its kind has none
     """,
 )
@@ -52,31 +52,19 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
 
 
 def read_run(database: Database, *columns: str) -> dict[str, Any]:
-    """Read these columns of the one row; the database knows its version from then on. StoreError where the file is not
-    of a form that is read.
-    """
-    since = {column.name: column.since for column in RUN.columns}
-    newer = [column for column in columns if since[column] > 1]
-    columns = tuple(column for column in columns if since[column] == 1)
+    """Read these columns of the one row. StoreError if the file is not of the version that is read."""
     read = [_bounded(column) if RUN.types[column] == "VARCHAR" else column for column in columns]
     try:
-        found = database.rows(f"SELECT {', '.join(['file_version', *read])} FROM run_file.run", most=2)
+        rows = database.rows(f"SELECT {', '.join(['file_version', *read])} FROM run_file.run", most=2)
     except StoreError:
-        refuse_development_form(database)
+        refuse_other_versions(database)
         raise
-    if len(found) != 1:
+    if len(rows) != 1:
         several = database.rows("SELECT count(*) FROM run_file.run")[0][0]
         raise StoreError(f"{database.file}: {several} rows of provenance, a run file has one.")
-    if found[0][0] not in READ_VERSIONS:
-        known = f"{', '.join(map(str, READ_VERSIONS[:-1]))} and {READ_VERSIONS[-1]}"
-        raise StoreError(
-            f"{database.file}: a run file of version {found[0][0]!r:.40}, this ULPscope reads versions {known}."
-        )
-    database.version = int(found[0][0])
-    about = dict(zip(columns, found[0][1:], strict=True))
-    for column in newer:  # asked for apart: what else a file has is known once its version is
-        is_there = since[column] <= database.version
-        about[column] = database.rows(f"SELECT {_bounded(column)} FROM run_file.run")[0][0] if is_there else None
+    if rows[0][0] != FILE_VERSION:
+        raise _other_version(database, rows[0][0])
+    about = dict(zip(columns, rows[0][1:], strict=True))
     for column, value in about.items():
         check_text(database, RUN.name, column, len(value.encode()) if isinstance(value, str) else 0)
     return about
@@ -96,11 +84,20 @@ def check_text(database: Database, table: str, column: str, size: int | None) ->
         )
 
 
-def refuse_development_form(database: Database) -> None:
-    """StoreError for a file of the forms before the first release: they counted a `schema_version`."""
-    asked = "SELECT 1 FROM duckdb_columns() WHERE database_name = 'run_file' AND column_name = 'schema_version'"
-    if database.rows(asked):
-        raise StoreError(
-            f"{database.file}: written by a development version of ULPscope before 0.2, whose run files are not"
-            " read any more; capture the run again, or export it as npz with that version and ingest that."
-        )
+def refuse_other_versions(database: Database) -> None:
+    """StoreError for a file that lacks columns because another version of ULPscope wrote it."""
+    asked = (
+        "SELECT column_name FROM duckdb_columns() WHERE database_name = 'run_file' AND table_name = 'run'"
+        " AND column_name IN ('file_version', 'schema_version')"
+    )
+    for (column,) in database.rows(asked):
+        version = database.rows(f"SELECT {column} FROM run_file.run")[0][0]
+        if column != "file_version" or version != FILE_VERSION:
+            raise _other_version(database, version)
+
+
+def _other_version(database: Database, version: object) -> StoreError:
+    return StoreError(
+        f"{database.file}: a run file of version {version!r:.40}; this ULPscope reads version {FILE_VERSION}. Capture"
+        " or ingest it again, or export it as npz with the version that wrote it."
+    )

@@ -70,7 +70,7 @@ def check_tables(database: Database) -> None:
     there = {row[0] for row in database.rows(asked)}
     if run.RUN.name in there:
         run.read_run(database, "vocab")
-    if missing := sorted(name for name in TABLES.keys() - there if TABLES[name].since <= database.version):
+    if missing := sorted(TABLES.keys() - there):
         raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
 
 

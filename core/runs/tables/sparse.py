@@ -16,7 +16,6 @@ SPARSE_SIDE = Table(
     holds VARCHAR -- what the values are: logit, logprob or prob
     keys VARCHAR -- token_id; or text where the engine sent texts only: token ids are places in sparse_text then
     """,
-    since=3,
 )
 
 SPARSE_RESPONSE = Table(
@@ -37,7 +36,6 @@ SPARSE_RESPONSE = Table(
     settings VARCHAR -- JSON object: temperature and the like as the payload says them
     warnings VARCHAR -- JSON array: what its reader has to say of it
     """,
-    since=3,
 )
 
 SPARSE_TOKEN = Table(
@@ -49,7 +47,6 @@ SPARSE_TOKEN = Table(
     position INTEGER -- 0-based token index
     token_id INTEGER NULL -- token id, null where not said
     """,
-    since=3,
 )
 
 SPARSE_TEXT = Table(
@@ -61,7 +58,6 @@ SPARSE_TEXT = Table(
     token_id INTEGER -- token id
     text VARCHAR -- its text
     """,
-    since=3,
 )
 
 SPARSE_ROW = Table(
@@ -76,7 +72,6 @@ SPARSE_ROW = Table(
     missing INTEGER -- placeholders in place of values
     is_full BOOLEAN -- every token of the vocabulary has its value, or a placeholder
     """,
-    since=3,
 )
 
 SPARSE_VALUE = Table(
@@ -89,7 +84,6 @@ SPARSE_VALUE = Table(
     token_id INTEGER -- token id
     value DOUBLE -- logit, log-probability (nats) or probability, exactly as sent
     """,
-    since=3,
 )
 
 SPARSE_PAIR = Table(
@@ -104,7 +98,6 @@ SPARSE_PAIR = Table(
     verdict VARCHAR NULL -- as in pair
     because VARCHAR NULL -- the verdict in a sentence, null: not judged
     """,
-    since=3,
 )
 
 TABLES = (SPARSE_SIDE, SPARSE_RESPONSE, SPARSE_TOKEN, SPARSE_TEXT, SPARSE_ROW, SPARSE_VALUE, SPARSE_PAIR)

@@ -26,6 +26,7 @@ from ...errors import UsageError
 from ...numerics import pyramid
 from ...numerics.formats import values_of
 from ...text import number, out_of, plural
+from ..figures import STORED_CELLS
 from ..file.evidence import PairFigures
 from ..file.kept import refusal
 from ..reader import RunReader
@@ -95,17 +96,17 @@ def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
     waits, or its logits were not kept.
     """
     is_readable = run.has_all_logits and run.header.rows * run.header.vocab <= WHOLE_RUN
-    return is_readable or _is_stored(run, order, measure)
+    return is_readable or _is_stored(order, measure)
 
 
-def _is_stored(run: RunReader, order: Order, measure: Measure) -> bool:
+def _is_stored(order: Order, measure: Measure) -> bool:
     """Return whether the file holds a pyramid of that."""
-    return order == "id" and (measure == "ulps" or (measure == "row_ulps" and run.has_row_ulp_cells))
+    return order == "id" and measure in STORED_CELLS
 
 
 def floor_row_ulps(run: RunReader, pair: int) -> float | None:
-    """99.9th percentile of the pair's rounding floor in the run's own dtype, in row ULPs; None where none was
-    measured, or by a version that did not yet count in them.
+    """99.9th percentile of the pair's rounding floor in the run's own dtype, in row ULPs; None if none was
+    measured.
     """
     figures = [row.figures for row in run.evidence(pair) if isinstance(row.figures, PairFigures)]
     return next((each.floor_row_ulps for each in figures if each.compute_dtype == run.header.compute_dtype), None)
@@ -128,7 +129,7 @@ def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, c
     if column_level < GROUP_LEVEL:
         columns = min(header.vocab, TILE_COLUMNS << column_level)
         return rows * columns <= WORK and (order == "id" or rows * header.vocab <= RANKED_WORK)
-    if not _is_stored(run, order, measure):
+    if not _is_stored(order, measure):
         return True  # whole rows, and no more of them than `is_offered` allows
     height, width = pyramid.cell_shape(_stored_level(run, row_level, column_level))
     return (rows // height) * (header.vocab // width) <= WORK
@@ -151,7 +152,7 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
             return _pooled_window(run, pair, rows, columns, measure, tall, wide)
         parts = [part[:, columns[0] : columns[1]] for part in _blocks(run, pair, rows, measure, keep)]
         return pyramid.maxima(np.concatenate(parts), tall, wide)
-    if _is_stored(run, order, measure):
+    if _is_stored(order, measure):
         level = _stored_level(run, tile.row_level, tile.column_level)
         height, width = pyramid.cell_shape(level)
         stored = keep(
@@ -191,8 +192,9 @@ def _extent(
     if not is_offered(run, order, measure):
         if not run.has_all_logits:
             raise UsageError(f"by rank and as differences a pair is not shown: {refusal(header.kept)}")
-        known = "row ULPs and ULPs" if run.has_row_ulp_cells else "ULPs"
-        raise UsageError(f"a pair of {header.rows * header.vocab} logits is shown in {known} by token id only.")
+        raise UsageError(
+            f"a pair of {header.rows * header.vocab} logits is shown in row ULPs and ULPs by token id only."
+        )
     spans = []
     for what, level, place, cells, size in (
         ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),

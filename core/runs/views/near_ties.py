@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...numerics.divergence import NEAR_TIE_ROW_ULPS
 from ...text import number, out_of, plural
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ def sentence(table: pd.DataFrame, dtype: str) -> str:
             return f"**No position of {total:,} has a finite margin**, so nothing says which could flip."
         closest = table.loc[margins.idxmin()]
         return (
-            f"**No position of {total:,} is a near tie**: the smallest margin is"
-            f" {number(float(margins.min()))} logits, at position {closest['position']}, where logits differ by at most"
-            f" {number(float(closest['max_abs']))}."
+            f"**No position of {total:,} is a near tie** (margin at most {NEAR_TIE_ROW_ULPS} row ULPs): the smallest"
+            f" margin is {number(float(margins.min()))} logits, at position {closest['position']}, where logits differ"
+            f" by at most {number(float(closest['max_abs']))}."
         )
     flips = int(near["is_flip"].sum())
     steps = near[["reference_margin_ulps", "variant_margin_ulps"]].min(axis=None)
@@ -33,6 +34,6 @@ def sentence(table: pd.DataFrame, dtype: str) -> str:
     if not one:
         said = "none of which flips" if not flips else f"{flips:,} of which flip{'s' if flips == 1 else ''}"
     return (
-        f"**{out_of(len(near), total)} positions {'is a near tie' if one else 'are near ties'}**, {said}; the smallest"
-        f" margin is {plural(int(steps), 'ULP')} of {dtype}."
+        f"**{out_of(len(near), total)} positions {'is a near tie' if one else 'are near ties'}** (margin at most"
+        f" {NEAR_TIE_ROW_ULPS} row ULPs), {said}; the smallest margin is {plural(int(steps), 'ULP')} of {dtype}."
     )

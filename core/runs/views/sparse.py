@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def figures_by_position(pair: SparsePair) -> pd.DataFrame:
     """One row a compared position: prompt, position, tokens, margins, the largest change that was sent (`max_abs`).
 
-    is_flip and near_tie are true where what was sent says so; is_flip_open and is_near_tie_open where it does not say.
+    is_flip and could_flip are true where what was sent says so; is_flip_open and could_flip_open where it does not say.
     Margins are NaN where the runner-up was not sent; *_margin_ulps are NaN where the side shows no grid.
     """
     import pandas as pd
@@ -33,8 +33,8 @@ def _row(place: SparsePosition, pair: SparsePair) -> dict[str, object]:
         "is_generated": place.is_generated,
         "is_flip": figures.is_flip is True,
         "is_flip_open": figures.is_flip is None,
-        "near_tie": figures.near_tie is True,
-        "is_near_tie_open": figures.near_tie is None,
+        "could_flip": figures.could_flip is True,
+        "could_flip_open": figures.could_flip is None,
         "nonfinite_mismatch": 0,
         "listed": figures.common,
         "differing": int(figures.neq.low),

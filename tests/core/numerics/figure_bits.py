@@ -26,7 +26,7 @@ from core.runs.dumps.dump import open_dump
 from tests.core.numerics.rows import ALL_FORMATS, rows_of_all_kinds
 
 _BY_ROW = ("spacing", "max_row_ulps", "rms_row_ulps", "row_squares")
-_SUMMED = ("max_abs", "rms", "mean_ulps", "mean_kl", "max_kl", "min_margin", "neq_share", "same_top1", "near_ties")
+_SUMMED = ("max_abs", "rms", "mean_ulps", "mean_kl", "max_kl", "min_margin", "neq_share", "same_top1", "could_flip")
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 
 

@@ -78,12 +78,12 @@ def test_figures_of_a_cut_row_are_those_of_the_whole_or_hold_them(values: str, s
                         side.rest,
                         math.fsum(shares[row][[t for t in range(VOCAB) if t not in listed(whole[row], k, also)]]),
                     )
-            assert figures.near_tie in (None, near)
+            assert figures.could_flip in (None, near)
             assert figures.variant_rank_of_reference in (None, ranks[1].index(best[0]))
             if k == VOCAB:
                 assert figures.max_abs.is_exact
                 assert figures.neq.is_exact
-                assert figures.near_tie is not None
+                assert figures.could_flip is not None
                 assert figures.kl is not None
                 assert figures.kl.high is not None
 
@@ -130,7 +130,7 @@ def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top() -> None:
     other = ListedRow(np.array([7]), np.array([-1.5]), 0, is_full=False)
     figures = compare_rows(one, other, "logprob", 100)
     assert (figures.max_abs, figures.neq) == (Interval(0.25, None), Interval(1, 100))
-    assert (figures.is_flip, figures.near_tie, figures.reference.margin) == (None, None, None)
+    assert (figures.is_flip, figures.could_flip, figures.reference.margin) == (None, None, None)
     rest = figures.reference.rest
     assert rest is not None
     assert rest.low == pytest.approx(1 - math.exp(-1.25))

@@ -78,7 +78,9 @@ def test_the_summary_is_the_sum_of_the_oracles_rows(fmt):
     margins = np.concatenate([rows["reference_margin"], rows["variant_margin"]])
     assert (got.neq, got.neq_share) == (rows["neq"].sum(), rows["neq"].sum() / a.size)
     assert (got.max_abs, got.max_ulps) == (rows["max_abs"].max(), rows["max_ulps"].max())
-    assert (got.flips, got.ties, got.near_ties) == tuple(rows[n].sum() for n in ("is_flip", "is_tie", "near_tie"))
+    assert (got.flips, got.ties, got.near_ties, got.could_flip) == tuple(
+        rows[n].sum() for n in ("is_flip", "is_tie", "near_tie", "could_flip")
+    )
     assert got.nonfinite_mismatch == rows["nonfinite_mismatch"].sum()
     assert got.bit_identical == rows["bit_identical"].all()
     assert got.same_top1 == 1 - rows["is_flip"].sum() / len(a)

@@ -5,19 +5,16 @@ killed.
 from __future__ import annotations
 
 import itertools
-import shutil
 import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import duckdb
 import numpy as np
 
 from core.numerics.formats import format_named
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
-from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
 from tests.waiting import until
 
@@ -100,21 +97,6 @@ def copied(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_whole_run())
     return path
-
-
-def as_version_1(path: Path, target: Path) -> Path:
-    """The file as version 1 of the form had it, without row ULPs, as a copy."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, target)
-    newer = [(table, column) for table in TABLES.values() for column in table.columns if column.since > 1]
-    with duckdb.connect(str(target)) as shell:
-        for table, column in newer:
-            if table.since == 1:
-                shell.execute(f"ALTER TABLE {table.name} DROP COLUMN {column.name}")
-        for name in {table.name for table, _ in newer if table.since > 1}:
-            shell.execute(f"DROP TABLE {name}")
-        shell.execute("UPDATE run SET file_version = 1")
-    return target
 
 
 def next_tick(folder: Path) -> None:

@@ -115,6 +115,7 @@ def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, co
                     "is_flip": figures.is_flip,
                     "nonfinite_mismatch": figures.nonfinite_mismatch,
                     "near_tie": figures.near_tie,
+                    "could_flip": figures.could_flip,
                     "is_tie": figures.is_tie,
                     "mean_ulps": figures.sum_ulps / finite,
                     "rms": np.sqrt(figures.sum_squares / finite),

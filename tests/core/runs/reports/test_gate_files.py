@@ -86,6 +86,7 @@ def row(position: int, **figures: object) -> dict[str, object]:
         "is_flip": True,
         "kl": None,
         "near_tie": True,
+        "could_flip": True,
         "bit_identical": False,
         "rms": 0.1,
     }

@@ -117,7 +117,7 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
 def test_the_stored_best_suffice_for_the_flips_of_rounding(monkeypatch):
     with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
         monkeypatch.setattr(run, "at", lambda *place: pytest.fail("read whole logits"))
-        assert len(flip_table(run, 0, run.positions(0), near_ties=True)) == 69
+        assert len(flip_table(run, 0, run.positions(0), near_ties=True)) == 79
 
 
 def test_a_pair_without_flips_has_an_empty_table_with_all_columns(tmp_path):

@@ -19,7 +19,7 @@ from core.runs.views import heatmap
 from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, Tile, tile_cells
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.judged_runs import judged_run, ratio_row, reader
-from tests.core.runs.made_runs import as_version_1, bits_of_sides, calm_sides, header_of, write_run
+from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 from tests.covering import few
 from tests.said import SAID
 
@@ -227,15 +227,6 @@ def test_a_run_too_large_to_read_whole_is_shown_in_ulps_by_token_id_only(one_dif
         assert not heatmap.is_offered(one_differs, order, measure)
         with pytest.raises(UsageError, check=SAID["shown-in-row-ulps-and-ulps"].raised):
             tile_cells(one_differs, 0, Tile(0, 5, 0, 0), order, measure, nothing_kept)
-
-
-def test_a_run_of_version_1_too_large_to_read_whole_is_shown_in_ulps_alone(one_differs, tmp_path, monkeypatch):
-    with RunReader(as_version_1(one_differs.path, tmp_path / "then.duckdb")) as run:
-        assert heatmap.is_offered(run, "id", "row_ulps")
-        monkeypatch.setattr(heatmap, "WHOLE_RUN", run.header.rows * VOCAB - 1)
-        assert heatmap.is_offered(run, "id", "ulps")
-        with pytest.raises(UsageError, check=SAID["shown-in-ulps-by-token-id"].raised):
-            tile_cells(run, 0, Tile(0, 5, 0, 0), "id", "row_ulps", nothing_kept)
 
 
 def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(tmp_path):

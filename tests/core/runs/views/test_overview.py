@@ -10,16 +10,16 @@ from core.runs.views.overview import telling_place
 
 QUIET = {
     "is_flip": False,
-    "near_tie": False,
+    "could_flip": False,
     "max_abs": 0.0,
     "nonfinite_mismatch": 0,
     "reference_margin": 4.0,
     "variant_margin": 4.0,
 }
-FLIP = {"is_flip": True, "near_tie": True, "max_abs": 0.25, "reference_margin": 0.25, "variant_margin": 0.25}
-NEAR = {"near_tie": True, "max_abs": 0.5, "reference_margin": 0.5, "variant_margin": 0.125}
-NEARER = {"near_tie": True, "max_abs": 0.0625, "reference_margin": 0.0625, "variant_margin": 0.0625}
-STILL_TIE = {"near_tie": True, "reference_margin": 0.0, "variant_margin": 0.0}
+FLIP = {"is_flip": True, "could_flip": True, "max_abs": 0.25, "reference_margin": 0.25, "variant_margin": 0.25}
+NEAR = {"could_flip": True, "max_abs": 0.5, "reference_margin": 0.5, "variant_margin": 0.125}
+NEARER = {"could_flip": True, "max_abs": 0.0625, "reference_margin": 0.0625, "variant_margin": 0.0625}
+STILL_TIE = {"could_flip": True, "reference_margin": 0.0, "variant_margin": 0.0}
 FAR = {"max_abs": 9.0}
 FARTHER = {"max_abs": 10.0}
 BROKEN = {"max_abs": np.nan, "nonfinite_mismatch": 1, "reference_margin": np.nan, "variant_margin": np.nan}

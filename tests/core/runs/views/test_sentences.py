@@ -87,7 +87,8 @@ def run(positions: int, vocab: int = 10, prompts: int = 1) -> SimpleNamespace:
     ],
 )
 def test_near_ties(rows, said):
-    assert near_ties.sentence(table(*rows), "bfloat16") == said
+    bound = " (margin at most 2 row ULPs)"
+    assert near_ties.sentence(table(*rows), "bfloat16").replace(bound, "") == said
 
 
 @pytest.mark.parametrize(
