@@ -24,9 +24,9 @@ selected = element(run, pair.index, view.row, token) if token is not None and is
 st.markdown(sentence(run, view.table))
 canvas.draw(view, selected)
 st.caption(
-    "Wheel and drag move the window; a click selects the logit of a cell that is furthest apart."
+    "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."
     + (
-        " Of a run of this size only what its file holds is offered: the rest would take reading all of it first."
+        " Runs this large show stored levels only."
         if header.rows * header.vocab > WHOLE_RUN
         else ""
     )
@@ -55,7 +55,7 @@ if not is_kept:
     st.info(f"Single logits of {place} cannot be shown: {refusal(header.kept, place)}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
-title.subheader(f"Furthest apart at position {view.position}")
+title.subheader(f"Largest differences at position {view.position}")
 by = order.segmented_control("Order by", ["difference", "ULPs"], required=True, key="worst_by")
 worst = worst_elements(run, pair.index, view.prompt, view.position, by_ulps=by == "ULPs")
 if worst.empty:
@@ -77,8 +77,8 @@ else:
         placeholder="–",
     )
     st.caption(
-        f"{plural(len(worst), 'logit')} of this position, furthest apart first by"
-        f" {'ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, exact values."
+        f"{plural(len(worst), 'logit')} of this position with the largest"
+        f" {'distance in ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, exact values."
     )
 exports.download(
     {"furthest apart": worst, "every logit of the position": partial(canvas.position_row, view)},

@@ -97,14 +97,14 @@ class Axes extends Drawing {
     draw.fillStyle = text;
     draw.textBaseline = "top";
     draw.textAlign = "center";
-    const end = shown(range.high);
+    const end = shown(range.high / this.scaleUnit);
     const room = width - draw.measureText(end).width - 10;
     draw.textAlign = "left";
-    const start = range.isLog && !isOne ? shown(range.low) : "";
+    const start = range.isLog && !isOne ? shown(range.low / this.scaleUnit) : "";
     draw.fillText(start, left, top + 13);
     for (const value of this.legendTicks()) {
       const place = this.share(value) * width;
-      const label = shown(value);
+      const label = shown(value / this.scaleUnit);
       if (label === start || place + draw.measureText(label).width > room || place < (start ? draw.measureText(start).width + 6 : 0)) continue;
       draw.fillRect(left + place, top + 9, 1, 3);
       draw.fillText(label, left + place, top + 13);
@@ -113,7 +113,7 @@ class Axes extends Drawing {
     draw.fillText(end, isOne ? left + width / 2 : left + width, top + 13);
     draw.textAlign = "left";
     draw.textBaseline = "middle";
-    const { unit } = this;
+    const unit = this.floor > 0 ? "noise floors" : this.unit;
     const isUnitBeside = plot.width > width + 110;
     if (isUnitBeside) draw.fillText(unit, left + width + 12, top + 5);
     else draw.fillText(unit, left, top + 35);
@@ -139,24 +139,26 @@ class Axes extends Drawing {
     draw.closePath();
     draw.fill();
     const beyond = this.floor > range.high ? ", beyond this scale" : "";
-    const says = `▼ rounding floor: 99.9 % of its logits are within ${Number(this.floor.toPrecision(3))}${beyond}`;
+    const says = `▼ 1 noise floor: 99.9% of its logits are within ${Number(this.floor.toPrecision(3))} row ULPs${beyond}`;
     draw.fillText(says, Math.max(4, Math.min(left, shape.width - draw.measureText(says).width)), isBeside ? top + 37 : line + 5 + LINE);
   }
 
   // Values worth a label, from low to high without it.
   legendTicks() {
-    const { low, high, isLog } = this.ends;
+    const { scaleUnit: unit } = this;
+    const { isLog } = this.ends;
+    const [low, high] = [this.ends.low / unit, this.ends.high / unit];
     const found = [];
     if (!isLog) {
       const raw = high / 4;
       const power = 10 ** Math.floor(Math.log10(raw));
       const step = [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999) * power;
-      for (let i = 0; i * step < high; i++) found.push(i * step);
+      for (let i = 0; i * step < high; i++) found.push(i * step * unit);
       return found;
     }
     const steps = Math.log10(high / low) < 2 ? [1, 2, 5] : [1];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-      for (const step of steps) if (step * 10 ** power >= low && step * 10 ** power < high) found.push(step * 10 ** power);
+      for (const step of steps) if (step * 10 ** power >= low && step * 10 ** power < high) found.push(step * 10 ** power * unit);
     return found;
   }
 

@@ -137,7 +137,7 @@ def draw(view: selection.View, selected: Element | None) -> None:
         "label": (
             f"Heatmap of {pair.variant} against {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
             " whole run, Enter selects the logit at the middle."
-            + ("" if floor is None else f" 99.9% of the rounding floor's logits are within {number(floor)} row ULPs.")
+            + ("" if floor is None else f" 99.9% of the noise floor's logits are within {number(floor)} row ULPs.")
         ),
     }
 

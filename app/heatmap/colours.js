@@ -13,6 +13,7 @@ const BESIDE = SCALE + 330; // from this width of the plot on, what colours mean
 const LINE = 18; // px
 const DEPTH = 256; // below the largest difference: how far a logarithmic scale of differences reaches; less is drawn like that
 const TOP = 0.75; // of a scale
+const FLOORS = 4; // the least that a scale in noise floors reaches: a clean pair stays at its lower end
 const FEW = 2000; // pixels: a map of fewer that differ speaks for itself
 const SPAN = { rows: 4, columns: 8 }; // the smallest window
 

@@ -14,7 +14,8 @@ class Drawing extends Tiles {
     const { data, isFloat } = this;
     const whole = data.largest[this.measure];
     const isOfPair = this.range === "pair";
-    const high = Math.max(isOfPair ? whole : largest, isFloat ? 1e-30 : 1);
+    const reach = isOfPair && this.floor !== null ? FLOORS * this.floor : 0;
+    const high = Math.max(isOfPair ? whole : largest, reach, isFloat ? 1e-30 : 1);
     const low = Math.max(isOfPair ? 0 : least, isFloat ? high / DEPTH : 1);
     const { isLog } = this;
     const name = `${isFloat} ${low} ${high} ${isLog} ${data.palette.flat().join()}`;

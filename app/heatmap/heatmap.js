@@ -140,6 +140,7 @@ class Heatmap extends Pointing {
   get isFloat() { return this.measure !== "ulps"; } // cells are the bits of float32 numbers
   get isLog() { return this.scale === "log" || (this.scale === "auto" && this.measure !== "row_ulps"); }
   get floor() { return this.measure === "row_ulps" ? this.data.floor_row_ulps : null; }
+  get scaleUnit() { return this.floor > 0 ? this.floor : 1; } // row ULPs, or what a cell counts, per unit of the scale
   get unit() { return { row_ulps: `row ULPs of ${this.data.dtype}`, ulps: `ULPs of ${this.data.dtype}`, difference: "logits" }[this.measure]; }
   get isWhole() {
     const { view, data } = this;

@@ -360,7 +360,7 @@ def test_a_click_does_not_draw_the_canvas_anew(page: Page, dashboard: Dashboard)
     canvas = opened(page, dashboard, "run=batch-1-against-n")
     canvas.evaluate("(canvas) => { canvas.mark = 'the same'; }")
     page.mouse.click(*place(canvas, 150.5, 2000))
-    expect(page.get_by_role("heading", name="Furthest apart at position 150")).to_be_visible()
+    expect(page.get_by_role("heading", name="Largest differences at position 150")).to_be_visible()
     settle(page)
     assert canvas.evaluate("(canvas) => canvas.mark") == "the same"
     assert "position=150" in page.url

@@ -349,6 +349,6 @@ def sentence(run: RunReader, table: pd.DataFrame) -> str:
     worst = differing.loc[largest.idxmax()]
     where = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
     return (
-        f"{said}, most by {number(float(worst['max_abs']))} logits at {where} {worst['position']}; no difference is"
-        f" above {number(float(differing['max_row_ulps'].max()), 3)} row ULPs of {header.compute_dtype}."
+        f"{said}. Max {number(float(worst['max_abs']))} logits ({where} {worst['position']}); max"
+        f" {number(float(differing['max_row_ulps'].max()), 3)} row ULPs."
     )

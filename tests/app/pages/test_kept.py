@@ -54,4 +54,4 @@ def test_the_heatmap_says_why_single_logits_are_not_shown_and_shows_those_that_a
     monkeypatch.setenv("ULPSCOPE_STORE", str(store))
     refused = plain(opened("heatmap", run="kept-flips", position="0"))
     assert SAID["single-logits-not-kept"] in refused
-    assert "Furthest apart at position 5" in plain(opened("heatmap", run="kept-flips", position="5"))
+    assert "Largest differences at position 5" in plain(opened("heatmap", run="kept-flips", position="5"))
