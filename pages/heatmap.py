@@ -25,11 +25,7 @@ st.markdown(sentence(run, view.table))
 canvas.draw(view, selected)
 st.caption(
     "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."
-    + (
-        " Runs this large show stored levels only."
-        if header.rows * header.vocab > WHOLE_RUN
-        else ""
-    )
+    + (" Runs this large show stored levels only." if header.rows * header.vocab > WHOLE_RUN else "")
 )
 
 if selected is not None:

@@ -29,22 +29,22 @@ if found is None:
 if not found.together.neq:
     logits = view.table if scope == "all prompts" else view.prompt_table
     lead.success(
-        f"{sentence(found)} That is {parts.shape(table)} of {scope}."
+        f"{sentence(found, scope == 'all prompts')} That is {parts.shape(table)} of {scope}."
         + (
-            " The logits do differ: what parts the sides comes after these keys and values, or was rounded away before"
-            " it reached them; the Layers page shows which."
+            " The logits do differ: the difference starts after these keys and values, or was rounded away before it"
+            " reached them. See Layers."
             if logits["neq"].any()
             else ""
         )
     )
     st.stop()
-lead.markdown(sentence(found))
+lead.markdown(sentence(found, scope == "all prompts"))
 if found.together.nonfinite_mismatch:
     st.error(
         f"NaN or infinity on one side only in {plural(found.together.nonfinite_mismatch, 'element')} of the"
-        " caches. Short of an overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
+        " caches. Unless the dtype overflows (float16 beyond 65,504), rounding cannot produce it."
     )
-parts.figures(found, view.dtype)
+parts.figures(found, view.dtype, names_prompt=scope == "all prompts")
 
 offered = parts.measures(MEASURES, everything)
 if st.session_state.get("kv_measure") not in offered:
@@ -73,7 +73,7 @@ plots.draw(
     key="kv_layers",
     picture=exports.picture_of(view, f"kv-layers-{measure}"),
 )
-st.caption("The same by layer.")
+st.caption("By layer.")
 
 maps = store_cache.kv_positions(view)
 differing = {kind: grid for kind, grid in maps.items() if grid.neq_share[grid.neq_share > 0].size}
@@ -124,7 +124,7 @@ if differing:
 
 st.subheader("By layer")
 st.dataframe(parts.rows(layers), hide_index=True, key="kv_table", column_config=parts.COLUMNS, placeholder="–")
-st.caption(f"Differences in the unit of the cache, distances in ULPs of {view.dtype}.")
+st.caption(f"Differences in cache units, distances in ULPs of {view.dtype}.")
 with st.container(horizontal=True, vertical_alignment="center"):
     tables = {
         "by layer": layers,

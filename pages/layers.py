@@ -10,7 +10,7 @@ import streamlit as st
 from app.components import plots
 from app.layers import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets
-from core.runs.views.layers import MEASURES, module_named, modules_of, sentence, summary_of
+from core.runs.views.layers import MEASURES, count_at_first, module_named, modules_of, sentence, summary_of
 from core.text import file_name, plural, visible
 
 view = widgets.head(PAGE, selection.current_view())
@@ -33,7 +33,7 @@ if found is None:
         " above."
     )
     st.stop()
-said = sentence(found, scope == "all prompts")
+said = sentence(found, scope == "all prompts", count_at_first(view.run, view.pair.index, found.first))
 first = found.first
 if first is None:
     lead.success(f"{said} That is at {plural(found.positions, 'position')} of {scope}.")
@@ -44,8 +44,8 @@ broken = next((each for each in modules if each.nonfinite_mismatch), None)
 if broken is not None:
     st.error(
         f"NaN or infinity on one side only, first in {plural(broken.nonfinite_mismatch, 'element')} of"
-        f" `{widgets.code(broken.module)}`. Short of an overflow of the dtype (of float16 beyond 65,504), no order of"
-        " summation makes one."
+        f" `{widgets.code(broken.module)}`. Unless the dtype overflows (float16 beyond 65,504), rounding cannot produce"
+        " it."
     )
 parts.figures(
     found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions
@@ -73,7 +73,7 @@ plots.draw(
     on_pick=partial(open_module, "layers_growth", with_position=False),
     picture=exports.picture_of(view, "layers-growth"),
 )
-st.caption(f"rms of the difference by module, {scope}, own units; dotted: the rounding floor.")
+st.caption(f"RMS diff per module, {scope} (native units). Dotted: noise floor.")
 
 is_known = {"ratio": found.has_floor, "max_row_ulps": any(each.max_row_ulps is not None for each in modules)}
 options = [name for name in MEASURES if is_known.get(name, True)]
@@ -137,7 +137,7 @@ if along["neq"].any():
         on_pick=pick_position,
         picture=exports.picture_of(view, f"layers-{file_name(shown.module)}", of_prompt=True),
     )
-    st.caption(f"rms by position of prompt {view.prompt}, own unit; grey: the rounding floor.")
+    st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Grey: noise floor.")
 else:
     st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
 

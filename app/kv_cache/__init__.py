@@ -16,7 +16,7 @@ def _line(run: RunReader, pair: StoredPair) -> str | None:
     from core.runs.views.kv_cache import sentence, summarize
 
     found = summarize(run.kv(pair.index))
-    return None if found is None else "Key/value caches: " + sentence(found)
+    return None if found is None else "Key/value caches: " + sentence(found, len(run.header.prompts) > 1)
 
 
 PAGE = Page(

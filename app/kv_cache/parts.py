@@ -55,39 +55,31 @@ def shape(table: pd.DataFrame) -> str:
     return f"{plural(table['layer'].nunique(), 'layer')}, {plural(table['head'].nunique(), 'key/value head')}"
 
 
-def figures(found: CacheSummary, dtype: str) -> None:
-    """Draw the headline figures."""
+def figures(found: CacheSummary, dtype: str, *, names_prompt: bool) -> None:
+    """Draw the headline figures; the last three name one place."""
     columns = st.columns(7)
     for column, name, part in ((columns[0], "Keys", found.keys), (columns[1], "Values", found.values)):
         share = percent(part.neq_share) if part.elements else "none kept"
         column.metric(f"{name} differ", share, help=f"{part.neq:,} of {part.elements:,} elements")
-    columns[2].metric(
-        "Max ULPs",
-        f"{found.together.max_ulps:,}",
-        help=(
-            f"ULPs of {dtype}; {_each('max_ulps', found)}. Large ones belong to elements near 0, where steps are tiny."
-        ),
-    )
-    in_row_ulps = found.together.max_row_ulps
-    columns[3].metric(
-        "Max row ULPs",
-        "unknown" if in_row_ulps is None else number(in_row_ulps, 3),
-        help=(
-            f"largest difference in spacings of {dtype} at the largest element of its key or value;"
-            f" {_each('max_row_ulps', found)}"
-        ),
-    )
-    columns[4].metric(
-        "Rms difference", number(found.together.rms, 3), help=f"in the unit of the cache; {_each('rms', found)}"
-    )
-    columns[5].metric(
-        "First layer", f"{found.together.first_layer}", help=_where("the lowest layer with a differing element", found)
-    )
-    columns[6].metric(
-        "First position",
-        f"{found.together.first_position}",
-        help="the lowest position with a differing element, in any layer",
-    )
+    for column, name, of in (
+        (columns[2], "RMS row ULPs", "rms_row_ulps"),
+        (columns[3], "Max row ULPs", "max_row_ulps"),
+    ):
+        value = getattr(found.together, of)
+        column.metric(
+            name,
+            "unknown" if value is None else number(value, 3),
+            help=f"in spacings of {dtype} at the largest element of the key or value; {_each(of, found)}",
+        )
+    first = found.together
+    prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
+    place = f"first difference: {prompt}layer {first.first_layer}, head {first.first_head}, position"
+    for column, name, value in (
+        (columns[4], "First layer", first.first_layer),
+        (columns[5], "Its first head", first.first_head),
+        (columns[6], "Its first position", first.first_position),
+    ):
+        column.metric(name, f"{value}", help=f"{place} {first.first_position}; {wording.kinds(first.first_kinds)}")
 
 
 def _each(name: str, found: CacheSummary) -> str:
@@ -99,10 +91,6 @@ def _each(name: str, found: CacheSummary) -> str:
 def measures(names: Iterable[str], table: pd.DataFrame) -> list[str]:
     """Measures that a page can show: row ULPs are not in files that are older than them."""
     return [name for name in names if name != "max_row_ulps" or table["max_row_ulps"].notna().any()]
-
-
-def _where(what: str, found: CacheSummary) -> str:
-    return f"{what}: {wording.kinds(found.together.first_kinds)} differ there"
 
 
 def rows(layers: pd.DataFrame) -> dict[str, pd.Series]:

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
 
 
 def _line(run: RunReader, pair: StoredPair) -> str | None:
-    from core.runs.views.layers import sentence, summarize
+    from core.runs.views.layers import count_at_first, sentence, summarize
 
     found = summarize(run.layers(pair.index))
-    return None if found is None else "Modules: " + sentence(found, len(run.header.prompts) > 1)
+    if found is None:
+        return None
+    counted = count_at_first(run, pair.index, found.first)
+    return "Modules: " + sentence(found, len(run.header.prompts) > 1, counted)
 
 
 PAGE = Page(

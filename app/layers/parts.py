@@ -68,11 +68,9 @@ def against_floor(found: LayerSummary, modules: list[ModuleFigures]) -> str:
     beyond = [each for each in modules if each.ratio == float("inf")]
     said = ""
     if found.largest is not None:
-        where = (
-            "Furthest above its floor" if (found.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
-        )
         said = (
-            f"{where}: `{widgets.code(found.largest.module)}`, {number(found.largest.ratio, 3)} times the floor's rms."
+            f"Highest ratio to the noise floor: `{widgets.code(found.largest.module)}`,"
+            f" {number(found.largest.ratio, 3)}x."
         )
     if found.largest is not None and (found.largest.ratio or 0) > 1 and found.largest.dtype in NARROW:
         said += f" {says_little(found.largest.dtype)}"
@@ -103,7 +101,7 @@ def figures(found: LayerSummary, total: int) -> None:
     )
     columns[2].metric("Logits that differ", percent(last.neq_share), help=f"{last.neq:,} of {last.elements:,} elements")
     columns[3].metric(
-        "Largest over floor",
+        "Max ratio to floor",
         (
             "no floor"
             if not found.has_floor
@@ -115,11 +113,9 @@ def figures(found: LayerSummary, total: int) -> None:
                 else "0"
             )
         ),
-        help="largest rms of a module's difference over that of its rounding floor",
+        help="max over modules of rms difference over rms of the noise floor",
     )
-    columns[4].metric(
-        "Positions looked at", f"{found.positions:,} of {total:,}" if found.positions < total else f"all {total:,}"
-    )
+    columns[4].metric("Positions", f"{found.positions:,} of {total:,}" if found.positions < total else f"all {total:,}")
 
 
 def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:

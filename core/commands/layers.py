@@ -11,9 +11,18 @@ from rich.table import Table
 from ..errors import UsageError
 from ..runs.reader import RunReader, StoredPair
 from ..runs.store.store import open_store
-from ..runs.views.layers import NARROW, LayerSummary, ModuleFigures, layers_json, modules_of, says_little, summary_of
+from ..runs.views.layers import (
+    NARROW,
+    LayerSummary,
+    ModuleFigures,
+    count_at_first,
+    layers_json,
+    modules_of,
+    says_little,
+    summary_of,
+)
 from ..runs.views.request import asks_for, how_to_have
-from ..text import number, percent
+from ..text import number, out_of, percent, plural
 from .terminal.console import JsonOption, StoreOption, out, print_json
 
 
@@ -80,7 +89,8 @@ def _print_pair(run: RunReader, pair: StoredPair, prompt: int | None, blocks: bo
         if not blocks or each.kind in ("residual", "head"):
             shown.add_row(*_row(each, names_prompt))
     out.print(shown)
-    out.print(_sentence(summary, names_prompt), markup=False, soft_wrap=True)
+    counted = count_at_first(run, pair.index, summary.first)
+    out.print(_sentence(summary, names_prompt, counted), markup=False, soft_wrap=True)
 
 
 def _row(each: ModuleFigures, names_prompt: bool) -> list[str]:
@@ -115,21 +125,17 @@ def _where(run: RunReader, summary: LayerSummary, prompt: int | None) -> str:
     return f"all {total:,} positions" if summary.positions == total else f"{summary.positions:,} of {total:,} positions"
 
 
-def _sentence(summary: LayerSummary, names_prompt: bool) -> str:
+def _sentence(summary: LayerSummary, names_prompt: bool, counted: tuple[int, int]) -> str:
     first = summary.first
     if first is None:
-        return f"No module differs: {summary.modules} put out the same numbers on both sides."
+        return f"No module differs: {plural(summary.modules, 'output')}, equal on both sides."
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     said = (
         f"First to differ: {first.module} ({first.kind}), at {prompt}position {first.first_position}: "
-        f"{first.neq:,} of {first.elements:,} elements ({percent(first.neq_share)}). "
-        f"In the end {percent(summary.last.neq_share)} of {summary.last.module} differ."
+        f"{out_of(*counted)} elements there. Overall {percent(summary.last.neq_share)} of {summary.last.module} differ."
     )
     if summary.largest is not None:
-        where = (
-            "Furthest above its floor" if (summary.largest.ratio or 0) > 1 else "Nearest to its floor, and not above it"
-        )
-        said += f" {where}: {summary.largest.module}, {number(summary.largest.ratio, 3)} times the floor's rms."
+        said += f" Highest ratio to the noise floor: {summary.largest.module}, {number(summary.largest.ratio, 3)}x."
     if summary.largest is not None and (summary.largest.ratio or 0) > 1 and summary.largest.dtype in NARROW:
         said += f" {says_little(summary.largest.dtype)}"
     return said

@@ -204,17 +204,15 @@ def _address(place: dict[str, str]) -> str:
 
 def _print_caches(run: RunReader) -> None:
     """One line a pair with caches, keys and values apart; layer 0's keys are what the public report counts."""
-    table = Table(
-        title=f"key/value caches against {escape(run.pairs[0].reference)}, ULPs of {run.header.compute_dtype}"
-    )
+    table = Table(title=f"key/value caches vs {escape(run.pairs[0].reference)}, row ULPs of {run.header.compute_dtype}")
     for column in (
         "variant",
         "keys that differ",
         "values that differ",
         "of them keys of layer 0",
-        "max ULPs",
+        "rms row ULPs",
         "max row ULPs",
-        "first layer",
+        "first difference",
     ):
         table.add_column(column, justify="left" if column == "variant" else "right", overflow="fold")
     for pair in run.pairs:
@@ -225,10 +223,12 @@ def _print_caches(run: RunReader) -> None:
             f"{part.neq:,} of {part.elements:,} ({percent(part.neq_share)})" if part is not None else ""
             for part in (found.keys, found.values, found.layer_0_keys)
         ]
-        first = "" if found.together.first_layer is None else str(found.together.first_layer)
-        in_row_ulps = found.together.max_row_ulps
-        known = "" if in_row_ulps is None else number(in_row_ulps, 3)
-        table.add_row(escape(pair.variant), *counts, f"{found.together.max_ulps:,}", known, first)
+        together = found.together
+        where = f"prompt {together.first_prompt}, " if len(run.header.prompts) > 1 else ""
+        place = f"{where}layer {together.first_layer}, head {together.first_head}, position {together.first_position}"
+        first = "" if together.first_layer is None else place
+        known = ["" if each is None else number(each, 3) for each in (together.rms_row_ulps, together.max_row_ulps)]
+        table.add_row(escape(pair.variant), *counts, *known, first)
     if table.row_count:
         out.print(table)
 

@@ -29,8 +29,8 @@ class CacheFigures:
 
     Elements differ and `max_ulps` counts as in the metric contract; `max_abs` and `rms` are in the unit of the cache;
     row ULPs are None in a file that is older than them, and where no key or value has a finite element.
-    `first_layer` is the lowest layer in which an element differs, `first_kinds` whether keys or values do there,
-    `first_position` the lowest position of any layer; None and () where nothing differs.
+    `first_layer` is the lowest layer in which an element differs, `first_kinds` whether keys or values do there;
+    `first_prompt`, `first_position` and `first_head` are the first place in that layer. None and () if nothing differs.
     """
 
     elements: int
@@ -45,7 +45,9 @@ class CacheFigures:
     nonfinite_mismatch: int
     first_layer: int | None
     first_kinds: tuple[str, ...]
+    first_prompt: int | None
     first_position: int | None
+    first_head: int | None
 
 
 @dataclass(frozen=True)
@@ -106,16 +108,17 @@ def summarize(table: pd.DataFrame) -> CacheSummary | None:
     )
 
 
-def sentence(found: CacheSummary) -> str:
+def sentence(found: CacheSummary, names_prompt: bool) -> str:
     """A sentence on how much of the caches differs and where it begins, in markdown."""
     together, first = found.together, found.layer_0_keys
     if not together.neq:
-        return f"Nothing differs: the two caches hold the same numbers in all {plural(together.elements, 'element')}."
+        return f"Nothing differs: both caches are equal in all {plural(together.elements, 'element')}."
     kinds = " and ".join(f"{kind}s" for kind in together.first_kinds)
     one = together.neq == 1
+    prompt = f"prompt {together.first_prompt}, " if names_prompt else ""
     said = (
         f"**{out_of(together.neq, together.elements)} elements {'differs' if one else 'differ'}**, first in layer"
-        f" {together.first_layer}'s {kinds}."
+        f" {together.first_layer}'s {kinds}: {prompt}head {together.first_head}, position {together.first_position}."
     )
     if first is not None and first.neq:
         one = first.neq == 1
@@ -128,8 +131,10 @@ def _figures(table: pd.DataFrame) -> CacheFigures:
     first_layer = None if differing.empty else int(differing["layer"].min())
     kinds = set(differing.loc[differing["layer"] == first_layer, "kind"])
     if table.empty:
-        return CacheFigures(0, 0, 0.0, 0.0, 0.0, 0, 0.0, None, None, 0, None, (), None)
+        return CacheFigures(0, 0, 0.0, 0.0, 0.0, 0, 0.0, None, None, 0, None, (), None, None, None)
     row = merged(table.assign(all=0), ["all"]).iloc[0]
+    in_layer = differing[differing["layer"] == first_layer].sort_values(["prompt", "first_position", "head"])
+    place = [int(in_layer[name].iloc[0]) if len(in_layer) else None for name in ("prompt", "first_position", "head")]
     return CacheFigures(
         elements=int(row["elements"]),
         neq=int(row["neq"]),
@@ -143,7 +148,9 @@ def _figures(table: pd.DataFrame) -> CacheFigures:
         nonfinite_mismatch=int(row["nonfinite_mismatch"]),
         first_layer=first_layer,
         first_kinds=tuple(kind for kind in KINDS if kind in kinds),
-        first_position=None if first_layer is None else int(differing["first_position"].min()),
+        first_prompt=place[0],
+        first_position=place[1],
+        first_head=place[2],
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
-from ...text import code, out_of
+from ...text import code, out_of, plural
 from ..reader import RunReader
 from .kernels import KernelPlace, where_it_starts
 
@@ -30,10 +30,7 @@ NARROW = ("bfloat16", "float16")
 
 def says_little(dtype: str) -> str:
     """Warning that a floor in 16 bits says little, where a pair is above it."""
-    return (
-        f"In {dtype} reordered sums change few elements of the first modules, so a floor there says little: capture the"
-        " pair in float32, where it is measured finely."
-    )
+    return f"{dtype} noise floors are unreliable in early layers; capture in float32 for finer resolution."
 
 
 @dataclass(frozen=True)
@@ -207,19 +204,30 @@ def summary_of(modules: list[ModuleFigures]) -> LayerSummary | None:
     )
 
 
-def sentence(found: LayerSummary, names_prompt: bool) -> str:
-    """A sentence on the module that differs first, where, and on how much differs in the end, in markdown."""
+def count_at_first(run: RunReader, pair: int, first: ModuleFigures | None) -> tuple[int, int]:
+    """Return how many elements of a module differ at its first place, of how many; (0, 0) of None."""
+    if first is None or first.first_prompt is None:
+        return 0, 0
+    along = run.layer_positions(pair, first.first_prompt, first.ordinal)
+    neq = along.loc[along["position"] == first.first_position, "neq"]
+    return int(neq.sum()), first.elements // max(1, first.positions)
+
+
+def sentence(found: LayerSummary, names_prompt: bool, counted: tuple[int, int]) -> str:
+    """A sentence on the module that differs first, where, and on how much differs in the end, in markdown. counted: of
+    `count_at_first`.
+    """
     first = found.first
     if first is None:
-        return f"No module differs: all {found.modules:,} put out the same numbers on both sides."
+        return f"No module differs: {plural(found.modules, 'output')}, equal on both sides."
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     said = (
         f"**`{code(first.module)}`** ({_word(first.kind)}) **is the first module that differs, at"
-        f" {prompt}position {first.first_position}**: {out_of(first.neq, first.elements)} of its elements."
+        f" {prompt}position {first.first_position}**: {out_of(*counted)} of its elements there."
     )
     if found.last is not first:
         differ = "differs" if found.last.neq == 1 else "differ"
-        said += f" In the end {out_of(found.last.neq, found.last.elements)} of the {_word(found.last.module)} {differ}."
+        said += f" Overall {out_of(found.last.neq, found.last.elements)} of the {_word(found.last.module)} {differ}."
     return said
 
 

@@ -48,15 +48,15 @@ def figures(app: AppTest) -> dict[str, str]:
 def test_the_page_opens_with_the_first_module_and_position_that_differ(growing):
     app = opened(run=growing, prompt="1")
     assert app.title[0].value == "Layers"
-    assert "first module that differs, at position 3**: 1 of 40 (2.5%)" in said(app)
+    assert "first module that differs, at position 3**: 1 of 8 (12.5%)" in said(app)
     assert figures(app) == {
         "First module": "block 0",
         "First block": "0",
         "Logits that differ": "2.5%",
-        "Largest over floor": "0.632",
-        "Positions looked at": "all 5",
+        "Max ratio to floor": "0.632",
+        "Positions": "all 5",
     }
-    assert "not above it: `logits`, 0.632 times the floor's rms" in said(app)
+    assert "noise floor: `logits`, 0.632x" in said(app)
     assert len(figures_of(app)) == 3
     assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
     assert app.dataframe[0].value["max ULPs"].tolist() == [0, 0, 0, 1, 2, 4]
@@ -65,13 +65,13 @@ def test_the_page_opens_with_the_first_module_and_position_that_differ(growing):
 def test_all_prompts_together_name_the_prompt_too(growing):
     app = opened(run=growing, prompt="1", of="all-prompts")
     assert "at prompt 0, position 1" in said(app)
-    assert figures(app)["Positions looked at"] == "all 8"
+    assert figures(app)["Positions"] == "all 8"
     assert app.dataframe[0].value["in prompt"].tolist()[2:4] == [0, 0]
 
 
 def test_equal_outputs_are_a_sentence_and_no_empty_plot(own_store):
     app = opened(run=layer_run(own_store, {}), prompt="1")
-    assert "No module differs: all 6" in app.success[0].value
+    assert "No module differs: 6 outputs" in app.success[0].value
     assert "at 5 positions" in app.success[0].value
     assert not figures_of(app)
 
@@ -107,14 +107,14 @@ def test_every_measure_draws_and_its_caption_says_the_unit(growing, measure, mea
 def test_without_a_floor_the_page_says_so_and_offers_no_ratio(own_store):
     app = opened(run=layer_run(own_store, GROWING, floor_ulps=None), prompt="1", measure="ratio")
     assert SAID["no-floor-of-modules"] in said(app)
-    assert figures(app)["Largest over floor"] == "no floor"
+    assert figures(app)["Max ratio to floor"] == "no floor"
     assert app.segmented_control(key="layers_measure").value == "neq_share"
 
 
 def test_positions_that_were_not_looked_at_are_said_to_be_so(own_store):
     run_id = layer_run(own_store, {(1, 1, 4): 3}, chosen=((), (0, 2, 4)))
     app = opened(run=run_id, prompt="1")
-    assert figures(app)["Positions looked at"] == "3 of 5"
+    assert figures(app)["Positions"] == "3 of 5"
     assert "3 of 5 positions were looked at" in said(app)
     assert "other prompts have some" in opened(run=run_id, prompt="0").info[0].value
 
@@ -170,7 +170,7 @@ def test_names_of_modules_in_a_file_of_somebody_else_stay_text(own_store):
 def test_a_pair_that_only_a_zero_floor_or_a_nan_sets_apart_is_not_called_near_its_floor(own_store):
     run_id = layer_run(own_store, {(0, 0, 0): 1})  # the embedding: no reordering moves it
     app = opened(run=run_id)
-    assert figures(app)["Largest over floor"] == "floor is 0"
+    assert figures(app)["Max ratio to floor"] == "floor is 0"
     assert SAID["no-reordering-moves-it"] in said(app)
     assert "its floor, and" not in said(app)
     without_size = layer_run(own_store, {(0, 0, 0): 1}, run_id="nan")

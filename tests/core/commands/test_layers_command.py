@@ -43,7 +43,7 @@ def test_json_has_every_module_and_no_infinity(cli, tmp_path):
 
 def test_equal_modules_are_a_sentence(cli, tmp_path):
     run_id = layer_run(Store(tmp_path / "runs"), {})
-    assert "No module differs: 6 put out the same numbers" in cli("layers", run_id).stdout
+    assert "No module differs: 6 outputs" in cli("layers", run_id).stdout
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,11 @@ def shipped() -> Path:
     return Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 
 
-@pytest.mark.parametrize(
-    ("ulps", "sentence"), [(1, "Nearest to its floor, and not above it: "), (16, "Furthest above its floor: ")]
-)
-def test_a_module_below_its_floor_is_not_called_far_from_it(cli, tmp_path, ulps, sentence):
-    """Every element of the floor is one ULP apart, of the pair one of 64."""
+@pytest.mark.parametrize(("ulps", "ratio"), [(1, "0.125x"), (16, "2x")])
+def test_the_module_nearest_to_its_floor_is_named_with_its_ratio(cli, tmp_path, ulps, ratio):
+    """Every element of the floor is one ULP apart, of the pair one of 64: its rms is an eighth of that."""
     run_id = layer_run(Store(tmp_path / "runs"), {(5, 0, 0): ulps})
-    assert sentence + "logits" in cli("layers", run_id).stdout
+    assert f"noise floor: logits, {ratio}" in cli("layers", run_id).stdout
 
 
 def test_a_run_that_was_asked_for_modules_no_compiler_shows_says_so(cli, tmp_path):

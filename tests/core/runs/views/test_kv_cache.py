@@ -114,6 +114,24 @@ def test_layers_and_heads_agree_with_numpy(tmp_path):
         assert np.allclose(grid.cells, expected_share, rtol=1e-12)
 
 
+def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
+    """Layer 1 differs from position 3 on, in its second head; layer 2 from position 1 on."""
+    parts = []
+    for layer in range(3):
+        bits = cache(layer)
+        changed = bits.copy()
+        if layer == 1:
+            changed[1, 3:] += 1
+        if layer == 2:
+            changed[0, 1:] += 1
+        parts += both(KvPart(0, layer, "key", 0, bits), changed) + both(KvPart(0, layer, "value", 0, bits), bits.copy())
+    with read(tmp_path, parts) as run:
+        found = summarize(run.kv(0))
+        assert found is not None
+        first = found.together
+        assert (first.first_layer, first.first_prompt, first.first_head, first.first_position) == (1, 0, 1, 3)
+
+
 def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp_path):
     parts = []
     for layer in range(3):
@@ -127,7 +145,7 @@ def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp
         found = summarize(run.kv(0))
         assert found is not None
         assert (found.together.neq, found.together.first_layer, found.together.first_kinds) == (1, 1, ("value",))
-        assert found.together.first_position == 3
+        assert (found.together.first_prompt, found.together.first_head, found.together.first_position) == (1, 1, 3)
         assert by_head(run.kv(0), "value", "max_ulps").cells.tolist() == [[0, 0], [0, 5], [0, 0]]
         assert not by_head(run.kv(0), "key", "max_ulps").cells.any()
         largest = found.together.max_row_ulps

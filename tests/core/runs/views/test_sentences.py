@@ -188,25 +188,30 @@ def test_kernels():
     assert kernels.sentence([], names) == SAID["no-kernel-was-seen-in-full"]
 
 
+PLACE = "first in layer 1's keys: head 2, position 5."
+
+
 def cache_figures(neq: int, kinds: tuple[str, ...] = ("key",)) -> kv_cache.CacheFigures:
-    return kv_cache.CacheFigures(8, neq, neq / 8, 0.0, 0.0, 0, 0.0, None, None, 0, 1 if neq else None, kinds, 0)
+    place = (1, kinds, 0, 5, 2) if neq else (None, (), None, None, None)
+    return kv_cache.CacheFigures(8, neq, neq / 8, 0.0, 0.0, 0, 0.0, None, None, 0, *place)
 
 
 @pytest.mark.parametrize(
     ("neq", "layer_0", "said"),
     [
-        (0, 0, "Nothing differs: the two caches hold the same numbers in all 8 elements."),
-        (1, 0, "**1 of 8 (12.5%) elements differs**, first in layer 1's keys. Layer 0's keys are all equal."),
-        (3, 1, "**3 of 8 (37.5%) elements differ**, first in layer 1's keys. **1 of 8** elements of layer 0's keys"),
-        (3, None, "**3 of 8 (37.5%) elements differ**, first in layer 1's keys."),
+        (0, 0, "Nothing differs: both caches are equal in all 8 elements."),
+        (1, 0, f"**1 of 8 (12.5%) elements differs**, {PLACE} Layer 0's keys are all equal."),
+        (3, 1, f"**3 of 8 (37.5%) elements differ**, {PLACE} **1 of 8** elements of layer 0's keys"),
+        (3, None, f"**3 of 8 (37.5%) elements differ**, {PLACE}"),
     ],
 )
 def test_kv_cache(neq, layer_0, said):
     first = None if layer_0 is None else cache_figures(layer_0)
     found = kv_cache.CacheSummary(cache_figures(neq), cache_figures(0), cache_figures(0), first)
-    assert kv_cache.sentence(found).startswith(said)
+    assert kv_cache.sentence(found, False).startswith(said)
     if layer_0 is None:
-        assert kv_cache.sentence(found) == said
+        assert kv_cache.sentence(found, False) == said
+    assert ("prompt 0, head 2" in kv_cache.sentence(found, True)) == (neq > 0)
 
 
 def module(name: str, neq: int, position: int | None, kind: str = "norm") -> layers.ModuleFigures:
@@ -218,11 +223,11 @@ def module(name: str, neq: int, position: int | None, kind: str = "norm") -> lay
 def test_layers():
     first, last = module("a.norm", 3, 2), module("logits", 1, 2, "head")
     found = layers.LayerSummary(2, 4, first, None, last, False)
-    assert layers.sentence(found, True) == (SAID["a-norm-norm-is-the-first"])
+    assert layers.sentence(found, True, (3, 4)) == (SAID["a-norm-norm-is-the-first"])
     none = dataclasses.replace(found, first=None)
-    assert layers.sentence(none, False) == SAID["no-module-differs-all-2-put"]
+    assert layers.sentence(none, False, (0, 0)) == SAID["no-module-differs-all-2-put"]
     strange = dataclasses.replace(found, first=module("x", 1, 0, "](http://evil)"))
-    assert "(`](http://evil)`)" in layers.sentence(strange, False)
+    assert "(`](http://evil)`)" in layers.sentence(strange, False, (1, 4))
 
 
 def test_remedies_of_which_none_helps():
