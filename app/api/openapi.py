@@ -159,8 +159,8 @@ _TAKE_QUERY = [
     _query("reference", _TEXT, "of a dump: the side the others are compared with"),
     _query(
         "holds",
-        {"enum": ["logits"]},
-        "of a dump: what its arrays hold, where they look like log-probabilities of chosen tokens",
+        {"enum": ["logits", "padded"]},
+        "of a dump: logits that look like log-probabilities of chosen tokens, or sides whose last tokens are padding",
     ),
     _WAIT,
     {

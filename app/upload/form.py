@@ -15,11 +15,11 @@ from app.shell import widgets
 from app.upload.inspections import Look, looks
 from app.uploads.partial_file import Upload
 from core.errors import UlpscopeError
-from core.runs.dumps.dump import LOGITS
+from core.runs.dumps.dump import LOGITS, PADDED
 from core.text import plural, size
 
 AS_FOUND = "as found"
-HOLDS = {"": AS_FOUND, LOGITS: "logits of [positions, vocab]"}
+HOLDS = {"": AS_FOUND, LOGITS: "logits of [positions, vocab]", PADDED: "padded vocabularies: compare the common part"}
 _DTYPES = [AS_FOUND, "bfloat16", "float16", "float32"]
 _TOKENS = {"ids and texts": "token ids and texts", "ids": "token ids", "none": "no tokens"}
 
@@ -174,7 +174,7 @@ def _dump(candidate: Candidate) -> dict[str, Any] | None:
         list(HOLDS),
         format_func=HOLDS.__getitem__,
         key=f"upload_holds_{candidate.key}",
-        help="For arrays that look like log-probabilities of chosen tokens and are logits all the same.",
+        help="For logits that look like log-probabilities of chosen tokens, and for sides with a padded vocabulary.",
     )
     found = _looked(candidate, dtype, holds)
     if found is None:

@@ -49,7 +49,8 @@ _HTML = """
 <div class="root">
   <div class="zone">
     <button type="button" class="choose">Choose files</button>
-    <span>or drop them anywhere on this page: npz, npy, safetensors, responses (JSON), or a run file (duckdb)</span>
+    <span>or drop them anywhere on this page: npz, npy, safetensors, torch.save (.pt), responses (JSON),
+      or a run file (duckdb)</span>
     <input type="file" multiple hidden aria-label="Files to upload">
   </div>
   <ul aria-label="Files" hidden></ul>

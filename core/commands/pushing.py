@@ -38,9 +38,7 @@ def push(
     ] = None,
     compute_dtype: Annotated[str | None, typer.Option(help="Of a dump: float32, float16 or bfloat16.")] = None,
     reference: Annotated[str | None, typer.Option(help="Of a dump: the side the others are compared with.")] = None,
-    holds: Annotated[
-        str | None, typer.Option(help="Of a dump: 'logits' where its arrays look like something else.")
-    ] = None,
+    holds: Annotated[str | None, typer.Option(help="Of a dump: 'logits' or 'padded', see `ingest --holds`.")] = None,
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to keep trying while the server cannot be reached.")
     ] = 300.0,

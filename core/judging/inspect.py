@@ -16,7 +16,7 @@ from ..errors import DumpError, StoreError, UlpscopeError, UsageError
 from ..numerics.formats import format_named
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
-from ..runs.dumps.reserved_keys import is_reserved
+from ..runs.dumps.reserved_keys import sides_of
 from ..runs.file.bounds import MAX_SIDES
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.importing.import_process import counted, limit_this_process
@@ -56,7 +56,7 @@ def headers_of(path: Path) -> Headers:
         return Headers("responses", _PARSED * path.stat().st_size)
     with ExitStack() as stack:
         container = open_container(path, stack, MAX_BYTES)
-    sides = [key for key in container.arrays if not is_reserved(key) or container.kind == "npy"]
+    sides, _ = sides_of(container)
     if not sides:
         raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
     if len(sides) > MAX_SIDES:

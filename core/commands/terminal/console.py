@@ -68,7 +68,11 @@ ProgressOption = Annotated[
     ),
 ]
 HoldsOption = Annotated[
-    str | None, typer.Option(help="'logits': take arrays for logits that look like log-probabilities of chosen tokens.")
+    str | None,
+    typer.Option(
+        help="'logits': take arrays for logits that look like log-probabilities of chosen tokens. 'padded': cut"
+        " sides with a padded vocabulary to the tokens that all of them have."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

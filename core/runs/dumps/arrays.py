@@ -91,6 +91,48 @@ class Window(io.RawIOBase):
         return count
 
 
+class Chain(io.RawIOBase):
+    """Several streams one after another."""
+
+    def __init__(self, streams: Iterator[ByteStream]) -> None:
+        self._streams = streams
+        self._current = next(streams, None)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._current is not None:
+            count = self._current.readinto(buffer)
+            if count:
+                return count
+            self._current = next(self._streams, None)
+        return 0
+
+
+class RowCut(io.RawIOBase):
+    """The first `kept` bytes of every `row` bytes of a stream, of whose last row the rest may be missing."""
+
+    def __init__(self, stream: ByteStream, row: int, kept: int) -> None:
+        self._stream, self._row, self._kept = stream, row, kept
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = self._stream.readinto(view[: self._kept - self._place]) or 0
+        self._place += count
+        if self._place == self._kept:  # read to the end, where an archive checks its sum
+            self._place = 0
+            rest = bytearray(self._row - self._kept)
+            done = 0
+            while done < len(rest) and (more := self._stream.readinto(memoryview(rest)[done:])):
+                done += more
+        return count
+
+
 @dataclass(frozen=True)
 class StoredArray:
     """An array in a file, its size checked but its elements unread.
@@ -117,6 +159,14 @@ class StoredArray:
     @property
     def where(self) -> str:
         return f"{self.file}: '{shown(self.key)}'"
+
+    def first_columns(self, count: int) -> StoredArray:
+        """The array cut to the first entries of its last axis."""
+        shape, item = (*self.shape[:-1], count), self.dtype.itemsize
+        if self.fortran:  # they come first in the file
+            return replace(self, shape=shape)
+        row, kept = self.shape[-1] * item, count * item
+        return replace(self, shape=shape, open_stream=lambda: cast(ByteStream, RowCut(self.open_stream(), row, kept)))
 
     def refusal(self, found: str, expected: str) -> DumpError:
         """Error about this array, in one sentence."""

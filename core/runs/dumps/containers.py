@@ -1,5 +1,5 @@
-"""The kinds of file a dump comes in: npz, npy, safetensors, and two of llama.cpp's. Each is told by its first bytes,
-never by its name, so a renamed file opens as what it is.
+"""The kinds of file a dump comes in: npz, npy, safetensors, torch.save's, and two of llama.cpp's. Each is told by its
+first bytes, never by its name, so a renamed file opens as what it is.
 
 Every declared size is checked against the file, and the total against a limit, before anything is unpacked or
 allocated.
@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard, cast
 
+import ml_dtypes
 import numpy as np
 
 from ...errors import DumpError
 from ..file.bounds import MAX_SIDES
+from . import torch_files
 from .arrays import (
     HEADER_BYTES,
     ByteStream,
@@ -44,7 +46,7 @@ SUSPECT_RATIO = 200  # real logits shrink 1-10 times; beyond this and SUSPECT_BY
 SUSPECT_BYTES = 256 << 20
 GAP_BYTES = 32  # between two zip members there may be a data descriptor (24 bytes), never a whole member
 
-_SAFETENSORS = {
+_SAFETENSORS: dict[str, Any] = {
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -58,9 +60,13 @@ _SAFETENSORS = {
     "U16": "<u2",
     "U8": "u1",
     "BOOL": "?",
-    "F8_E4M3": "V1",
-    "F8_E5M2": "V1",
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
+_EXPECTED = "an npz, npy, safetensors or torch.save file"
 
 
 @dataclass(frozen=True)
@@ -98,22 +104,22 @@ class _Bounded:
 def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
     """Opens and checks one file; `stack` closes it. Reads headers only, and of no more arrays than a dump has."""
     name = shown(path.name or path)
-    with foreign_errors(name, "a readable npz, npy or safetensors file"):
+    with foreign_errors(name, "a readable npz, npy, safetensors or torch.save file"):
         try:
             status = path.stat()
         except FileNotFoundError:
-            raise DumpError(f"{name}: there is no such file; expected an npz, npy or safetensors file.") from None
+            raise DumpError(f"{name}: there is no such file; expected {_EXPECTED}.") from None
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise DumpError(f"{name}: is {kind}; expected an npz, npy or safetensors file.")
+            raise DumpError(f"{name}: is {kind}; expected {_EXPECTED}.")
         if status.st_size > max_bytes:
             raise DumpError(f"{name}: has {status.st_size} bytes; expected at most {max_bytes}.")
         file = stack.enter_context(path.open("rb", buffering=0))
         start = file.read(9)
     if not start:
-        raise DumpError(f"{name}: is empty; expected an npz, npy or safetensors file.")
+        raise DumpError(f"{name}: is empty; expected {_EXPECTED}.")
     if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return Container(path, "npz", _zip_arrays(name, file, stack, max_bytes))
+        return _zip(path, name, file, stack, max_bytes)
     if start[:6] == b"\x93NUMPY":
         return Container(path, "npy", {path.stem: _npy_array(name, path.stem, file, status.st_size)})
     for magic, (kind, read) in READERS.items():
@@ -124,8 +130,10 @@ def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
     if len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         arrays, texts = _safetensors_arrays(name, file, status.st_size)
         return Container(path, "safetensors", arrays, texts)
+    if start == torch_files.OLD_MAGIC:
+        raise DumpError(f"{name}: is a file of torch.save before PyTorch 1.6; {torch_files.INSTEAD}.")
     hint = ", and nothing is ever unpickled" if start[:1] == b"\x80" else ""
-    raise DumpError(f"{name}: begins with {start[:8]!r}; expected an npz, npy or safetensors file{hint}.")
+    raise DumpError(f"{name}: begins with {start[:8]!r}; expected {_EXPECTED}{hint}.")
 
 
 def _npy_array(name: str, key: str, file: io.FileIO, file_bytes: int) -> StoredArray:
@@ -174,13 +182,34 @@ def check_key(name: str, key: str) -> None:
         )
 
 
-def _zip_arrays(name: str, file: io.FileIO, stack: ExitStack, max_bytes: int) -> dict[str, StoredArray]:
+def _zip(path: Path, name: str, file: io.FileIO, stack: ExitStack, max_bytes: int) -> Container:
+    """An archive of np.savez or of torch.save."""
     with foreign_errors(name, "an undamaged, complete npz archive"):
         archive = stack.enter_context(zipfile.ZipFile(_Bounded(file, DIRECTORY_BYTES)))
         members = archive.infolist()
         directory = archive.start_dir
-    if len(members) > MOST_ARRAYS:
-        raise DumpError(f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.")
+    if (said := torch_files.pickle_of(members)) is not None:
+        _check_sizes(name, members, max_bytes)
+        _check_places(name, members, file, directory)
+        arrays, texts, is_bare = torch_files.read(name, path.stem, file, archive, said)
+        for key in arrays:
+            check_key(name, key)
+        _check_count(name, len(arrays), "tensors")
+        if (total := sum(array.nbytes for array in arrays.values())) > max_bytes:
+            raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
+        return Container(path, "npy" if is_bare else "torch", arrays, texts)
+    return Container(path, "npz", _npz_arrays(name, file, archive, members, directory, max_bytes))
+
+
+def _check_count(name: str, count: int, what: str) -> None:
+    if count > MOST_ARRAYS:
+        raise DumpError(f"{name}: holds {count} {what}; expected at most {MAX_SIDES} sides.")
+
+
+def _npz_arrays(
+    name: str, file: io.FileIO, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], directory: int, max_bytes: int
+) -> dict[str, StoredArray]:
+    _check_count(name, len(members), "members")
     keys: set[str] = set()
     for member in members:
         key = _member_key(name, member)
@@ -333,8 +362,7 @@ def _safetensors_arrays(name: str, file: io.FileIO, file_bytes: int) -> tuple[di
     texts = header.pop("__metadata__", {})
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise DumpError(f"{name}: '__metadata__' is not a table of texts; expected one text for each key.")
-    if len(header) > MOST_ARRAYS:
-        raise DumpError(f"{name}: holds {len(header)} tensors; expected at most {MAX_SIDES} sides.")
+    _check_count(name, len(header), "tensors")
     lock = threading.Lock()
     arrays: dict[str, StoredArray] = {}
     spans: list[tuple[int, int, str]] = []

@@ -25,7 +25,7 @@ from .arrays import Elements, StoredArray, in_c_order
 from .compute_dtype import check_all, detect, lossy
 from .containers import Container, open_container
 from .dump_notes import notes_on
-from .reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved
+from .reserved_keys import EMITTED, Layout, Reserved, is_reserved, read_reserved, sides_of
 from .source_dtype import DumpSide, source_of
 
 GIB = 1 << 30
@@ -36,6 +36,9 @@ ROW_BYTES_TOGETHER = 256 * MIB  # one position of all sides, the least a chunk c
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
+PADDED = "padded"  # or that the last tokens of wider sides are padding
+_REFERENCES = ("reference", "ref", "baseline", "base", "fresh", "expected", "golden")
+_VARIANTS = ("variant", "cached", "cache", "reused", "candidate", "test", "actual")
 
 
 class Dump:
@@ -162,14 +165,15 @@ def open_dump(
     fewest_sides: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Dump:
-    """Opens one npz or safetensors file of two or more sides, or two files of one array each. DumpError where it cannot
-    be taken.
+    """Opens one npz, safetensors or torch.save file of two or more sides, or two files of one array each. DumpError
+    where it cannot be taken.
 
-    `reference` names the side to compare with; else it is the one called 'reference', else the first. `compute_dtype`
+    `reference` names the side to compare with; else it is the one called 'reference', else the first; of safetensors,
+    which sort by name, 'fresh' and 'baseline' come before others, and 'cached' and 'variant' last. `compute_dtype`
     overrides what the dump declares or what would be detected; `known_dtype` is what an earlier reading of the same
     files came to, so that nothing is read to know it: values that are none of it are refused by `chunks`. `max_bytes`
     limits each file, packed and unpacked. `holds`: 'logits' takes arrays for [positions, vocab] that look like
-    log-probabilities of chosen tokens.
+    log-probabilities of chosen tokens; 'padded' cuts sides to the first tokens, those that all of them have.
     `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told
     of what is read to know the compute dtype, which may be all of it.
     """
@@ -183,11 +187,11 @@ def open_dump(
         known = format_named(known_dtype) if known_dtype else None
         check_holds(holds)
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
-        dump = _understand(containers, override, known, reference, stack, fewest_sides, on_progress or _untold)
+        dump = _understand(containers, override, known, reference, holds, stack, fewest_sides, on_progress or _untold)
         said = [f"{container.name}: {container.warning}" for container in containers if container.warning]
         named = " and ".join(container.name for container in containers)
         notes = notes_on(named, dump._sides, dump.prompts, dump.first_rows(), dump._format, are_logits=holds == LOGITS)
-        dump.warnings = (*said, *notes)
+        dump.warnings = (*said, *dump.warnings, *notes)
         return dump
     except BaseException:
         stack.close()
@@ -196,8 +200,8 @@ def open_dump(
 
 def check_holds(holds: str | None) -> None:
     """UsageError for a word that says nothing."""
-    if holds not in (None, LOGITS):
-        raise UsageError(f"holds '{shown(holds, 40)}' is not known; expected {LOGITS}, or nothing.")
+    if holds not in (None, LOGITS, PADDED):
+        raise UsageError(f"holds '{shown(holds, 40)}' is not known; expected {LOGITS} or {PADDED}, or nothing.")
 
 
 def _untold(done: int, total: int) -> None:
@@ -209,12 +213,17 @@ def _understand(
     override: FloatFormat | None,
     known: FloatFormat | None,
     reference: str | None,
+    holds: str | None,
     stack: ExitStack,
     fewest_sides: int,
     tell: Callable[[int, int], None],
 ) -> Dump:
-    named = _named_arrays(containers, fewest_sides)
+    named, notes = _named_arrays(containers, fewest_sides)
+    if holds == PADDED:
+        named = _cut_to_common(named, notes)
     layout_of_sides = _common_shape(named)
+    if not any("prompt_lengths" in container.arrays for container in containers):
+        notes += _steps(named, layout_of_sides)
     reserved = [read_reserved(container, layout_of_sides) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
     dump_name = " and ".join(container.name for container in containers)
@@ -237,9 +246,8 @@ def _understand(
     if (
         reference is not None or len(containers) == 1
     ):  # of two files the first is the reference, whatever they are called
-        sides.sort(
-            key=lambda side: side.header.name != (reference or "reference")
-        )  # stable: the others stay in file order
+        is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
+        sides.sort(key=lambda side: _rank(side.header.name, reference, is_sorted))  # stable: others stay in file order
     target, reason = (
         override or said,
         "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",
@@ -256,7 +264,19 @@ def _understand(
             " put the sides into several dumps."
         )
     generations = _generations(dump_name, [side.header.name for side in sides], named, reserved, layout)
-    return Dump(stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), [], generations)
+    return Dump(
+        stack, sides, layout, target, reason, next((r.meta for r in reserved if r.meta), ""), notes, generations
+    )
+
+
+def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
+    """Place of a side by its name: the reference first."""
+    if reference is not None:
+        return int(name != reference)
+    if not is_sorted or name == "reference":
+        return int(name != "reference")
+    plain = name.lower()
+    return 1 if plain in _REFERENCES else 3 if plain in _VARIANTS else 2
 
 
 def _generations(
@@ -307,12 +327,17 @@ def _generations(
     return tuple(found)
 
 
-def _named_arrays(containers: list[Container], fewest_sides: int) -> dict[str, tuple[int, StoredArray]]:
-    """Side name -> (which file, array), in file order."""
-    found = [
-        {key: array for key, array in container.arrays.items() if not is_reserved(key) or container.kind == "npy"}
-        for container in containers
-    ]
+def _named_arrays(
+    containers: list[Container], fewest_sides: int
+) -> tuple[dict[str, tuple[int, StoredArray]], list[str]]:
+    """(side name -> (which file, array) in file order, notes on arrays that are no sides)."""
+    found, notes = [], []
+    for container in containers:
+        sides, others = sides_of(container, fewest_sides if len(containers) == 1 else 1)
+        found.append(sides)
+        notes += [
+            f"{array.where} holds whole numbers ({array.dtype.name}), no logits: it is left out." for array in others
+        ]
     if len(containers) == 1:
         only, arrays = containers[0], found[0]
         if only.kind == "npy" and fewest_sides > 1:
@@ -325,7 +350,7 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> dict[str, t
                 f"{only.name}: holds {len(arrays)} sides ({keys}); expected {fewest_sides} to {MAX_SIDES}: save every"
                 " side under its own key, or give a second file."
             )
-        return {key: (0, array) for key, array in arrays.items()}
+        return {key: (0, array) for key, array in arrays.items()}, notes
     for container, arrays in zip(containers, found, strict=True):
         if len(arrays) != 1:
             raise DumpError(
@@ -335,18 +360,28 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> dict[str, t
     names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]
-    return {name: (place, next(iter(found[place].values()))) for place, name in enumerate(names)}
+    return {name: (place, next(iter(found[place].values()))) for place, name in enumerate(names)}, notes
+
+
+def _cut_to_common(named: dict[str, tuple[int, StoredArray]], notes: list[str]) -> dict[str, tuple[int, StoredArray]]:
+    """The sides, each with the tokens that all of them have; a note on every one that had more."""
+    vocab = min((array.shape[-1] for _, array in named.values() if array.shape), default=0)
+    cut = {}
+    for name, (place, array) in named.items():
+        more = array.shape[-1] - vocab if array.shape else 0
+        cut[name] = place, array.first_columns(vocab) if more else array
+        if more:
+            notes.append(f"{array.where} is compared in its first {vocab:,} tokens; {more:,} of padding are left out.")
+    return cut
 
 
 def _common_shape(named: dict[str, tuple[int, StoredArray]]) -> tuple[int, ...]:
-    """The shape all sides have once leading axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
+    """The shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (_, array) in named.items():
-        shape = array.shape
-        if not shape:
+        if not array.shape:
             raise array.refusal("is a single number", "logits of shape [..., vocab]")
-        while len(shape) > 1 and shape[0] == 1:
-            shape = shape[1:]
+        shape = (*(n for n in array.shape[:-1] if n != 1), array.shape[-1])
         if len(shape) > 3:
             raise array.refusal(f"has shape {shown(array.shape)}", "(positions, vocab) or (prompts, positions, vocab)")
         if not 2 <= shape[-1] <= MAX_VOCAB:
@@ -359,9 +394,32 @@ def _common_shape(named: dict[str, tuple[int, StoredArray]]) -> tuple[int, ...]:
     first = next(iter(shapes))
     for name, shape in shapes.items():
         if shape != shapes[first]:
-            array = named[name][1]
-            raise array.refusal(
-                f"has shape {shown(array.shape)}",
-                f"{shown(named[first][1].shape)} as '{shown(first)}' has: sides align",
-            )
+            raise _misaligned(named[name][1], shape, first, named[first][1], shapes[first])
     return shapes[first]
+
+
+def _steps(named: dict[str, tuple[int, StoredArray]], shape: tuple[int, ...]) -> list[str]:
+    """A note on [steps, 1, vocab] sides, as np.stack makes them of the scores of generate; shape: without the 1."""
+    of_steps = [array for _, array in named.values() if len(array.shape) > 2 and array.shape[-2] == 1]
+    if not of_steps or len(shape) != 2:
+        return []
+    return [
+        f"{of_steps[0].where} has shape {shown(of_steps[0].shape)}: taken as {shape[0]:,} steps of one generation."
+        " Prompts of one position each need 'prompt_lengths'."
+    ]
+
+
+def _misaligned(
+    array: StoredArray, shape: tuple[int, ...], name: str, other: StoredArray, expected: tuple[int, ...]
+) -> DumpError:
+    """Error about a side of another shape than the first, `name`, has; with the fix where the shapes show it."""
+    hint = ": sides align"
+    if len(shape) == 2 and shape == expected[::-1]:
+        hint = ": one of them is [vocab, positions]; save it transposed (array.T)"
+    elif shape[:-1] == expected[:-1]:
+        more, common = abs(shape[-1] - expected[-1]), min(shape[-1], expected[-1])
+        hint = (
+            f": a vocabulary padded by {more:,} tokens? --holds {PADDED} (on the Upload page, 'Holds') compares the"
+            f" first {common:,}"
+        )
+    return array.refusal(f"has shape {shown(array.shape)}", f"{shown(other.shape)} as '{shown(name)}' has{hint}")

@@ -14,6 +14,7 @@ from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
 LOGITS_ALL_THE_SAME = "--holds logits (on the Upload page, 'Holds') where that is what they are"
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
+_SMALL_VOCABULARY, _LONG_PROMPT = 256, 1000  # bytes alone are 256 tokens; a prompt of more beside that few is rare
 
 
 def notes_on(
@@ -43,6 +44,12 @@ def notes_on(
     if highest >= vocab:
         found.append(
             f"{name}: token_ids holds {highest}, beyond the vocabulary of {vocab}; are the ids those of these logits?"
+        )
+    longest = max(prompt.positions for prompt in prompts)
+    if vocab < _SMALL_VOCABULARY and longest > _LONG_PROMPT:
+        found.append(
+            f"{name}: {longest:,} positions of {vocab:,} tokens each; if it is [vocab, positions], save it transposed"
+            " (array.T)."
         )
     for side, bits in zip(sides, first, strict=True):
         values = values_of(bits, fmt)

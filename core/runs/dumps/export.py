@@ -87,12 +87,11 @@ def _check_name(name: str) -> None:
 def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
     header = run.header
     lengths = [prompt.positions for prompt in header.prompts]
-    leading: tuple[int, ...] = (
-        (header.rows,) if len(lengths) == 1 or len(set(lengths)) > 1 else (len(lengths), lengths[0])
-    )
+    has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)  # [n, 1, vocab] are steps
+    leading = (header.rows,) if len(lengths) == 1 or has_lengths else (len(lengths), lengths[0])
     for place, side in enumerate(header.sides):
         _write_side(run, archive, place, format_named(side.source_dtype), leading)
-    if len(set(lengths)) > 1:
+    if has_lengths:
         _write_array(archive, "prompt_lengths", np.array(lengths, np.int64))
     if all(prompt.token_ids for prompt in header.prompts):
         ids = [token_id for prompt in header.prompts for token_id in prompt.token_ids]

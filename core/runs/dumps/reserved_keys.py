@@ -1,5 +1,5 @@
-"""The reserved keys of a dump: token_ids, tokens, prompt_lengths, compute_dtype, reference_side, meta, and for each
-side `emitted` and `dtype`. Read, checked, and laid over its rows.
+"""The reserved keys of a dump: token_ids (input_ids, prompt_token_ids), tokens, prompt_lengths, compute_dtype,
+reference_side, meta, and for each side `emitted` and `dtype`. Read, checked, and laid over its rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..file.records import Prompt, check_token_texts
 from .arrays import StoredArray, foreign_errors, load
 from .containers import Container
 
-RESERVED = ("token_ids", "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
+TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
+RESERVED = (*TOKEN_IDS, "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
 EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` beside several
 DTYPE = "dtype:"  # and the side whose 16-bit bits it names, where compute_dtype is another
 TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
@@ -30,6 +31,19 @@ MAX_TOKEN_ID = (1 << 31) - 1
 def is_reserved(key: str) -> bool:
     """Return whether a key of a dump is no side."""
     return key in RESERVED or key == EMITTED or key.startswith((f"{EMITTED}:", DTYPE))
+
+
+def sides_of(container: Container, fewest: int = 1) -> tuple[dict[str, StoredArray], list[StoredArray]]:
+    """(arrays that are sides by key, whole numbers such as an attention mask, which are none) of a file.
+
+    16-bit integers may be bits of logits. Where fewer than `fewest` sides would be left, whole numbers count as sides,
+    to be refused by name.
+    """
+    arrays = {key: array for key, array in container.arrays.items() if not is_reserved(key) or container.kind == "npy"}
+    sides = {key: array for key, array in arrays.items() if array.dtype.kind not in "iub" or array.dtype.itemsize == 2}
+    if len(sides) < fewest:
+        return arrays, []
+    return sides, [array for key, array in arrays.items() if key not in sides]
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,9 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     if meta:
         with foreign_errors(f"{container.name}: 'meta'", "one JSON text"):
             json.loads(meta)
-    ids = _token_ids(arrays["token_ids"], counts) if "token_ids" in arrays else ()
+    has_numbers = "tokens" in arrays and arrays["tokens"].dtype.kind in "iu"
+    named_ids = [key for key in TOKEN_IDS if key in arrays] + (["tokens"] if has_numbers else [])
+    ids = _token_ids(arrays[named_ids[0]], counts, shape[-1]) if named_ids else ()
     emitted = {
         key.partition(":")[2]: _emitted(array, counts)
         for key, array in arrays.items()
@@ -127,7 +143,7 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
         shape[-1],
         lengths,
         ids,
-        _tokens(container, counts),
+        () if has_numbers else _tokens(container, counts),
         compute_dtype,
         meta,
         emitted,
@@ -163,15 +179,8 @@ def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str, *, lowes
 
 
 def _fits(shape: tuple[int, ...], counts: tuple[int, int]) -> bool:
-    """One entry for each position: the shape of the sides without their vocabulary, leading axes of size 1 as one
-    likes.
-    """
-    while len(shape) > 1 and shape[0] == 1:
-        shape = shape[1:]
-    prompts, positions = counts
-    if prompts == 1:
-        return shape == (positions,) or (positions == 1 and shape == ())
-    return shape == counts
+    """One entry for each position: the shape of the sides without their vocabulary, axes of size 1 as one likes."""
+    return [n for n in shape if n != 1] == [n for n in counts if n != 1]
 
 
 def _one_each(counts: tuple[int, int]) -> str:
@@ -180,7 +189,12 @@ def _one_each(counts: tuple[int, int]) -> str:
     )
 
 
-def _token_ids(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
+def _token_ids(array: StoredArray, counts: tuple[int, int], vocab: int) -> tuple[int, ...]:
+    if array.size == vocab != counts[0] * counts[1]:
+        raise array.refusal(
+            f"has {vocab} ids, as many as the last axis of the sides",
+            "sides of [positions, vocab]: save them transposed (array.T)",
+        )
     return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts)).tolist())
 
 

@@ -104,6 +104,14 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
             f"is {array.dtype.name} with the compute_dtype {found}",
             "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits",
         )
+    if array.dtype.name.startswith("float8"):
+        raise array.refusal(
+            f"is {array.dtype.name}", "logits in float32, float16 or bfloat16: upcast them, and save those"
+        )
+    if kind == "V" and size == 1:
+        raise array.refusal(
+            "has one byte an element (|V1), as numpy saves float8", "float32, float16 or bfloat16: upcast them"
+        )
     raise array.refusal(
         f"has the dtype {shown(array.dtype)}",
         "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them",

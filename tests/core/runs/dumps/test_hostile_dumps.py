@@ -117,7 +117,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "pickle": (lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "nothing is ever unpickled"),
     "gzip": (lambda: zlib.compress(npz(**PAIR)), "begins with"),
     "zip of text": (lambda: archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt', which is no npy array"),
-    "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "archive/data.pkl"),
+    "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
     "empty zip": (lambda: archive(), "holds 0 sides"),
     "single npy": (npy, "give a second file"),
     "one side": (lambda: npz(a=GOOD), "holds 1 sides ('a')"),
