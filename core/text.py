@@ -102,20 +102,25 @@ def floored_percent(share: float) -> str:
 
 
 def out_of(count: int, total: int) -> str:
-    """`36,819 of 49,152 (74.9%)`."""
-    return f"{count:,} of {total:,} ({percent(count / total)})"
+    """`36,819 of 49,152 (74.9%)`; `0 of 0`, which is no share."""
+    return f"{count:,} of {total:,} ({percent(count / total)})" if total else f"{count:,} of {total:,}"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Whole numbers whole, others in their significant digits; `undefined` for null and NaN."""
+    """Whole numbers whole, others in their significant digits, without an exponent from 1e-4 to a billion; `undefined`
+    for null and NaN.
+    """
     if value is None or value != value:
         return "undefined"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if 10**digits <= abs(rounded) < 1e9 else f"{value:.{digits}g}"
 
 
 def three_digits(ratio: float) -> str:
     """`15,300`, `24.1`, `0.532`: three digits that matter, without an exponent below a billion."""
-    return f"{float(f'{ratio:.3g}'):,.0f}" if 1000 <= ratio < 1e9 else f"{ratio:.3g}"
+    return number(float(ratio), 3)
 
 
 def exact(value: float | None) -> str:

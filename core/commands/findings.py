@@ -25,7 +25,7 @@ from ..runs.views.kernels import (
 )
 from ..runs.views.layers import kernels_where_it_starts
 from ..runs.views.request import asks_for, how_to_have
-from ..text import number, percent
+from ..text import number, percent, three_digits
 from .terminal.console import JsonOption, StoreOption, out, print_json
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
@@ -163,7 +163,7 @@ def _print_kernels(pair: StoredPair, rows: list[KernelPair], said: str) -> None:
             escape("; ".join(place or "the model itself" for place in each.places[:2])),
             f"{each.reference_launches:.4g}",
             f"{each.variant_launches:.4g}",
-            "" if each.ratio is None else f"{each.ratio:.3g}",
+            "" if each.ratio is None else three_digits(each.ratio),
             f"{each.reference_microseconds:,.0f}",
             f"{each.variant_microseconds:,.0f}",
         )

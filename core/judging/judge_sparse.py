@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..command_name import COMMAND
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
+from ..runs.reports.sparse_wording import not_compared
 from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
@@ -67,7 +68,7 @@ def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: 
         judged = _judged(pair, way, rerun, repeated)
         if is_longer and judged[0] == IDENTICAL:
             why = "One answer goes on where the other ends, or a server writes the same tokens as another text."
-            says = f"{way.what} the text is another one, although {_equal(pair)} {why}"
+            says = f"{way.what} the text is another one, although {_equal(pair)[1]} {why}"
             judged = NONDETERMINISTIC if pair is rerun else UNDECIDED, says
         if judged[0] in (IDENTICAL, UNDECIDED) and (leak := _leak(way, named)) is not None:
             judged = BUG_SUSPECTED, leak
@@ -193,7 +194,7 @@ def _of_upload(pair: SparsePair) -> tuple[str, str]:
     if found := _other_inputs(pair):
         return found
     if not _differs(pair):
-        return IDENTICAL, _equal(pair)
+        return _equal(pair)
     return UNDECIDED, (
         f"{_difference(pair)}. Nothing says whether either engine repeats its own answer: send each request twice, or"
         f" have `{COMMAND} probe URL` do it."
@@ -211,7 +212,7 @@ def _judged(pair: SparsePair, way: Way, rerun: SparsePair | None, repeated: Spar
             f" that: {_difference(pair)}."
         )
     if not _differs(pair):
-        return IDENTICAL, _equal(pair)
+        return _equal(pair)
     alone = "alone it repeats itself; " if rerun is not None else ""
     if repeated is not None and _differs(repeated):
         if way.is_timed:
@@ -256,10 +257,8 @@ def _other_inputs(pair: SparsePair) -> tuple[str, str] | None:
 
 
 def _differs(pair: SparsePair) -> bool:
-    """Return whether anything that was sent differs: a value, a best token, or the text."""
-    return bool(pair.differing) or any(
-        place.figures.is_flip or place.reference_chosen != place.variant_chosen for place in pair.positions
-    )
+    """Return whether anything that was sent differs: a value, a top token, or an emitted one."""
+    return bool(pair.differing) or any(place.differs_in_tokens for place in pair.positions)
 
 
 def _texts_differ(reference: SparseSide, variant: SparseSide) -> bool:
@@ -269,13 +268,16 @@ def _texts_differ(reference: SparseSide, variant: SparseSide) -> bool:
 
 
 def _difference(pair: SparsePair) -> str:
-    sent = sum(place.figures.common for place in pair.positions)
+    if not pair.listed:
+        return not_compared(pair)
     largest = max((place.figures.max_abs.low for place in pair.positions), default=0.0)
     flips = sum(place.figures.is_flip is True for place in pair.positions)
     flipped = f", and the best token at {out_of(flips, len(pair.positions))} positions" if flips else ""
-    return f"{out_of(pair.differing, sent)} values that both sent differ, by up to {number(largest)}{flipped}"
+    return f"{out_of(pair.differing, pair.listed)} values that both sent differ, by up to {number(largest)}{flipped}"
 
 
-def _equal(pair: SparsePair) -> str:
-    sent = sum(place.figures.common for place in pair.positions)
-    return f"all {sent:,} values that both sides sent are equal; what was not sent is not compared."
+def _equal(pair: SparsePair) -> tuple[str, str]:
+    """The verdict on a pair of which nothing differs: without a value on both sides, nothing was compared."""
+    if not pair.listed:
+        return UNDECIDED, f"{not_compared(pair)}; the tokens are the same."
+    return IDENTICAL, f"all {pair.listed:,} values that both sides sent are equal; what was not sent is not compared."

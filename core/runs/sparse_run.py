@@ -230,7 +230,7 @@ def _insert_pairs(database: Database, pairs: Sequence[SparsePair], verdicts: Map
         database,
         pair=list(range(len(pairs))),
         positions=[len(pair.positions) for pair in pairs],
-        listed=[sum(place.figures.common for place in pair.positions) for pair in pairs],
+        listed=[pair.listed for pair in pairs],
         differing=[pair.differing for pair in pairs],
         flips=[sum(place.figures.is_flip is True for place in pair.positions) for pair in pairs],
         verdict=[None if found is None else found.name for found in judged],

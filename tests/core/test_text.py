@@ -77,12 +77,16 @@ def test_counts_have_their_noun_and_shares_are_never_rounded_to_nothing_or_all()
     assert [text.plural(count, "flip") for count in (0, 1, 2000)] == ["0 flips", "1 flip", "2,000 flips"]
     assert text.plural(2, "value is", "values are") == "2 values are"
     assert text.out_of(36_819, 49_152) == "36,819 of 49,152 (74.9%)"
+    assert text.out_of(0, 0) == "0 of 0"
     shares = (0.0, 1e-9, 0.0005, 0.9994, 1 - 1e-9, 1.0)
     assert [text.percent(share) for share in shares] == ["0.0%", "<0.1%", "0.1%", "99.9%", ">99.9%", "100.0%"]
 
 
 def test_numbers_have_their_digits_and_undefined_ones_are_called_so() -> None:
     assert [text.number(value) for value in (12_345, 0.123456, 2.0**70)] == ["12,345", "0.1235", "1.181e+21"]
+    numbers = (9999.6, 12_345.6, -2.5e6, 999_999_999.0, 1.5e9)
+    assert [text.number(value) for value in numbers] == ["10,000", "12,350", "-2,500,000", "1e+09", "1.5e+09"]
+    assert [text.number(value, 2) for value in (99.9, 128.0, 0.5)] == ["100", "130", "0.5"]
     assert [text.number(value) for value in (None, float("nan"))] == ["undefined", "undefined"]
     assert text.exact(2.0**-24) == "5.96046448e-08"
 
@@ -121,6 +125,7 @@ def test_parts_are_joined_as_a_sentence_does(parts: list[str], said: str) -> Non
         (0.5321, "0.532"),
         (24.06, "24.1"),
         (999.4, "999"),
+        (999.6, "1,000"),
         (15321.0, "15,300"),
         (1234567.0, "1,230,000"),
         (3.2e12, "3.2e+12"),

@@ -26,7 +26,7 @@ from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ...sweeps.ray_executor import compute_on_ray
 from ...sweeps.slurm_executor import compute_on_slurm
 from ...sweeps.workers import CellOutcome, compute_here
-from ...text import duration, plural, shown, size
+from ...text import duration, plural, shown, size, three_digits
 from ..capturing import plan_of
 from ..request_options import EngineOption
 from ..terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
@@ -285,7 +285,7 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
         figures = (
             [
                 now.verdict,
-                "" if now.noise_ratio is None else f"{now.noise_ratio:.3g}",
+                "" if now.noise_ratio is None else three_digits(now.noise_ratio),
                 f"{now.flips:,}",
                 f"{now.neq_share:.1%}",
             ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...text import shown
+from ...text import shown, three_digits
 from ..file.evidence import FAILED, PASSED
 from ..file.records import Prompt
 from .gate import UNDECIDED, Outcome, Row, by_flip, by_kl, by_rms, by_share, is_kl_lost, worst_row
@@ -276,7 +276,7 @@ def _held(
     said = ", ".join(_exceeds(*one) for one in beyond)
     widened = f" times {slack:.15g}" if slack != 1 else ""
     worst = worst_row(rows, _FIGURES[beyond[0][0]].key)
-    times_said = f"{times:.3g}" if math.isfinite(times) else "infinite"
+    times_said = three_digits(times) if math.isfinite(times) else "infinite"
     says = f"{name} exceeds its bounds{widened}: {said}."
     return Outcome(
         pair.reference, pair.variant, "bounds", FAILED, times_said, "times its bound", says, worst, number, key

@@ -381,7 +381,7 @@ def _sure_flips(condition: Condition, pair: PairReport) -> _Judged:
     most = max(_size(row[f"{side}_margin"]) for row in flips for side in ("reference", "variant"))
     excused = (
         f"has {plural(len(flips), 'flip')}, none with both margins over {words}; at one of them a side prefers its"
-        f" token by {most:.4g} logits"
+        f" token by {number(most)} logits"
     )
     return False, 0, excused, by_flip
 
@@ -401,7 +401,7 @@ def _kl(condition: Condition, pair: PairReport) -> _Judged:
     undefined = [row for row in pair.rows if row["kl"] is None]
     lost = [row for row in undefined if is_kl_lost(row)]
     over = sum(1 for row in pair.rows if row["kl"] is not None and row["kl"] > condition.limit)
-    says = "has no KL anywhere" if largest is None else f"has a KL of up to {largest:.4g} nats"
+    says = "has no KL anywhere" if largest is None else f"has a KL of up to {number(largest)} nats"
     if over:
         says += f", more than {limit_text(condition.limit)} at {_of(over, pair)}"
     if lost:
@@ -417,7 +417,7 @@ def _rms(condition: Condition, pair: PairReport) -> _Judged:
     return (
         is_failed,
         pair.summary.rms,
-        f"differs by {pair.summary.rms:.4g} logits (rms over all elements){_mismatch(pair)}",
+        f"differs by {number(pair.summary.rms)} logits (rms over all elements){_mismatch(pair)}",
         by_rms,
     )
 
@@ -427,7 +427,7 @@ def _max_abs(condition: Condition, pair: PairReport) -> _Judged:
     return (
         is_failed,
         pair.summary.max_abs,
-        f"differs by up to {pair.summary.max_abs:.4g} logits{_mismatch(pair)}",
+        f"differs by up to {number(pair.summary.max_abs)} logits{_mismatch(pair)}",
         _difference,
     )
 

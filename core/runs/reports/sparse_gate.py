@@ -82,7 +82,7 @@ def _change(place: SparsePosition) -> float:
 
 
 def _bits(_: Condition, pair: SparsePair) -> _Judged:
-    listed = sum(place.figures.common for place in pair.positions)
+    listed = pair.listed
     if pair.differing:
         says = f"differs in {pair.differing:,} of {plural(listed, 'value')} that both sides sent"
         return FAILED, pair.differing, says, _most(pair, _change)

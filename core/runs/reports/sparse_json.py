@@ -149,7 +149,7 @@ def summary_json(pair: SparsePair) -> dict[str, Any]:
         "same_top1": _same(flips, len(figures)),
         "min_margin": _least(margins, len(margins) == len(tops)),
         "max_probability_change": bounded(_together([figure.max_probability_change for figure in figures], max)),
-        "listed": sum(figure.common for figure in figures),
+        "listed": pair.listed,
         "listed_that_differ": differing,
     }
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...numerics.grid import Grid
-from ...text import joined, number, out_of, plural
-from ..sparse.pairing import SparsePair
+from ...text import joined, number, out_of, plural, shown
+from ..sparse.pairing import SparsePair, SparsePosition
 from .sparse_json import Bounded, summary_json
 
 UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
@@ -54,7 +54,7 @@ def sentence(pair: SparsePair) -> str:
     said = summary_json(pair)
     listed, differing, places = said["listed"], said["listed_that_differ"], plural(len(pair.positions), "position")
     if not listed:
-        return f"No token has a value on both sides at any of {places}."
+        return opening(f"{not_compared(pair)}.")
     flips = told_count(said["flips"])
     if not differing:
         return f"All {listed:,} values that both sides sent are equal, at {places}; what was not sent may differ."
@@ -62,6 +62,32 @@ def sentence(pair: SparsePair) -> str:
         f"{out_of(differing, listed)} values that both sides sent differ, by up to {number(low_of(said['max_abs']))}"
         f" {UNITS[pair.values]}; flips: {flips} of {places}."
     )
+
+
+def not_compared(pair: SparsePair) -> str:
+    """Clause on a pair of which no value can be compared: the first tokens that differ, if any."""
+    places = plural(len(pair.positions), "position")
+    first = next((place for place in pair.positions if place.differs_in_tokens), None)
+    if first is None:
+        return f"no value can be compared: no token has one on both sides at any of {places}"
+    prompt = f" of prompt {first.prompt}" if len(pair.meetings) > 1 else ""
+    where = "the first position" if first is pair.positions[0] else f"position {first.position:,}{prompt}"
+    kind = "top token" if first.figures.is_flip else "token"
+    tokens = [_token(token, pair) for token in _tokens_of(first)]
+    after = "; other tokens after that" if any(meeting.parting is not None for meeting in pair.meetings) else ""
+    return f"the {kind} at {where} differs ({' / '.join(tokens)}); no value can be compared{after}"
+
+
+def _tokens_of(place: SparsePosition) -> tuple[int | None, int | None]:
+    """The top tokens of both sides where these differ, else those that were emitted."""
+    if place.figures.is_flip:
+        return place.figures.reference.token, place.figures.variant.token
+    return place.reference_chosen, place.variant_chosen
+
+
+def _token(token: int | None, pair: SparsePair) -> str:
+    text = pair.texts.get(-1 if token is None else token)
+    return f"{token}" if text is None else shown(repr(text), 40)
 
 
 def grid_lines(*pairs: SparsePair) -> list[str]:

@@ -44,6 +44,12 @@ class SparsePosition:
     variant_ulps: MarginUlps | None
     figures: SparseFigures
 
+    @property
+    def differs_in_tokens(self) -> bool:
+        """Return whether the top tokens differ, or the emitted ones where both are known."""
+        chosen = self.reference_chosen, self.variant_chosen
+        return bool(self.figures.is_flip) or (UNKNOWN_TOKEN not in chosen and chosen[0] != chosen[1])
+
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
@@ -76,6 +82,11 @@ class SparsePair:
     meetings: tuple[Meeting, ...]
     texts: Mapping[int, str]
     notes: tuple[str, ...]
+
+    @cached_property
+    def listed(self) -> int:
+        """Values that both sides sent, over all positions."""
+        return sum(place.figures.common for place in self.positions)
 
     @cached_property
     def differing(self) -> int:

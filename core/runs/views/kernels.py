@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
-from ...text import code, joined, plural
+from ...text import code, joined, plural, three_digits
 from ..tables.kernels import KernelList, KernelRow, module_kind
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
@@ -293,7 +293,7 @@ def records_of(pairs: Iterable[KernelPair]) -> list[dict[str, object]]:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g} times"
+    return f"{three_digits(ratio)} times"
 
 
 def _shown(pair: KernelPair) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...command_name import COMMAND
-from ...text import plural
+from ...text import plural, three_digits
 from ..file.evidence import (
     FAILED,
     FLOAT32,
@@ -201,7 +201,7 @@ def times(ratio: float) -> str:
         return "infinitely many"
     if ratio < 10:
         return f"{ratio:.2f}"
-    return f"{float(f'{ratio:.3g}'):,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+    return three_digits(ratio)
 
 
 def _in_own_dtype(evidence: Sequence[Evidence], compute_dtype: str) -> str:
