@@ -14,10 +14,8 @@ from app import navigation
 from app.shell.memory_budget import MemoryBudget
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
-from core.judging.explain.hypotheses import causes_of
-from core.judging.explain.rows import rows_of_lists
 from core.judging.explain.scoring import Cause
-from core.judging.explain.stored import causes_of_pair
+from core.judging.explain.stored import causes_of_lists, causes_of_pair
 from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
@@ -234,7 +232,7 @@ def causes(view: View | SparseView) -> list[Cause]:
         run, number = view.run, view.run.pairs.index(view.pair)
         stamp = _stamp(store().path_of(run.run_id))
         sides = run.sides[0], run.sides[number + 1]
-        return kept("causes", stamp, (number,), lambda: causes_of(rows_of_lists(view.pair, *sides)))
+        return kept("causes", stamp, (number,), lambda: causes_of_lists(view.pair, *sides))
     number = view.pair.index
     return kept("causes", _stamp(view.run.path), (number,), lambda: causes_of_pair(view.run, number))
 

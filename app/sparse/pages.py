@@ -13,7 +13,17 @@ from app.shell.glossary import meanings
 from app.sparse import charts, parts
 from core.runs.reports.sparse_json import side_json, summary_json
 from core.runs.reports.sparse_markdown import sparse_markdown
-from core.runs.reports.sparse_wording import grid_lines, low_of, meeting_lines, sentence, told, told_count
+from core.runs.reports.sparse_wording import (
+    grid_lines,
+    low_of,
+    meeting_lines,
+    opening,
+    placeholder_words,
+    sentence,
+    told,
+    told_count,
+)
+from core.runs.sparse_run import SparseVerdict
 from core.runs.views.sparse import changes_by_rank
 from core.text import legible, number, out_of, percent, plural, visible
 
@@ -21,7 +31,13 @@ from core.text import legible, number, out_of, percent, plural, visible
 def overview(view: selection.SparseView) -> None:
     """Draw what was sent and what follows from it: figures, where texts part, the grid, the lists of the position."""
     pair, said = view.pair, summary_json(view.pair)
-    if not _verdict(view) or pair.differing:
+    verdict = next((one for one in view.run.verdicts if one.variant == pair.variant), None)
+    words = placeholder_words(pair)
+    if words and (verdict is None or words not in verdict.because):
+        st.warning(widgets.escaped(opening(words)))
+    if verdict is not None:
+        _verdict(verdict)
+    if verdict is None or pair.differing:
         st.markdown(f"**{widgets.escaped(sentence(pair))}**")
     figures = st.columns(4)
     figures[0].metric(
@@ -32,13 +48,15 @@ def overview(view: selection.SparseView) -> None:
         told_count(said["could_flip"]),
         help=f"{meanings()['could flip']}; bounds, because tokens that were not sent may have changed by more",
     )
-    share = said["listed_that_differ"] / said["listed"] if said["listed"] else 0.0
+    listed = said["listed"]
     figures[2].metric(
-        "Sent values that differ", percent(share), help=out_of(said["listed_that_differ"], said["listed"])
+        "Sent values that differ",
+        percent(said["listed_that_differ"] / listed) if listed else "none sent by both",
+        help=out_of(said["listed_that_differ"], listed),
     )
     figures[3].metric(
         "Largest difference sent",
-        number(low_of(said["max_abs"]), 6),
+        number(low_of(said["max_abs"]), 6) if listed else "unknown",
         help=f"{parts.unit(view)}, over tokens both sides sent",
     )
     _ways(view)
@@ -89,15 +107,11 @@ def _folded(view: selection.SparseView) -> None:
     _provenance(view)
 
 
-def _verdict(view: selection.SparseView) -> bool:
-    """Draw the verdict on the pair, in its colour, and why; False where it was not judged."""
-    found = next((one for one in view.run.verdicts if one.variant == view.pair.variant), None)
-    if found is None:
-        return False
+def _verdict(found: SparseVerdict) -> None:
+    """Draw the verdict on the pair, in its colour, and why."""
     with st.container(border=True, key="verdict"):
         st.badge(found.name, color=wording.VERDICTS.get(found.name, "gray"))  # type: ignore[arg-type]
         st.markdown(widgets.marked(wording.opening(found.because), bold=True))
-    return True
 
 
 def _ways(view: selection.SparseView) -> None:
@@ -253,6 +267,10 @@ def heatmap(view: selection.SparseView) -> None:
         st.info("The reference sent no best tokens of this prompt, so there are no ranks to show.")
         return
     sent = int((changes == changes).sum())
+    if not sent:
+        st.info("The variant sent none of the reference's top tokens of this prompt, so no change is known.")
+        parts.lists(view)
+        return
     moved = int((changes[changes == changes] != 0).sum())
     st.markdown(
         f"{out_of(moved, sent)} of the reference's best tokens that the variant sent too have another value; blank"

@@ -21,7 +21,7 @@ from ..runs.file.bounds import MAX_SIDES
 from ..runs.importing.check_catalog import is_run_file
 from ..runs.importing.import_process import counted, limit_this_process
 from ..runs.reports.sparse_json import side_json
-from ..runs.reports.sparse_wording import grid_lines
+from ..runs.reports.sparse_wording import grid_lines, opening, placeholder_words
 from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse.payloads.plain_file import is_payload
 from ..runs.sparse_run import KIND, pairs_of
@@ -118,7 +118,8 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 def _responses(paths: Sequence[Path]) -> dict[str, Any]:
     sides = read_sides(paths)
     pairs = pairs_of(sides)
-    notes = [note for pair in pairs for note in pair.notes]
+    notes = [opening(words) for pair in pairs if (words := placeholder_words(pair))]
+    notes += [note for pair in pairs for note in pair.notes]
     return {
         "kind": KIND,
         "files": [shown(path.name) for path in paths],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..command_name import COMMAND
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
-from ..runs.reports.sparse_wording import not_compared
+from ..runs.reports.sparse_wording import not_compared, opening, placeholder_words, zeros_words
 from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
@@ -182,12 +182,17 @@ def judge_responses(sides: Sequence[SparseSide], pairs: Sequence[SparsePair]) ->
 def _with_causes(
     judged: tuple[str, str], pair: SparsePair, reference: SparseSide, variant: SparseSide
 ) -> tuple[str, str]:
-    """The verdict with the cause that was found, in front."""
+    """The verdict with the cause that was found in front, and placeholders before everything."""
     name, because = judged
-    if name == IDENTICAL:
-        return judged
-    causes = causes_of(rows_of_lists(pair, reference, variant))
-    return (name, f"{causes[0].says} {because[:1].upper()}{because[1:]}") if causes else judged
+    if name != IDENTICAL and (causes := causes_of(rows_of_lists(pair, reference, variant))):
+        because = f"{causes[0].says} {opening(because)}"
+    if not pair.placeholders:
+        return name, because
+    if name in (IDENTICAL, UNDECIDED):
+        name = UNDECIDED
+        if pair.is_mostly_placeholders:
+            name, because = INVALID_DUMP, f"{_difference(pair)}." if _differs(pair) else _equal(pair)[1]
+    return name, f"{placeholder_words(pair)} {opening(because)}"
 
 
 def _of_upload(pair: SparsePair) -> tuple[str, str]:
@@ -280,4 +285,5 @@ def _equal(pair: SparsePair) -> tuple[str, str]:
     """The verdict on a pair of which nothing differs: without a value on both sides, nothing was compared."""
     if not pair.listed:
         return UNDECIDED, f"{not_compared(pair)}; the tokens are the same."
-    return IDENTICAL, f"all {pair.listed:,} values that both sides sent are equal; what was not sent is not compared."
+    says = f"all {pair.listed:,} values that both sides sent are equal; what was not sent is not compared."
+    return IDENTICAL, f"{says} {zeros_words(pair)}".strip()

@@ -221,7 +221,7 @@ def _largest_probability_change(
     one, other = log_probabilities(reference, values), log_probabilities(variant, values)
     if one is None or other is None:
         return None
-    low = float(np.abs(np.exp(other[there]) - np.exp(one[here])).max(initial=0.0))
+    low = min(1.0, float(np.abs(np.exp(other[there]) - np.exp(one[here])).max(initial=0.0)))
     if reference.is_full and variant.is_full:
         return Interval(low, low)
     if values == "logit":

@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...judging.explain.hypotheses import causes_of
 from ...judging.explain.rows import PairRows, rows_of_lists, rows_of_run
 from ...judging.explain.scoring import Cause
-from ...judging.explain.stored import causes_of_pair
+from ...judging.explain.stored import causes_of_pair, placeholders_of
 from ...judging.judge_sparse import other_weights
 from ...runs.reader import RunReader
 from ...runs.sparse_run import is_sparse, sparse_of
@@ -121,7 +121,7 @@ def _of_lists(path: Path, variant: str | None, load: Load | None, say: Tell) -> 
                 from ...inference.controls.sparse_floor import tokens_read
 
                 tokens = tokens_read(run, pair)
-            found[rows.names] = [*_weights(loaded, tokens, rows, say), *causes_of(rows)]
+            found[rows.names] = [*placeholders_of(pair), *_weights(loaded, tokens, rows, say), *causes_of(rows)]
     return found
 
 

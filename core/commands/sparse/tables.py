@@ -9,7 +9,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...runs.reports.sparse_json import position_json, summary_json
-from ...runs.reports.sparse_wording import grid_lines, low_of, meeting_lines, sentence, token_words, told, told_count
+from ...runs.reports.sparse_wording import (
+    grid_lines,
+    low_of,
+    meeting_lines,
+    placeholder_words,
+    sentence,
+    token_words,
+    told,
+    told_count,
+)
 from ...runs.sparse.pairing import SparsePair
 from ...runs.sparse_run import SparseVerdict
 from ...text import number, percent, plural
@@ -37,7 +46,8 @@ def print_sparse_pairs(pairs: Sequence[SparsePair], verdicts: Sequence[SparseVer
     out.print(sparse_pair_table(pairs))
     for pair in pairs:
         verdict = judged.get(pair.variant)
-        said = sentence(pair) if verdict is None else f"{verdict.name}, {verdict.because}"
+        unjudged = f"{placeholder_words(pair)} {sentence(pair)}".strip()
+        said = unjudged if verdict is None else f"{verdict.name}, {verdict.because}"
         out.print(f"{pair.variant}: {said}", markup=False, soft_wrap=True)
         if any(place.figures.is_flip for place in pair.positions):
             out.print(sparse_flip_table(pair))
@@ -64,7 +74,7 @@ def sparse_pair_table(pairs: Sequence[SparsePair]) -> Table:
             escape(pair.variant),
             f"{said['listed']:,}",
             f"{said['listed_that_differ']:,}{share}",
-            number(low_of(said["max_abs"])),
+            number(low_of(said["max_abs"])) if said["listed"] else "none",
             *(told_count(said[name]) for name in ("flips", "ties", "could_flip")),
             told(said["max_kl"]),
             told(said["max_probability_change"]),
@@ -98,11 +108,12 @@ def sparse_flip_table(pair: SparsePair, limit: int = 20) -> Table:
 def sparse_side_table(sides: Sequence[Mapping[str, Any]]) -> Table:
     """Table of what was sent, a line a side of `sparse_json.side_json`."""
     table = Table(title="sides")
-    for column in ("side", "format", "values", "prompts", "rows", "values sent", "most a row", "processed"):
-        table.add_column(column, justify="left" if column in ("side", "format", "values", "processed") else "right")
+    counted = ("prompts", "rows", "values sent", "most a row", "placeholders")
+    for column in ("side", "format", "values", *counted, "processed"):
+        table.add_column(column, justify="right" if column in counted else "left")
     for side in sides:
         processed = {True: "yes", False: "no", None: "not said"}[side["processed"]]
-        counts = (side["prompts"], side["rows"], side["listed"], side["most_a_row"])
+        counts = (side["prompts"], side["rows"], side["listed"], side["most_a_row"], side["missing"])
         table.add_row(
             escape(side["name"]),
             escape(", ".join(side["formats"])),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...judging.judge_sparse import judge_with_floor
+from ...runs.file.records import UNDECIDED
 from ...runs.sparse_run import SparseVerdict, sparse_of, write_sparse_run
 from ...runs.store.store import Store
 from ..terminal.console import out, print_json, steps, stoppable
@@ -47,7 +48,7 @@ def verdict_of_lists(
             judged: list[SparseVerdict] = []
             for pair in run.pairs:
                 before = earlier.get(pair.variant)
-                if before is None or not pair.differing:
+                if before is None or before.name != UNDECIDED or not pair.differing:
                     judged += [before] if before is not None else []
                     continue
                 judged.append(judge_with_floor(before, pair, floor_of_lists(loaded, run, pair, on_progress=say)))

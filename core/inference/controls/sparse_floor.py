@@ -41,6 +41,8 @@ def floor_of_lists(
         ids, here, there = np.intersect1d(
             place.reference.token_ids, place.variant.token_ids, assume_unique=True, return_indices=True
         )
+        if not len(ids):
+            continue
         x, y = place.reference.values[here], place.variant.values[there]
         rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x, y, {}))
     return floor_of_rows(loaded, tokens_read(run, pair), rows, pair.values, seeds=seeds, on_progress=on_progress)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...numerics.formats import values_of
 from ...runs.reader import RunReader
 from ...runs.sparse.pairing import SparsePair, prompt_tokens
+from ...runs.sparse.placeholders import without_placeholders
 from ...runs.sparse.records import UNKNOWN_TOKEN, SparseResponse, SparseSide
 
 Ids = NDArray[np.int64]
@@ -159,7 +160,7 @@ def _counts(tokens: Sequence[int]) -> Mapping[int, int]:
 
 def rows_of_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) -> PairRows:
     """Compared positions of a sparse pair; probabilities become log-probabilities."""
-    sides = (reference, variant)
+    sides = without_placeholders(reference)[0], without_placeholders(variant)[0]
     held = [_by_place(side, pair.values) for side in sides]
 
     def at(side: int, prompt: int, position: int) -> Listed | None:

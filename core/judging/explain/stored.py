@@ -1,4 +1,4 @@
-"""Simple causes of a stored pair of complete rows, and what each leaves in units of the pair's rounding floor."""
+"""Simple causes of a stored pair, and what each leaves in units of the pair's rounding floor."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
+from ...runs.sparse.pairing import SparsePair
+from ...runs.sparse.records import SparseSide
 from ...text import number
 from .hypotheses import causes_of
-from .rows import rows_of_run
+from .rows import rows_of_lists, rows_of_run
 from .scoring import Cause
 
 
@@ -25,6 +27,19 @@ def causes_of_pair(run: RunReader, pair: int) -> list[Cause]:
     }
     floor = floors.get(run.header.compute_dtype)
     return [cause if floor is None else in_floors(cause, floor) for cause in causes_of(rows_of_run(run, pair))]
+
+
+def causes_of_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) -> list[Cause]:
+    """Causes that are claimed of a pair of lists, values that are no values of a model before all."""
+    return [*placeholders_of(pair), *causes_of(rows_of_lists(pair, reference, variant))]
+
+
+def placeholders_of(pair: SparsePair) -> list[Cause]:
+    """Observations of values that are no values of a model."""
+    return [
+        Cause("placeholders", f"{one.says[:1].upper()}{one.says[1:]}.", {"tokens": one.tokens, "of": one.of})
+        for one in pair.placeholders
+    ]
 
 
 def in_floors(cause: Cause, floor_rms: float) -> Cause:

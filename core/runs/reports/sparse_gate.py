@@ -17,7 +17,7 @@ from ..file.records import UNDECIDED
 from ..sparse.pairing import SparsePair, SparsePosition
 from .gate import UNITS, Condition, GateReport, Outcome, Row, limit_text
 from .sparse_json import Bounded, counted, position_json, summary_json
-from .sparse_wording import low_of, token_words, told
+from .sparse_wording import low_of, opening, placeholder_words, token_words, told
 
 SPARSE_ALLOWED = "bits, flips, flips:margin>X, kl>X, max-abs>X, share>X or same-top1<X"
 _NEEDS_ROWS = {
@@ -65,7 +65,14 @@ def judge_sparse(condition: Condition, pair: SparsePair) -> Outcome:
     sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
     row = None if worst is None else {"prompt": worst.prompt, **position_json(worst, pair)}
     return Outcome(
-        pair.reference, pair.variant, str(condition), outcome, figure, UNITS[condition.kind], f"{sides} {says}.", row
+        pair.reference,
+        pair.variant,
+        str(condition),
+        outcome,
+        figure,
+        UNITS[condition.kind],
+        f"{sides} {says}. {opening(placeholder_words(pair))}".strip(),
+        row,
     )
 
 

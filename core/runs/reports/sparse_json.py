@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ...errors import UsageError
 from ...numerics.grid import Grid, MarginUlps
 from ...numerics.sparse import Interval
 from ..sparse.pairing import SparsePair, SparsePosition
+from ..sparse.placeholders import without_placeholders
 from ..sparse.records import SparseSide
 from ..sparse_run import KIND, SparseRun
 
@@ -65,6 +67,7 @@ def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with
             }
             for meeting in chosen.meetings
         ],
+        "placeholders": placeholders_json(chosen),
         "grid": {chosen.reference: grid_json(chosen.grids[0]), chosen.variant: grid_json(chosen.grids[1])},
         "notes": list(chosen.notes),
     }
@@ -72,7 +75,13 @@ def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with
         result["by_position"] = [position_json(place, chosen) for place in chosen.positions]
     if len(pairs) > 1:
         result["pairs"] = [
-            {"reference": pair.reference, "variant": pair.variant, **summary_json(pair)} for pair in pairs
+            {
+                "reference": pair.reference,
+                "variant": pair.variant,
+                **summary_json(pair),
+                "placeholders": placeholders_json(pair),
+            }
+            for pair in pairs
         ]
     return result
 
@@ -95,7 +104,7 @@ def side_json(side: SparseSide) -> dict[str, Any]:
         "rows": sum(len(response.rows) for response in responses),
         "listed": sum(len(response.rows.values) for response in responses),
         "most_a_row": max(int(np.diff(response.rows.offsets).max(initial=0)) for response in responses),
-        "missing": sum(int(response.rows.missing.sum()) for response in responses),
+        "missing": sum(int(response.rows.missing.sum()) for response in without_placeholders(side)[0].responses),
         "full_rows": sum(int(response.rows.full.sum()) for response in responses),
         "processed": True if True in flags else False if flags == {False} else None,
         "warnings": list(dict.fromkeys(warning for response in responses for warning in response.warnings)),
@@ -182,6 +191,11 @@ def position_json(place: SparsePosition, pair: SparsePair) -> dict[str, Any]:
         "reference_rest": bounded(figures.reference.rest),
         "variant_rest": bounded(figures.variant.rest),
     }
+
+
+def placeholders_json(pair: SparsePair) -> list[dict[str, Any]]:
+    """Values of either side that are no values of a model: of which side, of what kind, at how many tokens."""
+    return [{**asdict(one), "says": f"{one.says}."} for one in pair.placeholders]
 
 
 def ulps_json(margin: MarginUlps | None) -> int | list[int] | None:

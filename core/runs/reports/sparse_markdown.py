@@ -14,7 +14,16 @@ from ..sparse_run import SparseRun, SparseVerdict
 from .issue_markdown import LONGEST_PROMPT, MOST_FLIPS
 from .markdown import block, code, folded, plain, table
 from .sparse_json import position_json, side_json, summary_json
-from .sparse_wording import grid_lines, meeting_lines, opening, sentence, token_words, told, told_count
+from .sparse_wording import (
+    grid_lines,
+    meeting_lines,
+    opening,
+    placeholder_words,
+    sentence,
+    token_words,
+    told,
+    told_count,
+)
 
 
 def sparse_markdown(run: SparseRun, variant: str | None, address: str) -> str:
@@ -86,7 +95,7 @@ def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
     title = f"### {code(pair.variant)} vs {code(pair.reference)}"
     parts = [
         f"{title}: {plain(verdict.name)}" if verdict else title,
-        plain(opening(verdict.because)) if verdict else plain(sentence(pair)),
+        plain(opening(verdict.because)) if verdict else plain(f"{placeholder_words(pair)} {sentence(pair)}".strip()),
         table(("figure", ""), list(figures.items())),
     ]
     flips = [position_json(place, pair) for place in pair.positions if place.figures.is_flip]

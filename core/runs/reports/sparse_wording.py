@@ -49,6 +49,20 @@ def told_count(count: int | list[int]) -> str:
     return f"{count[0]:,} to {count[1]:,}" if isinstance(count, list) else f"{count:,}"
 
 
+def placeholder_words(pair: SparsePair) -> str:
+    """Sentences on values that are no values of a model, '' where there are none."""
+    found = list(dict.fromkeys(one.says for one in pair.placeholders))
+    return f"{'; '.join(found)}. These are not compared." if found else ""
+
+
+def zeros_words(pair: SparsePair) -> str:
+    """Sentence on listed tokens of probability 0, '' where there are none."""
+    if not pair.zeros:
+        return ""
+    are = "is" if pair.zeros == 1 else "are"
+    return f"{plural(pair.zeros, 'placeholder')} of probability 0 (null, -9999.0 or -inf) {are} not compared."
+
+
 def sentence(pair: SparsePair) -> str:
     """Say what was sent and how far it differs, in a sentence or two."""
     said = summary_json(pair)
@@ -57,7 +71,8 @@ def sentence(pair: SparsePair) -> str:
         return opening(f"{not_compared(pair)}.")
     flips = told_count(said["flips"])
     if not differing:
-        return f"All {listed:,} values that both sides sent are equal, at {places}; what was not sent may differ."
+        says = f"All {listed:,} values that both sides sent are equal, at {places}; what was not sent may differ."
+        return f"{says} {zeros_words(pair)}".strip()
     return (
         f"{out_of(differing, listed)} values that both sides sent differ, by up to {number(low_of(said['max_abs']))}"
         f" {UNITS[pair.values]}; flips: {flips} of {places}."

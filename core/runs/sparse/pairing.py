@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ...numerics.grid import Grid, MarginUlps, find_grid, margin_ulps, sent_error
 from ...numerics.sparse import ListedRow, SparseFigures, compare_rows
+from .placeholders import Placeholders, without_placeholders
 from .records import UNKNOWN_TOKEN, Keys, SparseResponse, SparseRows, SparseSide, Values
 
 NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
@@ -70,7 +71,11 @@ class Meeting:
 
 @dataclass(frozen=True, eq=False)
 class SparsePair:
-    """Two sparse sides compared. grids: of the reference and the variant. texts: of tokens, as far as sent."""
+    """Two sparse sides compared. grids: of the reference and the variant. texts: of tokens, as far as sent.
+
+    placeholders: values of either side that are no values of a model; they are missing in every figure. zeros: listed
+    tokens of probability 0 (null, -9999.0, -inf) on either side.
+    """
 
     reference: str
     variant: str
@@ -82,6 +87,8 @@ class SparsePair:
     meetings: tuple[Meeting, ...]
     texts: Mapping[int, str]
     notes: tuple[str, ...]
+    placeholders: tuple[Placeholders, ...] = ()
+    zeros: int = 0
 
     @cached_property
     def listed(self) -> int:
@@ -92,6 +99,12 @@ class SparsePair:
     def differing(self) -> int:
         """Listed values that differ between the sides, over all positions."""
         return sum(int(place.figures.neq.low) for place in self.positions)
+
+    @property
+    def is_mostly_placeholders(self) -> bool:
+        """Return whether placeholders leave no value to compare at more than half of the positions."""
+        empty = sum(not len(place.reference.values) or not len(place.variant.values) for place in self.positions)
+        return bool(self.placeholders) and 2 * empty > len(self.positions)
 
     @property
     def compute_dtype(self) -> str | None:
@@ -125,6 +138,7 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
         )
     if reference.values != variant.values:
         raise DumpError(f"{names} hold {reference.values}s and {variant.values}s; expected one kind of value.")
+    (reference, first), (variant, second) = (without_placeholders(side) for side in (reference, variant))
     vocab = _vocabulary(reference, variant)
     errors = [_error(side) for side in (reference, variant)]
     keys, (ids_of, texts) = _keys(reference, variant), _common_ids(reference, variant)
@@ -133,17 +147,18 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
     meetings: list[Meeting] = []
     for prompt, responses in enumerate(zip(reference.responses, variant.responses, strict=True)):
         starts = _starts(*responses)
-        first, second = (
+        one, other = (
             _prepared(response, start, error, ids_of)
             for response, start, error in zip(responses, starts, errors, strict=True)
         )
-        meeting = _meet(prompt, first, second)
+        meeting = _meet(prompt, one, other)
         meetings.append(meeting)
-        positions.extend(_positions(meeting, first, second, grids, reference.values, vocab))
+        positions.extend(_positions(meeting, one, other, grids, reference.values, vocab))
     if not positions:
         why = _why(reference, variant)
         raise DumpError(f"{names} have no position with equal tokens before it, so no two rows to compare{why}.")
     notes = _notes(reference, variant, meetings, vocab)
+    zeros = sum(_zeros(response.rows) for side in (reference, variant) for response in side.responses)
     return SparsePair(
         reference.name,
         variant.name,
@@ -155,6 +170,8 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
         tuple(meetings),
         texts,
         notes,
+        (*first, *second),
+        zeros,
     )
 
 
@@ -291,6 +308,11 @@ def _listed(rows: SparseRows, index: int, error: float, ids: Mapping[int, int] |
         tokens = np.array([ids[token] for token in tokens.tolist()], np.int64)
     best = min(int(rows.best[index]), len(values))
     return ListedRow(tokens, values, best, bool(rows.full[index]), error)
+
+
+def _zeros(rows: SparseRows) -> int:
+    """Placeholders of single tokens in rows that hold other values."""
+    return int(rows.missing[(np.diff(rows.offsets) > 0) & ~rows.full].sum())
 
 
 def _starts(reference: SparseResponse, variant: SparseResponse) -> tuple[int, int]:

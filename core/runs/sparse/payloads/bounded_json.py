@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import codecs
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from ....errors import DumpError
 from ....text import shown
@@ -28,7 +29,7 @@ _REPR = re.compile(rb"\s*\[?[A-Z]\w*\(\w+=")
 def documents(path: Path) -> Iterator[tuple[str, Any]]:
     """Each document of a file with the name of its place: one, several, one a line, or the events of a stream.
 
-    DumpError for what is no JSON, holds NaN or a key twice, is nested too deeply, or is larger than MAX_BYTES.
+    DumpError for what is no JSON, holds NaN, Infinity or a key twice, is nested too deeply, or has more than MAX_BYTES.
     """
     name = shown(path.name)
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
@@ -122,7 +123,7 @@ def parsed(text: bytes, where: str) -> Any:
     if len(text) > MAX_BYTES:
         raise DumpError(f"{where}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that many.")
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_infinity)
     except RecursionError:
         raise DumpError(f"{where}: its JSON is nested too deeply.") from None
     except _RefusedError as refused:
@@ -166,5 +167,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _no_number(name: str) -> NoReturn:
-    raise _RefusedError(f"holds {name}, which is no value.")
+def _infinity(name: str) -> float:
+    """-Infinity, which Python's json writes for the logarithm of 0; NaN and Infinity are refused."""
+    if name != "-Infinity":
+        raise _RefusedError(f"holds {name}, which is no value of a model; the server failed to compute it.")
+    return -math.inf

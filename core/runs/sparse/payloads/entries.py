@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import DumpError
-from ....text import shown
+from ....text import plural, shown
 from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, SparseResponse, SparseRow, Values, sparse_rows
 
-_ABSENT = -9999.0  # what vLLM sends in place of -inf
-_LOWEST = -3.4e38  # what llama.cpp sends where a probability is 0
+_LOWEST = -745.0  # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
+_INFINITIES = ("-inf", "-infinity")
 _LONGEST_SHOWN = 60
 _MOST_TOKEN = 1 << 31
 
@@ -62,13 +62,13 @@ def _kind(value: object) -> str:
 
 
 def value_of(value: object, where: str) -> float | None:
-    """A value as sent, None for a placeholder: null, -9999.0, -3.4e38 and below."""
-    if value is None:
+    """A value as sent, None for a placeholder: null, -inf, also as a text, and -9999.0, -3.4e38 and the like."""
+    if value is None or (isinstance(value, str) and value.lower() in _INFINITIES):
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DumpError(f"{where}: a value is {_kind(value)}; expected a number or null.")
     number = float(value) if abs(value) < 1e300 else (math.inf if value > 0 else -math.inf)
-    if number <= _LOWEST or number == _ABSENT:
+    if number <= _LOWEST:
         return None
     if not math.isfinite(number):
         raise DumpError(f"{where}: a value is {shown(value, _LONGEST_SHOWN)}; expected a finite number.")
@@ -123,6 +123,17 @@ def response_of(
     the payload has them beside its rows. about: the other fields of SparseResponse.
     """
     found = list(rows)
+    contradicted = [_is_contradicted(row) for row in found]
+    if any(contradicted):
+        # SGLang's drafted tokens: 0.0 beside a list with the model's own value
+        found = [
+            replace(row, chosen=_in_list(row)) if is_so else row for row, is_so in zip(found, contradicted, strict=True)
+        ]
+        about["warnings"] = (
+            *about.get("warnings", ()),
+            f"0.0 was sent for {plural(sum(contradicted), 'emitted token')} to which its list gives another value: a"
+            " placeholder; the list is read.",
+        )
     if not found:
         raise DumpError(f"{where}: a {format} response without log-probabilities; ask the server for them.")
     best = _best(found, asked)
@@ -178,6 +189,17 @@ def response_of(
 
 def _entries(row: Row) -> tuple[Entry, ...]:
     return row.top if row.chosen is None else (*row.top, row.chosen)
+
+
+def _in_list(row: Row) -> Entry | None:
+    """The emitted token as the list of its row has it."""
+    return next((e for e in row.top if row.chosen and (e.token, e.text) == (row.chosen.token, row.chosen.text)), None)
+
+
+def _is_contradicted(row: Row) -> bool:
+    """Return whether the emitted token has the value 0.0 and another one in its list."""
+    listed = _in_list(row)
+    return bool(row.chosen and row.chosen.value == 0.0 and listed and listed.value not in (None, 0.0))
 
 
 def _check_texts(row: Row, where: str) -> None:

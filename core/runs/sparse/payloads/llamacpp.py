@@ -11,7 +11,7 @@ from typing import Any
 
 from ..records import SparseResponse
 from .entries import Entry, Row, count_of, is_list, is_object, response_of, tokens_of, value_of
-from .openai import content_rows, entry_of, prompt_ids, settings_of
+from .openai import content_rows, drafts_of, entry_of, prompt_ids, settings_of
 
 
 def read_completion(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
@@ -37,7 +37,7 @@ def read_completion(payload: Mapping[str, Any], where: str, request: Mapping[str
         model=payload["model"] if isinstance(payload.get("model"), str) else "",
         text=payload["content"] if isinstance(payload.get("content"), str) else "",
         cached=count_of(timings.get("cache_n")) if isinstance(timings, dict) else None,
-        settings=settings_of({**settings, **request}),
+        settings=settings_of({**settings, **request}) | drafts_of(payload),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....errors import DumpError
+from ..placeholders import DRAFTED
 from ..records import SparseResponse
 from .entries import Entry, Row, count_of, is_list, is_object, response_of, text_key, token_of, tokens_of, value_of
 
@@ -25,7 +26,7 @@ def read_choices(payload: Mapping[str, Any], where: str, request: Mapping[str, A
     about: dict[str, Any] = {
         "model": _text(payload.get("model")),
         "cached": count_of(details.get("cached_tokens")) if isinstance(details, dict) else None,
-        "settings": settings_of(request),
+        "settings": settings_of(request) | drafts_of(payload),
     }
     listed = [is_object(one, "a choice", where) for one in is_list(payload["choices"], "choices", where)]
     indices = [count_of(choice.get("index")) for choice in listed]
@@ -130,6 +131,13 @@ def settings_of(said: Mapping[str, Any]) -> dict[str, str]:
     names = ("temperature", "top_p", "top_k", "min_p", "seed", "cache_prompt", "repeat_penalty", "presence_penalty")
     more = ("frequency_penalty", "cache_salt", "stream")
     return {name: f"{said[name]}" for name in (*names, *more) if isinstance(said.get(name), int | float | str)}
+
+
+def drafts_of(payload: Mapping[str, Any]) -> dict[str, str]:
+    """Drafted tokens that were accepted, as llama.cpp's timings say."""
+    timings = payload.get("timings")
+    accepted = count_of(timings.get(DRAFTED)) if isinstance(timings, dict) else None
+    return {} if accepted is None else {DRAFTED: f"{accepted}"}
 
 
 def _prompt_rows(listed: Sequence[Any], prompt: Sequence[int], where: str) -> Iterator[Row]:

@@ -1,0 +1,226 @@
+"""Values that are no values: what servers send where they have no log-probability of the model.
+
+With speculative decoding, servers send 0.0 and no list for drafted tokens; null, -9999.0 or -inf for a token without a
+probability; probabilities in place of their logarithms. Such rows are emptied before anything is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...numerics.grid import sent_error
+from ...text import number, plural
+from .records import SparseResponse, SparseRows, SparseSide
+
+DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
+ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
+_MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rounded to bfloat16
+_REPEATS = 3  # rows of chosen tokens without lists that hold one whole number, and a quarter of all rows
+_CERTAIN = {"logprob": 0.0, "prob": 1.0}  # the value of probability 1
+
+Rows = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Placeholders:
+    """Rows of one side that hold no values of a model.
+
+    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1' or 'missing'. tokens: such rows, of: all
+    rows of the side. what: clause on their values.
+    """
+
+    side: str
+    kind: str
+    tokens: int
+    of: int
+    what: str
+
+    @property
+    def says(self) -> str:
+        """Clause on what is seen."""
+        if self.kind == "probabilities":
+            return f"the values of '{self.side}' look like probabilities, not log-probabilities: {self.what}"
+        kind = "impossible values" if self.kind in ("out of range", "sum above 1") else "placeholders"
+        return f"{kind} at {self.tokens:,} of {plural(self.of, 'token')} of '{self.side}': {self.what}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Flat:
+    """Finite values of a side, and what its rows hold of them, one response after another.
+
+    largest, smallest: NaN in a row without values; total: of the values; missing: entries that the reader took for
+    placeholders, and -inf; lacks_chosen: the emitted token is one of these; probability: of the values together. [rows]
+    each, values: [entries]
+    """
+
+    values: NDArray[np.float64]
+    positions: NDArray[np.int64]
+    is_generated: Rows
+    counts: NDArray[np.int64]
+    missing: NDArray[np.int64]
+    largest: NDArray[np.float64]
+    smallest: NDArray[np.float64]
+    total: NDArray[np.float64]
+    probability: NDArray[np.float64]
+    lacks_chosen: Rows
+
+
+def without_placeholders(side: SparseSide) -> tuple[SparseSide, tuple[Placeholders, ...]]:
+    """The side with rows of placeholders emptied, their values counted as missing; and what they are."""
+    flat = _flat(side)
+    is_emptied = np.zeros(len(flat.counts), np.bool_)
+    found: list[Placeholders] = []
+    for kind, rows, what in _kinds(side, flat):
+        rows = rows & ~is_emptied
+        if rows.any():
+            found.append(Placeholders(side.name, kind, int(rows.sum()), len(rows), what))
+        if kind != "missing":  # of the emitted token; the rest of its list holds values
+            is_emptied |= rows
+    if not is_emptied.any():
+        return side, tuple(found)
+    ends = np.cumsum([len(response.rows) for response in side.responses])[:-1]
+    responses = tuple(
+        replace(response, rows=_emptied(response.rows, rows))
+        for response, rows in zip(side.responses, np.split(is_emptied, ends), strict=True)
+    )
+    return replace(side, responses=responses), tuple(found)
+
+
+def _flat(side: SparseSide) -> _Flat:
+    def joined(name: str) -> NDArray:
+        return np.concatenate([getattr(response.rows, name) for response in side.responses])
+
+    values, chosen = joined("values"), joined("chosen")
+    counts = np.concatenate([np.diff(response.rows.offsets) for response in side.responses])
+    rows = len(counts)
+    row_of = np.repeat(np.arange(rows), counts)
+    finite = np.isfinite(values)
+    has_chosen = np.zeros(rows, np.bool_)
+    has_chosen[row_of[finite & (joined("token_ids") == chosen[row_of])]] = True
+    missing = joined("missing") + np.bincount(row_of[~finite], minlength=rows)
+    values, row_of = values[finite], row_of[finite]
+    largest, smallest = np.full(rows, np.nan), np.full(rows, np.nan)
+    largest[row_of[::-1]], smallest[row_of] = values[::-1], values  # best first within a row
+    shares = np.exp(np.minimum(values, 1.0)) if side.values == "logprob" else values
+    return _Flat(
+        values,
+        joined("positions"),
+        np.concatenate([_is_generated(response) for response in side.responses]),
+        np.bincount(row_of, minlength=rows),
+        missing,
+        largest,
+        smallest,
+        np.bincount(row_of, values, minlength=rows).astype(np.float64),
+        np.bincount(row_of, shares, minlength=rows).astype(np.float64),
+        (chosen >= 0) & ~has_chosen & (missing > 0) & ~joined("full"),
+    )
+
+
+def _is_generated(response: SparseResponse) -> Rows:
+    positions = response.rows.positions
+    first = response.generated_from
+    return np.zeros(len(positions), np.bool_) if first is None else positions >= first
+
+
+def _kinds(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
+    """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that has it."""
+    has_values, certain = flat.counts > 0, _CERTAIN.get(side.values)
+    if certain is not None and len(flat.values):
+        yield from _impossible(side, flat)
+    if has_values.sum() > 1 and flat.values.min() == flat.values.max():
+        yield "constant", has_values, f"every value is {_value(flat.values[0], certain)}{_of_drafts(side)}"
+    rows = _without_list(side, flat, certain)
+    if rows.any():
+        found, times = np.unique(flat.largest[rows], return_counts=True)
+        yield "no list", rows, _value(found[times.argmax()], certain) + _no_list(side, flat) + _of_drafts(side)
+    if certain is not None:
+        together = float(flat.probability.max(initial=0.0))
+        yield "sum above 1", flat.probability > _MOST_TOGETHER, f"their probabilities add up to {number(together, 3)}"
+    yield "missing", flat.lacks_chosen, "null, -9999.0 or -inf for the emitted token"
+
+
+def _impossible(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
+    """Rows with a value that no probability has; all rows where most have one."""
+    has_values, is_log = flat.counts > 0, side.values == "logprob"
+    with np.errstate(invalid="ignore"):
+        beyond = flat.largest > ROUNDING if is_log else (flat.largest > 1 + ROUNDING) | (flat.smallest < 0)
+    if not beyond.any():
+        return
+    is_positive = is_log and flat.values.min() >= 0
+    if is_positive and flat.total.max() <= 1 + 10 * ROUNDING:
+        yield "probabilities", has_values, "all lie between 0 and 1, and no list adds up to more than 1"
+        return
+    first = int(beyond.argmax())
+    value = flat.largest[first] if is_log or flat.largest[first] > 1 else flat.smallest[first]
+    what = f"{value:+.4g} is no {'log-probability' if is_log else 'probability'} (position {flat.positions[first]:,})"
+    if is_positive:
+        what += "; all values are positive, as those of negative log-probabilities"
+    yield "out of range", has_values if 2 * beyond.sum() > has_values.sum() else beyond, what
+
+
+def _without_list(side: SparseSide, flat: _Flat, certain: float | None) -> Rows:
+    """Rows of one value that is no value of a model, those of prompts and generated ones by themselves.
+
+    Where other rows have lists: probability 1, or a whole number that stands twice. Where no row has one: probability 1
+    of drafted tokens, or a whole number at many rows, if it is not what rounding makes of small values.
+    """
+    found = np.zeros(len(flat.counts), np.bool_)
+    entries = flat.counts + flat.missing
+    asked = max((response.asked or 0 for response in side.responses), default=0)
+    for rows in (flat.is_generated, ~flat.is_generated):
+        alone = rows & (entries == 1) & (flat.counts == 1)
+        numbers, times = np.unique(flat.largest[alone], return_counts=True)
+        is_whole = numbers == np.round(numbers)
+        if (entries[rows] > 1).any():
+            none = numbers[(numbers == certain) | (is_whole & (times > 1))]
+        elif certain is not None and ((asked > 1 and set(numbers) == {certain}) or _drafted(side)):
+            none = numbers[numbers == certain]
+        else:
+            none = numbers[is_whole & (times >= _REPEATS) & (4 * times >= alone.sum())]
+            others = numbers[~np.isin(numbers, none)]
+            is_coarse = sent_error(others) > ROUNDING or not np.any(256 * others % 1)
+            if certain is not None and (is_coarse or np.any(np.abs(others - certain) < ROUNDING)):
+                none = none[none != certain]
+        found |= alone & np.isin(flat.largest, none)
+    return found
+
+
+def _value(value: np.float64, certain: float | None) -> str:
+    return f"{float(abs(value))} (probability 1)" if value == certain else f"{float(value)}"
+
+
+def _no_list(side: SparseSide, flat: _Flat) -> str:
+    asked = max((response.asked or 0 for response in side.responses), default=0)
+    if asked > 1:
+        return f" and no list, where {asked} values were asked for"
+    most = int((flat.counts + flat.missing).max())
+    return f" and no list, where other tokens have {most} values" if most > 1 else ""
+
+
+def _drafted(side: SparseSide) -> int:
+    return sum(int(response.settings.get(DRAFTED, "0")) for response in side.responses)
+
+
+def _of_drafts(side: SparseSide) -> str:
+    drafted = _drafted(side)
+    return f"; the server sends this for drafted tokens ({drafted:,} were accepted)" if drafted else ""
+
+
+def _emptied(rows: SparseRows, is_emptied: Rows) -> SparseRows:
+    """The rows without the values of some."""
+    counts = np.diff(rows.offsets)
+    stays = ~np.repeat(is_emptied, counts)
+    left = np.where(is_emptied, 0, counts)
+    return replace(
+        rows,
+        offsets=np.concatenate([[0], np.cumsum(left)]).astype(np.int64),
+        token_ids=rows.token_ids[stays],
+        values=rows.values[stays],
+        best=np.where(is_emptied, 0, rows.best),
+        missing=rows.missing + counts - left,
+        full=rows.full & ~is_emptied,
+    )

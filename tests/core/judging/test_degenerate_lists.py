@@ -1,0 +1,141 @@
+"""Answers of which little or nothing can be compared: a verdict, a report and every view, and no division by 0."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.commands.sparse.tables import print_sparse_pairs, sparse_side_table
+from core.errors import DumpError
+from core.judging.explain.hypotheses import causes_of
+from core.judging.explain.rows import rows_of_lists
+from core.judging.ingest import ingest
+from core.judging.judge_sparse import judge_responses
+from core.runs.file.records import IDENTICAL
+from core.runs.reports.gate import parse_conditions
+from core.runs.reports.sparse_gate import judge_sparse
+from core.runs.reports.sparse_json import side_json, sparse_run_json
+from core.runs.reports.sparse_markdown import sparse_markdown
+from core.runs.sparse.payloads.recognise import read_payload
+from core.runs.sparse.records import SparseSide
+from core.runs.sparse_run import SparseHeader, SparseRun, pairs_of, sparse_of
+from core.runs.store.store import Store
+from core.runs.views.sparse import changes_by_rank, figures_by_position, lists_of, telling_position
+
+Token = tuple[str, Any, dict[str, Any]]
+CONDITIONS = (
+    "bits",
+    "flips",
+    "flips:margin>0.5",
+    "flips:margin>2ulps",
+    "kl>0.1",
+    "max-abs>0.1",
+    "share>0.1",
+    "same-top1<0.9",
+)
+
+
+def answer(*tokens: Token) -> dict[str, Any]:
+    """A chat answer: each token with its value and its list of the best."""
+    content = [
+        {"token": text, "logprob": value, "top_logprobs": [{"token": t, "logprob": v} for t, v in top.items()]}
+        for text, value, top in tokens
+    ]
+    text = "".join(token for token, _, _ in tokens)
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": {"content": content}}
+    return {"object": "chat.completion", "choices": [choice], "usage": {"prompt_tokens": 4}}
+
+
+def chosen(*tokens: tuple[str, Any]) -> dict[str, Any]:
+    return answer(*((text, value, {}) for text, value in tokens))
+
+
+def everything_of(run: SparseRun) -> None:
+    """Every figure, sentence, report and table of a run."""
+    json.dumps(sparse_run_json(run, with_positions=True), allow_nan=False)
+    sparse_markdown(run, None, "/overview")
+    print_sparse_pairs(run.pairs, run.verdicts)
+    sparse_side_table([side_json(side) for side in run.sides])
+    for pair, side in zip(run.pairs, run.sides[1:], strict=True):
+        causes_of(rows_of_lists(pair, run.sides[0], side))
+        for condition in parse_conditions(CONDITIONS):
+            judge_sparse(condition, pair)
+        table = figures_by_position(pair)
+        prompt, _ = telling_position(table)
+        assert table["max_abs"].ge(0).all()
+        changes_by_rank(pair, prompt)
+        for place in pair.positions:
+            lists_of(place, pair)
+            change, kl = place.figures.max_probability_change, place.figures.kl
+            assert change is None or (0 <= change.low <= 1 and (change.high is None or change.low <= change.high <= 1))
+            assert kl is None or (0 <= kl.low < 1000 and not math.isnan(kl.low))
+
+
+TWO = {"The": -0.7, "A": -0.9}
+SHAPES = {
+    "other chosen tokens": (chosen(("The", -0.7), (" sky", -0.3)), chosen(("A", -0.69), (" clear", -0.9))),
+    "one chosen token each": (chosen(("The", -0.7)), chosen(("A", -0.69))),
+    "lists without a common token": (answer(("The", -0.7, TWO)), answer(("So", -0.5, {"So": -0.5, "It": -1.0}))),
+    "a list and a chosen token": (answer(("The", -0.7, TWO)), chosen(("So", -0.5))),
+    "the same token without a value": (chosen(("The", None)), chosen(("The", None))),
+    "a value on one side": (chosen(("The", -0.7)), chosen(("The", None))),
+    "lists of one": (answer(("The", -0.7, {"The": -0.7})), answer(("A", -0.7, {"A": -0.7}))),
+    "one token, equal": (chosen(("The", -0.7)), chosen(("The", -0.7))),
+    "a longer answer": (chosen(("The", -0.7)), chosen(("The", -0.7), (" end", -0.1))),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(shape: str, tmp_path: Path) -> None:
+    paths = [tmp_path / "A.json", tmp_path / "B.json"]
+    for path, payload in zip(paths, SHAPES[shape], strict=True):
+        path.write_text(json.dumps(payload))
+    store = Store(tmp_path / "store")
+    run = sparse_of(store.path_of(ingest(store, paths)))
+    everything_of(run)
+    (pair,), (verdict,) = run.pairs, run.verdicts
+    assert (verdict.name == IDENTICAL) == (pair.listed > 0 and not pair.differing)
+
+
+def test_the_tokens_that_differ_are_named_where_no_value_can_be_compared() -> None:
+    sides = sides_of(*SHAPES["other chosen tokens"])
+    (verdict,) = judge_responses(sides, pairs_of(sides))
+    assert "the token at the first position differs ('The' / 'A'); no value can be compared" in verdict.because
+    sides = sides_of(*SHAPES["lists without a common token"])
+    (verdict,) = judge_responses(sides, pairs_of(sides))
+    assert "the top token at the first position differs ('The' / 'So')" in verdict.because
+
+
+def sides_of(*payloads: dict[str, Any]) -> tuple[SparseSide, ...]:
+    return tuple(
+        SparseSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)
+    )
+
+
+VALUES = st.sampled_from([0.0, -0.0, -0.25, -1.5, -9999.0, -3.4e38, None, -1e-9, 5e-4, 0.7, 12.5])
+TEXTS = st.sampled_from(["a", "b", "c"])
+ANSWERS = st.lists(st.tuples(TEXTS, VALUES, st.dictionaries(TEXTS, VALUES, max_size=3)), min_size=1, max_size=4)
+
+
+def consistent(tokens: list[Token]) -> dict[str, Any]:
+    """The answer, with a token's value where its list has it."""
+    return answer(*((text, top.get(text, value), top) for text, value, top in tokens))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(ANSWERS, ANSWERS)
+def test_any_two_answers_are_judged_or_refused_in_a_sentence(one: list[Token], other: list[Token]) -> None:
+    sides = sides_of(consistent(one), consistent(other))
+    try:
+        pairs = pairs_of(sides)
+    except DumpError:
+        return
+    run = SparseRun("run", SparseHeader("any"), sides, tuple(judge_responses(sides, pairs)))
+    everything_of(run)
+    assert run.verdicts[0].name != IDENTICAL or (pairs[0].listed and not pairs[0].differing)

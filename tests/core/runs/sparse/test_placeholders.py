@@ -1,0 +1,205 @@
+"""Values that are no values of a model: recognised, named, and in no figure."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import DumpError
+from core.judging.explain.stored import causes_of_lists
+from core.judging.judge_sparse import judge_responses
+from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
+from core.runs.reports.sparse_json import sparse_json
+from core.runs.sparse.files import read_sides
+from core.runs.sparse.pairing import SparsePair
+from core.runs.sparse.placeholders import without_placeholders
+from core.runs.sparse_run import SparseVerdict, pairs_of
+from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
+
+Token = tuple[str, Any, dict[str, Any]]
+WORDS = ("It", " is", " so", " warm", " here", ".", " And", " dry")
+
+
+def sound(count: int = 8, shift: float = 0.0) -> list[Token]:
+    """Tokens with lists of three, as an engine sends them."""
+    rows = []
+    for at, word in enumerate(WORDS[:count]):
+        first = -0.1713 - 0.0917 * at + shift
+        rows.append((word, first, {word: first, " the": -1.9012 - 0.11 * at, " a": -3.3307 - 0.07 * at}))
+    return rows
+
+
+def drafted(at: set[int], value: Any = 0.0) -> list[Token]:
+    """The same tokens, some without a list and with a value that stands for nothing."""
+    return [(word, value, {}) if row in at else (word, first, top) for row, (word, first, top) in enumerate(sound())]
+
+
+def judged(*payloads: dict[str, Any]) -> tuple[SparsePair, SparseVerdict]:
+    sides = sides_of(*payloads)
+    (pair,) = pairs_of(sides)
+    (verdict,) = judge_responses(sides, [pair])
+    return pair, verdict
+
+
+def kinds(pair: SparsePair) -> list[tuple[str, str, int, int]]:
+    return [(one.side, one.kind, one.tokens, one.of) for one in pair.placeholders]
+
+
+def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict() -> None:
+    pair, verdict = judged(answer(*sound()), answer(*drafted({1, 2, 3, 5, 6, 7})))
+    assert kinds(pair) == [("B", "no list", 6, 8)]
+    assert (pair.listed, pair.differing) == (6, 0)
+    assert verdict.name == INVALID_DUMP
+    assert verdict.because.startswith("placeholders at 6 of 8 tokens of 'B': 0.0 (probability 1) and no list")
+
+
+def test_timings_of_speculative_decoding_are_named() -> None:
+    payload = {
+        "content": "a b c",
+        "tokens": [5, 6, 7],
+        "tokens_evaluated": 4,
+        "generation_settings": {"n_probs": 2},
+        "timings": {"draft_n": 4, "draft_n_accepted": 2},
+        "completion_probabilities": [
+            {"id": 5, "token": "a", "logprob": -0.3, "top_logprobs": [{"id": 5, "token": "a", "logprob": -0.3},
+                                                                     {"id": 9, "token": "z", "logprob": -1.7}]},
+            {"id": 6, "token": "b", "logprob": 0.0, "top_logprobs": []},
+            {"id": 7, "token": "c", "logprob": 0.0, "top_logprobs": []},
+        ],
+    }  # fmt: skip
+    pair, verdict = judged(payload, payload)
+    assert kinds(pair) == [("A", "no list", 2, 3), ("B", "no list", 2, 3)]
+    assert (
+        "where 2 values were asked for; the server sends this for drafted tokens (2 were accepted)" in verdict.because
+    )
+    assert verdict.name == INVALID_DUMP
+
+
+def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
+    pair, verdict = judged(answer(*sound()), answer(*drafted({2})))
+    assert kinds(pair) == [("B", "no list", 1, 8)]
+    assert pair.listed == 3 * 7
+    assert (verdict.name, pair.differing) == (UNDECIDED, 0)
+    pair, verdict = judged(answer(*sound()), answer(*drafted({2})[:2], drafted({2})[2], *sound(shift=-0.001)[3:]))
+    assert (verdict.name, pair.differing) == (UNDECIDED, 5)
+    assert verdict.because.startswith("placeholders at 1 of 8 tokens")
+    summary = sparse_json([pair])["summary"]
+    assert summary["max_abs"][0] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("value", [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0])
+def test_every_spelling_of_no_probability_is_one(value: Any) -> None:
+    pair, verdict = judged(answer(*sound()), answer(*drafted({0, 1, 2, 3, 4}, value)))
+    assert kinds(pair) == [("B", "missing", 5, 8)]
+    assert verdict.name == INVALID_DUMP
+    top = {" a": -0.5, " b": value}
+    pair, verdict = judged(answer((" a", -0.5, top)), answer((" a", -0.5, {" a": -0.5, " b": -9999.0})))
+    assert (pair.placeholders, pair.listed, pair.zeros) == ((), 1, 2)
+    assert verdict.name == IDENTICAL
+    assert "2 placeholders of probability 0" in verdict.because
+
+
+def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, word in zip(paths, ("-Infinity", "-1e400"), strict=True):
+        text = json.dumps(answer((" a", -0.5, {" a": -0.5, " b": -77.0}), (" c", -0.25, {" c": -0.25, " b": -2.0})))
+        path.write_text(text.replace("-77.0", word))
+    (pair,) = pairs_of(read_sides(paths))
+    assert (pair.listed, pair.differing, pair.zeros) == (3, 0, 2)
+    for word in ("NaN", "Infinity"):
+        paths[1].write_text(json.dumps(answer((" a", -0.5, {}))).replace("-0.5", word))
+        with pytest.raises(DumpError, match=f"holds {word}"):
+            read_sides(paths)
+
+
+def test_a_positive_value_is_no_log_probability_and_in_no_bound() -> None:
+    values = (-0.357, -0.5015, -0.02, -0.0001)
+    sent = [(word, value) for word, value in zip(WORDS, values, strict=False)]
+    pair, verdict = judged(chosen(*sent), chosen((WORDS[0], 0.6997), *sent[1:]))
+    assert kinds(pair) == [("B", "out of range", 1, 4)]
+    assert verdict.name == UNDECIDED
+    assert "+0.6997 is no log-probability (position 3)" in verdict.because
+    summary = sparse_json([pair])["summary"]
+    assert summary["max_probability_change"] == [0.0, 1.0]
+    assert summary["max_kl"][0] == 0
+
+
+def test_rounding_above_0_is_a_log_probability() -> None:
+    pair, _ = judged(chosen(("a", 4.8e-7), ("b", -0.5)), chosen(("a", -1e-7), ("b", -0.5)))
+    assert (pair.placeholders, pair.differing) == ((), 1)
+
+
+def test_probabilities_in_place_of_their_logarithms_are_named() -> None:
+    logs = [("x", -0.2231, {"x": -0.2231, "y": -1.7148}), ("z", -0.1054, {"z": -0.1054, "y": -2.5257})]
+    probabilities = [(text, math.exp(value), {t: math.exp(v) for t, v in top.items()}) for text, value, top in logs]
+    pair, verdict = judged(answer(*logs), answer(*probabilities))
+    assert kinds(pair) == [("B", "probabilities", 2, 2)]
+    assert (verdict.name, pair.listed) == (INVALID_DUMP, 0)
+    assert "look like probabilities, not log-probabilities" in verdict.because
+    negated = [(text, -value, {t: -v for t, v in top.items()}) for text, value, top in logs]
+    pair, verdict = judged(answer(*logs), answer(*negated))
+    assert kinds(pair) == [("B", "out of range", 2, 2)]
+    assert "as those of negative log-probabilities" in verdict.because
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, -0.25, -11.7619])
+def test_one_value_for_all_tokens_is_a_placeholder(value: float) -> None:
+    tokens = [(word, value) for word in WORDS]
+    pair, verdict = judged(chosen(*tokens), chosen(*tokens))
+    assert kinds(pair) == [("A", "constant", 8, 8), ("B", "constant", 8, 8)]
+    assert verdict.name == INVALID_DUMP
+    assert f"every value is {value}" in verdict.because
+
+
+def test_two_tokens_of_probability_1_are_impossible() -> None:
+    rows = [*sound(3), (" warm", 0.0, {" warm": 0.0, " a": 0.0})]
+    pair, verdict = judged(answer(*sound(4)), answer(*rows))
+    assert kinds(pair) == [("B", "sum above 1", 1, 4)]
+    assert "add up to 2" in verdict.because
+
+
+def test_zeros_among_chosen_tokens_need_more_than_a_sure_model() -> None:
+    """A sure model has values of every size near 0; drafted tokens leave a gap. Few digits show neither."""
+    words = [f"w{at}" for at in range(8)]
+
+    def kinds_of(*values: float) -> list[str]:
+        (side, _) = sides_of(*[chosen(*zip(words, values, strict=True))] * 2)
+        return [one.kind for one in without_placeholders(side)[1]]
+
+    assert kinds_of(-0.3571, 0.0, 0.0, -0.9113, 0.0, 0.0, -1.2037, -0.0417) == ["no list"]
+    assert kinds_of(-0.3571, 0.0, 0.0, -0.9113, 0.0, -2.1e-6, -0.00043, -0.0417) == []
+    assert kinds_of(-0.36, 0.0, 0.0, -0.91, 0.0, 0.0, -1.2, -0.04) == []
+    assert kinds_of(-0.25, 0.0, 0.0, -0.125, 0.0, 0.0, -1.5, -0.0625) == []
+    assert kinds_of(-0.3571, -100.0, -100.0, -0.9113, -100.0, -0.2, -1.2037, -0.0417) == ["no list"]
+
+
+def test_a_token_with_probability_1_and_a_list_is_sound() -> None:
+    """A forced token: nothing else is possible."""
+    rows = [*sound(2), ("}", 0.0, {"}": 0.0, " a": -9999.0, " the": -9999.0})]
+    pair, verdict = judged(answer(*rows), answer(*rows))
+    assert (pair.placeholders, verdict.name) == ((), IDENTICAL)
+
+
+def test_an_emitted_value_that_its_list_contradicts_is_left_out() -> None:
+    rows = [(word, 0.0, top) for word, _, top in sound(3)]
+    pair, verdict = judged(answer(*sound(3)), answer(*rows))
+    assert (pair.differing, pair.listed, verdict.name) == (0, 9, IDENTICAL)
+    assert any("0.0 was sent for 3 emitted tokens" in note for note in pair.notes)
+
+
+def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
+    sides = sides_of(answer(*sound()), answer(*drafted({1, 3, 4, 6, 7})))
+    (pair,) = pairs_of(sides)
+    assert causes_of_lists(pair, *sides)[0].name == "placeholders"
+    (told,) = sparse_json([pair])["placeholders"]
+    assert (told["side"], told["kind"], told["tokens"], told["of"]) == ("B", "no list", 5, 8)
+
+
+def test_what_was_sent_stays_in_the_run() -> None:
+    side, _ = sides_of(answer(*drafted({1, 2})), answer(*sound()))
+    cleaned, _ = without_placeholders(side)
+    assert (len(side.responses[0].rows.values), len(cleaned.responses[0].rows.values)) == (20, 18)
