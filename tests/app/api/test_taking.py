@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import io
+import json
 import os
 import socket
 import stat
@@ -96,6 +97,17 @@ def test_streams_become_a_run_however_they_are_wrapped(client: TestClient, body:
     assert answer.status_code == 201, answer.text
     found = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
     assert (found["kind"], len(found["by_position"]), found["summary"]["listed_that_differ"]) == ("sparse", 3, 0)
+
+
+def test_answers_without_a_common_token_become_a_run(client: TestClient) -> None:
+    logprobs = [{"tokens": [text], "token_logprobs": [-0.5], "top_logprobs": None} for text in ("The", "A")]
+    lines = [json.dumps({"choices": [{"index": 0, "text": "", "logprobs": one}]}) for one in logprobs]
+    answer = client.put("/api/runs/bare?wait=60", content="\n".join(lines).encode())
+    assert answer.status_code == 201, answer.text
+    said = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
+    assert (said["summary"]["listed"], said["placeholders"]) == (0, [])
+    assert "no value can be compared" in said["verdicts"][0]["because"]
+    assert client.get(f"/api/runs/{answer.json()['run_id']}.npz").status_code in (404, 409, 422)
 
 
 def test_without_waiting_the_id_is_known_and_where_to_ask(client: TestClient, store: Path) -> None:

@@ -34,6 +34,17 @@ def fill(store: Store) -> None:
     )
     write_sparse_run(store, SparseHeader("parted"), [side("alone", first), side("loaded", second)], run_id="parted")
 
+    bare = [
+        response([1, 2, token], {1: {token: -0.7}}, prompt=2, texts={4: "The", 5: " A"}, text=text)
+        for token, text in ((4, "The"), (5, " A"))
+    ]
+    write_sparse_run(store, SparseHeader("bare"), [side("A", bare[0]), side("B", bare[1])], run_id="bare")
+    drafted = response([1, 2, 3, 7, 9], {2: {7: -0.5, 8: -0.75, 9: -3.0}, 3: {9: 0.0}}, prompt=3, texts=texts)
+    other = response([5, 6], {0: {6: -0.5}}, prompt=1)
+    elsewhere = response([5, 6], {1: {6: -0.5}}, prompt=1)  # no position that both have
+    made = [side("on", drafted, other), side("off", first, elsewhere)]
+    write_sparse_run(store, SparseHeader("drafted"), made, run_id="drafted")
+
 
 @pytest.fixture
 def store(built, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -86,6 +97,23 @@ def test_flips_list_every_flip_with_its_margins() -> None:
 )
 def test_every_page_says_what_it_has(page: str, sentence: str) -> None:
     assert sentence in said(opened(page, run="apart"))
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("page", ["overview", "flips", "near_ties", "heatmap"])
+@pytest.mark.parametrize("run", ["bare", "drafted"])
+def test_a_run_of_which_little_can_be_compared_has_every_page(page: str, run: str) -> None:
+    app = opened(page, run=run)
+    app.session_state["causes"] = app.session_state["sparse_report"] = app.session_state["sparse_provenance"] = True
+    app.run()
+    assert not app.exception
+
+
+@pytest.mark.usefixtures("store")
+def test_placeholders_stand_before_everything_on_the_overview() -> None:
+    app = opened("overview", run="drafted")
+    assert "placeholders at 1 of 3 tokens of 'on': 0.0" in app.warning[0].value.replace("\\", "").lower()
+    assert {m.label: m.value for m in opened("overview", run="bare").metric}["Largest difference sent"] == "unknown"
 
 
 @pytest.mark.usefixtures("store")

@@ -117,6 +117,24 @@ def moved(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
     reply(handler, completion(asked, shift=-0.01))
 
 
+def other_words(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    """Chosen tokens only, of which no other answer has one."""
+    said = completion(asked)
+    tokens = [f" other{step}" for step in range(len(said["choices"][0]["logprobs"]["tokens"]))]
+    said["choices"][0] |= {"text": "".join(tokens)}
+    said["choices"][0]["logprobs"] |= {"tokens": tokens, "top_logprobs": None}
+    reply(handler, said)
+
+
+def speculative(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    """Every token but the first was drafted: it has the value 0.0 and an empty list."""
+    said = completion(asked)
+    logprobs = said["choices"][0]["logprobs"]
+    for step in range(1, len(logprobs["tokens"])):
+        logprobs["token_logprobs"][step], logprobs["top_logprobs"][step] = 0.0, {}
+    reply(handler, said)
+
+
 def busy(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
     reply(handler, {"error": {"message": "slow down"}}, 429, Retry_After="0")
 

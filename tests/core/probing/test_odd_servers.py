@@ -17,7 +17,7 @@ from core.probing.client import Budget, Client, ProbeError
 from core.probing.plan import Plan, base_of, parsed_tests, told
 from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Server, find_server, streamed
-from core.runs.sparse_run import pairs_of, sparse_of
+from core.runs.sparse_run import SparseVerdict, pairs_of, sparse_of
 from tests.core.probing import odd_server as odd
 from tests.said import SAID
 
@@ -31,11 +31,19 @@ def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hell
         client.close()
 
 
-def verdicts_of(found: Probed) -> dict[str, str]:
-    plan = Plan(("Hello",), ("rerun",), 4)
+def judged_of(found: Probed) -> list[SparseVerdict]:
+    loads = [
+        int(side.name.split(":")[1])
+        for side in found.sides
+        if side.name.startswith("load") and "again" not in side.name
+    ]
+    plan = Plan(("Hello",), ("rerun",), *(loads or [4]))
     server = Server(Client("http://127.0.0.1:1"))
-    judged = judge_probe(found.sides, pairs_of(found.sides), ways_of(found.sides, plan, [server]))
-    return {one.variant: one.name for one in judged}
+    return judge_probe(found.sides, pairs_of(found.sides), ways_of(found.sides, plan, [server]))
+
+
+def verdicts_of(found: Probed) -> dict[str, str]:
+    return {one.variant: one.name for one in judged_of(found)}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +99,47 @@ def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not() ->
     with odd.serving(odd.good, odd.good, odd.moved) as (address, _):
         changing = probed(address, "rerun,stream")
     assert set(verdicts_of(changing).values()) == {"nondeterministic"}
+
+
+def test_answers_without_a_common_token_are_nondeterministic() -> None:
+    with odd.serving(odd.good, odd.good, odd.other_words) as (address, _):
+        found = probed(address)
+    assert verdicts_of(found) == {"cold again": "nondeterministic"}
+
+
+def test_placeholders_are_never_called_identical() -> None:
+    with odd.serving(odd.speculative) as (address, _):
+        found = probed(address, "rerun,warm,load:2")
+    judged = judged_of(found)
+    assert {one.name for one in judged} == {"invalid dump"}
+    assert all(one.because.startswith("placeholders at 2 of 3 tokens of 'cold': 0.0") for one in judged)
+
+
+def test_placeholders_under_load_say_nothing_of_the_batch() -> None:
+    """Drafts are accepted or not by the moment: real values here, placeholders there."""
+    with odd.serving(odd.good, odd.good, odd.good, odd.speculative, odd.good) as (address, _):
+        found = probed(address, "rerun,load:1")
+    judged = {one.variant: one for one in judged_of(found)}
+    assert judged["cold again"].name == "identical"
+    for one in judged.values():
+        assert "arithmetic" not in one.because
+        assert one.name in ("identical", "invalid dump")
+
+
+def test_a_second_server_with_placeholders_is_not_compared() -> None:
+    with odd.serving(odd.good) as (first, _), odd.serving(odd.good, odd.speculative) as (second, _):
+        names, load = parsed_tests("rerun")
+        clients_of = [Client(address) for address in (first, second)]
+        servers = [find_server(client) for client in clients_of]
+        plan = Plan(("Hello",), names, load, 3, 3, is_against=True)
+        found = Probe(plan, servers).run()
+        for client in clients_of:
+            client.close()
+    judged = {
+        one.variant: one for one in judge_probe(found.sides, pairs_of(found.sides), ways_of(found.sides, plan, servers))
+    }
+    assert judged["A cold again"].name == "identical"
+    assert judged["B cold"].name == judged["B cold again"].name == "invalid dump"
 
 
 def test_under_load_so_many_are_in_flight() -> None:
