@@ -61,7 +61,7 @@ def test_the_overview_says_what_was_sent_and_what_follows() -> None:
     assert SAID["not-compared-after-parting"] in text
     assert {m.label: m.value for m in app.metric} == {
         "Flips": "1",
-        "Near ties": "1",
+        "Could flip": "1",
         "Sent values that differ": "66.7%",
         "Largest difference sent": "0.25",
     }

@@ -54,7 +54,7 @@ def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict() -> Non
     assert kinds(pair) == [("B", "no list", 6, 8)]
     assert (pair.listed, pair.differing) == (6, 0)
     assert verdict.name == INVALID_DUMP
-    assert verdict.because.startswith("placeholders at 6 of 8 tokens of 'B': 0.0 (probability 1) and no list")
+    assert verdict.because.startswith("placeholders at 6 of 8 tokens of 'B': 0.0")
 
 
 def test_timings_of_speculative_decoding_are_named() -> None:
@@ -73,9 +73,8 @@ def test_timings_of_speculative_decoding_are_named() -> None:
     }  # fmt: skip
     pair, verdict = judged(payload, payload)
     assert kinds(pair) == [("A", "no list", 2, 3), ("B", "no list", 2, 3)]
-    assert (
-        "where 2 values were asked for; the server sends this for drafted tokens (2 were accepted)" in verdict.because
-    )
+    assert "where 2 values were asked for" in verdict.because
+    assert "for drafted tokens (2 were accepted)" in verdict.because
     assert verdict.name == INVALID_DUMP
 
 
