@@ -14,8 +14,8 @@ from app import navigation
 from app.shell.memory_budget import MemoryBudget
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
-from core.judging.explain.scoring import Cause
-from core.judging.explain.stored import causes_of_lists, causes_of_pair
+from core.judging.explain.hypotheses import Explanation
+from core.judging.explain.stored import explain_lists, explain_pair
 from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
@@ -226,15 +226,15 @@ def sparse_positions(run_id: str, pair: int) -> pd.DataFrame:
     return kept("sparse positions", stamp, (pair,), lambda: figures_by_position(sparse_run(run_id).pairs[pair]))
 
 
-def causes(view: View | SparseView) -> list[Cause]:
-    """Simple causes of the pair's difference; a second or three for complete rows. See core.judging.explain."""
+def causes(view: View | SparseView) -> Explanation:
+    """Simple causes of the pair's difference, and what was looked at. See core.judging.explain."""
     if isinstance(view, SparseView):
         run, number = view.run, view.run.pairs.index(view.pair)
         stamp = _stamp(store().path_of(run.run_id))
         sides = run.sides[0], run.sides[number + 1]
-        return kept("causes", stamp, (number,), lambda: causes_of_lists(view.pair, *sides))
+        return kept("causes", stamp, (number,), lambda: explain_lists(view.pair, *sides))
     number = view.pair.index
-    return kept("causes", _stamp(view.run.path), (number,), lambda: causes_of_pair(view.run, number))
+    return kept("causes", _stamp(view.run.path), (number,), lambda: explain_pair(view.run, number))
 
 
 @contextmanager

@@ -190,14 +190,11 @@ def causes(view: selection.View | selection.SparseView) -> None:
     with folded:
         with st.spinner("Fitting simple causes to half of the positions"):
             found = store_cache.causes(view)
-        for cause in found:
+        for cause in found.causes:
             st.markdown(f"**{escaped(cause.name)}**: {escaped(cause.says)}")
-        if not found:
+        if not found.causes:
             st.markdown("No simple cause found.")
-        st.caption(
-            "A temperature, a constant, rows read early or late, other ids, a cap, a penalty, a mask, a coarser dtype,"
-            " jumps: fitted to half of the positions, scored on the others, named only above a bar (docs/causes.md)."
-        )
+        st.caption(f"{found.says} Fitted to half of the rows, scored on the other half (docs/causes.md).")
 
 
 def empty() -> NoReturn:

@@ -1,18 +1,20 @@
-"""Trial of the causes: each injected in five strengths into real pairs of SmolLM2, complete rows and lists of twenty.
+"""Trial of the causes: each injected in several strengths into real pairs of SmolLM2, complete rows and lists.
 
     python -m benchmarks.verdicts.causes
 
-The pairs are those of the sample runs: the same prompt fresh and cached in bfloat16, alone and in a batch in float32. A
-cause counts as named where it comes first of all that is claimed; on a clean pair nothing may be.
+The pairs are those of the sample runs: the same prompt fresh and cached in bfloat16, alone and in a batch in float32
+(and that rounded to 16 bits). A cause counts as named if it comes first of all that is claimed; on a clean pair nothing
+may be, in complete rows, in lists, or in any row alone.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,13 +23,14 @@ from numpy.typing import NDArray
 from core.judging.explain.hypotheses import causes_of
 from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
 from core.judging.explain.scoring import Cause
-from core.numerics.formats import values_of
+from core.numerics.formats import FORMATS, values_of
 from core.runs.reader import RunReader
 from core.runs.sparse.pairing import compare_sides
 from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
 
 Values = NDArray[np.float64]
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
+SIZES = (3, 5, 20)  # of lists
 LISTED = 20
 
 
@@ -71,19 +74,23 @@ def complete(pair: Pair, x: Values, y: Values) -> PairRows:
     )
 
 
-def lists(pair: Pair, x: Values, y: Values, tokens: tuple[int, ...] | None = None) -> PairRows:
-    """The two sides as a server sends them: log-probabilities of the best tokens. tokens: of the variant."""
-    sides = [
-        SparseSide(name, (_response(values, pair.tokens if ids is None else ids),))
-        for name, values, ids in (("reference", x, None), ("variant", y, tokens))
-    ]
+def lists(pair: Pair, x: Values, y: Values, size: int = LISTED) -> PairRows:
+    """The two sides as a server sends them: log-probabilities of the top tokens, or of the next one alone."""
+    sides = [SparseSide(name, (_response(values, pair.tokens, size),)) for name, values in _named(x, y)]
     return rows_of_lists(compare_sides(*sides), *sides)
 
 
-def _response(values: Values, tokens: tuple[int, ...]) -> SparseResponse:
+def _named(x: Values, y: Values) -> tuple[tuple[str, Values], ...]:
+    return ("reference", x), ("variant", y)
+
+
+def _response(values: Values, tokens: tuple[int, ...], size: int) -> SparseResponse:
     rows = []
     for position, row in enumerate(values):
-        best = np.argsort(-row, kind="stable")[:LISTED]
+        best = np.argpartition(-row, size)[:size]
+        best = best[np.argsort(-row[best], kind="stable")]
+        if size == 1:
+            best = np.array([tokens[position + 1]] if position + 1 < len(tokens) else [0])
         best = best[np.isfinite(row[best])]
         sent = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
         given = tokens[position + 1] if position + 1 < len(tokens) else -1
@@ -97,7 +104,8 @@ def _log_sum(row: Values) -> float:
 
 
 def _before(pair: Pair) -> list[dict[int, int]]:
-    found, counts = [], {}
+    found: list[dict[int, int]] = []
+    counts: dict[int, int] = {}
     for token in pair.tokens:
         counts[token] = counts.get(token, 0) + 1
         found.append(dict(counts))
@@ -205,59 +213,175 @@ def jumping(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, y
 
 
-# name of the cause: (injection, five strengths, the sample pair, whether lists can show it)
-INJECTIONS: dict[str, tuple[str, Inject, tuple[float, ...], str, bool]] = {
-    "temperature": ("temperature", temperature, (1.001, 1.01, 1.1, 0.7, 2.0), "fresh-against-cached", True),
-    "temperature, float32": ("temperature", temperature, (1.00001, 1.0001, 1.01, 0.7, 2.0), "batch-1-against-n", True),
-    "constant": ("constant", constant, (0.1, 1.0, 5.0, 20.0, np.inf), "fresh-against-cached", False),
-    "rows shifted": ("shifted rows", shifted, (1, 2, 3, -1, -2), "fresh-against-cached", True),
-    "ids moved": ("moved ids", moved, (1, 7, 100, -3, np.inf), "fresh-against-cached", False),
-    "soft cap": ("soft-capping", capped, (300.0, 100.0, 50.0, 30.0, 10.0), "fresh-against-cached", False),
-    "presence": ("penalty", presence, (0.05, 0.5, 1.0, 2.0, 5.0), "fresh-against-cached", True),
-    "frequency": ("penalty", frequency, (0.05, 0.5, 1.0, 2.0, 5.0), "fresh-against-cached", True),
-    "repetition": ("penalty", repetition, (1.01, 1.05, 1.1, 1.3, 1.5), "fresh-against-cached", True),
-    "logit bias": ("logit bias", biased, (0.2, 0.5, 1.0, 5.0, -5.0), "fresh-against-cached", True),
-    "top-k": ("masking", top_k, (5, 20, 50, 1000, 20000), "fresh-against-cached", False),
-    "top-p": ("masking", top_p, (0.3, 0.5, 0.9, 0.99, 0.999), "fresh-against-cached", False),
-    "cut vocabulary": ("cut vocabulary", cut, (1, 16, 64, 1000, 20000), "fresh-against-cached", False),
-    "rounded": ("rounded", rounded, (1, 2, 3, 4, 1), "batch-1-against-n", False),
-    "bits a row": ("rounded", gridded, (4, 6, 8, 10, 12), "batch-1-against-n", False),
-    "decimals": ("rounded", decimals, (1, 2, 3, 4, 5), "batch-1-against-n", False),
-    "jumps": ("jumps", jumping, (1.0, 3.0, 10.0, 30.0, 100.0), "fresh-against-cached", False),
+def masked_with(pair: Pair, strength: float) -> tuple[Values, Values]:
+    x, y = top_k(pair, 20)
+    return x, np.where(np.isfinite(y), y, strength)
+
+
+def masked_ids(pair: Pair, strength: float) -> tuple[Values, Values]:
+    """So many tokens from id 0 on, or of the middle."""
+    y = pair.y.copy()
+    ids = np.arange(int(strength)) if strength < 5 else 20000 + np.arange(int(strength))
+    y[:, ids] = -np.inf if strength < 3 else -1e9
+    return pair.x, y
+
+
+def banned(pair: Pair, strength: float) -> tuple[Values, Values]:
+    """Tokens of the text that a ban of repeated n-grams leaves out."""
+    y = pair.y.copy()
+    for at in range(5, len(y)):
+        y[at, np.array(pair.tokens[max(0, at - int(strength)) : at])] = -np.inf
+    return pair.x, y
+
+
+def padded(pair: Pair, strength: float) -> tuple[Values, Values]:
+    y = pair.y.copy()
+    y[:, -int(strength) :] = 0.0
+    return pair.x, y
+
+
+def clamped(pair: Pair, strength: float) -> tuple[Values, Values]:
+    return pair.x, np.clip(pair.y, -strength, strength)
+
+
+def repeated(pair: Pair, strength: float) -> tuple[Values, Values]:
+    """One row at all positions from one on: the last, as an array that is filled by reference has."""
+    y = pair.y.copy()
+    y[int(strength * len(y)) :] = y[-1]
+    return pair.x, y
+
+
+def swapped(pair: Pair, strength: float) -> tuple[Values, Values]:
+    y, count = pair.y.copy(), int(strength)
+    y[3 : 3 + count], y[-3 - count : -3] = pair.y[-3 - count : -3], pair.y[3 : 3 + count]
+    return pair.x, y
+
+
+def renormalized(pair: Pair, strength: float) -> tuple[Values, Values]:
+    """Top-k before the log-softmax, at a temperature of `strength`."""
+    return pair.x, top_k(pair, 3)[1] / strength
+
+
+def bias_and_temperature(pair: Pair, strength: float) -> tuple[Values, Values]:
+    x, y = biased(pair, 5.0)
+    return x, y / strength
+
+
+def presence_and_temperature(pair: Pair, strength: float) -> tuple[Values, Values]:
+    x, y = presence(pair, 2.0)
+    return x, y / strength
+
+
+def presence_and_frequency(pair: Pair, strength: float) -> tuple[Values, Values]:
+    x, y = _in_text(pair, lambda values, times: values - 1.5 * strength - strength * times)
+    return x, y
+
+
+def temperature_and_mask(pair: Pair, strength: float) -> tuple[Values, Values]:
+    return pair.x, np.where(np.isfinite(top_k(pair, 50)[1]), pair.y / strength, -1e9)
+
+
+BF16, FLOAT32 = "fresh-against-cached", "batch-1-against-n"
+# name: (causes, the first one first; injection; strengths; the sample pair; lists of how many that can show it)
+INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tuple[int, ...]]] = {
+    "temperature": (("temperature",), temperature, (1.001, 1.01, 1.1, 0.7, 2.0), BF16, SIZES),
+    "temperature, float32": (("temperature",), temperature, (1.00001, 1.0001, 1.01, 0.7, 2.0), FLOAT32, SIZES),
+    "constant": (("constant",), constant, (0.1, 1.0, 5.0, 20.0, np.inf), BF16, ()),
+    "rows shifted": (("shifted rows",), shifted, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
+    "rows swapped": (("other rows",), swapped, (1, 2, 5), BF16, ()),
+    "one row repeated": (("repeated rows",), repeated, (0.0, 0.1, 0.4), BF16, SIZES),
+    "ids moved": (("moved ids",), moved, (1, 7, 100, -3, np.inf), BF16, ()),
+    "soft cap": (("soft-capping",), capped, (300.0, 100.0, 50.0, 30.0, 10.0), BF16, ()),
+    "clamped": (("clamped",), clamped, (5.0, 10.0, 15.0, 20.0), BF16, ()),
+    "presence": (("penalty",), presence, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, (5, 20)),
+    "frequency": (("penalty",), frequency, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, (5, 20)),
+    "presence and frequency": (("penalty",), presence_and_frequency, (0.4, 1.0, 2.0), FLOAT32, (5, 20)),
+    "repetition": (("penalty",), repetition, (1.01, 1.05, 1.1, 1.3, 1.5), BF16, (5, 20)),
+    "logit bias": (("logit bias",), biased, (0.2, 0.5, 1.0, 5.0, -5.0), BF16, (5, 20)),
+    "bias and temperature": (("temperature", "logit bias"), bias_and_temperature, (0.7, 0.9, 1.5), FLOAT32, (5, 20)),
+    "presence and temperature": (
+        ("temperature", "penalty"),
+        presence_and_temperature,
+        (0.7, 0.9, 1.5),
+        FLOAT32,
+        (5, 20),
+    ),
+    "top-k": (("masking",), top_k, (5, 20, 50, 1000, 20000), BF16, ()),
+    "top-k 20, a number": (("masking",), masked_with, (-1e4, -1e9, -65504.0, -3.4028235e38, -100.0), BF16, ()),
+    "top-k and temperature": (("temperature", "masking"), temperature_and_mask, (0.7, 2.0), BF16, ()),
+    "top-p": (("masking",), top_p, (0.3, 0.5, 0.9, 0.99, 0.999), BF16, ()),
+    "tokens masked": (("masking",), masked_ids, (1, 3, 100), BF16, ()),
+    "n-grams banned": (("masking",), banned, (1, 3), BF16, ()),
+    "cut vocabulary": (("cut vocabulary",), cut, (1, 16, 64, 1000, 20000), BF16, ()),
+    "padded with 0": (("padded vocabulary",), padded, (8, 64, 1000), BF16, ()),
+    "renormalized top-3": (("renormalized",), renormalized, (1.0,), BF16, (3, 5)),
+    "the same, temperature": (("temperature", "renormalized"), renormalized, (0.7, 2.0), FLOAT32, (3, 5)),
+    "rounded": (("rounded",), rounded, (1, 2, 3, 4, 1), FLOAT32, ()),
+    "bits a row": (("rounded",), gridded, (4, 6, 8, 10, 12), FLOAT32, ()),
+    "decimals": (("rounded",), decimals, (1, 2, 3, 4, 5), FLOAT32, ()),
+    "jumps": (("jumps",), jumping, (1.0, 3.0, 10.0, 30.0, 100.0), BF16, ()),
 }
-CLEAN = ("fresh-against-cached", "batch-1-against-n", "continuations-that-part", "where-it-starts", "injected-bug")
+CLEAN = (BF16, FLOAT32, "continuations-that-part", "where-it-starts", "injected-bug")
 
 
-def tried(kind: str, strength: float, *, as_lists: bool) -> list[Cause]:
-    """Causes that are claimed of a pair with one injected."""
+def rounded_pair(pair: Pair, dtype: str) -> Pair:
+    """Both sides rounded to a dtype of 16 bits."""
+    fmt = FORMATS[dtype].values
+    return replace(pair, dtype=dtype, x=_rounded(pair.x, fmt), y=_rounded(pair.y, fmt))
+
+
+def _rounded(values: Values, dtype: Any) -> Values:
+    return values.astype(np.float32).astype(dtype).astype(np.float64)
+
+
+def row_of(pair: Pair, position: int) -> Pair:
+    """One position of a pair alone."""
+    return replace(pair, x=pair.x[position : position + 1], y=pair.y[position : position + 1], tokens=())
+
+
+def tried(kind: str, strength: float, size: int = 0) -> list[Cause]:
+    """Causes that are claimed of a pair with one injected. size: of lists; 0: complete rows."""
     _, inject, _, name, _ = INJECTIONS[kind]
     pair = pair_of(name)
     x, y = inject(pair, strength)
-    return causes_of(lists(pair, x, y) if as_lists else complete(pair, x, y))
+    return causes_of(lists(pair, x, y, size) if size else complete(pair, x, y))
+
+
+def _cell(kind: str, size: int) -> str:
+    wanted, _, strengths, _, sizes = INJECTIONS[kind]
+    if size and size not in sizes:
+        return ""
+    found = [[cause.name for cause in tried(kind, one, size)] for one in strengths]
+    named = [set(wanted) <= set(one) and one[0] in wanted for one in found]
+    missed = [f"{one:g}" for one, is_named in zip(strengths, named, strict=True) if not is_named]
+    others = sorted({name for one in found for name in one} - set(wanted))
+    said = f"{sum(named)} of {len(named)}" + (f", not {', '.join(missed)}" if missed else "")
+    return said + (f"; also {', '.join(others)}" if others else "")
+
+
+def claimed_of_clean(pair: Pair) -> dict[str, list[str]]:
+    """False alarms: what is claimed of a pair into which nothing was injected."""
+    found = {"complete": causes_of(complete(pair, pair.x, pair.y))}
+    for size in (1, *SIZES):
+        found[f"lists of {size}"] = causes_of(lists(pair, pair.x, pair.y, size))
+    alone = [row_of(pair, position) for position in range(len(pair.x))]
+    found["rows alone"] = [cause for one in alone for cause in causes_of(complete(one, one.x, one.y))]
+    return {kind: [cause.name for cause in causes] for kind, causes in found.items()}
 
 
 def main() -> None:
-    """Print the table of docs/causes.md."""
+    """Print the tables of docs/causes.md."""
     out = sys.stdout.write
-    out("| injected | strengths | named in complete rows | named in lists of 20 |\n|---|---|---|---|\n")
-    for kind, (wanted, _, strengths, _, has_lists) in INJECTIONS.items():
-        cells = []
-        for as_lists in (False, True):
-            if as_lists and not has_lists:
-                cells.append("")
-                continue
-            found = [tried(kind, one, as_lists=as_lists) for one in strengths]
-            named = [bool(one) and one[0].name == wanted for one in found]
-            others = {one[0].name for one in found if one} - {wanted}
-            missed = [f"{one:g}" for one, is_named in zip(strengths, named, strict=True) if not is_named]
-            cell = f"{sum(named)} of {len(named)}" + (f", not {', '.join(missed)}" if missed else "")
-            cells.append(cell + (f"; called {', '.join(sorted(others))}" if others else ""))
-        out(f"| {kind} | {', '.join(f'{one:g}' for one in strengths)} | {' | '.join(cells)} |\n")
+    columns = " | ".join(["injected", "strengths", "complete rows", *(f"lists of {size}" for size in SIZES)])
+    out(f"| {columns} |\n|{'---|' * (3 + len(SIZES))}\n")
+    for kind, (_, _, strengths, _, _) in INJECTIONS.items():
+        cells = " | ".join(_cell(kind, size) for size in (0, *SIZES))
+        out(f"| {kind} | {', '.join(f'{one:g}' for one in strengths)} | {cells} |\n")
         sys.stdout.flush()
-    for name in CLEAN:
-        pair = pair_of(name)
-        found = [causes_of(complete(pair, pair.x, pair.y)), causes_of(lists(pair, pair.x, pair.y))]
-        out(f"clean {name}: {[[cause.name for cause in one] for one in found]}\n")
+    pairs = {name: pair_of(name) for name in CLEAN}
+    pairs |= {f"{FLOAT32}, {dtype}": rounded_pair(pairs[FLOAT32], dtype) for dtype in ("float16", "bfloat16")}
+    for name, pair in pairs.items():
+        out(f"clean {name}, {len(pair.x)} rows: {claimed_of_clean(pair)}\n")
 
 
 if __name__ == "__main__":

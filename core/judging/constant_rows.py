@@ -1,4 +1,4 @@
-"""Rows that one single value fills: a dump cut to its top k, or a vocabulary that was masked."""
+"""Rows that one single value fills, and tokens that a mask left out: a dump cut to its top k, a masked vocabulary."""
 
 from __future__ import annotations
 
@@ -12,6 +12,35 @@ from ..numerics.formats import FloatFormat, values_of
 _SAMPLED = 32  # places of a row that are looked at before it is counted
 _LEAST_VOCAB = 32  # smaller ones say nothing: of two logits that tie, one value fills all
 _SHARE = 0.5  # of a row that one value fills; of real logits the commonest value is a few per cent, also in bfloat16
+_GAP = 3.0  # spreads of all other values that a masked value lies below them
+_LEAST_SPREAD = 10.0  # logits
+_FAR_BELOW = 1000.0  # logits below the largest: where masks that were added to logits are looked for
+
+
+def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Tokens of a row that a mask left out: -inf, or a number as -1e9 or the lowest of a dtype that lies far below all
+    others. [vocab]
+    """
+    left_out = np.isneginf(values)
+    rest = values[np.isfinite(values)]
+    while len(rest) > 1:
+        low, high = float(rest.min()), float(rest.max())
+        if high - low < _GAP * _LEAST_SPREAD:
+            break
+        others = rest[rest > low]
+        least = float(others.min())
+        if least - low <= _GAP * max(high - least, _LEAST_SPREAD):  # not one value: a mask added to logits
+            below = rest[rest < high - _FAR_BELOW]
+            others = rest[rest >= high - _FAR_BELOW]
+            if not len(below):
+                break
+            least, highest_below = float(others.min()), float(below.max())
+            gap = least - highest_below
+            if gap <= max(_GAP * max(high - least, _LEAST_SPREAD), 10 * (highest_below - low)):
+                break
+        left_out |= values < least
+        rest = others
+    return left_out
 
 
 @dataclass

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import UsageError
-from ...judging.explain.hypotheses import causes_of
+from ...judging.explain.hypotheses import Explanation
 from ...judging.explain.rows import PairRows, rows_of_lists, rows_of_run
 from ...judging.explain.scoring import Cause
-from ...judging.explain.stored import causes_of_pair, placeholders_of
+from ...judging.explain.stored import explain_lists, explain_pair
 from ...judging.judge_sparse import other_weights
 from ...runs.reader import RunReader
 from ...runs.sparse_run import is_sparse, sparse_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Load = Callable[[str], "LoadedModel"]
 """the dtype that a run shows -> the model."""
-Found = dict[tuple[str, str], list[Cause]]
+Found = dict[tuple[str, str], Explanation]
 
 NONE_FOUND = "no simple cause found."
 
@@ -74,17 +74,17 @@ def explain(
         raise UsageError(f"no variant '{variant}' in run '{path.stem}'.")
     if as_json_:
         pairs = [
-            {"reference": names[0], "variant": names[1], "causes": [asdict(cause) for cause in causes]}
-            for names, causes in found.items()
+            {"reference": names[0], "variant": names[1], **explanation.to_json()}
+            for names, explanation in found.items()
         ]
         print_json({"run_id": path.stem, "pairs": pairs})
         return
-    for names, causes in found.items():
+    for names, explanation in found.items():
         out.print(f"{names[1]} against {names[0]}:", markup=False)
-        for cause in causes:
+        for cause in explanation.causes:
             out.print(f"  {cause.name}: {cause.says}", markup=False, soft_wrap=True)
-        if not causes:
-            out.print(f"  {NONE_FOUND}", markup=False)
+        if not explanation.causes:
+            out.print(f"  {NONE_FOUND} {explanation.says}".rstrip(), markup=False, soft_wrap=True)
 
 
 def _of_run(path: Path, variant: str | None, load: Load | None, say: Tell) -> Found:
@@ -101,10 +101,11 @@ def _of_run(path: Path, variant: str | None, load: Load | None, say: Tell) -> Fo
             say("looking for causes", number, len(run.pairs), "pairs")
             if variant not in (None, pair.variant):
                 continue
-            causes = causes_of_pair(run, pair.index)
+            explanation = explain_pair(run, pair.index)
             if loaded is not None and not pair.summary.bit_identical:
-                causes = [*_weights(loaded, tokens, rows_of_run(run, pair.index), say), *causes]
-            found[pair.reference, pair.variant] = causes
+                weights = _weights(loaded, tokens, rows_of_run(run, pair.index), say)
+                explanation = replace(explanation, causes=[*weights, *explanation.causes])
+            found[pair.reference, pair.variant] = explanation
     return found
 
 
@@ -121,7 +122,10 @@ def _of_lists(path: Path, variant: str | None, load: Load | None, say: Tell) -> 
                 from ...inference.controls.sparse_floor import tokens_read
 
                 tokens = tokens_read(run, pair)
-            found[rows.names] = [*placeholders_of(pair), *_weights(loaded, tokens, rows, say), *causes_of(rows)]
+            explanation = explain_lists(pair, run.sides[0], side)
+            weights = _weights(loaded, tokens, rows, say)
+            causes = sorted([*weights, *explanation.causes], key=lambda cause: cause.name != "placeholders")
+            found[rows.names] = replace(explanation, causes=causes)
     return found
 
 

@@ -6,19 +6,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from ...numerics.formats import FORMATS, FloatFormat
 from ...text import plural
 from .rows import PairRows, RowPair, Values
 from .scoring import Cause, halves, score
 
 _LEAST_LEVELS, _MOST_LEVELS = 8, 1 << 16  # of an evenly spaced grid
 _SAME_LEVEL, _OFF_GRID = 1e-7, 0.02  # of the widest gap; of a step
-_SIXTEEN = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-_COARSER = {**_SIXTEEN, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+_SIXTEEN = ("bfloat16", "float16")
+_COARSER = (*_SIXTEEN, "float8_e4m3fn", "float8_e5m2")
 
 
 def coarser(pair: PairRows) -> Iterator[Cause]:
@@ -33,7 +32,7 @@ def coarser(pair: PairRows) -> Iterator[Cause]:
                 fine, coarse = (row.x, row.y) if side else (row.y, row.x)
                 return coarse - rounded(fine, coarse)
 
-            found = score(split[1], undo, False)
+            found = score(pair, split[1], undo, False, 1.0)
             if found is not None and found.explained > 0.99:
                 yield found.cause(
                     "rounded", f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}", to=name
@@ -47,9 +46,9 @@ Rounding = Callable[[Values, Values], Values]
 
 def _roundings(pair: PairRows, coarser_rows: Sequence[Values]) -> Iterator[tuple[str, Rounding]]:
     if pair.values == "logit":
-        for name, dtype in _COARSER.items():
+        for name in _COARSER:
             if name != pair.dtype:
-                yield name, partial(_rounded_to, dtype)
+                yield name, partial(_rounded_to, FORMATS[name])
     for places in range(1, 7):
         yield plural(places, "decimal"), partial(_to_decimals, places)
     grids = [grid_of(row) for row in coarser_rows] if pair.is_full else []
@@ -59,8 +58,9 @@ def _roundings(pair: PairRows, coarser_rows: Sequence[Values]) -> Iterator[tuple
         yield f"even steps, as {plural(bits, 'bit')} a row with a scale hold them", _to_grid
 
 
-def _rounded_to(dtype: Any, fine: Values, _: Values) -> Values:
-    return np.asarray(fine.astype(np.float32).astype(dtype), np.float64)
+def _rounded_to(fmt: FloatFormat, fine: Values, _: Values | None = None) -> Values:
+    within = np.clip(fine, -fmt.largest, fmt.largest)
+    return np.asarray(within.astype(np.float32).astype(fmt.values), np.float64)
 
 
 def _to_decimals(places: int, fine: Values, _: Values) -> Values:
@@ -102,11 +102,11 @@ def _to_grid(fine: Values, coarse: Values) -> Values:
 
 def upcast(pair: PairRows) -> Iterator[Cause]:
     """Observation: the values of one side lie on a 16-bit grid, and the other's do not."""
-    if not pair.is_full or pair.dtype != "float32":
+    if not pair.is_full or pair.dtype != "float32" or not pair.rows:
         return
     sides = [np.concatenate([row.x for row in pair.rows]), np.concatenate([row.y for row in pair.rows])]
-    for name, dtype in _SIXTEEN.items():
-        on_grid = [bool((side.astype(np.float32).astype(dtype).astype(np.float64) == side).all()) for side in sides]
+    for name in _SIXTEEN:
+        on_grid = [bool((_rounded_to(FORMATS[name], side) == side).all()) for side in sides]
         side = 1 if on_grid[1] else 0
         if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
             yield Cause(

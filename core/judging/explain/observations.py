@@ -10,6 +10,7 @@ from ...text import number, plural
 from .rows import PairRows
 from .scoring import Cause, centred
 
+FEWEST_ROWS = 20  # among which jumps are looked for
 _JUMP_SHARE, _JUMP_ROWS = 0.9, 0.1
 _JUMP_FACTOR, _JUMP_FACTOR_OF_LISTS = 10.0, 20.0  # times the middle position
 
@@ -35,7 +36,7 @@ def jumps(pair: PairRows) -> Iterator[Cause]:
     rows = [row for row in pair.rows if len(row.x)]
     sizes = np.array([float(np.sqrt((centred(row.y - row.x, pair.has_constants) ** 2).mean())) for row in rows])
     places = [(row.prompt, row.position) for row in rows]
-    if len(sizes) < 20:
+    if len(sizes) < FEWEST_ROWS:
         return
     order = np.argsort(-sizes)
     squares = sizes[order] ** 2

@@ -1,51 +1,51 @@
 """Hypotheses about some tokens, which are moved where the others are not: a penalty, a logit bias.
 
-They are held to the bars at these tokens, and the others have to be a third as far apart.
+They are held to the bars at these tokens, and the others have to be a third as far apart. Amounts are told where what
+is left at these tokens is not more than at the others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .rows import PairRows, RowPair, Values
 from .scoring import EXPLAINED, LEAST_ROWS, SHRUNK, Cause, Score, halves
+from .transforms import more_remains
 
+FEWEST_TOKENS = 5  # of a row, most of which are not moved
 _FEW = 0.5  # of a row's tokens are few
 _SEEN = 3  # rows in which a biased token has to stand
+_MOST_BIASED = 64  # tokens
 _STEADY = 0.3  # of a bias, how far it may vary
-_ABOVE_NOISE = 4.0  # times the middle difference of other tokens
+_ABOVE_NOISE = 4.0  # times what three quarters of the tokens differ by at most
+_NOISE = 4.0  # times what the other tokens differ by, or rounding leaves: more is no noise
+
+Moves = Callable[[RowPair], Values]
 
 
 def penalty(pair: PairRows) -> Iterator[Cause]:
-    """The tokens that stand in the text already are moved, and the others are not."""
-    split = halves([row for row in pair.rows if row.before], 8)
+    """The tokens that stand in the text already are moved, and the others are not. Amounts are those before a
+    temperature.
+    """
+    split = halves([row for row in pair.rows if row.before], FEWEST_TOKENS, in_parts=False)
     if split is None:
         return
-    weights: dict[str, Callable[[RowPair], Values]] = {
-        "presence": lambda row: np.ones(len(row.x)),
-        "frequency": lambda row: np.array([row.before.get(token, 0) for token in row.token_ids.tolist()], float),
-    }
-    if pair.values == "logit":
-        weights["repetition of positive logits"] = lambda row: np.maximum(row.x, 0.0)
-        weights["repetition"] = _by_repetition
-    best: tuple[float, str, float, Score] | None = None
-    for name, weight in weights.items():
-        strengths = []
-        for row in split[0]:
-            affected = _in_text(row)
-            apart, size = _from_others(row, affected), weight(row)
-            usable = affected & (size != 0)
-            strengths += (apart[usable] / size[usable]).tolist()
-        if not strengths:
+    best: tuple[str, list[float], Score] | None = None
+    for name, weights in _FORMS.items():
+        if name == "repetition" and pair.values != "logit":
             continue
-        strength = float(np.median(strengths))
-        found = _score_at(split[1], _in_text, lambda row: strength * weight(row))  # noqa: B023  (used at once)
-        if found is not None and (best is None or found.left_rms < best[0]):
-            best = found.left_rms, name, strength, found
+        fit = _repetition if name == "repetition" else partial(_strengths, weights=weights)
+        if (strengths := fit(split[0])) is None:
+            continue
+        found = _score_at(pair, split[1], _in_text, partial(_moves, weights=weights, strengths=strengths))
+        # A second strength has to leave a half of what one leaves.
+        if found is not None and (best is None or found.left_rms * max(1, len(weights)) < best[2].left_rms):
+            best = name, strengths, found
     if best is None:
         if _are_moved(split[1]):
             yield Cause(
@@ -55,19 +55,88 @@ def penalty(pair: PairRows) -> Iterator[Cause]:
                 {"kind": "unknown"},
             )
         return
-    _, name, strength, found = best
-    kind = name.split()[0]
-    told = {
-        "presence": f"by {strength:.4g} each, as a presence penalty of {-strength:.4g} moves them",
-        "frequency": f"by {strength:.4g} for each time, as a frequency penalty of {-strength:.4g} moves them",
-        "repetition": f"in proportion, as a repetition penalty of {_penalty_of(strength):.4g} moves them",
-    }[kind]
-    yield found.cause(
-        "penalty",
-        f"On '{pair.variant}' the tokens that stand in the text already, and no others, are moved {told}",
-        kind=kind,
-        strength=_penalty_of(strength) if kind == "repetition" else -strength,
-    )
+    name, strengths, found = best
+    says = f"On '{pair.variant}' the tokens that stand in the text already, and no others, are moved"
+    if not found.is_noise:
+        yield more_remains(found, "penalty", f"{says}, as a penalty moves them", kind="unknown")
+        return
+    factor, first = pair.factor, _before_temperature(pair)
+    if name == "repetition":
+        told = f"in proportion, as a repetition penalty of {strengths[0]:.4g} moves them"
+        yield found.cause("penalty", f"{says} {told}", kind=name, strength=strengths[0])
+        return
+    amounts = [-strength / factor for strength in strengths]
+    if len(amounts) == 2:
+        told = f"as a presence penalty of {amounts[0]:.4g} and a frequency penalty of {amounts[1]:.4g}{first} move them"
+        yield found.cause("penalty", f"{says}, {told}", kind=name, presence=amounts[0], frequency=amounts[1])
+        return
+    each = "each" if name == "presence" else "for each time"
+    told = f"by {strengths[0]:.4g} {each}, as a {name} penalty of {amounts[0]:.4g}{first} moves them"
+    yield found.cause("penalty", f"{says} {told}", kind=name, strength=amounts[0])
+
+
+def _before_temperature(pair: PairRows) -> str:
+    return "" if pair.factor == 1.0 else f" before the temperature of {1 / pair.factor:.3g}"
+
+
+def _presence(row: RowPair) -> Values:
+    return np.ones(len(row.x))
+
+
+def _frequency(row: RowPair) -> Values:
+    return row.times_before.astype(np.float64)
+
+
+_FORMS: dict[str, list[Moves]] = {
+    "presence": [_presence],
+    "frequency": [_frequency],
+    "presence and frequency": [_presence, _frequency],
+    "repetition": [],
+}
+
+
+def _moves(row: RowPair, weights: Sequence[Moves], strengths: Sequence[float]) -> Values:
+    """Return what a penalty adds to tokens of the text. Repetition divides positive logits."""
+    if not weights:
+        return np.where(row.x > 0, row.x / strengths[0], row.x * strengths[0]) - row.x
+    return np.asarray(sum(strength * of(row) for strength, of in zip(strengths, weights, strict=True)))
+
+
+def _repetition(rows: Sequence[RowPair]) -> list[float] | None:
+    penalties: list[float] = []
+    for row in rows:
+        affected = _in_text(row)
+        x, y = row.x[affected], (row.x + _from_others(row, affected))[affected]
+        usable = x * y > 0
+        x, y = x[usable], y[usable]
+        penalties += np.where(x > 0, x / y, y / x).tolist()
+    return [float(np.median(penalties))] if penalties else None
+
+
+def _strengths(rows: Sequence[RowPair], weights: Sequence[Moves]) -> list[float] | None:
+    """Strength of each weight at the tokens of the text: the middle one of one weight, the least squares of two over
+    the three quarters of tokens that lie nearest. None where the tokens do not tell them apart.
+    """
+    moved, sizes = [], []
+    for row in rows:
+        affected = _in_text(row)
+        if affected.any() and affected.mean() <= _FEW:
+            moved.append(_from_others(row, affected)[affected])
+            sizes.append(np.stack([of(row)[affected] for of in weights], axis=1))
+    if not moved:
+        return None
+    y, x = np.concatenate(moved), np.concatenate(sizes)
+    if len(weights) == 1:
+        usable = x[:, 0] != 0
+        return [float(np.median(y[usable] / x[usable, 0]))] if usable.any() else None
+    nearest = np.ones(len(y), bool)
+    for _ in range(4):
+        strengths, _, rank, _ = np.linalg.lstsq(x[nearest], y[nearest], rcond=1e-6)
+        if rank < len(weights):
+            return None
+        left = np.abs(y - x @ strengths)
+        nearest = left <= np.quantile(left, 0.75)
+    return [float(strength) for strength in strengths]
 
 
 def _are_moved(rows: Sequence[RowPair]) -> bool:
@@ -85,20 +154,8 @@ def _are_moved(rows: Sequence[RowPair]) -> bool:
     return seen >= LEAST_ROWS and 2 * moved > seen
 
 
-def _by_repetition(row: RowPair) -> Values:
-    """Logits as a repetition penalty moves them, for each part that it takes: a positive one is divided by it, a
-    negative one multiplied, which is nearly the same part where the penalty is near 1.
-    """
-    return np.where(row.x > 0, row.x, -row.x)
-
-
-def _penalty_of(strength: float) -> float:
-    """The penalty p that takes a share 1 - 1 / p of a positive logit."""
-    return 1 / (1 + strength) if strength > -1 else math.inf
-
-
 def _in_text(row: RowPair) -> NDArray[np.bool_]:
-    return np.array([token in row.before for token in row.token_ids.tolist()], bool)
+    return row.times_before > 0
 
 
 def _from_others(row: RowPair, affected: NDArray[np.bool_]) -> Values:
@@ -109,13 +166,13 @@ def _from_others(row: RowPair, affected: NDArray[np.bool_]) -> Values:
 
 
 def _score_at(
-    rows: Sequence[RowPair], affected_of: Callable[[RowPair], NDArray[np.bool_]], moves: Callable[[RowPair], Values]
+    pair: PairRows, rows: Sequence[RowPair], affected_of: Callable[[RowPair], NDArray[np.bool_]], moves: Moves
 ) -> Score | None:
     """The score of a hypothesis that moves some tokens, at these; None where it is below the bar, or others are moved
     as well. The share that it explains is of all tokens.
     """
     before = after = 0.0
-    explained = scored = tokens = 0
+    explained = scored = tokens = at_noise = 0
     for row in rows:
         affected = affected_of(row)
         if not affected.any() or affected.mean() > _FEW or not (row.y != row.x).any():
@@ -125,49 +182,55 @@ def _score_at(
         noise = float(np.sqrt((apart[~affected] ** 2).mean()))
         squares, rest = float((apart[affected] ** 2).mean()), float((left[affected] ** 2).mean())
         scored += 1
-        explained += squares > 0 and rest <= (1 - EXPLAINED) * squares and noise <= SHRUNK * math.sqrt(squares)
+        is_explained = squares > 0 and rest <= (1 - EXPLAINED) * squares and noise <= SHRUNK * math.sqrt(squares)
+        explained += is_explained
+        at_noise += is_explained and math.sqrt(rest) <= _NOISE * (noise + pair.grid_of(row))
         before, after, tokens = before + float((apart**2).sum()), after + float((left**2).sum()), tokens + len(left)
     if scored < LEAST_ROWS or 2 * explained <= scored:
         return None
-    return Score(1 - after / before, explained, scored, math.sqrt(after / tokens))
+    return Score(1 - after / before, explained, scored, math.sqrt(after / tokens), 2 * at_noise > scored)
 
 
 def bias(pair: PairRows) -> Iterator[Cause]:
-    """A logit bias: the same few tokens are moved by the same amount wherever they stand."""
-    split = halves(pair.rows, 8)
+    """A logit bias: the same few tokens are moved by the same amount wherever they stand. Amounts are those before a
+    temperature.
+    """
+    split = halves(pair.rows, FEWEST_TOKENS, in_parts=False)
     if split is None:
         return
-    found: dict[int, list[float]] = {}
-    sizes = []
-    for row in split[0]:
-        apart = row.y - row.x - np.median(row.y - row.x)
-        sizes.append(float(np.median(np.abs(apart))))
-        for token, value in zip(row.token_ids.tolist(), apart.tolist(), strict=True):
-            found.setdefault(token, []).append(value)
-    noise = float(np.median(sizes))
+    apart = [row.y - row.x - np.median(row.y - row.x) for row in split[0]]
+    noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in apart]))
+    ids, values = np.concatenate([row.token_ids for row in split[0]]), np.concatenate(apart)
+    least = _ABOVE_NOISE * noise + 1e-4
+    seen, counts = np.unique(ids[np.abs(values) > least], return_counts=True)
     fixed = {}
-    for token, values in found.items():
-        middle = float(np.median(values))
-        is_seen = len(values) >= _SEEN and abs(middle) > _ABOVE_NOISE * noise + 1e-4
-        if is_seen and np.median(np.abs(np.array(values) - middle)) <= _STEADY * abs(middle):
+    for token in seen[counts >= _SEEN][: 4 * _MOST_BIASED].tolist():
+        moves = values[ids == token]
+        middle = float(np.median(moves))
+        if abs(middle) > least and np.median(np.abs(moves - middle)) <= _STEADY * abs(middle):
             fixed[token] = middle
-    if not fixed or len(fixed) > 64:
+    if not fixed or len(fixed) > _MOST_BIASED:
         return
 
     def affected(row: RowPair) -> NDArray[np.bool_]:
-        return np.array([token in fixed for token in row.token_ids.tolist()], bool)
+        return np.isin(row.token_ids, list(fixed))
 
-    def moves(row: RowPair) -> Values:
+    def moves_of(row: RowPair) -> Values:
         return np.array([fixed.get(token, 0.0) for token in row.token_ids.tolist()])
 
-    score_of = _score_at(split[1], affected, moves)
+    score_of = _score_at(pair, split[1], affected, moves_of)
     if score_of is None:
         return
-    ids = sorted(fixed, key=lambda token: -abs(fixed[token]))
-    shown = ", ".join(f"{token} by {fixed[token]:.4g}" for token in ids[:5])
+    biased = sorted(fixed, key=lambda token: -abs(fixed[token]))
+    says = f"On '{pair.variant}' the same tokens are moved wherever they stand"
+    if not score_of.is_noise:
+        yield more_remains(score_of, "logit bias", f"{says}, as a logit bias moves them")
+        return
+    factor, first = pair.factor, _before_temperature(pair)
+    shown = ", ".join(f"{token} by {fixed[token] / factor:.4g}" for token in biased[:5])
     yield score_of.cause(
         "logit bias",
-        f"On '{pair.variant}' the same tokens are moved wherever they stand: {shown}{', ...' if len(ids) > 5 else ''}",
-        tokens=ids[:64],
-        largest=fixed[ids[0]],
+        f"{says}{first}: {shown}{', ...' if len(biased) > 5 else ''}",
+        tokens=biased,
+        largest=fixed[biased[0]] / factor,
     )

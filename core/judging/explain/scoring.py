@@ -2,7 +2,8 @@
 
 A hypothesis is claimed where, after undoing it, more than half of the scored rows keep at most a tenth of their squared
 difference, and most of the single differences that it speaks of shrink to a third. Rounding cannot pass that: its
-differences have either sign and no order.
+differences have either sign and no order. What is left must look like noise: at the grid of the dtype, or in no order
+along the values that the hypothesis takes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...text import floored_percent, number
-from .rows import RowPair, Values
+from .rows import PairRows, RowPair, Values
 
 EXPLAINED = 0.9  # of a row's squared difference
 SHRUNK, SHRUNK_SHARE = 1 / 3, 0.6  # to what single differences shrink, and how many of them
 LEAST_ROWS = 4  # of either half
-_LEAST_TOKENS = 4  # of a row that is fitted with a constant of its own
+LEAST_TOKENS = 3  # of a row that is fitted with a constant of its own
+_PARTS, _LEAST_PART = 16, 16  # of too few rows; tokens of each
+# A row's own noise may lie along a constant or a factor: of 131 rows of the trial's pairs, one at a time, at most 99 %.
+_OF_FEW_ROWS = 0.0025  # of the squared difference, which is a twentieth of the rms
 _NOTICED = 6.0  # times what is left of a row in the middle: a token that a hypothesis moves by more is spoken of
+_TRIMMED = 0.75  # of a row's tokens that a hypothesis about all of them has to explain: others may be moved besides
+_AT_GRID = 3.0  # times what rounding to the dtype leaves
+# Squared steps of what is left, in the order of the values, over those of the same numbers in any order: real pairs of
+# the trial have 0.63 to 1.2, a smooth function of the values 0.
+_NO_ORDER = 0.5
 
 Undo = Callable[[RowPair], Values]
 
@@ -45,10 +54,13 @@ class Cause:
 
 @dataclass(frozen=True)
 class Score:
+    """is_noise: what is left looks like noise, so that amounts can be told."""
+
     explained: float
     rows: int
     rows_scored: int
     left_rms: float
+    is_noise: bool = True
 
     def cause(self, name: str, says: str, **parameters: float | int | str | list[int]) -> Cause:
         share, left = floored_percent(self.explained), number(self.left_rms)
@@ -56,31 +68,76 @@ class Score:
         return Cause(name, says, parameters, self.explained, self.rows, self.rows_scored, self.left_rms)
 
 
-def halves(rows: Sequence[RowPair], least_tokens: int = _LEAST_TOKENS) -> tuple[list[RowPair], list[RowPair]] | None:
-    """(rows to fit, rows to score), None where there are too few of either."""
+def halves(
+    rows: Sequence[RowPair], least_tokens: int = LEAST_TOKENS, *, in_parts: bool = True
+) -> tuple[list[RowPair], list[RowPair]] | None:
+    """(rows to fit, rows to score), None where there are too few of either. in_parts: a few rows of many tokens are
+    split into parts of those.
+    """
     usable = [row for row in rows if len(row.x) >= least_tokens]
+    if in_parts and len(usable) < 2 * LEAST_ROWS:
+        usable = [part for row in usable for part in _parts(row, max(1, _PARTS // len(usable)))]
     fitted, scored = usable[::2], usable[1::2]
     return None if min(len(fitted), len(scored)) < LEAST_ROWS else (fitted, scored)
+
+
+def are_few(rows: Sequence[RowPair]) -> bool:
+    """True for parts of so few rows that their own noise may look like a cause."""
+    return len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
+
+
+def _parts(row: RowPair, most: int) -> list[RowPair]:
+    count = min(most, len(row.x) // _LEAST_PART)
+    return [row.part(slice(start, None, count)) for start in range(count)]
 
 
 def centred(values: Values, has_constant: bool) -> Values:
     return values - np.median(values) if has_constant and len(values) else values
 
 
-def score(rows: Sequence[RowPair], undo: Undo, has_constant: bool) -> Score | None:
-    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar."""
+def score(
+    pair: PairRows, rows: Sequence[RowPair], undo: Undo, has_constant: bool, least: float = _TRIMMED
+) -> Score | None:
+    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar.
+
+    least: share of a row's tokens that it speaks of; those with the largest rest are left out.
+    """
     before = after = 0.0
     explained = scored = tokens = 0
+    bar = _OF_FEW_ROWS if are_few(rows) else 1 - EXPLAINED
     shrunk: list[NDArray[np.bool_]] = []
+    rests: list[tuple[Values, Values]] = []
+    over_grid: list[float] = []
     for row in rows:
         apart, left = centred(row.y - row.x, has_constant), centred(undo(row), has_constant)
+        values = row.x
+        if (count := math.ceil(least * len(left))) < len(left):
+            kept = np.sort(np.argpartition(np.abs(left), count - 1)[:count])
+            apart, left, values = apart[kept], left[kept], values[kept]
         squares, rest = float((apart**2).sum()), float((left**2).sum())
         before, after, tokens = before + squares, after + rest, tokens + len(left)
-        scored += squares > 0
-        explained += squares > 0 and rest <= (1 - EXPLAINED) * squares
+        if not squares:
+            continue
+        scored += 1
+        explained += rest <= bar * squares
         spoken_of = np.abs(apart - left) > _NOTICED * np.median(np.abs(left)) if len(left) else np.zeros(0, bool)
         shrunk.append(np.abs(left[spoken_of]) <= SHRUNK * np.abs(apart[spoken_of]))
+        rests.append((values, left))
+        over_grid.append(math.sqrt(rest / len(left)) / pair.grid_of(row))
     together = np.concatenate(shrunk) if shrunk else np.zeros(0, bool)
     if not scored or 2 * explained <= scored or not len(together) or together.mean() < SHRUNK_SHARE:
         return None
-    return Score(1 - after / before, explained, scored, math.sqrt(after / max(tokens, 1)))
+    is_noise = float(np.median(over_grid)) <= _AT_GRID
+    if not is_noise:
+        known = [one for one in (disorder(*rest) for rest in rests) if one == one]
+        is_noise = bool(known) and float(np.mean(known)) >= _NO_ORDER
+    return Score(1 - after / before, explained, scored, math.sqrt(after / max(tokens, 1)), is_noise)
+
+
+def disorder(values: Values, left: Values) -> float:
+    """Squared steps of `left` in the order of `values`, over those in any order (von Neumann, 1941): about 1 for noise,
+    0 for a smooth function; NaN where nothing is left or tokens are too few.
+    """
+    if len(left) < LEAST_TOKENS or not (spread := float(left.var(ddof=1))):
+        return math.nan
+    return float((np.diff(left[np.argsort(values, kind="stable")]) ** 2).mean() / 2 / spread)

@@ -9,37 +9,39 @@ from ...runs.reader import RunReader
 from ...runs.sparse.pairing import SparsePair
 from ...runs.sparse.records import SparseSide
 from ...text import number
-from .hypotheses import causes_of
+from .hypotheses import Explanation, explain
 from .rows import rows_of_lists, rows_of_run
 from .scoring import Cause
 
 
-def causes_of_pair(run: RunReader, pair: int) -> list[Cause]:
+def explain_pair(run: RunReader, pair: int) -> Explanation:
     """Causes that are claimed, best first; of a judged pair each says how many rounding floors it leaves. A pair whose
-    sides have the same bits has none.
+    sides have the same bits has none, and nothing is looked for.
     """
     if run.pairs[pair].summary.bit_identical:
-        return []
+        return Explanation([], 0, run.header.rows, [], {})
     floors = {
         row.figures.compute_dtype: row.figures.floor_rms_logits
         for row in run.evidence(pair)
         if isinstance(row.figures, PairFigures) and row.figures.floor_rms_logits > 0
     }
     floor = floors.get(run.header.compute_dtype)
-    return [cause if floor is None else in_floors(cause, floor) for cause in causes_of(rows_of_run(run, pair))]
+    found = explain(rows_of_run(run, pair))
+    return found if floor is None else replace(found, causes=[in_floors(cause, floor) for cause in found.causes])
 
 
-def causes_of_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) -> list[Cause]:
+def causes_of_pair(run: RunReader, pair: int) -> list[Cause]:
+    return explain_pair(run, pair).causes
+
+
+def explain_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) -> Explanation:
     """Causes that are claimed of a pair of lists, values that are no values of a model before all."""
-    return [*placeholders_of(pair), *causes_of(rows_of_lists(pair, reference, variant))]
-
-
-def placeholders_of(pair: SparsePair) -> list[Cause]:
-    """Observations of values that are no values of a model."""
-    return [
+    found = explain(rows_of_lists(pair, reference, variant))
+    placeholders = [
         Cause("placeholders", f"{one.says[:1].upper()}{one.says[1:]}.", {"tokens": one.tokens, "of": one.of})
         for one in pair.placeholders
     ]
+    return replace(found, causes=[*placeholders, *found.causes])
 
 
 def in_floors(cause: Cause, floor_rms: float) -> Cause:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, lists, pair_of, tried
 from core.errors import DumpError
 from core.judging.explain import stored
-from core.judging.explain.hypotheses import causes_of
+from core.judging.explain.hypotheses import Explanation, causes_of
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.judging.explain.scoring import Cause
 from core.runs.file.evidence import PairFigures
@@ -48,8 +48,8 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
     ],
 )
 def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, parameter: str, value: float) -> None:
-    found = tried(kind, strength, as_lists=False)
-    assert found[0].name == INJECTIONS[kind][0]
+    found = tried(kind, strength)
+    assert found[0].name == INJECTIONS[kind][0][0]
     said = found[0].parameters[parameter]
     assert said == value if isinstance(value, str | int) else said == pytest.approx(value, rel=0.03, abs=0.02)
     assert found[0].says.endswith(".")
@@ -62,7 +62,7 @@ def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, pa
 )
 def test_lists_of_twenty_name_it_too(kind: str, strength: float) -> None:
     assert LISTED == 20
-    assert tried(kind, strength, as_lists=True)[0].name == INJECTIONS[kind][0]
+    assert tried(kind, strength, LISTED)[0].name == INJECTIONS[kind][0][0]
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -132,7 +132,7 @@ def test_rows_without_a_number_or_of_one_value_have_no_cause(empty: float, is_va
 
 def test_a_temperature_is_no_soft_cap_and_a_soft_cap_no_temperature() -> None:
     for kind, strength, name in (("temperature", 2.0, "temperature"), ("soft cap", 10.0, "soft-capping")):
-        names = [cause.name for cause in tried(kind, strength, as_lists=False)]
+        names = [cause.name for cause in tried(kind, strength)]
         assert [one for one in names if one in ("temperature", "soft-capping")] == [name]
 
 
@@ -145,7 +145,7 @@ def test_what_a_cause_leaves_is_said_in_floors_of_a_judged_pair(monkeypatch: pyt
         }
         assert stored.causes_of_pair(run, 0) == []
         seen = [Cause("temperature", "It leaves so much.", left_rms=3 * floor), Cause("jumps", "Seen.")]
-        monkeypatch.setattr(stored, "causes_of", lambda _: seen)
+        monkeypatch.setattr(stored, "explain", lambda _: Explanation(seen, 1, 1, ["temperature"], {}))
         found = stored.causes_of_pair(run, 0)
     assert found[0].left_floors == pytest.approx(3)
     assert found[0].says == SAID["it-leaves-so-much-3-rounding"]

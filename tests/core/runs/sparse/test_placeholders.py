@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.errors import DumpError
-from core.judging.explain.stored import causes_of_lists
+from core.judging.explain.stored import explain_lists
 from core.judging.judge_sparse import judge_responses
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from core.runs.reports.sparse_json import sparse_json
@@ -193,7 +193,7 @@ def test_an_emitted_value_that_its_list_contradicts_is_left_out() -> None:
 def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
     sides = sides_of(answer(*sound()), answer(*drafted({1, 3, 4, 6, 7})))
     (pair,) = pairs_of(sides)
-    assert causes_of_lists(pair, *sides)[0].name == "placeholders"
+    assert explain_lists(pair, *sides).causes[0].name == "placeholders"
     (told,) = sparse_json([pair])["placeholders"]
     assert (told["side"], told["kind"], told["tokens"], told["of"]) == ("B", "no list", 5, 8)
 
