@@ -21,12 +21,11 @@ summary, header = view.pair.summary, view.run.header
 panel.verdict(view)
 if summary.nonfinite_mismatch:
     st.error(
-        f"{summary.nonfinite_mismatch:,} logits are -inf on one side and not on the other: masked or cut there. None is"
-        " NaN."
+        f"{plural(summary.nonfinite_mismatch, 'logit')} at -inf on one side only: masked or cut there. None is NaN."
         if view.run.is_only_masked(view.pair.index)
         else (
-            f"{summary.nonfinite_mismatch:,} logits are NaN or infinite on one side and not on the other. Short of an"
-            " overflow of the dtype (of float16 beyond 65,504), no order of summation makes one."
+            f"{plural(summary.nonfinite_mismatch, 'logit')} NaN or infinite on one side only. Unless the dtype"
+            " overflows (float16 beyond 65,504), rounding cannot produce it."
         )
     )
 

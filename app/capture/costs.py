@@ -45,8 +45,8 @@ def _draw(form: CaptureForm, answer: Answer) -> None:
     free = f", {size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
     lines = [
         (
-            f"{plural(costs['prompts'], 'prompt')}, {plural(len(sides), 'side')}: {costs['forwards']:,}"
-            f" forwards of {costs['tokens']:,} tokens in all, in {costs['dtype']}."
+            f"{plural(costs['prompts'], 'prompt')}, {plural(len(sides), 'side')}: "
+            f"{plural(costs['forwards'], 'forward')} of {plural(costs['tokens'], 'token')} in all, in {costs['dtype']}."
         ),
         (
             f"{takes(costs['kept'], costs['file_bytes'])}; the weights take"

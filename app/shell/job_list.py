@@ -29,7 +29,7 @@ def how_it_stands(job: Job) -> str:
     if job.state == "done" and job.device in (GETTING, PROBING):
         return f"in {job.seconds:.0f} s"
     if job.state == "done":
-        return f"{job.rows_total:,} positions over all sides in {job.seconds:.0f} s"
+        return f"done in {job.seconds:.0f} s"
     return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else for_page(job.message) or job.state
 
 

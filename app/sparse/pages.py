@@ -41,7 +41,7 @@ def overview(view: selection.SparseView) -> None:
         st.markdown(f"**{widgets.escaped(sentence(pair))}**")
     figures = st.columns(4)
     figures[0].metric(
-        "Flips", told_count(said["flips"]), help=f"{meanings()['flip']}; of {len(pair.positions):,} positions"
+        "Flips", told_count(said["flips"]), help=f"{meanings()['flip']}; of {plural(len(pair.positions), 'position')}"
     )
     figures[1].metric(
         "Could flip",

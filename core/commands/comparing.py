@@ -400,7 +400,9 @@ def pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: in
             number(s.mean_kl, 3),
         )
         if s.nonfinite_mismatch:
-            table.add_row("", f"[bold]{s.nonfinite_mismatch:,} elements: NaN or infinity on one side only[/bold]")
+            table.add_row(
+                "", f"[bold]{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only[/bold]"
+            )
         if over := over_logits(s, rows * vocab):
             table.add_row("", f"differences are {over}, those finite on both sides")
         if over := over_positions(s, rows):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.formats import FloatFormat, format_named
-from ...text import shown
+from ...text import plural, shown
 from .bounds import LONGEST_NAME, LONGEST_SIDE_NAME, LONGEST_TOKEN, MAX_SIDES, TOKENS_TOGETHER
 from .kept import ALL, KEEPS
 
@@ -75,7 +75,9 @@ class Prompt:
             raise UsageError("a prompt needs at least one position.")
         for what, values in (("token ids", self.token_ids), ("token texts", self.token_texts)):
             if values and len(values) != self.positions:
-                raise UsageError(f"{len(values)} {what} for {self.positions} positions; expected one for each.")
+                raise UsageError(
+                    f"{len(values)} {what} for {plural(self.positions, 'position')}; expected one for each."
+                )
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _provenance(run: SparseRun) -> list[str]:
         "model": code(header.model) if header.model else "",
         "sent by": plain(", ".join(sorted({name for side in sides for name in side["formats"]}))),
         "values": plain(
-            f"{run.sides[0].values}s of at most {max(side['most_a_row'] for side in sides)} tokens a row, of"
+            f"{run.sides[0].values}s of at most {plural(max(side['most_a_row'] for side in sides), 'token')} per row,"
             f" {plural(sides[0]['prompts'], 'prompt')}"
         ),
         "versions": plain(", ".join(f"{name} {version}" for name, version in versions.items())),

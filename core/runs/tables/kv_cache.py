@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics.differences import Differences, differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FloatFormat
+from ...text import plural
 from ..file.database import Database
 from ..file.table import Table, undefined
 
@@ -118,8 +119,8 @@ def kv_rows(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> 
     """Figures of one part, over the positions that both caches hold: rows of KV and of KV_POSITION."""
     heads, _, width = reference.bits.shape
     if (variant.bits.shape[0], variant.bits.shape[2]) != (heads, width):
-        ours, theirs = (f"{part.bits.shape[0]} heads of {part.bits.shape[2]}" for part in (reference, variant))
-        raise UsageError(f"layer {variant.layer}: a cache of {theirs} cannot be compared with one of {ours}.")
+        ours, theirs = (f"{plural(part.bits.shape[0], 'head')} x {part.bits.shape[2]}" for part in (reference, variant))
+        raise UsageError(f"layer {variant.layer}: KV caches have different shapes: {ours} vs. {theirs}.")
     first = max(reference.first_position, variant.first_position)
     stop = min(part.first_position + part.bits.shape[1] for part in (reference, variant))
     count = max(0, stop - first)
