@@ -107,15 +107,15 @@ def out_of(count: int, total: int) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Whole numbers whole, others in their significant digits, without an exponent from 1e-4 to a billion; `undefined`
-    for null and NaN.
+    """Whole numbers whole, others in their significant digits, thousands apart and without an exponent from 1e-4 to a
+    billion; `undefined` for null and NaN.
     """
     if value is None or value != value:
         return "undefined"
     if isinstance(value, int):
         return f"{value:,}"
     rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.0f}" if 10**digits <= abs(rounded) < 1e9 else f"{value:.{digits}g}"
+    return f"{rounded:,.0f}" if 10**digits <= abs(rounded) < 1e9 else f"{value:,.{digits}g}"
 
 
 def three_digits(ratio: float) -> str:

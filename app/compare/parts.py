@@ -16,6 +16,7 @@ from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.store.store import cell_of
 from core.runs.views.compare import FLIPS, NEAR_TIES, NOISE, Compared, FlipSet, headline
+from core.runs.views.headline import multiple
 from core.text import exact, number, percent, printable
 
 MOST = 5  # runs beside the first: six colours can be told apart
@@ -181,9 +182,9 @@ def _shown(measure: str, value: float | None, one: Compared) -> str:
         return f"{percent(value)}, {round(value * rows):,} of {rows:,}"
     if measure == "differing logits, share":
         return percent(value)
-    text = exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else number(value, 3)
     if measure == NOISE:
-        return f"{text}x"
+        return multiple(value)
+    text = exact(value) if measure in ("largest difference, logits", "smallest margin, logits") else number(value, 3)
     over = (
         over_positions(summary, rows)
         if measure == "mean KL, nats"

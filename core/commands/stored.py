@@ -30,6 +30,7 @@ from ..runs.store.cards import RunCard, list_runs, read_runs
 from ..runs.store.store import Store, open_store
 from ..runs.store.trash import entry_of
 from ..runs.views.continuations import continuations
+from ..runs.views.headline import multiple
 from ..runs.views.kv_cache import summarize
 from ..text import number, percent, size
 from .comparing import flip_table, pair_table
@@ -70,7 +71,7 @@ def list_(
                 str(card.pairs),
                 str(card.flips),
                 "" if card.rms_row_ulps is None else number(card.rms_row_ulps, 3),
-                "" if card.noise_ratio is None else f"{number(card.noise_ratio, 3)}x",
+                "" if card.noise_ratio is None else multiple(card.noise_ratio),
                 ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
             )
         out.print(

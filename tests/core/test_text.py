@@ -87,6 +87,7 @@ def test_numbers_have_their_digits_and_undefined_ones_are_called_so() -> None:
     numbers = (9999.6, 12_345.6, -2.5e6, 999_999_999.0, 1.5e9)
     assert [text.number(value) for value in numbers] == ["10,000", "12,350", "-2,500,000", "1e+09", "1.5e+09"]
     assert [text.number(value, 2) for value in (99.9, 128.0, 0.5)] == ["100", "130", "0.5"]
+    assert [text.number(value) for value in (3794.25, -1234.5, 815.984)] == ["3,794", "-1,234", "816"]
     assert [text.number(value) for value in (None, float("nan"))] == ["undefined", "undefined"]
     assert text.exact(2.0**-24) == "5.96046448e-08"
 

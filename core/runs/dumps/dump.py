@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError, UsageError
 from ...numerics.formats import FloatFormat, format_named
-from ...text import printable, shown
+from ...text import plural, printable, shown
 from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.records import Generation, Provenance, RunHeader, SideHeader
 from .arrays import Elements, StoredArray, in_c_order
@@ -347,15 +347,15 @@ def _named_arrays(
         if not fewest_sides <= len(arrays) <= MAX_SIDES:
             keys = ", ".join(f"'{shown(key, 40)}'" for key in list(arrays)[:3]) or "none"
             raise DumpError(
-                f"{only.name}: holds {len(arrays)} sides ({keys}); expected {fewest_sides} to {MAX_SIDES}: save every"
-                " side under its own key, or give a second file."
+                f"{only.name}: holds {plural(len(arrays), 'side')} ({keys}); expected {fewest_sides} to {MAX_SIDES}:"
+                " save every side under its own key, or give a second file."
             )
         return {key: (0, array) for key, array in arrays.items()}, notes
     for container, arrays in zip(containers, found, strict=True):
         if len(arrays) != 1:
             raise DumpError(
-                f"{container.name}: holds {len(arrays)} sides; expected one array in each of two files that make a"
-                " pair."
+                f"{container.name}: holds {plural(len(arrays), 'side')}; expected one array in each of two files that"
+                " make a pair."
             )
     names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):

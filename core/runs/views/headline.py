@@ -26,8 +26,12 @@ class NoiseRatio:
 
     @property
     def multiple(self) -> str:
-        """`0.94x`, `35,600x`."""
-        return f"{times(self.ratio)}x" if math.isfinite(self.ratio) else "infinitely many times"
+        return multiple(self.ratio)
+
+
+def multiple(ratio: float) -> str:
+    """`0.94x`, `35,600x`: a ratio to the noise floor."""
+    return f"{times(ratio)}x" if math.isfinite(ratio) else "infinitely many times"
 
 
 def ulp_percentile(histogram: Mapping[int, int], share: float) -> int | None:
