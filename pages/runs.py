@@ -13,7 +13,10 @@ from core.runs.store.cards import counted
 
 widgets.title(PAGE)
 has_cells = bool(st.session_state.get("gallery_cells"))
-cards, broken = store_cache.cards(of_cells=has_cells)
+has_replaced = bool(st.session_state.get("gallery_replaced"))
+everything, broken = store_cache.cards(of_cells=has_cells, of_replaced=True)
+shortened, _ = store_cache.cards(of_cells=has_cells)
+cards = everything if has_replaced else shortened
 if outage := store_cache.store().outage:
     st.warning(widgets.escaped(outage))
 labels, damaged = store_cache.all_labels()
@@ -26,6 +29,7 @@ if cards:
 with drop:
     drop_anywhere.drop_zone()
 filters.ask_cells(store_cache.unlisted_cells())
+filters.ask_replaced(len(everything) - len(shortened))
 table.first_visit(cards)
 if not cards:
     table.unreadable(broken, damaged)
@@ -51,8 +55,8 @@ def watch() -> None:
     """Draw the page anew when a run arrives or goes, or labels change, while it is open."""
     if not next(rounds):
         return  # drawn a moment ago
-    if (store_cache.cards(of_cells=has_cells), store_cache.all_labels(), store_cache.discarded()) != (
-        (cards, broken),
+    if (store_cache.cards(of_cells=has_cells, of_replaced=True), store_cache.all_labels(), store_cache.discarded()) != (
+        (everything, broken),
         (labels, damaged),
         trash,
     ):

@@ -76,7 +76,7 @@ def _check_precondition(request: Request, name: str) -> None:
         return
     if said.strip() != "*":
         raise RefusedError("If-None-Match is understood as * only: no run of this name may be there.", 400)
-    cards, _ = store_cache.cards()
+    cards, _ = store_cache.cards(of_replaced=True)
     waiting = [job for job in store_changes.jobs().ingests() if not job.is_over and job.title == name]
     there = next((card.run_id for card in cards if card.name == name), waiting[0].reserved if waiting else None)
     if there is not None:

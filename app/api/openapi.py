@@ -37,7 +37,7 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_LABELS = {"tags": _list(_TEXT), "note": _TEXT, "pinned": _YES}
+_LABELS = {"tags": _list(_TEXT), "note": _TEXT, "pinned": _YES, "judged_as": _TEXT}
 _SCHEMAS: dict[str, Schema] = {
     "Error": _object({"error": {"type": "string", "description": "one sentence"}}, is_open=True),
     "Labels": _object(_LABELS),

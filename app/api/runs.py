@@ -58,7 +58,7 @@ def _list(request: Request) -> Response:
         whole(request, "limit", 100, _MOST_LISTED),
         whole(request, "offset", 0, 10**9),
     )
-    cards, broken = store_cache.cards(of_cells=True)
+    cards, broken = store_cache.cards(of_cells=True, of_replaced=True)
     attached, _ = store_cache.all_labels()
     prompts = store_cache.searchable(card.run_id for card in cards) if asked.sought else {}
     matching = filters.matching(cards, asked, attached, prompts)

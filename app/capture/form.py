@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,9 +11,24 @@ from app.shell import wording
 from app.shell.jobs import PromptFile
 from core.capture_request import CaptureRequest
 from core.packaged_models import PACKAGED, is_here
+from core.subprocess_json import ROOT
 
 PROMPT_BYTES = 100_000  # what a command line can carry in one argument, with room to spare
 ALL_PROMPT_BYTES = 1_000_000  # and in all of them together
+SMALL_BYTES = 600_000_000  # of weights on disk: the checks of a short prompt take a minute or two on a CPU
+
+
+def is_small(model: str) -> bool:
+    """Return whether a model is known to have few weights, so that a capture of it is judged by default: it is packaged
+    or on this machine.
+    """
+    if model in PACKAGED:
+        return PACKAGED[model].wheel_bytes <= SMALL_BYTES
+    with suppress(OSError, ValueError, RuntimeError):
+        path = ROOT / Path(model).expanduser()
+        files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf"), *path.glob("*.bin")]
+        return 0 < sum(file.stat().st_size for file in files) <= SMALL_BYTES
+    return False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from app.capture import getting
-from app.capture.form import CaptureForm, split_prompts
+from app.capture.form import CaptureForm, is_small, split_prompts
 from app.capture.preview import previews
 from app.capture.recent_models import SHIPPED, recent_models
 from app.shell import store_cache, widgets
@@ -45,6 +45,10 @@ KEPT: dict[Literal["all", "flips", "figures"], str] = {
     "figures": "none: figures only",
 }
 BESIDE = {  # what is run beside the sides: the label of its box and what it takes
+    "judge": (
+        "Judge it: rounding, or a bug?",
+        "runs the checks of the verdict too: several times the work of the capture; the estimate below counts it",
+    ),
     "layers": (
         "Compare what every module puts out (Layers)",
         (
@@ -77,6 +81,7 @@ FIRST = {
     "dtype": "bfloat16",
     "device": ANY_DEVICE,
     "keep": False,
+    "judge": True,
     "kept_logits": "all",
     "layers": False,
     "kernels": False,
@@ -129,6 +134,7 @@ def _choose_model() -> tuple[dict[str, Any], PromptFile | None]:
         _models(),
         accept_new_options=True,
         key="capture_model",
+        on_change=_judge_if_small,
         help="a folder or .gguf file on this machine, or a hub id; type to add one",
     )
     if (packaged := PACKAGED.get((model or "").strip())) is not None and not is_here(packaged):
@@ -142,6 +148,10 @@ def _choose_model() -> tuple[dict[str, Any], PromptFile | None]:
         "is_chat": is_chat,
         "system": system.strip() or None,
     }, file
+
+
+def _judge_if_small() -> None:
+    st.session_state["capture_judge"] = is_small((st.session_state["capture_model"] or "").strip())
 
 
 def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
@@ -267,12 +277,12 @@ def _choose_kept(tokens: int) -> dict[str, Any]:
         ),
     )
     beside = {
-        key: keep_field.checkbox(label, key=f"capture_{key}", disabled=bool(tokens), help=what)
+        key: keep_field.checkbox(label, key=f"capture_{key}", disabled=bool(tokens) and key != "judge", help=what)
         for key, (label, what) in BESIDE.items()
     }
     return {
         "name": name.strip() or None,
         "keeps_finished": keeps,
         "keep": kept,
-        **{key: is_asked and not tokens for key, is_asked in beside.items()},
+        **{key: is_asked and (not tokens or key == "judge") for key, is_asked in beside.items()},
     }

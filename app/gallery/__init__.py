@@ -26,6 +26,7 @@ PAGE = Page(
         PageSetting("device", "gallery_device", ""),
         PageSetting("tag", "gallery_tag", "", longest=1000),
         PageSetting("sweeps", "gallery_cells", False, {"listed": True, "apart": False}),
+        PageSetting("replaced", "gallery_replaced", False, {"listed": True, "hidden": False}),
         PageSetting("sort", "gallery_sort", "newest", words(SORTS)),
     ),
 )

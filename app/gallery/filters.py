@@ -12,6 +12,7 @@ from app.page import LONGEST_TEXT
 from app.shell import wording
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import MOST_TAGS, Labels
+from core.text import plural
 
 FLIPS = ("any", "with flips", "without flips")
 _FILTER = 155  # pixels: five beside each other on a laptop, two on a phone
@@ -119,6 +120,12 @@ def ask_cells(count: int) -> None:
             key="gallery_cells",
             help="The Matrix page shows them as a table of their cells.",
         )
+
+
+def ask_replaced(count: int) -> None:
+    """Draw the choice to list runs that a judged run replaces, if there are any."""
+    if count:
+        st.toggle(f"with {plural(count, 'run')} replaced by a judged run", key="gallery_replaced")
 
 
 def asked_tags() -> list[str]:

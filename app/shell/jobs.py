@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import re
-import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from core.command_name import COMMAND, shell_command
 from core.errors import UlpscopeError, UsageError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
@@ -80,7 +80,7 @@ class Job:
     @property
     def command(self) -> str:
         """Command that a person would type for the job."""
-        return shlex.join(["python", "-m", "core", *self.arguments])
+        return f"{COMMAND} {shell_command(self.arguments)}"
 
     @property
     def is_over(self) -> bool:

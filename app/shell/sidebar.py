@@ -69,11 +69,20 @@ def draw() -> selection.View | selection.SparseView | None:
         run_id = st.selectbox(
             "Run", list(by_id), format_func=labels.__getitem__, key="run", on_change=selection.new_run
         )
+        _way_to_judged(run_id)
         try:
             return _pick_of_sparse(run_id) if by_id[run_id].kind == SPARSE else _pick_within(run_id)
         except UlpscopeError as error:
             st.error(widgets.escaped(told(error)))
             return None
+
+
+def _way_to_judged(run_id: str) -> None:
+    """Draw a button to the run that judges this one, if there is one."""
+    judged = store_cache.judged_run(run_id)
+    if judged and widgets.pressed(st.button, "Open the judged run", "open_judged_run", icon=":material/gavel:"):
+        st.session_state["open_next"] = judged
+        st.rerun()
 
 
 def _labels(cards: list[RunCard]) -> dict[str, str]:

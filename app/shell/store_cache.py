@@ -21,7 +21,7 @@ from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of
 from core.runs.store import labels
-from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, read_runs
+from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, read_runs, without_replaced
 from core.runs.store.store import Store, open_store
 from core.runs.store.trash import Discarded
 from core.runs.views.elements import top_of_both
@@ -128,9 +128,10 @@ def _names(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> dict[Path,
     return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
 
 
-def cards(*, of_cells: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
+def cards(*, of_cells: bool = False, of_replaced: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
     """Runs, newest first, and the files that are none; only a file that has come or changed is read. Of sweeps with
-    many cells none, unless they are asked for: the Matrix page has them.
+    many cells none, unless they are asked for: the Matrix page has them. of_replaced: those too that a judged run
+    replaces.
     """
     where = store()
     are_all = of_cells or len(where.cells()) <= MOST_CELLS
@@ -138,7 +139,7 @@ def cards(*, of_cells: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
     found = _cards(_digest(stamps), stamps)
     if are_all:
         _forget(_kept("card"), stamps)
-    return found
+    return found if of_replaced else (without_replaced(found[0], all_labels()[0]), found[1])
 
 
 def unlisted_cells() -> int:
@@ -185,6 +186,12 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
     """Labels by run id, and a sentence on each file of labels that cannot be read."""
     where = store()
     return _labels(str(where.directory), _digest(where.label_stamps()))
+
+
+def judged_run(run_id: str) -> str:
+    """Id of the run that judges this one; '' if there is none."""
+    attached = all_labels()[0].get(run_id)
+    return attached.judged_as if attached and attached.judged_as and store().has(attached.judged_as) else ""
 
 
 def discarded() -> list[Discarded]:

@@ -82,10 +82,20 @@ def submit(
     device: str,
     prompts: PromptFile | None = None,
     secrets: Mapping[str, str] | None = None,
+    judges: str = "",
 ) -> Job:
-    """Line up a job of this server for whoever looks at the page; see Jobs.submit."""
-    who = identity.editor()
-    job = jobs().submit(arguments, title=title, device=device, prompts=prompts, who=who.name, secrets=secrets)
+    """Line up a job of this server for whoever looks at the page; see Jobs.submit. judges: the run that the job's run
+    replaces in lists.
+    """
+    who, where = identity.editor(), store()
+
+    def replace_in_lists(job: Job) -> None:
+        if judges and job.run_id and not job.message:
+            where.mark_judged(judges, job.run_id)
+
+    job = jobs().submit(
+        arguments, title=title, device=device, prompts=prompts, who=who.name, secrets=secrets, on_over=replace_in_lists
+    )
     audit.record(store().directory, who.name, arguments[0], title=title, job=job.number)
     return job
 

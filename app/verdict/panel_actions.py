@@ -96,6 +96,7 @@ class _Judging:
     nobody here has asked for the model, so an editor has to agree to it.
     """
 
+    run_id: str
     request: CaptureRequest
     tokens: bytes
     title: str
@@ -146,7 +147,8 @@ def _judging(view: selection.View) -> _Judging | None:
     # A revision is the file's own words too, and on the hub anybody may offer one of anybody's model.
     is_asked_for = known and (is_local(request.model) or not request.revision)
     needs_yes = not is_asked_for and not identity.current().is_local
-    return _Judging(request, tokens, f"Judge {run.header.name} ({run.run_id})", _queue(request.device), needs_yes)
+    title = f"Judge {run.header.name} ({run.run_id})"
+    return _Judging(run.run_id, request, tokens, title, _queue(request.device), needs_yes)
 
 
 def _queue(device: str | None) -> str:
@@ -188,8 +190,7 @@ def _judge_here(view: selection.View) -> None:
             width="stretch",
             disabled=not is_agreed,
             help=(
-                "captures the same tokens again, with every control, in a process of its own; the result is a new run"
-                " beside this one"
+                "captures the same tokens again with every control; the judged run opens and replaces this one in lists"
             ),
             on_click=_start,
             args=(judging, agrees),
@@ -200,7 +201,7 @@ def _judge_here(view: selection.View) -> None:
             with cost:
                 _cost(judging)
     if last is not None:
-        st.fragment(_progress, run_every=None if last.is_over else 1.0)(judging.title)
+        st.fragment(_progress, run_every=None if last.is_over else 1.0)(judging.title, judging.run_id)
 
 
 def _cost(judging: _Judging) -> None:
@@ -258,7 +259,8 @@ def _start(judging: _Judging, agrees: str) -> None:
     if judging.needs_yes and not st.session_state.get(agrees):
         return
     file = PromptFile("tokens.jsonl", judging.tokens)
-    store_changes.submit(judging.request.arguments(), title=judging.title, device=judging.queue, prompts=file)
+    arguments = judging.request.arguments()
+    store_changes.submit(arguments, title=judging.title, device=judging.queue, prompts=file, judges=judging.run_id)
     if judging.needs_yes and is_local(judging.request.model):
         remember_model(store_cache.store().directory, judging.request.model)
 
@@ -267,8 +269,8 @@ def _job(title: str) -> Job | None:
     return next((job for job in store_changes.jobs().all() if job.title == title), None)
 
 
-def _progress(title: str) -> None:
-    """Draw how the judging stands; draws the page anew when it is over."""
+def _progress(title: str, run_id: str) -> None:
+    """Draw how the judging stands; when it is over, open the judged run."""
     job = _job(title)
     if job is None:
         return
@@ -281,13 +283,17 @@ def _progress(title: str) -> None:
         )
         return
     if st.session_state.pop("judge_awaits", None) == title:
+        if job.state == "done" and not job.message:
+            st.session_state["open_next"] = job.run_id
         st.rerun()
     if job.state == "failed":
         st.error(widgets.escaped(for_page(job.message)))
     elif job.state == "done":
         if job.message:
             st.warning(widgets.escaped(for_page(job.message)))
-        if widgets.pressed(st.button, "Open the judged run", "open_judged", type="primary"):
+        if not store_cache.judged_run(run_id) and widgets.pressed(
+            st.button, "Open the judged run", "open_judged", type="primary"
+        ):
             st.session_state["open_next"] = job.run_id
             st.rerun()
     else:

@@ -26,13 +26,13 @@ from ..runs.reports.sparse_markdown import sparse_markdown
 from ..runs.sparse.export import write_lines
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store import audit
-from ..runs.store.cards import RunCard, list_runs, read_runs
+from ..runs.store.cards import RunCard, list_runs, read_runs, without_replaced
 from ..runs.store.store import Store, open_store
 from ..runs.store.trash import entry_of
 from ..runs.views.continuations import continuations
 from ..runs.views.headline import multiple
 from ..runs.views.kv_cache import summarize
-from ..text import number, percent, size
+from ..text import number, percent, plural, size
 from .comparing import flip_table, pair_table
 from .sparse.tables import print_sparse_pairs, sparse_side_table
 from .terminal.console import JsonOption, StoreOption, err, out, print_json, printable
@@ -42,15 +42,19 @@ def list_(
     deleted: Annotated[
         bool, typer.Option("--deleted", help="List what was deleted in the dashboard within a week instead.")
     ] = False,
+    all_: Annotated[bool, typer.Option("--all", help="List runs too that a judged run replaces.")] = False,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """List the stored runs, newest first, sample runs included."""
+    """List the stored runs, newest first, sample runs included. A judged run stands for the run that it judges."""
     if deleted:
         _list_deleted(open_store(store), as_json_)
         return
     target = open_store(store)
     cards, broken = list_runs(target)
+    everything = len(cards)
+    if not all_:
+        cards = without_replaced(cards, target.all_labels()[0])
     if as_json_:
         print_json([card_json(card) for card in cards])
     else:
@@ -78,6 +82,8 @@ def list_(
             table if cards else f"no runs yet; `{COMMAND} capture` or `{COMMAND} ingest` makes one.", markup=False
         )
         err.print(f"runs in {target.address}", markup=False, soft_wrap=True)
+        if len(cards) < everything:
+            err.print(f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all", markup=False)
     for run in broken:
         err.print(f"not a readable run: {run.reason}", markup=False)
     if target.outage:

@@ -30,7 +30,7 @@ def check_upload(run: RunReader) -> None:
 
 def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str | None = None, note: str = "") -> str:
     """Store `run` once more with the verdict that its controls come to; returns the new run's id. The old run stays as
-    it is.
+    it is; lists show the new one in its place.
     """
     check_upload(run)
     fillings, samples = zip(*(_seen(run, side) for side in range(len(run.sides))), strict=True)
@@ -41,7 +41,9 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
             found = judge_upload(
                 run, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
             )
-        return revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
+        judged = revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
+    store.mark_judged(run.run_id, judged)
+    return judged
 
 
 def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.capture.form import PROMPT_BYTES, CaptureForm, split_prompts
+from app.capture.form import PROMPT_BYTES, SMALL_BYTES, CaptureForm, is_small, split_prompts
 from app.capture.recent_models import recent_models, remember_model
 from app.shell.jobs import PromptFile
 from core.capture_request import CaptureRequest
@@ -92,3 +92,34 @@ def test_a_file_of_models_that_is_none_is_no_reason_to_fail(tmp_path, content):
     remember_model(tmp_path, "c")
     assert recent_models(tmp_path)[0] == "c"
     assert json.loads((tmp_path / ".recent-models.json").read_text())[0] == "c"
+
+
+@pytest.mark.parametrize(
+    ("files", "small"),
+    [
+        ({"model.safetensors": SMALL_BYTES}, True),
+        ({"model.safetensors": SMALL_BYTES + 1}, False),
+        ({"a.safetensors": SMALL_BYTES // 2, "b.safetensors": SMALL_BYTES // 2 + 2}, False),
+        ({"m.gguf": 5}, True),
+        ({}, False),
+    ],
+)
+def test_a_model_is_small_by_the_bytes_of_its_weights(tmp_path, files, small):
+    for name, size in files.items():
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    assert is_small(str(tmp_path)) == small
+    for name in files:
+        assert is_small(str(tmp_path / name)) == (files[name] <= SMALL_BYTES)
+
+
+@pytest.mark.parametrize("model", ["", "gpt2", "~nobody/x", "a\0b"])
+def test_a_model_that_is_not_on_this_machine_is_not_small(model):
+    assert not is_small(model)
+    assert is_small("smollm2")  # whether or not it has been got yet
+
+
+def test_a_form_that_judges_is_the_command_judge():
+    assert form(judge=True).typed.startswith("ulpscope judge --model a/model ")
+    assert form(judge=True).arguments()[0] == "capture"
+    assert "--judge" in form(judge=True, tokens=4).arguments()

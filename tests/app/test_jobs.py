@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from core import subprocess_json
 from core.errors import UsageError
 from core.runs.reader import RunReader
 from tests.said import SAID
+from tests.shell import words_of
 from tests.waiting import until
 
 
@@ -177,7 +177,7 @@ def test_whoever_is_told_of_a_job_may_ask_for_all_of_them(jobs, monkeypatch, tmp
 
 def test_the_command_of_a_job_can_be_copied():
     job = Job(1, "t", "cpu", ("capture", "--prompt=def f(x):\n  return 'x'"))
-    assert shlex.split(job.command) == ["python", "-m", "core", *job.arguments]
+    assert words_of(job.command) == ["ulpscope", *job.arguments]
 
 
 def test_what_is_left_is_estimated_from_what_is_done():

@@ -55,6 +55,7 @@ def verdict_of_lists(
             header = replace(run.header, name=name or f"{run.header.name}, judged", created=None)
             note = f"{header.note} Floor: model {model}.".strip()
             run_id = write_sparse_run(store, replace(header, note=note), run.sides, pairs=run.pairs, verdicts=judged)
+            store.mark_judged(run.run_id, run_id)
             verdicts = tuple(judged)
     if as_json_:
         pairs = [

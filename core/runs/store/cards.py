@@ -22,6 +22,7 @@ from ..file.kept import ALL
 from ..file.records import UNDECIDED
 from ..tables.run import check_text, read_run
 from ..views.verdicts import shown_verdict
+from .labels import Labels
 from .mirror import Mirror
 from .store import Store
 
@@ -167,6 +168,12 @@ def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[
         else:
             cards.append(replace(card, is_read_only=is_read_only[path.parent]))
     return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken
+
+
+def without_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
+    """Cards without those of runs whose judged run is among `cards` too."""
+    there = {card.run_id for card in cards}
+    return [card for card in cards if card.run_id not in labels or labels[card.run_id].judged_as not in there]
 
 
 def counted(cards: Sequence[RunCard]) -> str:

@@ -36,12 +36,13 @@ class Labels:
     """Labels that a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is
     kept.
 
-    pinned: retention leaves the run where it is.
+    pinned: retention leaves the run where it is. judged_as: id of the judged run that lists show instead of this one.
     """
 
     tags: tuple[str, ...] = ()
     note: str = ""
     pinned: bool = False
+    judged_as: str = ""
 
     def __post_init__(self) -> None:
         for tag in self.tags:
@@ -143,17 +144,18 @@ def _merged(seen: Labels, wanted: Labels, stored: Labels) -> LabelUpdate:
     else:  # both have changed it: somebody else's is never lost, not even to an empty one
         both = wanted.note != ""
         note = f"{stored.note}\n\n{wanted.note}" if both else stored.note
-    return LabelUpdate(
-        Labels(tuple(tags), note, stored.pinned if wanted.pinned == seen.pinned else wanted.pinned), has_both_notes=both
-    )
+    pinned = stored.pinned if wanted.pinned == seen.pinned else wanted.pinned
+    return LabelUpdate(Labels(tuple(tags), note, pinned, wanted.judged_as or stored.judged_as), has_both_notes=both)
 
 
 def _write(path: Path, labels: Labels) -> None:
     if labels == Labels():
         path.unlink(missing_ok=True)
     else:
-        pin = {"pinned": True} if labels.pinned else {}
-        write_atomic(path, json.dumps({"tags": labels.tags, "note": labels.note, **pin}, ensure_ascii=False).encode())
+        said: dict[str, object] = {"tags": labels.tags, "note": labels.note}
+        said |= {"pinned": True} if labels.pinned else {}
+        said |= {"judged_as": labels.judged_as} if labels.judged_as else {}
+        write_atomic(path, json.dumps(said, ensure_ascii=False).encode())
 
 
 def forget(store: Path, run_id: str) -> None:
@@ -202,11 +204,14 @@ def _parsed(path: Path, body: bytes) -> Labels:
     try:
         said = json.loads(body)
         tags, note, pinned = said["tags"], said["note"], said.get("pinned", False)
+        judged_as = said.get("judged_as", "")
         if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags) or not isinstance(note, str):
             raise TypeError("tags are a list of texts, the note is a text")
         if not isinstance(pinned, bool):
             raise TypeError("pinned is true or false")
-        return labels_of(tags, note, pinned)
+        if not isinstance(judged_as, str):
+            raise TypeError("judged_as is a run's id")
+        return replace(labels_of(tags, note, pinned), judged_as=judged_as)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError) as error:
         raise _damaged(path, "no JSON object with tags and a note within bounds") from error
 

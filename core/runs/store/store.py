@@ -10,6 +10,7 @@ import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -272,6 +273,16 @@ class Store:
         except OSError as error:
             raise StoreError(f"run '{run_id}' could not be put in place ({error.strerror}).") from error
         return target
+
+    def mark_judged(self, run_id: str, judged: str) -> None:
+        """Let lists show the run `judged`, which judges the run `run_id`, in its place, with its tags, note and pin.
+
+        The run itself stays. If its labels cannot be read or written, lists show both.
+        """
+        with suppress(StoreError):
+            seen = self.labels(run_id)
+            self.label(run_id, replace(seen, judged_as=judged), seen)
+            self.label(judged, replace(seen, judged_as=""), Labels())
 
     def sweep(self) -> list[Path]:
         """Remove what killed writers left behind; returns the directories removed. Those of living writers stay.

@@ -17,7 +17,10 @@ from ...capture_request import CaptureRequest
 from ..file.records import Generation, Provenance
 from ..reader import RunReader
 
-_TAKEN = ("reference", "variants", "sweeps", "repeat", "kv", "keep", "dtype", "device", "seed")
+_TAKEN = (
+    *("reference", "variants", "sweeps", "repeat", "kv", "keep", "dtype", "device", "seed"),
+    *("layers", "layer_floor", "layer_positions", "kernels", "remedies"),
+)
 
 
 def request_of(about: Provenance) -> CaptureRequest | None:

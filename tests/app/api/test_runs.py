@@ -61,6 +61,7 @@ def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[st
         "tags": ["golden", "a,b"],
         "note": "kept",
         "pinned": True,
+        "judged_as": "",
     }
 
 
@@ -76,7 +77,10 @@ def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClien
 def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list[str], store: Path, capsys) -> None:
     told = client.get("/api/runs/run-1?positions=1").json()
     printed = json.loads(_printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)))
-    extra = {"labels": {"tags": [], "note": "", "pinned": False}, "url": "http://testserver/overview?run=run-1"}
+    extra = {
+        "labels": {"tags": [], "note": "", "pinned": False, "judged_as": ""},
+        "url": "http://testserver/overview?run=run-1",
+    }
     assert told == {**printed, **extra}
     assert len(told["by_position"]) == 8
 
@@ -208,6 +212,7 @@ def test_labels_are_replaced_in_part_and_nonsense_changes_nothing(client: TestCl
         "tags": ["x"],
         "note": "n",
         "pinned": False,
+        "judged_as": "",
     }
     assert put('{"pinned": true}').json()["tags"] == ["x"]
     for body, status in [
@@ -225,6 +230,7 @@ def test_labels_are_replaced_in_part_and_nonsense_changes_nothing(client: TestCl
         "tags": ["x"],
         "note": "n",
         "pinned": True,
+        "judged_as": "",
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.capture.preview import Answer, Previews
+from app.capture.recent_models import remember_model
 from app.shell.jobs import GETTING, Job, Jobs
 from tests.app.hosting.test_roles import GRACE, sits
 from tests.app.opening import followed, opened, said
@@ -29,7 +30,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Jobs that were asked for; none of them is begun."""
     found: list[Job] = []
 
-    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None):
+    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None, on_over=None):
         found.append(Job(len(found) + 1, title, device, tuple(arguments), state="running", stage="starting"))
         return found[-1]
 
@@ -92,3 +93,18 @@ def test_a_viewer_of_a_hosted_server_is_offered_no_model(submitted, monkeypatch)
     sits(monkeypatch, GRACE)
     app = followed("capture").run()
     assert not [key for key in keys(app) if key.startswith("capture_")]
+
+
+def test_a_small_model_is_judged_unless_its_box_is_unticked_and_another_is_not(tmp_path):
+    remember_model(tmp_path / "runs", "org/a-model-of-the-hub")
+    app = opened("capture")
+    app.selectbox(key="capture_model").set_value("sample_runs/model").run()
+    assert app.checkbox(key="capture_judge").value  # the shipped model
+    app.selectbox(key="capture_model").set_value("org/a-model-of-the-hub").run()
+    assert not app.checkbox(key="capture_judge").value
+    app.selectbox(key="capture_model").set_value("sample_runs/model").run()
+    assert app.checkbox(key="capture_judge").value
+    app.checkbox(key="capture_judge").uncheck().run()
+    app.switch_page("../pages/runs.py").run()
+    app.switch_page("../pages/capture.py").run()
+    assert not app.checkbox(key="capture_judge").value

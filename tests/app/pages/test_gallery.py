@@ -207,6 +207,7 @@ LINKS = {
     "tag": ("seen", {"injected-bug"}),
     "sort": ("flips", SAMPLES),
     "sweeps": ("listed", SAMPLES),
+    "replaced": ("listed", SAMPLES),
 }
 
 
@@ -223,6 +224,19 @@ def test_a_link_restores_what_the_gallery_was_asked_and_keeps_it_in_the_address(
     assert not app.warning
     if name == "sort":
         assert found[0] == "fresh-against-cached"  # four flips, the most
+
+
+def test_a_judged_run_stands_for_the_run_that_it_judges_which_a_link_still_opens(own_store):
+    own_store.mark_judged("injected-bug", "where-it-starts")
+    app = opened()
+    assert len(names(app)) == len(SAMPLES) - 1
+    app.toggle(key="gallery_replaced").set_value(True).run()
+    assert len(names(app)) == len(SAMPLES)
+    app = opened(run="injected-bug")
+    assert app.query_params["run"] == "injected-bug"
+    app.button(key="open_judged_run").click().run()
+    assert app.query_params["run"] == "where-it-starts"
+    assert "open_judged_run" not in keys(app)
 
 
 def test_every_setting_of_the_gallery_is_tried_by_a_link():

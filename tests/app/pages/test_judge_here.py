@@ -33,7 +33,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """(arguments, queue) of every job."""
     found: list[tuple[list[str], str]] = []
 
-    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None):
+    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None, on_over=None):
         found.append((list(arguments), device))
         return Job(1, title, device, tuple(arguments))
 

@@ -190,7 +190,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
     started = []
 
-    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None):
+    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None, on_over=None):
         started.append((arguments, title, device, prompts))
         return Job(1, title, device, tuple(arguments))
 

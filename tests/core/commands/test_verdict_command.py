@@ -42,8 +42,24 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     assert done.returncode == 1, done.stderr
     assert "bug suspected" in done.stdout
     assert len(open_store().paths()) == 3
-    listed = json.loads(cli("list", "--json").stdout)
+    listed = json.loads(cli("list", "--json", "--all").stdout)
     assert {card["name"] for card in listed} == {"d", "d, judged", "the fault"}
+
+
+def test_a_judged_run_replaces_the_old_one_in_lists_with_its_tags_until_it_is_deleted(cli, dump):
+    def listed(*options: str) -> list[str]:
+        return [card["run_id"] for card in json.loads(cli("list", "--json", *options).stdout)]
+
+    run_id, pair, _ = dump
+    cli("label", run_id, "--tag", "nightly", "--note", "why")
+    judged = json.loads(cli("verdict", run_id, "--float32", pair, "--json").stdout)["run_id"]
+    assert listed() == [judged]
+    assert set(listed("--all")) == {run_id, judged}
+    assert "1 run replaced by a judged run" in cli("list").stderr
+    assert (open_store().labels(judged).tags, open_store().labels(judged).note) == (("nightly",), "why")
+    assert cli("show", run_id).returncode == 0
+    assert cli("delete", judged, "--yes").returncode == 0
+    assert listed() == [run_id]
 
 
 def test_a_simple_cause_is_part_of_the_verdict(cli, tmp_path):

@@ -258,3 +258,19 @@ def test_a_pin_that_is_neither_true_nor_false_is_damage(body: str, tmp_path: Pat
     labels.path_of(tmp_path, "r").write_text(body)
     with pytest.raises(StoreError, check=SAID["no-labels-are-read-from-it"].raised):
         labels.read(tmp_path, "r")
+
+
+def test_labels_that_a_person_writes_leave_the_judged_run_that_is_named_there(tmp_path: Path) -> None:
+    seen = Labels(("nightly",), judged_as="better")
+    labels.write(tmp_path, "r", seen)
+    labels.write(tmp_path, "r", labels_of(["weekly"], "why"), seen)
+    assert labels.read(tmp_path, "r") == Labels(("weekly",), "why", judged_as="better")
+
+
+@pytest.mark.parametrize("named", ["5", "null", "[]"])
+def test_a_judged_run_that_is_no_text_is_refused(named: str, tmp_path: Path) -> None:
+    path = labels.path_of(tmp_path, "r")
+    path.parent.mkdir()
+    path.write_text(f'{{"tags": [], "note": "", "judged_as": {named}}}')
+    with pytest.raises(StoreError):
+        labels.read(tmp_path, "r")
