@@ -35,7 +35,7 @@ from ..runs.file.evidence import (
     ShrinkFigures,
     Unmeasured,
 )
-from ..runs.file.records import BUG_SUSPECTED, NONDETERMINISTIC, UNDECIDED, FloorRows, Generation, RunHeader
+from ..runs.file.records import BUG_SUSPECTED, NONDETERMINISTIC, ROUNDING, UNDECIDED, FloorRows, Generation, RunHeader
 from ..runs.revision import PairVerdict
 from ..text import three_digits
 from .divergence import Divergence
@@ -43,8 +43,9 @@ from .ladder.ladder import Ladder
 from .ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest
 from .ladder.places import place_in_words
 from .ladder.shrink import SHRINKS_LIKE_ROUNDING, SHRINKS_TOO_MUCH, shrink_test
+from .ladder.structure import structure_in_16_bits, structure_of
 from .ladder.verdict import conclude
-from .sixteen_bits import of_neither_side
+from .sixteen_bits import fault_of_16_bits_alone, first_beyond, limits_in_words, of_neither_side
 from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls
 from .uploaded_floor import earlier_model_floor, usable_floor, ways_in_words
 from .validity import not_finite, not_finite_of, sampling, structure
@@ -105,18 +106,18 @@ class _DumpLadder(Ladder):
             self._narrowing()
             if controls.model is not None:
                 self._own_dtype(controls.model)
-                ratio = next(
-                    (
-                        row.figures.noise_ratio
-                        for row in self.drawn
-                        if isinstance(row.figures, DrawnFigures) and row.outcome == FAILED
-                    ),
-                    None,
-                )
+            failed = [row for row in self.drawn if isinstance(row.figures, DrawnFigures) and row.outcome == FAILED]
+            ratio = failed[0].figures.noise_ratio if failed else None
             deciding = self._float32()
-            if deciding is not None:
+            if deciding is not None and (ratio is None or not deciding.is_passed):
                 ratio = deciding.noise_ratio
-            if deciding is not None and len(deciding.outliers):
+            if failed and any(row.rung == FLOAT32 and row.outcome == PASSED for row in self.evidence):
+                dtype = self.header.compute_dtype
+                shown = structure_of(first_beyond(failed[0]), self.lengths)
+                first = shown.first
+                self.evidence = [fault_of_16_bits_alone(row, dtype) if row in failed else row for row in self.evidence]
+                self.evidence.append(structure_in_16_bits(shown, dtype, self.lengths))
+            elif deciding is not None and len(deciding.outliers):
                 first = self.stands_out(deciding)
             else:
                 self.evidence += structure(self.figures, self.pair)
@@ -130,6 +131,8 @@ class _DumpLadder(Ladder):
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         causes = [row.says for row in self.evidence if row.check is Check.TEMPERATURE]
         limits = [row.says for row in self.drawn] if verdict.name in (UNDECIDED, NONDETERMINISTIC) else []
+        if any(row.rung == FLOAT32 and row.outcome == PASSED for row in self.evidence):
+            limits = limits_in_words(self.drawn) if verdict.name in (ROUNDING, NONDETERMINISTIC) else []
         because = " ".join([*(causes if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []), verdict.because, *limits])
         return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
 

@@ -392,6 +392,35 @@ def sixteen_evidence(
     return Evidence(Check.DRAWN, control, figures, PASSED if test.is_passed else FAILED, says, name)
 
 
+def fault_of_16_bits_alone(row: Evidence, dtype: str) -> Evidence:
+    """`row` of a side whose float32 is sound, with what that means if it failed."""
+    if row.outcome != FAILED:
+        return row
+    return replace(row, says=f"{row.says} In float32 the pair is rounding: only the {dtype} kernels have this fault.")
+
+
+def first_beyond(row: Evidence) -> NDArray[np.int64]:
+    """Positions of all prompts that stood out in `row`, the first few of them."""
+    beyond = row.figures.beyond if isinstance(row.figures, DrawnFigures) else {}
+    of_kind = [places for what, places in beyond.items() if what.removesuffix(_REST) == "position"]
+    return np.unique(np.concatenate([np.array(places, np.int64) for places in of_kind] or [np.zeros(0, np.int64)]))
+
+
+def limits_in_words(rows: Sequence[Evidence]) -> list[str]:
+    """Say in a sentence at most how small a fault that only 16-bit kernels have would show, from the rows of the sides."""
+    measured = [row.figures for row in rows if isinstance(row.figures, DrawnFigures) and row.outcome == PASSED]
+    missing = next((row for row in rows if row.outcome == MISSING), None)
+    if missing is not None or not measured:
+        return [] if missing is None else [f"Faults that only 16-bit kernels have were not ruled out: {missing.says}"]
+    dtype = measured[0].compute_dtype
+    at_one = max(each.fault_seen_at_one_position or 0.0 for each in measured)
+    over_all = max(each.fault_seen_over_all or 0.0 for each in measured)
+    return [
+        f"A fault of the {dtype} kernels alone would show from {at_one:.2g} times the rounding at one position,"
+        f" {over_all:.2g} times over all."
+    ]
+
+
 def of_neither_side(row: Evidence, model: str, dtype: str) -> Evidence:
     """`row` of a side where the other one fails as well: it says nothing of either."""
     why = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..controls.drawn_roundings import DRAWS
 from ..controls.judge_model import SEEDS, SEEDS_OF_MODULES
 from ..controls.judging_session import JudgingSession
 from ..controls.precisions.lower_precision import most_work
@@ -168,6 +169,7 @@ def _judging(plan: CapturePlan, variant: Path, shared: int, *, is_first: bool, k
         found += reference * (1 + again)  # every sum in one order; against float64
         found += plain * (SEEDS * dtypes - min(shared, SEEDS) + 1)  # floors, and in float64
         found += plain * (again * (dtypes + 2 * (dtypes - 1)) + (not again and not is_plain) * dtypes)
+        found += plain * (DRAWS * (dtypes - 1))  # roundings to 16 bits drawn anew
     if is_first or not keeps:
         found += reference * dtypes
     return found

@@ -40,6 +40,7 @@ _AMOUNT = (
     0.5  # of a unit in the last place, over which a value is moved before it is rounded; 1 would be stochastic rounding
 )
 _CHUNK_BYTES = 64 << 20  # of errors at once
+_KEPT_BYTES = 256 << 20  # of draws that the directions are found from, so that they are not drawn twice
 DRAWS = 8
 _DIRECTIONS = 8
 _LOOKED_AT = 64  # positions from which the directions are found, in every draw
@@ -59,39 +60,58 @@ class DrawnRounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         self._calls += 1
+        leaves = tree_leaves((args, kwargs))
+        if not func._schema.is_mutable and not _makes_views(func) and self._rounds_all(leaves):
+            wide = self._wide(func, args, kwargs)
+            first = wide[0] if isinstance(wide, tuple | list) and wide else wide
+            if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
+                return wide  # indices, comparisons
+            drawn = self._rounded(first)
+            return type(wide)((drawn, *wide[1:])) if isinstance(wide, tuple | list) else drawn
+        result = func(*args, **kwargs)
         first = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(first, torch.Tensor) or first.dtype != self._dtype or func._schema.is_mutable:
             return result
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        given = [value for value in leaves if isinstance(value, torch.Tensor)]
         if any(value.untyped_storage()._cdata == first.untyped_storage()._cdata for value in given):
             return result  # a view
-        drawn = self._rounded(self._unrounded(func, given, args, kwargs), first)
+        is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
+        unrounded = given[0].float() if is_cast else self._wide(func, args, kwargs)
+        unrounded = unrounded[0] if isinstance(unrounded, tuple | list) else unrounded
+        if unrounded.dtype != torch.float32 or unrounded.shape != first.shape:
+            return result
+        drawn = self._rounded(unrounded)
         return type(result)((drawn, *result[1:])) if isinstance(result, tuple | list) else drawn
 
-    def _unrounded(self, func: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
-        """The first result of the same operation in float32."""
-        if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to):
-            return given[0].float()
-        wide = func(*tree_map(self._widened, args), **tree_map(self._widened, kwargs))
-        found: torch.Tensor = wide[0] if isinstance(wide, tuple | list) else wide
-        return found
+    def _rounds_all(self, leaves: list[Any]) -> bool:
+        """Return whether an operation given these can only give this dtype where it gives floats: then it is computed
+        in float32 alone, for its own 16 bits are not needed.
+        """
+        floats = [each for each in leaves if isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim]
+        is_told = any(isinstance(each, torch.dtype) for each in leaves)
+        return bool(floats) and not is_told and all(each.dtype == self._dtype for each in floats)
+
+    def _wide(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute the same operation in float32."""
+        return func(*tree_map(self._widened, args), **tree_map(self._widened, kwargs))
 
     def _widened(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype == self._dtype:
             return value.float()
         return torch.float32 if value is self._dtype else value
 
-    def _rounded(self, wide: torch.Tensor, nearest: torch.Tensor) -> torch.Tensor:
-        if wide.dtype != torch.float32 or wide.shape != nearest.shape:
-            return nearest
+    def _rounded(self, wide: torch.Tensor) -> torch.Tensor:
         is_kept = (wide.to(self._dtype).float() == wide) | ~wide.isfinite()  # copies, gathered rows, negations
         bits = wide.contiguous().view(torch.int32)
         share = _hashed(bits, self._seed * 1_000_003 + self._calls) * _AMOUNT
         moved = (bits + (share * 2.0 ** _SPARE_BITS[self._dtype]).int()).view(torch.float32)
         self.moved += 1
         return torch.where(is_kept, wide, moved).to(self._dtype)
+
+
+def _makes_views(func: Any) -> bool:
+    return any(each.alias_info is not None for each in func._schema.returns)
 
 
 def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
@@ -167,6 +187,18 @@ class _Sums:
         return replace(found, made=made, held=held)
 
 
+@dataclass
+class Drawn:
+    """Draws of one model and its prompts, which every side of them is compared with. errors: none before the first
+    side; directions: over tokens, in which most of the draws' error lies; exact: runs the model's float32 forward, or
+    knows what it gave.
+    """
+
+    exact: RunnableSide = PREFILL
+    errors: list[Errors] = field(default_factory=list)
+    directions: torch.Tensor | None = None
+
+
 def errors_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
@@ -175,34 +207,41 @@ def errors_of(
     say: Callable[[str], None] = lambda _: None,
     plain: RunnableSide = PREFILL,
     without: Sequence[RunnableSide] = (),
+    draws: Drawn | None = None,
 ) -> tuple[list[Errors], list[Errors]]:
     """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which
-    is `plain`. without: where that is in lower precisions, the forwards without each of them.
+    is `plain`. without: where that is in lower precisions, the forwards without each of them; draws: kept from one call
+    to the next.
 
     Of the logits, only the float32 forward of a few prompts at a time is kept. CaptureError where float32 does not fit,
     or a side fails.
     """
     if loaded.torch_dtype not in _SPARE_BITS:
         raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
-    found, drawn = [_Sums() for _ in sides], [_Sums() for _ in seeds]
+    draws = draws or Drawn(plain)
+    seeds = [] if draws.errors else seeds
+    found, drawn = [_Sums(draws.directions) for _ in sides], [_Sums() for _ in seeds]
     for group in groups_of(loaded, prompts, itemsize=4):
         say("a forward in float32")
         with in_float32(loaded) as widened:
-            exact = [whole_side(plain.run_on(widened), ids) for ids in group]
+            exact = [whole_side(draws.exact.run_on(widened), ids) for ids in group]
             others = [[whole_side(each.run_on(widened), ids) for each in without] for ids in group]
+        known: dict[tuple[int, int], torch.Tensor] = {}
         if seeds and drawn[0].directions is None:
-            directions = _directions(loaded, plain, group, exact, seeds)
+            draws.directions, known = _directions(loaded, plain, group, exact, seeds)
             for sums in (*found, *drawn):
-                sums.directions = directions
+                sums.directions = draws.directions
         for sums, side in zip(found, sides, strict=True):
             say(f"'{side.name}' against it")
             for ids, wide, rest in zip(group, exact, others, strict=True):
                 sums.add(whole_side(side.run_on(loaded), ids), wide, rest)
         for sums, seed in zip(drawn, seeds, strict=True):
             say(f"draw {seed} of {len(seeds)}")
-            for ids, wide, rest in zip(group, exact, others, strict=True):
-                sums.add(_drawn(loaded, plain, ids, seed), wide, rest)
-    return [sums.errors() for sums in found], [sums.errors() for sums in drawn]
+            for number, (ids, wide, rest) in enumerate(zip(group, exact, others, strict=True)):
+                logits = known.pop((number, seed), None)
+                sums.add(_drawn(loaded, plain, ids, seed) if logits is None else logits, wide, rest)
+    draws.errors = draws.errors or [sums.errors() for sums in drawn]
+    return [sums.errors() for sums in found], draws.errors
 
 
 def _directions(
@@ -211,19 +250,24 @@ def _directions(
     prompts: Sequence[Sequence[int]],
     exact: Sequence[torch.Tensor],
     seeds: Sequence[int],
-) -> torch.Tensor:
-    """The directions over tokens in which most of the draws' error lies, by their largest principal ones at a few
-    positions, each position of size 1.
+) -> tuple[torch.Tensor, dict[tuple[int, int], torch.Tensor]]:
+    """(the directions over tokens in which most of the draws' error lies, logits of these draws by prompt and seed as
+    far as they are kept). The directions are the largest principal ones at a few positions, each position of size 1.
 
     In a trained model one of them may hold three quarters of it, and then a position's size is that of one number.
     [directions, vocab], orthonormal
     """
     rows: list[torch.Tensor] = []
-    left = _LOOKED_AT
-    for ids, wide in zip(prompts, exact, strict=True):
+    kept: dict[tuple[int, int], torch.Tensor] = {}
+    left, room = _LOOKED_AT, _KEPT_BYTES
+    for number, (ids, wide) in enumerate(zip(prompts, exact, strict=True)):
         chosen = torch.linspace(0, len(ids) - 1, min(left, len(ids))).long().to(wide.device)
         for seed in seeds:
-            error = _drawn(loaded, plain, ids, seed)[chosen].double() - wide[chosen].double()
+            logits = _drawn(loaded, plain, ids, seed)
+            room -= logits.nbytes
+            if room >= 0:
+                kept[number, seed] = logits
+            error = logits[chosen].double() - wide[chosen].double()
             error = torch.where(error.isfinite(), error, 0.0)
             rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
         left -= len(chosen)
@@ -232,7 +276,7 @@ def _directions(
     every = torch.cat(rows)
     _, vectors = torch.linalg.eigh(every @ every.T)
     found = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
-    return torch.linalg.qr(found.T).Q.T.contiguous()
+    return torch.linalg.qr(found.T).Q.T.contiguous(), kept
 
 
 def _drawn(loaded: LoadedModel, plain: RunnableSide, ids: Sequence[int], seed: int) -> torch.Tensor:
@@ -250,11 +294,17 @@ def sixteen_rows(
     sides: Sequence[RunnableSide],
     blocks: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
+    draws: Drawn | None = None,
+    *,
+    decides: bool = True,
 ) -> tuple[list[Evidence], list[SixteenTest | None]]:
-    """(a row for each side, the test of each that failed, None of another): what can be said of sides of which there
-    is nothing but 16 bits.
+    """(a row for each side, the test of each that failed, None of another): what 16 bits say of each side. draws: of
+    the model and prompts, if they are kept.
+
+    decides: there is nothing but 16 bits, so the draws must be shown to be a measure of the model's rounding whatever
+    they say; else only before they accuse a side.
     """
-    rows, tests = _tested(loaded, prompts, sides, blocks, say, PREFILL, ())
+    rows, tests = _tested(loaded, prompts, sides, blocks, say, PREFILL, (), draws, decides=decides)
     failed = [test if row.outcome == FAILED else None for row, test in zip(rows, tests, strict=True)]
     if len(sides) > 1 and all(failed):
         return [of_neither_side(row, f"'{loaded.name}'", loaded.dtype) for row in rows], [None] * len(rows)
@@ -286,17 +336,30 @@ def _tested(
     say: Callable[[str], None],
     plain: RunnableSide,
     without: Sequence[RunnableSide],
+    draws: Drawn | None = None,
+    *,
+    decides: bool = True,
 ) -> tuple[list[Evidence], list[SixteenTest]]:
-    """A row and a test of each side. plain: what they ought to compute; without: as of `errors_of`."""
+    """A row and a test of each side. plain: what they ought to compute; without, draws: as of `errors_of`; decides: as
+    of `sixteen_rows`.
+    """
     lengths = [len(ids) for ids in prompts]
     ways = _ways_of(loaded, prompts, plain)
-    found, drawn = errors_of(loaded, prompts, [*sides, *ways], range(DRAWS), say, plain, without)
-    tests = [sixteen_test(one, drawn, lengths, blocks=blocks) for one in found]
-    own = dict(zip([way.name for way in ways], tests[len(sides) :], strict=True))
+    draws = draws or Drawn(plain)
+
+    def tests_of(wanted: Sequence[RunnableSide]) -> list[SixteenTest]:
+        found, drawn = errors_of(loaded, prompts, wanted, range(DRAWS), say, plain, without, draws)
+        return [sixteen_test(one, drawn, lengths, blocks=blocks) for one in found]
+
+    of_all = tests_of([*sides, *(ways if decides else [])])
+    tests, of_ways = of_all[: len(sides)], of_all[len(sides) :]
+    if not of_ways and not all(test.is_passed for test in tests):
+        of_ways = tests_of(ways)
+    own = dict(zip([way.name for way in ways], of_ways, strict=False))
     ratios = [test.ratio for test in own.values()]
     rows = [
         sixteen_evidence(test, side.name, loaded.dtype, DRAWS, lengths, ratios)
-        for side, test in zip(sides, tests, strict=False)
+        for side, test in zip(sides, tests, strict=True)
     ]
     odd = [name for name, test in own.items() if not test.is_passed]
     if odd:
@@ -305,7 +368,7 @@ def _tested(
             " this model's rounding."
         )
         rows = [replace(row, outcome=MISSING, says=why) for row in rows]
-    return rows, tests[: len(sides)]
+    return rows, tests
 
 
 def most_forwards(lowered: int) -> int:

@@ -20,9 +20,9 @@ from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder.ladder import PAIR, Ladder
 from ...judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, is_larger_everywhere
-from ...judging.ladder.structure import BLOCKS, structure_of
+from ...judging.ladder.structure import BLOCKS, structure_in_16_bits, structure_of
 from ...judging.ladder.verdict import Verdict, conclude
-from ...judging.sixteen_bits import SixteenTest
+from ...judging.sixteen_bits import SixteenTest, fault_of_16_bits_alone, limits_in_words
 from ...runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -43,7 +43,7 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engine_side import parts_of
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
-from .answer_precision import Narrow, narrow_evidence
+from .answer_precision import PLAIN, Narrow, narrow_evidence
 from .judging_session import JudgingSession
 from .module_rungs import module_rows
 from .other_row import other_row_evidence
@@ -191,7 +191,6 @@ class _ModelLadder(Ladder):
         self.say(f"both sides and {count} reorderings in float32")
         self.narrow = self._narrow_sides()
         self._microscope(own)
-        sixteen = None if digests[0] == digests[1] else self._sixteen_bits()
         if FLOAT32 in self.tests and _asks_for_float64(loaded, self.tests[FLOAT32]):
             self.say(f"both sides and {count} reorderings in float64")
             self._second_microscope()
@@ -199,6 +198,7 @@ class _ModelLadder(Ladder):
             self.evidence.append(row)
         self._lower_precision()
         is_identical = digests[0] == digests[1]
+        sixteen = None if is_identical else self._sixteen_bits()
         so_far = conclude(self.evidence, is_bit_identical=is_identical).name
         is_over = self.is_brief and so_far in (ROUNDING, IDENTICAL)
         if FLOAT32 in self.tests and not is_over:
@@ -218,8 +218,10 @@ class _ModelLadder(Ladder):
         deciding = self.tests.get(FLOAT64, self.tests.get(FLOAT32))
         first, ratio = None, self.tests[OWN_DTYPE].noise_ratio if OWN_DTYPE in self.tests else None
         if sixteen is not None:
-            first, ratio = structure_of(sixteen.outliers, self.lengths).first, sixteen.ratio
-        if deciding is not None:
+            shown = structure_of(sixteen.outliers, self.lengths, self.blocks)
+            first, ratio = shown.first, sixteen.ratio
+            self.evidence.append(structure_in_16_bits(shown, self.loaded.dtype, self.lengths))
+        elif deciding is not None:
             first, ratio = self.stands_out(deciding, self.blocks), deciding.noise_ratio
             if not is_over:
                 dtype = FLOAT64 if FLOAT64 in self.tests else "float32"
@@ -232,8 +234,11 @@ class _ModelLadder(Ladder):
             # the fault's own place, not the precision's
             first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
-        if self.of_16_bits and verdict.name in (UNDECIDED, NONDETERMINISTIC):  # how much 16 bits would have shown
+        if self.of_16_bits and deciding is None and verdict.name in (UNDECIDED, NONDETERMINISTIC):
+            # how much 16 bits would have shown
             verdict = replace(verdict, because=" ".join([verdict.because, *(row.says for row in self.of_16_bits)]))
+        elif verdict.name in (ROUNDING, NONDETERMINISTIC):
+            verdict = replace(verdict, because=" ".join([verdict.because, *limits_in_words(self.of_16_bits)]))
         return Judgement(verdict, tuple(self.floors))
 
     @property
@@ -343,11 +348,12 @@ class _ModelLadder(Ladder):
         return [one for one in found if one is not None]
 
     def _sixteen_bits(self) -> SixteenTest | None:
-        """Hold the error of a side that has no float32 beside rounding drawn anew. -> the test that failed"""
-        is_missing = any(row.rung == FLOAT32 and row.outcome == MISSING for row in self.evidence)
-        names = {one.side for one in self.narrow}
-        sides = [side for side in self.sides if side.name in names or (side.path is None and not names)]
-        if self.loaded.dtype == "float32" or not is_missing or not sides or not self.fits_float32:
+        """Compare the error of each side in 16 bits with that of roundings drawn anew: a fault of the 16-bit kernels
+        alone leaves the pair in float32 as it is. -> the test that failed
+        """
+        wide = {row.outcome for row in self.evidence if row.rung == FLOAT32}
+        sides = [self.session.kept(side) for side in self.sides if side.path != PLAIN.path]
+        if self.loaded.dtype == "float32" or FAILED in wide or not sides or not self.fits_float32:
             return None
         other = next((one for one in self.narrow if one.dtype != self.loaded.dtype), None)
         if other is not None and OWN_DTYPE in self.tests:
@@ -361,9 +367,19 @@ class _ModelLadder(Ladder):
                 self.evidence = [replace(row, outcome=NOTED) if row.rung == OWN_DTYPE else row for row in self.evidence]
             self.evidence += self.of_16_bits
             return None
+        is_sound_in_float32 = PASSED in wide
         self.of_16_bits, failed, self.lowered = sixteen_bits_alone(
-            self.loaded, self.prompts, sides, self.blocks, self.precisions, self.say
+            self.loaded,
+            self.prompts,
+            sides,
+            self.blocks,
+            self.precisions,
+            self.say,
+            self.session.draws,
+            decides=not is_sound_in_float32,
         )
+        if is_sound_in_float32:
+            self.of_16_bits = [fault_of_16_bits_alone(row, self.loaded.dtype) for row in self.of_16_bits]
         self.evidence += [*self.of_16_bits, *(each.evidence for each in self.lowered)]
         return next((test for test in failed if test is not None), None)
 

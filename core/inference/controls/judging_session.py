@@ -22,6 +22,7 @@ from ..paths.batch import CHUNK_BYTES, Emit, Run, ignore
 from ..paths.engines import RunnableSide, digests_of, side_of
 from ..paths.hooks import ModuleTrace
 from .answer_precision import PLAIN, Narrow, narrow_answers
+from .drawn_roundings import Drawn
 from .module_growth import KeptOutputs, is_roomy, run_traced
 from .rounding_floor import (
     EXACT_BYTES,
@@ -78,6 +79,7 @@ class JudgingSession:
         self._digests: dict[tuple[str, str], str] = {}
         self._module_floors: dict[tuple[object, ...], dict[str, list[NDArray[np.float64]]]] = {}
         self._watched: _WatchedPair | None = None
+        self.draws = Drawn(exact=self.kept(PLAIN))
 
     def floor(
         self, model: LoadedModel, seeds: Sequence[int], path: str = "prefill", *, dtype: str | None = None

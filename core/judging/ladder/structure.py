@@ -112,6 +112,17 @@ def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]
     return Evidence(Check.OUTLIERS, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
 
 
+def structure_in_16_bits(shown: Structure, dtype: str, lengths: Sequence[int]) -> Evidence:
+    """The row on where a side stands out from roundings drawn anew in 16 bits. Never decides."""
+    control = f"positions that stand out from roundings drawn anew in {dtype}"
+    if shown.first is None:
+        says = "No single position stands out."
+        return Evidence(Check.OUTLIERS, control, shown.figures(), NOTED, says)
+    prompt, position = shown.first
+    says = f"It begins at {place_in_words(sum(lengths[:prompt]) + position, lengths)}."
+    return Evidence(Check.OUTLIERS, control, shown.figures(), NOTED, says)
+
+
 def _of_position_0(shown: Structure, test: FloorTest) -> str:
     """Reason why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever
     the key and the scale are.

@@ -30,7 +30,7 @@ from ...models.dtype_conversion import converted
 from ...models.model import LoadedModel
 from ...paths.engines import RunnableSide
 from ..answer_precision import grid_of
-from ..drawn_roundings import beside_a_precision, sixteen_rows
+from ..drawn_roundings import Drawn, beside_a_precision, sixteen_rows
 from ..rounding_floor import EXACT_BYTES, as_many_as, in_float32, whole_side
 from .catalogue import CACHE, LAYERS, Precision
 from .lowered_side import Far, Lowered, answering
@@ -123,23 +123,29 @@ def sixteen_bits_alone(
     blocks: Sequence[int],
     given: Sequence[Precision] = (),
     say: Callable[[str], None] = lambda _: None,
+    draws: Drawn | None = None,
+    *,
+    decides: bool = True,
 ) -> tuple[list[Evidence], list[SixteenTest | None], list[Lowered]]:
-    """(a row for each side, the test of each that failed, whether those are in a lower precision): what can be said of
-    sides that have nothing but 16 bits, be they engines or dumps.
+    """(a row for each side, the test of each that failed, whether those are in a lower precision): what 16 bits say of
+    sides, be they engines or dumps. draws, decides: as of `sixteen_rows`.
     """
     try:
-        rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say)
+        rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say, draws, decides=decides)
     except CaptureError as error:
-        control = f"rounding in {loaded.dtype} drawn anew"
-        says = f"It cannot be measured: {error}"
-        missing = [Evidence(Check.DRAWN, control, Unmeasured(), MISSING, says, side.name) for side in sides]
-        return missing, [None] * len(sides), []
+        return [not_drawn(loaded.dtype, side.name, error) for side in sides], [None] * len(sides), []
     found = []
     for side, test in zip(sides, failed, strict=True):
         if test is not None and not test.nonfinite:
             with suppress(CaptureError):
                 found.append(lowered_in_16_bits(loaded, prompts, side, test, blocks, given, say))
     return rows, failed, found
+
+
+def not_drawn(dtype: str, side: str, error: CaptureError) -> Evidence:
+    """The row of a side where no roundings can be drawn."""
+    says = f"Roundings in {dtype} cannot be drawn anew: {error}"
+    return Evidence(Check.DRAWN, f"rounding in {dtype} drawn anew", Unmeasured(), MISSING, says, side)
 
 
 def lowered_in_16_bits(
