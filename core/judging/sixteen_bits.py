@@ -407,7 +407,7 @@ def first_beyond(row: Evidence) -> NDArray[np.int64]:
 
 
 def limits_in_words(rows: Sequence[Evidence]) -> list[str]:
-    """Say in a sentence at most how small a fault that only 16-bit kernels have would show, from the rows of the sides."""
+    """Say, in one sentence if any, how small a fault that only 16-bit kernels have would show. rows: of the sides."""
     measured = [row.figures for row in rows if isinstance(row.figures, DrawnFigures) and row.outcome == PASSED]
     missing = next((row for row in rows if row.outcome == MISSING), None)
     if missing is not None or not measured:
