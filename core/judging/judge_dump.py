@@ -106,8 +106,8 @@ class _DumpLadder(Ladder):
             self._narrowing()
             if controls.model is not None:
                 self._own_dtype(controls.model)
-            failed = [row for row in self.drawn if isinstance(row.figures, DrawnFigures) and row.outcome == FAILED]
-            ratio = failed[0].figures.noise_ratio if failed else None
+            failed = [row for row in self.drawn if row.outcome == FAILED]
+            ratio = next((row.figures.noise_ratio for row in failed if isinstance(row.figures, DrawnFigures)), None)
             deciding = self._float32()
             if deciding is not None and (ratio is None or not deciding.is_passed):
                 ratio = deciding.noise_ratio
