@@ -36,6 +36,7 @@ from .commands import (
     ops,
     pushing,
     serve,
+    spare,
     stored,
     throughput,
     verdicts,
@@ -70,6 +71,7 @@ app.command()(ops.ops)
 app.command()(throughput.throughput)
 app.command()(sweeping.sweep)
 app.command("sweep-worker", hidden=True)(worker.sweep_worker)
+app.command(hidden=True)(spare.spare)
 app.command("layers")(layers.layers)
 app.command()(findings.kernels)
 app.command()(findings.remedies)

@@ -109,6 +109,10 @@ class Child:
         return object_of(text)
 
     @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def code(self) -> int:
         """Exit code; below 0 where a signal ended the process."""
         return self._process.returncode

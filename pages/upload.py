@@ -67,6 +67,8 @@ uploads, listed = arrived(owner_of(who)), jobs.ingests()
 # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is
 # not heard.
 forms, heading, below = st.container(), st.container(), st.container()
+if uploads:
+    jobs.warm()
 with forms:
     if not uploads and not listed:
         explained()

@@ -6,6 +6,7 @@ go into a `PairTotal`, so that memory stays bounded whatever the size of a dump.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from .sizes import BLOCK, DENSE, GROUP, TOP_K
 ROWS_A_TASK = 8  # rows a thread takes at a time: bounds the list of far distances to 4 MB at a vocabulary of 128256
 DENSE_DISTANCES = DENSE
 NEAR_TIE_ROW_ULPS = 2  # DESIGN, section 5: a property of the model, whatever the pair differs by
+COMPILING = "compiling kernels, once"
+_log = logging.getLogger(__name__)
 EXACT_DISTANCES = 1 << 20  # distinct distances that are kept apart; beyond that the far ones are rounded down
 
 
@@ -31,6 +34,29 @@ def _kernel() -> ModuleType:
     from . import kernel
 
     return kernel
+
+
+def is_compiled(fmt: FloatFormat) -> bool:
+    """Return whether numba keeps the comparison compiled for elements of this width; else it takes 10 to 15 s."""
+    try:
+        index = _kernel().compare_rows._cache._cache_file._load_index()
+        return any(types[0].dtype.bitwidth == fmt.bits for types, *_ in index)
+    except Exception:  # numba's own business, which other versions do otherwise: then nothing is said
+        return True
+
+
+@cache
+def _tell_of_compiling(fmt: FloatFormat) -> None:
+    """Log, which without further ado is a line on stderr, why the first comparison takes so long."""
+    if not is_compiled(fmt):
+        _log.warning("%s: the first comparison of %s takes 10 to 15 s longer.", COMPILING, fmt.name)
+
+
+@cache
+def prepare(fmt: FloatFormat) -> None:
+    """Compile the comparison for a format, or load it compiled."""
+    _tell_of_compiling(fmt)
+    compare(np.zeros((1, 2), fmt.carrier), np.zeros((1, 2), fmt.carrier), fmt)
 
 
 @cache
@@ -268,6 +294,7 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
             f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
         )
     compare_rows = _kernel().compare_rows
+    _tell_of_compiling(fmt)
     rows, vocab = a.shape
     k = min(TOP_K, vocab)
     counts = np.zeros((rows, 6), np.int64)

