@@ -102,9 +102,9 @@ def unread(found: pd.DataFrame) -> str:
 def is_it_rounding(judged: Finding) -> str:
     """Sentence, in markdown, on whether the pair's differences are rounding: its verdict, or that it has none yet."""
     if not judged.is_judged:
-        return "Whether differences of that size are rounding is another question, which only controls can answer."
+        return "Pair verdict: none. Only controls can tell whether differences of that size are rounding."
     said = widgets.escaped(wording.opening(judged.sentence.replace("`", "'")))
-    return f"What differences of this pair are, its verdict says: **{widgets.escaped(judged.name)}**. {said}".rstrip()
+    return f"Pair verdict: **{widgets.escaped(judged.name)}**. {said}".rstrip()
 
 
 def why(here: pd.Series, top: pd.DataFrame) -> str:
@@ -123,15 +123,15 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
     bound = 2 * float(here["max_abs"])
     ulps = plural(int(here[f"{smaller}_margin_ulps"]), "ULP")
     numbers = (
-        f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} logits ({ulps}); the largest difference of any"
-        f" logit here is {here['max_abs']:.12g}, twice that {bound:.12g}."
+        f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} logits ({ulps}). The largest difference here"
+        f" is {here['max_abs']:.12g} logits, twice that {bound:.12g}."
     )
-    if not here["near_tie"]:
+    if not here["could_flip"]:
         return f"{numbers} The margin is larger, so a flip is impossible here" + (
             ", and yet the argmax changed: the figures contradict each other." if here["is_flip"] else "."
         )
     possible = (
-        "The margin is no larger than that, so one candidate can pass the other."
+        "The margin is no larger than that, so one token can pass the other."
         if margins[smaller]
         else "It is a tie, which any difference can decide."
     )
@@ -151,9 +151,8 @@ def _moved(here: pd.Series, top: pd.DataFrame) -> str:
     gaps = {on: rows["reference"][f"{on}_logit"] - rows["variant"][f"{on}_logit"] for on in SIDES}
     moves = {side: row["variant_logit"] - row["reference_logit"] for side, row in rows.items()}
     return (
-        f"The reference's token moved by {_signed(moves['reference'])} and the variant's by"
-        f" {_signed(moves['variant'])}, so the lead of the first over the second went from {gaps['reference']:.12g} to"
-        f" {gaps['variant']:.12g}{_tie(gaps)}."
+        f"The reference's token moved by {_signed(moves['reference'])}, the variant's by {_signed(moves['variant'])}."
+        f" First minus second: {_signed(gaps['reference'])} → {_signed(gaps['variant'])}{_tie(gaps)}."
     )
 
 
