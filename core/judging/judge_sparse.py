@@ -18,7 +18,7 @@ from ..runs.reports.sparse_wording import not_compared, opening, placeholder_wor
 from ..runs.sparse.pairing import SparsePair, compare_sides
 from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
-from ..text import number, out_of, three_digits
+from ..text import number, out_of, plural, three_digits
 from .explain.hypotheses import causes_of
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
@@ -285,5 +285,15 @@ def _equal(pair: SparsePair) -> tuple[str, str]:
     """The verdict on a pair of which nothing differs: without a value on both sides, nothing was compared."""
     if not pair.listed:
         return UNDECIDED, f"{not_compared(pair)}; the tokens are the same."
-    says = f"all {pair.listed:,} values that both sides sent are equal; what was not sent is not compared."
+    values = (
+        "the 1 value that both sides sent is"
+        if pair.listed == 1
+        else f"all {pair.listed:,} values that both sides sent are"
+    )
+    says = f"{values} equal; what was not sent is not compared."
+    if 2 * pair.certain > len(pair.positions):
+        certain = (
+            f"at {pair.certain:,} of {plural(len(pair.positions), 'position')} both sides send probability 1 for one"
+        )
+        return UNDECIDED, f"{certain} token and 0 for the rest: placeholders, or a mask. {opening(says)}"
     return IDENTICAL, f"{says} {zeros_words(pair)}".strip()

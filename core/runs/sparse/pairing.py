@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ...numerics.grid import Grid, MarginUlps, find_grid, margin_ulps, sent_error
 from ...numerics.sparse import ListedRow, SparseFigures, compare_rows
-from .placeholders import Placeholders, without_placeholders
+from .placeholders import CERTAIN, ROUNDING, Placeholders, certain_placeholders, without_placeholders
 from .records import UNKNOWN_TOKEN, Keys, SparseResponse, SparseRows, SparseSide, Values
 
 NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
+_NOTHING = ListedRow(np.empty(0, np.int64), np.empty(0), 0, False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,8 @@ class SparsePair:
     """Two sparse sides compared. grids: of the reference and the variant. texts: of tokens, as far as sent.
 
     placeholders: values of either side that are no values of a model; they are missing in every figure. zeros: listed
-    tokens of probability 0 (null, -9999.0, -inf) on either side.
+    tokens of probability 0 (null, -9999.0, -inf) on either side. certain: positions at which both sides send a list
+    with probability 1 for one token and 0 for the rest.
     """
 
     reference: str
@@ -89,6 +91,7 @@ class SparsePair:
     notes: tuple[str, ...]
     placeholders: tuple[Placeholders, ...] = ()
     zeros: int = 0
+    certain: int = 0
 
     @cached_property
     def listed(self) -> int:
@@ -115,13 +118,17 @@ class SparsePair:
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """A response in the ids that both sides use, with positions counted from the same place."""
+    """A response in the ids that both sides use, with positions counted from the same place.
+
+    certain: positions at which one token has probability 1 and every other listed one has 0.
+    """
 
     response: SparseResponse
     tokens: tuple[int, ...]
     rows: dict[int, ListedRow]
     chosen: dict[int, int]
     first_generated: int
+    certain: frozenset[int]
 
 
 def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
@@ -145,6 +152,8 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
     grids = _grid(reference), _grid(variant)
     positions: list[SparsePosition] = []
     meetings: list[Meeting] = []
+    alone = [0, 0]
+    both = 0
     for prompt, responses in enumerate(zip(reference.responses, variant.responses, strict=True)):
         starts = _starts(*responses)
         one, other = (
@@ -153,6 +162,11 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
         )
         meeting = _meet(prompt, one, other)
         meetings.append(meeting)
+        for number, (side, against) in enumerate(((one, other), (other, one))):
+            certain = _certain_alone(side, against, meeting.parting)
+            side.rows.update(dict.fromkeys(certain, _NOTHING))
+            alone[number] += len(certain)
+        both += len(one.certain & other.certain)
         positions.extend(_positions(meeting, one, other, grids, reference.values, vocab))
     if not positions:
         why = _why(reference, variant)
@@ -170,8 +184,9 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
         tuple(meetings),
         texts,
         notes,
-        (*first, *second),
+        (*first, *second, *certain_placeholders((reference, variant), alone)),
         zeros,
+        both,
     )
 
 
@@ -345,7 +360,23 @@ def _prepared(response: SparseResponse, start: int, error: float, ids: _Ids) -> 
     tokens = (UNKNOWN_TOKEN,) * start + tokens  # those of the prompt, which the response does not say
     generated = response.generated_from
     first = math.inf if generated is None else generated + start
-    return _Prepared(response, _with_chosen(tokens, chosen), rows, chosen, int(min(first, 1 << 62)))
+    one = np.diff(response.rows.offsets) == 1
+    sure = one & (response.rows.missing > 0)
+    values = response.rows.values[response.rows.offsets[:-1][sure]]
+    places = response.rows.positions[sure][values == CERTAIN.get(response.values)] + start
+    certain = frozenset(places.tolist())
+    return _Prepared(response, _with_chosen(tokens, chosen), rows, chosen, int(min(first, 1 << 62)), certain)
+
+
+def _certain_alone(side: _Prepared, other: _Prepared, parting: int | None) -> list[int]:
+    """Positions of equal context at which one side is certain of a token and the other one sent a row that is not."""
+    certain, found = CERTAIN.get(side.response.values, 0.0), []
+    for position in side.certain - other.certain:
+        row = other.rows.get(position, _NOTHING)
+        is_open = len(row.values) > 1 or (len(row.values) == 1 and row.values[0] < certain - ROUNDING)
+        if is_open and (parting is None or position < parting):
+            found.append(position)
+    return found
 
 
 def _renamed(token: int, mapping: Mapping[int, int] | None) -> int:

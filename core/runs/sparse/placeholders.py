@@ -6,7 +6,7 @@ probability; probabilities in place of their logarithms. Such rows are emptied b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, 
 ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
 _MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rounded to bfloat16
 _REPEATS = 3  # rows of chosen tokens without lists that hold one whole number, and a quarter of all rows
-_CERTAIN = {"logprob": 0.0, "prob": 1.0}  # the value of probability 1
+CERTAIN = {"logprob": 0.0, "prob": 1.0}  # the value of probability 1
 
 Rows = NDArray[np.bool_]
 
@@ -29,8 +29,8 @@ Rows = NDArray[np.bool_]
 class Placeholders:
     """Rows of one side that hold no values of a model.
 
-    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1' or 'missing'. tokens: such rows, of: all
-    rows of the side. what: clause on their values.
+    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'missing' or 'certain'. tokens: such
+    rows, of: all rows of the side. what: clause on their values.
     """
 
     side: str
@@ -90,6 +90,17 @@ def without_placeholders(side: SparseSide) -> tuple[SparseSide, tuple[Placeholde
     return replace(side, responses=responses), tuple(found)
 
 
+def certain_placeholders(sides: Sequence[SparseSide], counts: Sequence[int]) -> tuple[Placeholders, ...]:
+    """Rows of either side that are certain of one token where the other side has a row that is not."""
+    what = "probability 1 for one token and 0 for the rest of its list, where the other side is not certain"
+    rows = [sum(len(response.rows) for response in side.responses) for side in sides]
+    return tuple(
+        Placeholders(side.name, "certain", count, total, f"{what}: no log-probabilities of the model, or a mask")
+        for side, count, total in zip(sides, counts, rows, strict=True)
+        if count
+    )
+
+
 def _flat(side: SparseSide) -> _Flat:
     def joined(name: str) -> NDArray:
         return np.concatenate([getattr(response.rows, name) for response in side.responses])
@@ -128,7 +139,7 @@ def _is_generated(response: SparseResponse) -> Rows:
 
 def _kinds(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that has it."""
-    has_values, certain = flat.counts > 0, _CERTAIN.get(side.values)
+    has_values, certain = flat.counts > 0, CERTAIN.get(side.values)
     if certain is not None and len(flat.values):
         yield from _impossible(side, flat)
     if has_values.sum() > 1 and flat.values.min() == flat.values.max():

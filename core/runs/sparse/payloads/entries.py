@@ -135,7 +135,7 @@ def response_of(
             " placeholder; the list is read.",
         )
     if not found:
-        raise DumpError(f"{where}: a {format} response without log-probabilities; ask the server for them.")
+        raise DumpError(f"{where}: {format} response without log-probabilities; ask the server for them.")
     best = _best(found, asked)
     is_by_id = all(entry.token is not None for row in found for entry in _entries(row))
     named: dict[str, int] = {}

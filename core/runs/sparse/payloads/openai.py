@@ -69,7 +69,7 @@ def _choice(
     is_vllm = bool(of_prompt) or "token_ids" in choice
     if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
         rows += content_rows(logprobs["content"], start, where)
-    elif isinstance(logprobs, dict):
+    elif isinstance(logprobs, dict) and logprobs.get("tokens") is not None:
         echoed = bool(request.get("echo")) or _is_echoed(logprobs)
         rows += list(_listed_rows(logprobs, 0 if echoed else start, where, is_echoed=echoed))
     return response_of(

@@ -183,6 +183,20 @@ def test_a_token_with_probability_1_and_a_list_is_sound() -> None:
     assert (pair.placeholders, verdict.name) == ((), IDENTICAL)
 
 
+def test_a_certain_row_on_one_side_alone_is_not_compared() -> None:
+    lowest = -3.4028234663852886e38
+    rows = sound()
+    for at in (1, 2, 4, 5, 7):
+        word = rows[at][0]
+        rows[at] = (word, 0.0, {word: 0.0, " a": lowest, " the": lowest})
+    pair, verdict = judged(answer(*sound()), answer(*rows))
+    assert kinds(pair) == [("B", "certain", 5, 8)]
+    assert (verdict.name, pair.listed, pair.differing) == (INVALID_DUMP, 9, 0)
+    pair, verdict = judged(answer(*rows), answer(*rows))
+    assert (pair.placeholders, pair.certain, verdict.name) == ((), 5, UNDECIDED)
+    assert verdict.because.startswith("at 5 of 8 positions both sides send probability 1")
+
+
 def test_an_emitted_value_that_its_list_contradicts_is_left_out() -> None:
     rows = [(word, 0.0, top) for word, _, top in sound(3)]
     pair, verdict = judged(answer(*sound(3)), answer(*rows))
