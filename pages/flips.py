@@ -75,7 +75,7 @@ if view.texts:
         token = here[f"{side}_token"]
         name = getattr(view.pair, side)
         column.caption(
-            f"`{widgets.code(name)}` goes on with {widgets.escaped(widgets.table_texts([token], view.run)[0])}"
+            f"`{widgets.code(name)}`: next token {widgets.escaped(widgets.table_texts([token], view.run)[0])}"
         )
         chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         with column:

@@ -21,7 +21,7 @@ with st.container(horizontal=True, gap="large"):
             or scope
         )
     dragging = st.segmented_control(
-        "Dragging", list(parts.DRAGGING), default=parts.ZOOMS, required=True, key="near_ties_drag"
+        "Drag", list(parts.DRAGGING), default=parts.ZOOMS, required=True, key="near_ties_drag"
     )
 table = view.table if scope == "all prompts" else view.prompt_table
 found.markdown(sentence(table, view.dtype))
@@ -47,7 +47,7 @@ plots.draw(
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    f"Positions of {scope}, logits of {view.dtype}, log scale; only below the dashed line could a position flip."
+    f"Positions of {scope}, logits of {view.dtype}, log scale; positions can flip only below the dashed line."
     + (f" {plural(undrawn, 'position')} without a finite margin cannot be drawn." if undrawn else "")
 )
 
@@ -59,14 +59,14 @@ listed = listed.sort_values(
 )
 with st.container(horizontal=True, vertical_alignment="center"):
     if brushed:
-        flips = plural(int(listed["is_flip"].sum()), "flip")
-        st.markdown(
-            f"**{plural(len(brushed), 'position')} brushed**, {flips} and"
-            f" {plural(int(listed['near_tie'].sum()), 'near tie')} among them"
-        )
-        st.button("Clear the brush", on_click=parts.clear, icon=":material/close:")
+        counts = [
+            plural(int(listed[name].sum()), word) for name, word in (("is_flip", "flip"), ("near_tie", "near tie"))
+        ]
+        st.markdown(f"**{plural(len(brushed), 'position')} selected**: {', '.join(counts)}")
+        st.button("Clear selection", on_click=parts.clear, icon=":material/close:")
     else:
-        st.markdown(f"**{plural(len(listed), 'position')}** within the threshold below")
+        most = f"{limit:g} logits" if unit == "logits" else plural(int(limit), "ULP")
+        st.markdown(f"**{plural(len(listed), 'position')}** with margin ≤ {most}")
     exports.download(
         {
             "these positions": partial(parts.exported, listed, view),

@@ -143,12 +143,12 @@ def sentence(view: state.View, found: Continuation) -> str:
     """Sentence on where the two part, in markdown."""
     names = f"`{widgets.code(found.variant)}` and `{widgets.code(view.pair.reference)}`"
     if found.chosen is None:
-        return f"{names} never part within {plural(found.compared, 'token')}."
+        return f"{names} do not diverge within {plural(found.compared, 'token')}."
     ours, theirs = (f"`{widgets.code(text)}`" for text in widgets.table_texts(found.chosen, view.run))
     before = f"after {plural(found.agreed, 'token')} in common" if found.agreed else "with the first token"
     return (
-        f"{names} part {before}, at position {found.position}: the reference goes on with {ours}, the variant with"
-        f" {theirs}."
+        f"{names} diverge {before}, at position {found.position}: next token {ours} on the reference, {theirs} on the"
+        " variant."
     )
 
 

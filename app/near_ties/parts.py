@@ -12,12 +12,8 @@ from app.shell import widgets
 from core.text import out_of, plural
 
 SIDES = ("reference", "variant")
-ZOOMS = "zooms, clicks select"
-DRAGGING = {
-    ZOOMS: "zoom",
-    "brushes a box": "select",
-    "brushes a lasso": "lasso",
-}  # the chart tells of a click in the first only
+ZOOMS = "Zoom"
+DRAGGING = {ZOOMS: "zoom", "Box select": "select", "Lasso": "lasso"}  # the chart tells of a click in the first only
 BRUSHED = "brushed"  # in the session: (which table it is of, labels of its rows)
 
 
@@ -52,12 +48,12 @@ def said(table: pd.DataFrame, unit: str, limit: float, dtype: str) -> str:
     either = within["reference"] | within["variant"]
     flips = table["is_flip"].astype(bool)
     most = f"{limit:g} logits" if unit == "logits" else plural(int(limit), "ULP") + f" of {dtype}"
+    below = int((flips & either).sum())
     return (
-        f"**{out_of(int(either.sum()), len(table))}** positions have a margin of at most {most} on a side:"
+        f"**{out_of(int(either.sum()), len(table))}** positions with margin ≤ {most}:"
         f" {out_of(int(within['reference'].sum()), len(table))} on the reference,"
-        f" {out_of(int(within['variant'].sum()), len(table))} on the variant. Of"
-        f" {plural(int(flips.sum()), 'flip')}, {int((flips & either).sum())}"
-        f" lie{'s' if int((flips & either).sum()) == 1 else ''} within it."
+        f" {out_of(int(within['variant'].sum()), len(table))} on the variant. {below:,} of"
+        f" {plural(int(flips.sum()), 'flip')} {'is' if below == 1 else 'are'} below the threshold."
     )
 
 

@@ -115,8 +115,7 @@ def lists(view: selection.SparseView) -> None:
         | {f"change, {unit(view)}": VALUE},
     )
     chosen = [
-        f"{side} `{widgets.code(name)}` goes on with"
-        f" {widgets.escaped(wording.token(token, view.pair.texts.get(token)))}"
+        f"{side} `{widgets.code(name)}`: next token {widgets.escaped(wording.token(token, view.pair.texts.get(token)))}"
         for side, name, token in (
             ("reference", view.pair.reference, place.reference_chosen),
             ("variant", view.pair.variant, place.variant_chosen),

@@ -72,11 +72,11 @@ def test_a_figure_is_drawn_again_where_it_changes_and_nowhere_else(page: Page, d
 @pytest.mark.thorough
 def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"near_ties?{AT}")
-    page.get_by_text("brushes a box").click()
+    page.get_by_text("Box select").click()
     settle(page)
     chart = figure(page, "near_ties")
     zoom(page, chart)  # the same drag, which brushes now
-    expect(page.get_by_text("brushed,")).to_be_visible()
+    expect(page.get_by_text("selected:")).to_be_visible()
     settle(page)
     outline = chart.locator(".selectionlayer path")
     assert outline.count()
@@ -85,8 +85,8 @@ def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page
     ).click()  # the arrows are the choice's as long as that has the focus
     step(page, "ArrowRight", 37)
     assert outline.count()
-    page.get_by_role("button", name="Clear the brush").click()
-    expect(page.get_by_text("brushed,")).not_to_be_visible()
+    page.get_by_role("button", name="Clear selection").click()
+    expect(page.get_by_text("selected:")).not_to_be_visible()
     settle(page)
     expect(outline).to_have_count(0)
 

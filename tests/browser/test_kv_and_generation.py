@@ -175,7 +175,7 @@ def test_a_token_after_the_parting_is_no_place_of_the_run(page: Page, dashboard:
 def test_a_row_of_the_table_selects_prompt_variant_and_position(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/flips?run=continued&variant=decode%2Bbatch:8&prompt=1&position=0")
     settle(page)
-    expect(page.get_by_text("never part within 8 tokens")).to_be_visible()
+    expect(page.get_by_text("do not diverge within 8 tokens")).to_be_visible()
     table = page.locator("[data-testid=stDataFrame]").first.bounding_box()
     assert table is not None
     page.mouse.click(table["x"] + 17, table["y"] + 52)  # the box of the first row; the table is drawn on a canvas

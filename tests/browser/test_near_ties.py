@@ -93,12 +93,12 @@ def test_a_box_among_thousands_of_positions_lists_those_in_it_and_outlives_a_cli
     opened(page, dashboard, f"near_ties?run={crowded}&prompt=0&position=0")
     chart = page.locator(".js-plotly-plot").first
     assert chart.locator(".point").count() < 1000  # the crowd is shaded, its points are not elements of the page
-    page.get_by_text("brushes a box").click()
+    page.get_by_text("Box select").click()
     settle(page)
     expected = inside(chart, *BOX)
     assert expected > 100
     drag(page, chart, BOX[:2], BOX[2:])
-    brushed = page.get_by_text(f"{expected:,} positions brushed")
+    brushed = page.get_by_text(f"{expected:,} positions selected")
     expect(brushed).to_be_visible()
     picture(page, "near-ties-brushed")
     page.get_by_text("zooms, clicks select").click()
@@ -111,9 +111,9 @@ def test_a_box_among_thousands_of_positions_lists_those_in_it_and_outlives_a_cli
     settle(page)
     assert page.url != before
     expect(brushed).to_be_visible()
-    page.get_by_role("button", name="Clear the brush").click()
+    page.get_by_role("button", name="Clear selection").click()
     expect(brushed).not_to_be_visible()
-    expect(page.get_by_text("within the threshold below")).to_be_visible()
+    expect(page.get_by_text("with margin ≤")).to_be_visible()
 
 
 def click_some_flip(page: Page, chart: Locator) -> None:
@@ -129,14 +129,14 @@ def click_some_flip(page: Page, chart: Locator) -> None:
 def test_a_lasso_brushes_and_a_box_around_nothing_ends_the_brush(page: Page, dashboard: Dashboard):
     opened(page, dashboard, "near_ties?run=fresh-against-cached&prompt=1&position=36")
     chart = page.locator(".js-plotly-plot").first
-    page.get_by_text("brushes a lasso").click()
+    page.get_by_text("Lasso", exact=True).click()
     settle(page)
     drag(page, chart, (0.35, 0.3), (0.75, 0.3), (0.75, 0.95), (0.35, 0.95), (0.35, 0.3))
-    expect(page.get_by_text("positions brushed")).to_be_visible()
-    page.get_by_text("brushes a box").click()
+    expect(page.get_by_text("positions selected")).to_be_visible()
+    page.get_by_text("Box select").click()
     settle(page)
     drag(page, chart, (0.9, 0.05), (0.99, 0.2))  # large margins at large differences: there are none
-    expect(page.get_by_text("brushed,")).not_to_be_visible()
+    expect(page.get_by_text("selected:")).not_to_be_visible()
 
 
 @pytest.mark.thorough

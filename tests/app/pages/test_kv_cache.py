@@ -158,7 +158,7 @@ def test_the_flips_page_tells_where_continuations_part(continued):
     assert not app.warning
     assert "1 flip in 30 positions" in said(app)
     app.number_input(key="position").set_value(PARTING).run()
-    assert "goes on with ·\\<b\\>two\\</b\\>↵" in said(app)  # a token is no markup
+    assert "next token ·\\<b\\>two\\</b\\>↵" in said(app)  # a token is no markup
 
 
 def test_logits_that_do_not_confirm_what_was_generated_are_said_to_be_so(own_store):
@@ -170,7 +170,7 @@ def test_logits_that_do_not_confirm_what_was_generated_are_said_to_be_so(own_sto
 @pytest.mark.parametrize(("variant", "prompt"), [("decode+batch:8", "0"), ("decode", "1")])
 def test_continuations_that_never_part_say_within_how_many_tokens(continued, variant, prompt):
     app = opened("flips", run=continued, variant=variant, prompt=prompt)
-    assert f"`{variant}` and `prefill` never part within 8 tokens" in said(app)
+    assert f"`{variant}` and `prefill` do not diverge within 8 tokens" in said(app)
 
 
 def test_a_prompt_that_was_only_scored_says_so_and_shows_the_others(continued):

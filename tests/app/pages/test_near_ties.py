@@ -44,12 +44,12 @@ def counted(where: str) -> list[tuple]:
 @pytest.mark.parametrize(
     ("link", "columns", "limit", "words"),
     [
-        ({}, "margin_ulps", "4", "at most 4 ULPs of bfloat16"),
-        ({"threshold": "0"}, "margin_ulps", "0", "at most 0 ULPs of bfloat16"),
-        ({"threshold": "1"}, "margin_ulps", "1", "at most 1 ULP of bfloat16"),
-        ({"unit": "logits"}, "margin", "0.1", "at most 0.1 logits"),
-        ({"unit": "logits", "logits": "0.5", "of": "all-prompts"}, "margin", "0.5", "at most 0.5 logits"),
-        ({"threshold": "9", "of": "all-prompts"}, "margin_ulps", "9", "at most 9 ULPs of bfloat16"),
+        ({}, "margin_ulps", "4", "≤ 4 ULPs of bfloat16"),
+        ({"threshold": "0"}, "margin_ulps", "0", "≤ 0 ULPs of bfloat16"),
+        ({"threshold": "1"}, "margin_ulps", "1", "≤ 1 ULP of bfloat16"),
+        ({"unit": "logits"}, "margin", "0.1", "≤ 0.1 logits"),
+        ({"unit": "logits", "logits": "0.5", "of": "all-prompts"}, "margin", "0.5", "≤ 0.5 logits"),
+        ({"threshold": "9", "of": "all-prompts"}, "margin_ulps", "9", "≤ 9 ULPs of bfloat16"),
     ],
 )
 def test_the_count_in_words_is_that_of_the_file_and_the_table_lists_it(link, columns, limit, words):
@@ -77,11 +77,11 @@ def brush(app: AppTest, rows: list[int], stamp: str = f"{RUN} 0 1") -> AppTest:
 def test_a_brush_lists_its_positions_whatever_the_threshold_and_can_be_cleared():
     app = brush(opened(), [442 + 204, 442 + 36, 442])
     assert listed(app) == [0, 36, 204]
-    assert "**3 positions brushed**, 1 flip and" in said(app)
-    next(button for button in app.button if button.label == "Clear the brush").click().run()
+    assert "**3 positions selected**: 1 flip," in said(app)
+    next(button for button in app.button if button.label == "Clear selection").click().run()
     assert not app.exception
     assert len(listed(app)) == 35
-    assert "brushed" not in said(app)
+    assert "positions selected" not in said(app)
 
 
 @pytest.mark.parametrize("stamp", [f"{RUN} 1 1", f"{RUN} 0 0", f"{RUN} 0 all", "other 0 1"])
@@ -106,7 +106,7 @@ def test_controls_are_in_the_address_and_come_back_from_it():
     }
     again = opened(top="ranks", unit="logits", logits="0.02")
     assert "2 tokens of 8 change places" in said(again)
-    assert "at most 0.02 logits" in said(again)
+    assert "≤ 0.02 logits" in said(again)
 
 
 def test_the_form_of_the_best_tokens_is_the_same_on_every_page():
