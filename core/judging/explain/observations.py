@@ -45,11 +45,12 @@ def jumps(pair: PairRows) -> Iterator[Cause]:
     factor = _JUMP_FACTOR if pair.is_full else _JUMP_FACTOR_OF_LISTS
     if few > _JUMP_ROWS * len(sizes) or middle <= 0 or sizes[order[few - 1]] < factor * middle:
         return
-    listed = ", ".join(f"{places[i][1]}" for i in sorted(order[: min(few, 5)]))
+    listed = ", ".join(f"{places[i][1]}" for i in sorted(order[: min(few, 5)])) + (", ..." if few > 5 else "")
+    looked_at = plural(len(sizes), "row") + (f" sampled of {pair.compared:,}" if len(sizes) < pair.compared else "")
     yield Cause(
         "jumps",
-        f"{few} of {len(sizes)} positions ({listed}{', ...' if few > 5 else ''}) hold {_JUMP_SHARE:.0%} of the squared"
-        f" difference, up to {number(float(sizes[order[0]]) / middle, 2)} times the middle one: as another route of an"
-        " expert, or a fault at single positions, makes it.",
+        f"{few} of {looked_at} ({'position' if few == 1 else 'positions'} {listed}) hold {_JUMP_SHARE:.0%} of the"
+        f" squared difference, up to {number(float(sizes[order[0]]) / middle, 2)}x the median. Typical of a different"
+        " MoE route or a bug at single positions.",
         {"positions": [int(places[i][1]) for i in order[:few]]},
     )
