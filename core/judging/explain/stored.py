@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
 from ...runs.sparse.pairing import SparsePair
+from ...runs.sparse.placeholders import clauses
 from ...runs.sparse.records import SparseSide
 from ...text import number
 from .hypotheses import Explanation, explain
@@ -37,10 +38,8 @@ def causes_of_pair(run: RunReader, pair: int) -> list[Cause]:
 def explain_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) -> Explanation:
     """Causes that are claimed of a pair of lists, values that are no values of a model before all."""
     found = explain(rows_of_lists(pair, reference, variant))
-    placeholders = [
-        Cause("placeholders", f"{one.says[:1].upper()}{one.says[1:]}.", {"tokens": one.tokens, "of": one.of})
-        for one in pair.placeholders
-    ]
+    seen = clauses(pair.placeholders)
+    placeholders = [Cause("placeholders", f"{clause[:1].upper()}{clause[1:]}.") for clause in seen]
     return replace(found, causes=[*placeholders, *found.causes])
 
 

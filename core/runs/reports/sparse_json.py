@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ...numerics.grid import Grid, MarginUlps
 from ...numerics.sparse import Interval
 from ..sparse.pairing import SparsePair, SparsePosition
-from ..sparse.placeholders import without_placeholders
+from ..sparse.placeholders import clauses, without_placeholders
 from ..sparse.records import SparseSide
 from ..sparse_run import KIND, SparseRun
 
@@ -195,7 +195,7 @@ def position_json(place: SparsePosition, pair: SparsePair) -> dict[str, Any]:
 
 def placeholders_json(pair: SparsePair) -> list[dict[str, Any]]:
     """Values of either side that are no values of a model: of which side, of what kind, at how many tokens."""
-    return [{**asdict(one), "says": f"{one.says}."} for one in pair.placeholders]
+    return [{**asdict(one), "says": f"{clauses([one])[0]}."} for one in pair.placeholders]
 
 
 def ulps_json(margin: MarginUlps | None) -> int | list[int] | None:

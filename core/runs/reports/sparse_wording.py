@@ -9,6 +9,7 @@ from typing import Any
 from ...numerics.grid import Grid
 from ...text import joined, number, out_of, plural, shown
 from ..sparse.pairing import SparsePair, SparsePosition
+from ..sparse.placeholders import clauses
 from .sparse_json import Bounded, summary_json
 
 UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
@@ -51,8 +52,7 @@ def told_count(count: int | list[int]) -> str:
 
 def placeholder_words(pair: SparsePair) -> str:
     """Sentences on values that are no values of a model, '' where there are none."""
-    found = list(dict.fromkeys(one.says for one in pair.placeholders))
-    return f"{'; '.join(found)}. These are not compared." if found else ""
+    return f"{'; '.join(clauses(pair.placeholders))}. These are not compared." if pair.placeholders else ""
 
 
 def zeros_words(pair: SparsePair) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.grid import sent_error
-from ...text import number, plural
+from ...text import joined, number, plural
 from .records import SparseResponse, SparseRows, SparseSide
 
 DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
@@ -39,13 +39,21 @@ class Placeholders:
     of: int
     what: str
 
-    @property
-    def says(self) -> str:
-        """Clause on what is seen."""
-        if self.kind == "probabilities":
-            return f"the values of '{self.side}' look like probabilities, not log-probabilities: {self.what}"
-        kind = "impossible values" if self.kind in ("out of range", "sum above 1") else "placeholders"
-        return f"{kind} at {self.tokens:,} of {plural(self.of, 'token')} of '{self.side}': {self.what}"
+
+def clauses(found: Sequence[Placeholders]) -> list[str]:
+    """Clauses on what is seen, one for sides of which the same is true."""
+    groups: dict[tuple[str, str], list[Placeholders]] = {}
+    for one in found:
+        groups.setdefault((one.kind, one.what), []).append(one)
+    return [_clause(kind, what, alike) for (kind, what), alike in groups.items()]
+
+
+def _clause(kind: str, what: str, alike: Sequence[Placeholders]) -> str:
+    if kind == "probabilities":
+        sides = joined([f"'{one.side}'" for one in alike])
+        return f"the values of {sides} look like probabilities, not log-probabilities: {what}"
+    places = joined([f"{one.tokens:,} of {plural(one.of, 'token')} of '{one.side}'" for one in alike])
+    return f"{'impossible values' if kind in ('out of range', 'sum above 1') else 'placeholders'} at {places}: {what}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,24 +110,24 @@ def certain_placeholders(sides: Sequence[SparseSide], counts: Sequence[int]) -> 
 
 
 def _flat(side: SparseSide) -> _Flat:
-    def joined(name: str) -> NDArray:
+    def of_all(name: str) -> NDArray:
         return np.concatenate([getattr(response.rows, name) for response in side.responses])
 
-    values, chosen = joined("values"), joined("chosen")
+    values, chosen = of_all("values"), of_all("chosen")
     counts = np.concatenate([np.diff(response.rows.offsets) for response in side.responses])
     rows = len(counts)
     row_of = np.repeat(np.arange(rows), counts)
     finite = np.isfinite(values)
     has_chosen = np.zeros(rows, np.bool_)
-    has_chosen[row_of[finite & (joined("token_ids") == chosen[row_of])]] = True
-    missing = joined("missing") + np.bincount(row_of[~finite], minlength=rows)
+    has_chosen[row_of[finite & (of_all("token_ids") == chosen[row_of])]] = True
+    missing = of_all("missing") + np.bincount(row_of[~finite], minlength=rows)
     values, row_of = values[finite], row_of[finite]
     largest, smallest = np.full(rows, np.nan), np.full(rows, np.nan)
     largest[row_of[::-1]], smallest[row_of] = values[::-1], values  # best first within a row
     shares = np.exp(np.minimum(values, 1.0)) if side.values == "logprob" else values
     return _Flat(
         values,
-        joined("positions"),
+        of_all("positions"),
         np.concatenate([_is_generated(response) for response in side.responses]),
         np.bincount(row_of, minlength=rows),
         missing,
@@ -127,7 +135,7 @@ def _flat(side: SparseSide) -> _Flat:
         smallest,
         np.bincount(row_of, values, minlength=rows).astype(np.float64),
         np.bincount(row_of, shares, minlength=rows).astype(np.float64),
-        (chosen >= 0) & ~has_chosen & (missing > 0) & ~joined("full"),
+        (chosen >= 0) & ~has_chosen & (missing > 0) & ~of_all("full"),
     )
 
 
@@ -217,8 +225,7 @@ def _drafted(side: SparseSide) -> int:
 
 
 def _of_drafts(side: SparseSide) -> str:
-    drafted = _drafted(side)
-    return f"; the server sends this for drafted tokens ({drafted:,} were accepted)" if drafted else ""
+    return "; the server sends this for drafted tokens: turn speculative decoding off" if _drafted(side) else ""
 
 
 def _emptied(rows: SparseRows, is_emptied: Rows) -> SparseRows:

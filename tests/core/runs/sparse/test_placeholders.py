@@ -73,8 +73,9 @@ def test_timings_of_speculative_decoding_are_named() -> None:
     }  # fmt: skip
     pair, verdict = judged(payload, payload)
     assert kinds(pair) == [("A", "no list", 2, 3), ("B", "no list", 2, 3)]
+    assert verdict.because.startswith("placeholders at 2 of 3 tokens of 'A' and 2 of 3")
     assert "where 2 values were asked for" in verdict.because
-    assert "for drafted tokens (2 were accepted)" in verdict.because
+    assert "for drafted tokens: turn speculative decoding off" in verdict.because
     assert verdict.name == INVALID_DUMP
 
 
