@@ -15,7 +15,7 @@ from core.runs.views.verdicts import finding
 from core.text import out_of, plural, visible
 
 view = widgets.head(PAGE, selection.current_view(), sparse.flips)
-st.markdown(sentence(view.table, view.dtype))
+st.markdown(sentence(view.table))
 if view.run.generations:
     continuations.section(view)
     st.subheader("Flips along the scored tokens")

@@ -8,6 +8,7 @@ from core.runs.file.records import (
     BUG_SUSPECTED,
     IDENTICAL,
     INVALID_DUMP,
+    LIKELY_ROUNDING,
     LOWER_PRECISION,
     NONDETERMINISTIC,
     NOT_JUDGED,
@@ -31,6 +32,7 @@ VERDICTS = {
     UNDECIDED: "gray",
     NOT_JUDGED: "gray",
     LOWER_PRECISION: "yellow",
+    LIKELY_ROUNDING: "blue",
     ROUNDING: "blue",
     IDENTICAL: "green",
 }

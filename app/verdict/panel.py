@@ -33,6 +33,7 @@ from core.runs.file.records import (
     BUG_SUSPECTED,
     IDENTICAL,
     INVALID_DUMP,
+    LIKELY_ROUNDING,
     LOWER_PRECISION,
     NONDETERMINISTIC,
     NOT_JUDGED,
@@ -50,6 +51,7 @@ _ICONS = {
     UNDECIDED: ":material/help:",
     NOT_JUDGED: ":material/hourglass_empty:",
     LOWER_PRECISION: ":material/stairs:",
+    LIKELY_ROUNDING: ":material/check_small:",
     ROUNDING: ":material/check:",
     IDENTICAL: ":material/drag_handle:",
 }

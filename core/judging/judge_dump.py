@@ -45,6 +45,7 @@ from .ladder.places import place_in_words
 from .ladder.shrink import SHRINKS_LIKE_ROUNDING, SHRINKS_TOO_MUCH, shrink_test
 from .ladder.structure import structure_in_16_bits, structure_of
 from .ladder.verdict import conclude
+from .screening import screen
 from .sixteen_bits import fault_of_16_bits_alone, first_beyond, limits_in_words, of_neither_side
 from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls
 from .uploaded_floor import earlier_model_floor, usable_floor, ways_in_words
@@ -128,6 +129,8 @@ class _DumpLadder(Ladder):
         if self.before is not None:
             ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
         self._of_16_bits_alone()
+        if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
+            self.evidence.append(screen(self.header, self.positions, has_experts=controls.has_experts))
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         causes = [row.says for row in self.evidence if row.check is Check.TEMPERATURE]
         limits = [row.says for row in self.drawn] if verdict.name in (UNDECIDED, NONDETERMINISTIC) else []

@@ -18,6 +18,7 @@ from ...runs.file.evidence import (
     RERUN,
     RUNGS,
     SAMPLER,
+    SCREENING,
     VALIDITY,
     Evidence,
     OtherPromptsFigures,
@@ -27,6 +28,7 @@ from ...runs.file.records import (
     BUG_SUSPECTED,
     IDENTICAL,
     INVALID_DUMP,
+    LIKELY_ROUNDING,
     LOWER_PRECISION,
     NONDETERMINISTIC,
     ROUNDING,
@@ -125,9 +127,16 @@ def conclude(
         else "The same pair in float32, against a float32 rounding floor, is missing."
     )
     supply = f" This would supply it: {missing_command}" if missing_command else ""
+    screened = next(iter(found[SCREENING]), None)
+    if screened is not None and screened.outcome == FAILED:
+        because = screened.says if rerun is None else f"{screened.says} {rerun.says}"
+        return verdict(BUG_SUSPECTED, because)
     if rerun is not None:
         return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}{supply}")
-    return verdict(UNDECIDED, f"{lacking}{supply}")
+    if screened is None:
+        return verdict(UNDECIDED, f"{lacking}{supply}")
+    name = LIKELY_ROUNDING if screened.outcome == PASSED else UNDECIDED
+    return verdict(name, f"{screened.says} {lacking}{supply}")
 
 
 def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:

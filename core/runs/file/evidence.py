@@ -21,12 +21,14 @@ from ...text import shown
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
 
-VALIDITY, SAMPLER, RERUN, NEIGHBOURS = "validity", "sampler", "rerun", "neighbours"
+VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
+RERUN, NEIGHBOURS = "rerun", "neighbours"
 OWN_DTYPE, FLOAT32, PRECISION, SYMMETRY = "own dtype", "float32", "precision", "symmetry"
 STRUCTURE, MODULES, ONE_ORDER = "structure", "modules", "one order"
 RUNGS = {  # in the order of the ladder, with their titles
     VALIDITY: "Dump validity",
     SAMPLER: "Sampler",
+    SCREENING: "Screening",
     RERUN: "Rerun",
     NEIGHBOURS: "Neighbours",
     OWN_DTYPE: "Own dtype",
@@ -161,6 +163,20 @@ class SamplerFigures(CheckFigures):
     tokens: int = figure("emitted tokens")
     not_the_argmax: int = figure("tokens that are not the argmax")
     first: int | None = figure("first of them, counted among the emitted tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreeningFigures(CheckFigures):
+    compute_dtype: str = figure(_DTYPE)
+    rms_row_ulps: float = figure("rms of the pair, row ULPs")
+    rounding_row_ulps: float = figure("largest rms that looks like rounding, row ULPs")
+    bug_row_ulps: float = figure("rms that rounding never comes near, row ULPs")
+    worst_position_ratio: float = figure("largest rms at one position over the median position")
+    position_ratio_allowed: float = figure("largest such ratio of rounding")
+    positions_beyond: int = figure("positions that stand out")
+    flips_beyond_noise: int = figure("flips beyond the noise")
+    first: tuple[int, int] | None = figure(_FIRST)
+    causes: tuple[str, ...] = figure("simple causes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +434,7 @@ class Check(StrEnum):
     NUMBERS = "NaN and infinity", VALIDITY, NumbersFigures
     TEMPERATURE = "temperature", VALIDITY, TemperatureFigures
     EMITTED = "emitted tokens", SAMPLER, SamplerFigures
+    ARRAYS_ALONE = "the arrays alone", SCREENING, ScreeningFigures
     AGAIN = "each side again", RERUN, RerunFigures
     OTHER_PROMPTS = "other prompts", NEIGHBOURS, OtherPromptsFigures
     OTHER_ROW = "another row", NEIGHBOURS, OtherRowFigures

@@ -22,12 +22,22 @@ from .kept import ALL, KEEPS
 
 IDENTICAL = "identical"
 ROUNDING = "rounding"
+LIKELY_ROUNDING = "likely rounding"  # by the arrays alone
 LOWER_PRECISION = "lower precision"
 NONDETERMINISTIC = "nondeterministic"
 BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
-VERDICTS = (IDENTICAL, ROUNDING, LOWER_PRECISION, NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP, UNDECIDED)
+VERDICTS = (
+    IDENTICAL,
+    ROUNDING,
+    LIKELY_ROUNDING,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    BUG_SUSPECTED,
+    INVALID_DUMP,
+    UNDECIDED,
+)
 FAILING = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)  # what no build should pass with
 NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ...numerics.divergence import NEAR_TIE_ROW_ULPS
 from ...numerics.elementary import exp
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
-from ...text import plural
+from ...text import number, plural
 from ..reader import RunReader
 from .elements import rank_of
 
@@ -23,6 +24,7 @@ STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
 
 SIDES = ("reference", "variant")
+NOISE_MARGIN = 2  # of harmless flips up to 1 in dense models, and 8 with experts (docs/verdict_calibration.md)
 MOST_GRID_LINES = 64  # beyond that they would be a grey field
 
 
@@ -84,23 +86,58 @@ _FIGURES = [
 ]
 
 
-def sentence(table: pd.DataFrame, dtype: str) -> str:
-    """A sentence on how many positions flip and how near to a tie they are, in markdown; table: figures by position."""
-    import pandas as pd
+def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
+    """Mask the flips that the pair's usual differences do not explain: both margins are more than NOISE_MARGIN times
+    the median over positions of the largest difference, in row ULPs, or more than 2 row ULPs if that is larger. [rows]
 
+    table: the pair's figures by position, of all prompts.
+    """
+    flips = table["is_flip"].to_numpy(bool)
+    if not flips.any():
+        return flips
+    difference, in_row_ulps = (table[name].to_numpy(float) for name in ("max_abs", "max_row_ulps"))
+    margins = np.fmin(*(table[f"{side}_margin"].to_numpy(float) for side in SIDES))
+    typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return flips & (margins * in_row_ulps / difference > typical)
+
+
+def noise_sentence(table: pd.DataFrame, listed: int = 3) -> str:
+    """`7 of 8 flips lie within the noise; beyond it: position 12 (margin 3.25 logits).`; '' if there is no flip.
+
+    table: the pair's figures by position, of all prompts.
+    """
+    count, beyond = int(table["is_flip"].sum()), table[beyond_noise(table)]
+    if not count:
+        return ""
+    if beyond.empty:
+        return f"{'The flip lies' if count == 1 else f'All {count:,} flips lie'} within the noise."
+    several = table["prompt"].any()
+    places = [
+        f"{f'prompt {row.prompt}, ' if several else ''}position {row.position}"
+        f" (margin {number(np.fmin(row.reference_margin, row.variant_margin), 3)} logits)"
+        for row in beyond.head(listed).itertuples()
+    ]
+    more = f" and {len(beyond) - listed:,} more" if len(beyond) > listed else ""
+    return (
+        f"{count - len(beyond):,} of {plural(count, 'flip')} {'lies' if count - len(beyond) == 1 else 'lie'} within the"
+        f" noise; beyond it: {'; '.join(places)}{more}."
+    )
+
+
+def sentence(table: pd.DataFrame) -> str:
+    """A sentence on how many positions flip and which of them noise explains, in markdown; table: figures by
+    position.
+    """
     flips, total = table[table["is_flip"]], len(table)
-    count, near = len(flips), int(flips["near_tie"].sum())
+    count = len(flips)
     if not count:
         return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
     first = flips.iloc[0]
     said = f"**{plural(count, 'flip')} in {plural(total, 'position')}**, "
     said += f"{'' if count == 1 else 'the first '}at position {first['position']}"
     said += f" of prompt {first['prompt']}" if table["prompt"].any() else ""
-    if near < count:
-        return f"{said}; {near:,} of {count:,} {'is a near tie' if near == 1 else 'are near ties'}."
-    most = flips[["reference_margin_ulps", "variant_margin_ulps"]].max(axis=None, skipna=True)
-    margin = "" if pd.isna(most) else f", with margins of at most {plural(int(most), 'ULP')} of {dtype}"
-    return f"{said}; {'it is a near tie' if count == 1 else 'all are near ties'}{margin}."
+    return f"{said}. {noise_sentence(table)}"
 
 
 def flip_table(

@@ -29,6 +29,7 @@ from ..file.evidence import (
     RERUN,
     RUNGS,
     SAMPLER,
+    SCREENING,
     STRUCTURE,
     SYMMETRY,
     VALIDITY,
@@ -42,6 +43,7 @@ from ..file.evidence import (
 )
 from ..file.records import BUG_SUSPECTED, IDENTICAL, NOT_JUDGED, ROUNDING, UNDECIDED, Provenance
 from ..reader import RunReader, StoredPair
+from .flips import noise_sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,14 +138,14 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
             _supply(about, name, run.header.compute_dtype, run.run_id, tried=tried, is_judged=pair.verdict is not None),
         )
         for name in RUNGS
-        if name != PRECISION or any(row.rung == PRECISION for row in evidence)  # asked only of a pair beyond its floor
+        if name not in (PRECISION, SCREENING) or any(row.rung == name for row in evidence)  # asked only in some cases
     )
     name = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
     if pair.verdict is None:
         return Finding(name, _not_judged(about, pair.summary.bit_identical), rungs, False)
     more: list[str] = []
     if name == ROUNDING:
-        more = [_in_own_dtype(evidence, run.header.compute_dtype), _flips(positions, run.header.compute_dtype)]
+        more = [_in_own_dtype(evidence, run.header.compute_dtype), noise_sentence(positions)]
     elif name == BUG_SUSPECTED:
         more = [
             row.says
@@ -210,30 +212,6 @@ def _in_own_dtype(evidence: Sequence[Evidence], compute_dtype: str) -> str:
     if row is None or not isinstance(row.figures, RatioFigures) or row.figures.noise_ratio is None:
         return ""
     return f"In {compute_dtype} it is {times(row.figures.noise_ratio)} times the floor."
-
-
-def _flips(positions: pd.DataFrame, compute_dtype: str) -> str:
-    """`Both flips are near ties, with margins of at most 2 ULPs of bfloat16.`; '' where there is no flip.
-
-    In ULPs and not against the floor: in 16 bits a margin is a whole number of steps, while most logits do not move at
-    all, so the floor's rms is less than one step.
-    """
-    import pandas as pd
-
-    flips = positions[positions["is_flip"]]
-    near, count = int(flips["near_tie"].sum()), len(flips)
-    if not count:
-        return ""
-    if near < count:
-        return f"{near:,} of {count:,} flips {'is a near tie' if near == 1 else 'are near ties'}."
-    who = {1: "The one flip is a near tie", 2: "Both flips are near ties"}.get(
-        count, f"All {count:,} flips are near ties"
-    )
-    most = flips[["reference_margin_ulps", "variant_margin_ulps"]].max(axis=None, skipna=True)
-    if pd.isna(most):
-        return f"{who}."
-    margins = "a margin" if count == 1 else "margins"
-    return f"{who}, with {margins} of at most {int(most):,} {'ULP' if most == 1 else 'ULPs'} of {compute_dtype}."
 
 
 def position_ratios(

@@ -14,7 +14,7 @@ from core.judging.constant_rows import Filling
 from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.dumps.dump import open_dump
-from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, STRUCTURE, VALIDITY
+from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, SCREENING, STRUCTURE, VALIDITY
 from core.runs.file.evidence import FLOAT32 as FLOAT32_RUNG
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
@@ -40,12 +40,12 @@ def outcomes(run: RunReader) -> dict[str, list[str]]:
     return found
 
 
-def test_a_sound_dump_is_undecided_and_names_the_command_with_its_own_id(tmp_path):
+def test_a_sound_dump_is_likely_rounding_and_names_the_command_that_would_decide(tmp_path):
     run = stored(tmp_path, reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))
     (pair,) = run.pairs
-    assert pair.verdict == "undecided"
+    assert pair.verdict == "likely rounding"
     assert f"ulpscope verdict {run.run_id} --float32" in pair.because
-    assert outcomes(run) == {VALIDITY: [PASSED] * 5, FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
+    assert outcomes(run) == {VALIDITY: [PASSED] * 5, SCREENING: [PASSED], FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
 
 
 def test_equal_sides_are_identical(tmp_path):
@@ -217,21 +217,21 @@ def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
     for side in masked:
         side[:, : VOCAB // 2 - 1] = -np.inf
     run = stored(tmp_path, reference=masked[0], variant=masked[1])
-    assert run.pairs[0].verdict == "undecided"
+    assert run.pairs[0].verdict == "likely rounding"
 
 
 def test_a_mask_that_both_sides_share_is_noted(tmp_path):
     masked = [_top(PLAIN, 20, -np.inf), None]
     masked[1] = np.where(np.isinf(masked[0]), -np.inf, OTHER)
     run = stored(tmp_path, reference=masked[0], variant=masked[1])
-    assert run.pairs[0].verdict == "undecided"
+    assert run.pairs[0].verdict == "likely rounding"
     assert "masked alike" in " ".join(row.says for row in run.evidence(0))
 
 
 def test_of_two_tokens_that_tie_nothing_is_called_truncated(tmp_path):
     random = np.random.default_rng(0)
     sides = [random.integers(0, 2, (12, 2)).astype(np.float32) for _ in range(2)]
-    assert stored(tmp_path, reference=sides[0], variant=sides[1]).pairs[0].verdict in ("undecided", "invalid dump")
+    assert stored(tmp_path, reference=sides[0], variant=sides[1]).pairs[0].verdict != "likely rounding"
     rows = stored(
         tmp_path / "b" if (tmp_path / "b").mkdir() is None else tmp_path, reference=sides[0], variant=sides[1]
     ).evidence(0)
@@ -389,5 +389,5 @@ def test_one_prompt_of_several_may_have_emitted_nothing(tmp_path):
 
 def test_float32_logits_lack_a_floor_and_not_a_pair(tmp_path):
     run = stored(tmp_path, reference=in_float32(X, HEAD, 1), variant=in_float32(X, HEAD, 2))
-    assert run.pairs[0].verdict == "undecided"
+    assert run.pairs[0].verdict == "likely rounding"
     assert "--floor WAYS_IN_FLOAT32.npz" in run.pairs[0].because

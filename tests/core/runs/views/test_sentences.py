@@ -27,6 +27,7 @@ QUIET = {
     "near_tie": False,
     "neq": 0,
     "max_abs": 0.0,
+    "max_row_ulps": 0.0,
     "max_ulps": 0,
     "reference_margin": 4.0,
     "variant_margin": 4.0,
@@ -37,8 +38,9 @@ QUIET = {
 }
 MOVED = {"neq": 2, "max_abs": 0.5, "max_row_ulps": 1.25, "max_ulps": 9}
 NEAR = MOVED | {"near_tie": True, "reference_margin_ulps": 2, "variant_margin_ulps": 1}
-FLIP = NEAR | {"is_flip": True, "variant_token": 2}
-FAR_FLIP = FLIP | {"near_tie": False}
+# row ULPs here are 0.4 logits: a margin of 0.5 lies within twice the usual difference, one of 4 beyond it
+FLIP = NEAR | {"is_flip": True, "variant_token": 2, "reference_margin": 0.5, "variant_margin": 0.5}
+FAR_FLIP = FLIP | {"reference_margin": 4.0, "variant_margin": 4.0}
 
 
 def table(*rows: dict) -> pd.DataFrame:
@@ -95,21 +97,20 @@ def test_near_ties(rows, said):
     ("rows", "said"),
     [
         ([{}, {}], "No flips: both sides have the same argmax at all 2 positions."),
+        ([{}, MOVED, FLIP], "**1 flip in 3 positions**, at position 2. The flip lies within the noise."),
         (
-            [{}, FLIP],
-            "**1 flip in 2 positions**, at position 1; it is a near tie, with margins of at most 2 ULPs of bfloat16.",
+            [MOVED, FLIP | {"prompt": 1}, FLIP | {"prompt": 1}, {}],
+            "**2 flips in 4 positions**, the first at position 1 of prompt 1. All 2 flips lie within the noise.",
         ),
         (
-            [{}, FLIP | {"prompt": 1}, FLIP | {"prompt": 1, "reference_margin_ulps": 1}, {}],
-            "**2 flips in 4 positions**, the first at position 1 of prompt 1; all are near ties, with margins of at"
-            " most 2 ULPs of bfloat16.",
+            [MOVED, MOVED, FAR_FLIP, FLIP],
+            "**2 flips in 4 positions**, the first at position 2. 1 of 2 flips lies within the noise; beyond it:"
+            " position 2 (margin 4 logits).",
         ),
-        ([FAR_FLIP, FLIP], "**2 flips in 2 positions**, the first at position 0; 1 of 2 is a near tie."),
-        ([FAR_FLIP, FAR_FLIP], "**2 flips in 2 positions**, the first at position 0; 0 of 2 are near ties."),
     ],
 )
 def test_flips(rows, said):
-    assert flips.sentence(table(*rows), "bfloat16") == said
+    assert flips.sentence(table(*rows)) == said
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""The screening on trial: what the arrays alone say of harmless paths and of bugs (docs/verdict_calibration.md).
+
+python -m benchmarks.verdicts.screening                        # every tiny model and the sample model, three dtypes
+python -m benchmarks.verdicts.screening --model "gpt2 float32"   # one of them; several may be given
+python -m benchmarks.verdicts.screening --folder DIR --dtype bfloat16   # a real model, as SmolLM2
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.verdicts.mutations import Mutation
+from benchmarks.verdicts.real_model import PROMPTS
+from benchmarks.verdicts.tiny_models import CONFIGS
+from benchmarks.verdicts.trial import MODELS, cases_of, model_named, registered
+from core.errors import CaptureError
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.torch_errors import quiet
+from core.inference.paths.engines import Engine, side_of, whole_side
+from core.judging.screening import NAMED, screen
+from core.numerics.divergence import compare
+from core.numerics.formats import format_named
+from core.numerics.metrics import METRICS
+from core.runs.file.evidence import FAILED, NOTED, PASSED
+
+IN_FLOAT16 = tuple(f"{name} float16" for name in CONFIGS)
+TOKENS = 64
+EQUAL = "equal"
+_BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
+
+
+@dataclass(frozen=True)
+class Screened:
+    """One case on one model. kind: same function, injected bug or lower precision; outcome: of the screening."""
+
+    model: str
+    case: str
+    kind: str
+    outcome: str
+    rms_row_ulps: float
+
+
+def screened(
+    name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, is_named: bool = True
+) -> Iterator[Screened]:
+    """Screen every case that applies to the model, but those of samplers, whose logits are right. is_named: the dump
+    names its compute dtype.
+    """
+    references: dict[str, list[NDArray]] = {}
+    for case in cases_of(loaded):
+        if case.sample is not None:
+            continue
+        try:
+            with registered(case):
+                if case.reference not in references:
+                    references[case.reference] = _logits(loaded, prompts, case.reference)
+                variant = case.path or case.engine
+                assert variant is not None
+                table = positions_of(references[case.reference], _logits(loaded, prompts, variant), loaded.dtype)
+        except CaptureError:
+            continue  # not possible on this model
+        yield _outcome(name, loaded, case, table, is_named)
+
+
+def _outcome(name: str, loaded: LoadedModel, case: Mutation, table: pd.DataFrame, is_named: bool) -> Screened:
+    is_bug = case.changes(loaded) and not case.is_precision
+    kind = "injected bug" if is_bug else "lower precision" if case.is_precision else "same function"
+    size = float(np.sqrt(np.nanmean(table["rms_row_ulps"].to_numpy(float) ** 2)))
+    if not table["neq"].any():
+        return Screened(name, case.name, kind, EQUAL, 0.0)
+    if table["nonfinite_mismatch"].any():  # validity names it before anything is screened
+        return Screened(name, case.name, kind, FAILED, size)
+    lengths = table.groupby("prompt")["position"].count()
+    header = SimpleNamespace(
+        compute_dtype=loaded.dtype,
+        prompts=[SimpleNamespace(positions=int(count)) for count in lengths],
+        provenance=SimpleNamespace(note=NAMED[0] if is_named else ""),
+    )
+    return Screened(name, case.name, kind, screen(header, table).outcome, size)  # type: ignore[arg-type]
+
+
+def _logits(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: str | Engine) -> list[NDArray]:
+    """Bits of a side, an array [positions, vocab] a prompt."""
+    carrier = format_named(loaded.dtype).carrier
+    with torch.inference_mode(), side_of(side).open(loaded, None) as run:
+        found = [whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous() for ids in prompts]
+    return [logits.view(_BITS[loaded.dtype]).numpy().view(carrier) for logits in found]
+
+
+def positions_of(reference: Sequence[NDArray], variant: Sequence[NDArray], dtype: str) -> pd.DataFrame:
+    """Figures by position, as a run has them."""
+    tables = []
+    for prompt, (a, b) in enumerate(zip(reference, variant, strict=True)):
+        figures = compare(a, b, format_named(dtype))
+        columns = {metric.name: getattr(figures, metric.name) for metric in METRICS}
+        tables.append(pd.DataFrame(columns | {"prompt": prompt, "position": np.arange(len(a))}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def table_of(found: Sequence[Screened]) -> Iterator[str]:
+    """Lines of Markdown: a line a model and kind."""
+    yield "| model | kind | cases | bug suspected | undecided | likely rounding | changed nothing | rms, row ULPs |"
+    yield f"|{'---|' * 8}"
+    for model, kind in dict.fromkeys((each.model, each.kind) for each in found):
+        own = [each for each in found if (each.model, each.kind) == (model, kind)]
+        counts = Counter(each.outcome for each in own)
+        sizes = [each.rms_row_ulps for each in own if each.outcome != EQUAL and np.isfinite(each.rms_row_ulps)]
+        span = f"{min(sizes):.2g} to {max(sizes):.2g}" if sizes else ""
+        outcomes = " | ".join(str(counts[outcome]) for outcome in (FAILED, NOTED, PASSED, EQUAL))
+        yield f"| {model} | {kind} | {len(own)} | {outcomes} | {span} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", default=[], choices=(*MODELS, *IN_FLOAT16))
+    parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
+    parser.add_argument("--dtype", default="bfloat16", choices=tuple(_BITS))
+    parser.add_argument("--unnamed", action="store_true", help="as if the dumps did not name their compute dtype")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found: list[Screened] = []
+    with quiet():
+        if given.folder:
+            loaded = load_model(given.folder, dtype=given.dtype, device="cpu")
+            prompts = [tuple(loaded.tokenizer(text)["input_ids"][:TOKENS]) for text in list(PROMPTS.values())[:2]]
+            found += screened(f"{given.folder} {given.dtype}", loaded, prompts, is_named=not given.unnamed)
+        for name in () if given.folder else given.model or (*MODELS, *IN_FLOAT16):
+            found += screened(name, *model_named(name), is_named=not given.unnamed)
+    print(*table_of(found), sep="\n")
+    accused = [each for each in found if each.kind == "same function" and each.outcome == FAILED]
+    print(*(f"ACCUSED {each}" for each in accused), sep="\n")
+    return int(bool(accused))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,145 @@
+"""Screening: what two arrays say by themselves, if no control is there to decide.
+
+Every limit is a multiple of what harmless paths did in the trial (`python -m benchmarks.verdicts.screening`,
+docs/verdict_calibration.md): other batches, chunks, caches, kernels and reduction orders of ten models in three dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ScreeningFigures
+from ..runs.file.records import RunHeader
+from ..runs.views.flips import beyond_noise
+from ..text import number, plural
+from .ladder.places import place_in_words
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What rounding does in a dtype, in row ULPs. rounding: rms of a pair up to which it looks like the harmless paths;
+    bug: rms that none of them comes near; step: the least that a position is compared with.
+    """
+
+    rounding: float
+    bug: float
+    step: float
+
+
+# Harmless paths of dense models: up to 1.7 in 16 bits and 9.3 in float32; of mixtures of experts, whose router may
+# choose another expert, up to 10 in bfloat16.
+LIMITS = {"bfloat16": Limits(2, 24, 0.25), "float16": Limits(2, 24, 0.25), "float32": Limits(32, 1000, 1)}
+# Largest rms at one position over the median of the others: harmless 15 in dense models, 50 with experts.
+STANDS_OUT_MOST, STANDS_OUT = 20, 100
+KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
+# float32 arrays may hold what a 16-bit model computed, where a cast, softcap or log-softmax hid its grid. Only a dtype
+# that somebody named is taken for the one of the computation.
+NAMED = ("compute dtype declared:", "compute dtype override:")
+FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
+
+
+def screen(
+    header: RunHeader, positions: pd.DataFrame, causes: Sequence[str] = (), *, has_experts: bool = False
+) -> Evidence:
+    """Screen a pair by its figures at each position, as `run.positions` gives them.
+
+    causes: sentences of simple causes that explain the difference; has_experts: a position at which another expert was
+    chosen may stand out. The evidence is failed (bug suspected), passed (likely rounding) or noted (undecided).
+    """
+    limits, dtype = LIMITS[header.compute_dtype], header.compute_dtype
+    rms = np.nan_to_num(positions["rms_row_ulps"].to_numpy(float))
+    # Where a near tie of a router chooses another expert, a position jumps without a bug.
+    size = float(np.median(rms)) if has_experts else float(np.sqrt((rms**2).mean()))
+    typical = max(float(np.median(rms)), limits.step)
+    over_typical = rms / typical
+    may_be_16_bits = dtype == "float32" and not header.provenance.note.startswith(NAMED)
+    kl = float(np.nan_to_num(positions["kl"].to_numpy(float)).mean())
+    outliers = np.flatnonzero(over_typical > STANDS_OUT)
+    flips = beyond_noise(positions)
+    dominant = dominating(rms)
+    figures = ScreeningFigures(
+        compute_dtype=dtype,
+        rms_row_ulps=size,
+        rounding_row_ulps=limits.rounding,
+        bug_row_ulps=limits.bug,
+        worst_position_ratio=float(over_typical.max()),
+        position_ratio_allowed=float(STANDS_OUT_MOST),
+        positions_beyond=len(outliers),
+        flips_beyond_noise=int(flips.sum()),
+        first=_place(positions, outliers[0] if len(outliers) else dominant),
+        causes=tuple(causes),
+    )
+    lengths = [prompt.positions for prompt in header.prompts]
+    measured = (
+        f"The difference is {number(size, 3)} row ULPs of {dtype} ({'median position' if has_experts else 'rms'})"
+    )
+    outcome = FAILED
+    if causes:
+        says = causes[0]
+    elif len(outliers) and not has_experts:
+        where = place_in_words(int(outliers[0]), lengths)
+        others = f", and {len(outliers) - 1:,} more" if len(outliers) > 1 else ""
+        says = (
+            f"{where[:1].upper()}{where[1:]} stands out{others}: {number(float(over_typical[outliers[0]]), 3)}x the"
+            f" difference of the median position, beyond any rounding (harmless: up to {STANDS_OUT_MOST}x). Only a"
+            " mixture of experts does this without a bug: add --mixture-of-experts if it is one."
+        )
+    elif kl > KL:
+        says = (
+            f"The mean KL is {number(kl, 3)} nats, beyond any rounding (harmless: up to 0.02): a bug or other weights."
+        )
+    elif size > limits.bug and may_be_16_bits and size <= LIMITS["bfloat16"].bug * FLOAT32_STEPS:
+        outcome = NOTED
+        says = (
+            f"{measured}, beyond rounding in float32. If the model computes in bfloat16, it is"
+            f" {number(size / FLOAT32_STEPS, 3)} row ULPs there (rounding: up to {LIMITS['bfloat16'].rounding:g}). Name"
+            " the dtype with --compute-dtype."
+        )
+    elif size > limits.bug:
+        says = (
+            f"{measured}, beyond any rounding (harmless: up to {limits.rounding:g}): a bug, other weights, or a lower"
+            " precision on one side."
+        )
+    else:
+        outcome, says = _open(measured, size, over_typical, flips, limits, dtype)
+    return Evidence(Check.ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)
+
+
+def _open(
+    measured: str, size: float, over_typical: NDArray[np.float64], flips: NDArray[np.bool_], limits: Limits, dtype: str
+) -> tuple[str, str]:
+    """Likely rounding, or why not."""
+    doubts = []
+    if size > limits.rounding:
+        doubts.append(f"rounding usually stays below {limits.rounding:g}")
+    if (worst := float(over_typical.max())) > STANDS_OUT_MOST:
+        doubts.append(f"one position differs {number(worst, 3)}x as much as the median one")
+    if flips.any():
+        doubts.append(f"{plural(int(flips.sum()), 'flip')} {'is' if flips.sum() == 1 else 'are'} beyond the noise")
+    if doubts:
+        return NOTED, f"{measured}, and the arrays alone do not decide: {'; '.join(doubts)}."
+    return PASSED, (
+        f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms), and no position stands out. A fault"
+        f" below {limits.rounding:g} row ULPs, or below {STANDS_OUT_MOST}x the median at one position, would not show."
+    )
+
+
+def dominating(rms: NDArray[np.float64]) -> int | None:
+    """Row that holds more than half of a pair's squared difference; None if none does, or there is one row only."""
+    squares = np.nan_to_num(rms) ** 2
+    largest = int(squares.argmax()) if len(squares) else 0
+    return largest if len(squares) > 1 and squares[largest] > 0.5 * squares.sum() else None
+
+
+def _place(positions: pd.DataFrame, row: int | None) -> tuple[int, int] | None:
+    if row is None:
+        return None
+    return int(positions["prompt"].iloc[row]), int(positions["position"].iloc[row])
