@@ -29,7 +29,7 @@ from ..runs.reports.gate import (
     percent,
 )
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
-from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_dump, report_of_run
+from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_run
 from ..runs.reports.sparse_gate import SparseGateReport, check_conditions, judge_sparse
 from ..runs.reports.sparse_json import sparse_json
 from ..runs.sparse.files import are_payloads, read_sides
@@ -134,8 +134,7 @@ def compare(
         compared = _compared_run(open_store(store).path_of(first), must_be_whole=is_gate or write_bounds is not None)
     else:
         files = [Path(p) for p in (first, second) if p is not None]
-        needs_verdict = any(condition.kind == "verdict" for condition in conditions)
-        compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_, is_judged=needs_verdict)
+        compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
     header = compared.header
     report = as_json(
         compared.pairs,
@@ -182,15 +181,9 @@ def _compared_run(path: Path, *, must_be_whole: bool) -> _ComparedFiles:
 
 
 def _compared_dump(
-    files: list[Path],
-    compute_dtype: str | None,
-    reference: str | None,
-    holds: str | None,
-    *,
-    is_quiet: bool,
-    is_judged: bool,
+    files: list[Path], compute_dtype: str | None, reference: str | None, holds: str | None, *, is_quiet: bool
 ) -> _ComparedFiles:
-    """Figures of dumps, and with is_judged their verdicts; says what is to be known of them."""
+    """Figures and verdicts of dumps; says what is to be known of them."""
     with (
         steps() as say,
         open_dump(
@@ -201,8 +194,7 @@ def _compared_dump(
             on_progress=lambda done, total: say("reading", done, total, "bytes"),
         ) as dump,
     ):
-        reported = judged_report_of_dump if is_judged else report_of_dump
-        pairs, classes = reported(dump, lambda done, total: say("comparing", done, total))
+        pairs, classes = judged_report_of_dump(dump, lambda done, total: say("comparing", done, total))
         header = dump.header("dump", Provenance(kind="upload"))
         for warning in dump.warnings:
             err.print(f"note: {warning}", markup=False)
@@ -226,6 +218,10 @@ def _print_tables(compared: _ComparedFiles, variant: str | None) -> None:
     """Pairs, flips and classes on the terminal; variant: whose flips alone."""
     header, classes = compared.header, compared.classes
     out.print(pair_table(compared.pairs, header.compute_dtype, header.rows, header.vocab))
+    for pair in compared.pairs:
+        if pair.verdict:
+            name = f"{pair.variant}: {pair.verdict}" if len(compared.pairs) > 1 else pair.verdict
+            out.print(f"{name}. {pair.because}", markup=False, soft_wrap=True)
     first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
     for pair in compared.pairs:  # bit-identical variants have the same flips
         if pair.summary.flips and (pair.variant == variant if variant else pair.variant in first_of_class):

@@ -94,7 +94,7 @@ def verdict(
     if dtype is not None:
         raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
     with RunReader(path) as run:
-        if any((rerun, neighbours, float32, floor, model)):
+        if any((rerun, neighbours, float32, floor, model, mixture_of_experts)):
             check_upload(run)
             with stoppable(), steps() as say:
                 told = None
@@ -112,7 +112,9 @@ def verdict(
                 )
                 given = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
                 said = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in given.items() if paths]
-                note = "Controls: " + ", ".join([*said, *([f"model {model}"] if model else [])]) + "."
+                said += [f"model {model}"] if model else []
+                said += ["a mixture of experts"] if mixture_of_experts else []
+                note = f"Controls: {', '.join(said)}."
                 judged = judge_stored(target, run, controls, name=name, note=note)
             _tell(target, judged, as_json_)
         else:

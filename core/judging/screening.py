@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ScreeningFigures
 from ..runs.file.records import RunHeader
 from ..runs.views.flips import beyond_noise
+from ..runs.views.overview import dominating
 from ..text import number, plural
 from .ladder.places import place_in_words
 
@@ -130,13 +131,6 @@ def _open(
         f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms), and no position stands out. A fault"
         f" below {limits.rounding:g} row ULPs, or below {STANDS_OUT_MOST}x the median at one position, would not show."
     )
-
-
-def dominating(rms: NDArray[np.float64]) -> int | None:
-    """Row that holds more than half of a pair's squared difference; None if none does, or there is one row only."""
-    squares = np.nan_to_num(rms) ** 2
-    largest = int(squares.argmax()) if len(squares) else 0
-    return largest if len(squares) > 1 and squares[largest] > 0.5 * squares.sum() else None
 
 
 def _place(positions: pd.DataFrame, row: int | None) -> tuple[int, int] | None:

@@ -147,6 +147,10 @@ def _check_numbers(run: RunReader, figures: dict[str, list[Any]]) -> None:
             raise StoreError(f"{run.path.name}: its figure {name} is no number somewhere; the file is damaged.")
 
 
+def _verdict_json(pair: PairReport) -> dict[str, Any]:
+    return {"verdict": pair.verdict or None, "because": pair.because or None}
+
+
 def as_json(
     pairs: list[PairReport],
     classes: list[list[str]],
@@ -176,6 +180,7 @@ def as_json(
         "compute_dtype": compute_dtype,
         "positions": rows,
         "vocab": vocab,
+        **_verdict_json(chosen),
         "summary": {name: plain_number(value) for name, value in asdict(chosen.summary).items()},
         "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},
         "flips": [placed(row, _FLIP_FIELDS) for row in chosen.rows if row["is_flip"]],
@@ -187,6 +192,7 @@ def as_json(
             {
                 "reference": p.reference,
                 "variant": p.variant,
+                **_verdict_json(p),
                 **{n: plain_number(v) for n, v in asdict(p.summary).items()},
             }
             for p in pairs
