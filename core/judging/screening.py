@@ -44,6 +44,7 @@ KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with exper
 # float32 arrays may hold what a 16-bit model computed, where a cast, softcap or log-softmax hid its grid. Only a dtype
 # that somebody named is taken for the one of the computation.
 NAMED = ("compute dtype declared:", "compute dtype override:")
+EXPERTS = "In a mixture of experts the router alone can do this: then add --mixture-of-experts."
 FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
 
 
@@ -52,16 +53,14 @@ def screen(
 ) -> Evidence:
     """Screen a pair by its figures at each position, as `run.positions` gives them.
 
-    causes: sentences of simple causes that explain the difference; has_experts: a position at which another expert was
-    chosen may stand out. The evidence is failed (bug suspected), passed (likely rounding) or noted (undecided).
+    causes: sentences of simple causes that explain the difference; has_experts: a near tie of the router may choose
+    another expert, which moves a position as far as a bug does. The evidence is failed (bug suspected), passed (likely rounding) or noted (undecided).
     """
     limits, dtype = LIMITS[header.compute_dtype], header.compute_dtype
     rms = np.nan_to_num(positions["rms_row_ulps"].to_numpy(float))
-    # Where a near tie of a router chooses another expert, a position jumps without a bug.
-    size = float(np.median(rms)) if has_experts else float(np.sqrt((rms**2).mean()))
+    size = float(np.sqrt((rms**2).mean()))
     typical = max(float(np.median(rms)), limits.step)
     over_typical = rms / typical
-    may_be_16_bits = dtype == "float32" and not header.provenance.note.startswith(NAMED)
     kl = float(np.nan_to_num(positions["kl"].to_numpy(float)).mean())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
     flips = beyond_noise(positions)
@@ -79,36 +78,32 @@ def screen(
         causes=tuple(causes),
     )
     lengths = [prompt.positions for prompt in header.prompts]
-    measured = (
-        f"The difference is {number(size, 3)} row ULPs of {dtype} ({'median position' if has_experts else 'rms'})"
-    )
+    measured = f"The difference is {number(size, 3)} row ULPs of {dtype} (rms)"
+    beyond = f"beyond any rounding (harmless: up to {limits.rounding:g})"
+    in_16_bits = size / FLOAT32_STEPS if dtype == "float32" and not header.provenance.note.startswith(NAMED) else None
     outcome = FAILED
     if causes:
         says = causes[0]
-    elif len(outliers) and not has_experts:
-        where = place_in_words(int(outliers[0]), lengths)
-        others = f", and {len(outliers) - 1:,} more" if len(outliers) > 1 else ""
-        says = (
-            f"{where[:1].upper()}{where[1:]} stands out{others}: {number(float(over_typical[outliers[0]]), 3)}x the"
-            f" difference of the median position, beyond any rounding (harmless: up to {STANDS_OUT_MOST}x). Only a"
-            " mixture of experts does this without a bug: add --mixture-of-experts if it is one."
-        )
     elif kl > KL:
         says = (
-            f"The mean KL is {number(kl, 3)} nats, beyond any rounding (harmless: up to 0.02): a bug or other weights."
+            f"The mean KL is {number(kl, 3)} nats, beyond any rounding (harmless: up to 0.02): a bug, or other weights."
         )
-    elif size > limits.bug and may_be_16_bits and size <= LIMITS["bfloat16"].bug * FLOAT32_STEPS:
+    elif len(outliers) and not has_experts:
+        where = place_in_words(int(outliers[0]), lengths)
+        others = f" (and {len(outliers) - 1:,} more)" if len(outliers) > 1 else ""
+        ratio = number(float(over_typical[outliers[0]]), 3)
+        says = (
+            f"The difference at {where}{others} is {ratio}x that of the median position, beyond any rounding (harmless:"
+            f" up to {STANDS_OUT_MOST}x). {EXPERTS}"
+        )
+    elif size > limits.bug and in_16_bits is not None and in_16_bits <= LIMITS["bfloat16"].bug:
         outcome = NOTED
         says = (
-            f"{measured}, beyond rounding in float32. If the model computes in bfloat16, it is"
-            f" {number(size / FLOAT32_STEPS, 3)} row ULPs there (rounding: up to {LIMITS['bfloat16'].rounding:g}). Name"
-            " the dtype with --compute-dtype."
+            f"{measured}, {beyond}. If the model computes in bfloat16, it is {number(in_16_bits, 3)} row ULPs there"
+            f" (harmless: up to {LIMITS['bfloat16'].rounding:g}). Name the dtype with --compute-dtype."
         )
-    elif size > limits.bug:
-        says = (
-            f"{measured}, beyond any rounding (harmless: up to {limits.rounding:g}): a bug, other weights, or a lower"
-            " precision on one side."
-        )
+    elif size > limits.bug and not has_experts:
+        says = f"{measured}, {beyond}: a bug, other weights, or a lower precision on one side. {EXPERTS}"
     else:
         outcome, says = _open(measured, size, over_typical, flips, limits, dtype)
     return Evidence(Check.ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)

@@ -111,7 +111,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
 def test_a_comparison_of_a_large_dump_tells_how_far_it_is(cli, lines, tmp_path, monkeypatch):
     """The work is held up until its line was read, so nobody has to be slow for it."""
     np.savez(tmp_path / "dump.npz", a=np.zeros((3, 8), np.float32), b=np.ones((3, 8), np.float32))
-    real, found = comparing.report_of_dump, []
+    real, found = comparing.judged_report_of_dump, []
 
     def held(dump, on_progress):
         def tell(done, total):
@@ -120,7 +120,7 @@ def test_a_comparison_of_a_large_dump_tells_how_far_it_is(cli, lines, tmp_path, 
 
         return real(dump, tell)
 
-    monkeypatch.setattr(comparing, "report_of_dump", held)
+    monkeypatch.setattr(comparing, "judged_report_of_dump", held)
     monkeypatch.setattr(console, "EVERY_SECONDS", 0.001)
     assert cli("compare", tmp_path / "dump.npz").returncode == 0
     assert found == [True]

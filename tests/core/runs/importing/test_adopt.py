@@ -465,7 +465,8 @@ def nothing(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("made", "words"), [(not_a_file, "is no file"), (nothing, "is no file"), (a_dump, "is no DuckDB file.*core ingest")]
+    ("made", "words"),
+    [(not_a_file, "is no file"), (nothing, "is no file"), (a_dump, "is no DuckDB file.*ulpscope ingest")],
 )
 def test_what_is_no_run_file_at_all_is_one_sentence(
     made: Callable[[Path], Path], words: str, store: Store, foreign_file: Path
