@@ -54,7 +54,8 @@ def screen(
     """Screen a pair by its figures at each position, as `run.positions` gives them.
 
     causes: sentences of simple causes that explain the difference; has_experts: a near tie of the router may choose
-    another expert, which moves a position as far as a bug does. The evidence is failed (bug suspected), passed (likely rounding) or noted (undecided).
+    another expert, which moves a position as far as a bug does. The evidence is failed (bug suspected), passed (likely
+    rounding) or noted (undecided).
     """
     limits, dtype = LIMITS[header.compute_dtype], header.compute_dtype
     rms = np.nan_to_num(positions["rms_row_ulps"].to_numpy(float))
