@@ -17,7 +17,6 @@ from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse_run import SparseHeader, pairs_of, write_sparse_run
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
-from .causes import Sample
 from .constant_rows import Filling
 from .judge_dump import judge_upload
 from .judge_sparse import judge_responses
@@ -90,19 +89,17 @@ def store_dump(
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
     fillings = [Filling(header.format) for _ in header.sides]
-    samples = [Sample(header) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id, source=source) as writer:
         for row, sides in dump.chunks():
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)
                 fillings[index].see(bits)
-                samples[index].see(bits)
             if on_progress is not None:
                 on_progress(row + len(sides[0]), dump.rows)
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
-        checks = checks_of(figures, fillings, samples)
+        checks = checks_of(figures, fillings)
         for found in judge_upload(figures, checks, dump.generations, writer.run_id):
             writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
         return writer.finish()

@@ -35,10 +35,21 @@ from ..runs.file.evidence import (
     ShrinkFigures,
     Unmeasured,
 )
-from ..runs.file.records import BUG_SUSPECTED, NONDETERMINISTIC, ROUNDING, UNDECIDED, FloorRows, Generation, RunHeader
+from ..runs.file.records import (
+    BUG_SUSPECTED,
+    INVALID_DUMP,
+    NONDETERMINISTIC,
+    ROUNDING,
+    UNDECIDED,
+    FloorRows,
+    Generation,
+    RunHeader,
+)
 from ..runs.revision import PairVerdict
 from ..text import three_digits
 from .divergence import Divergence
+from .explain.hypotheses import explain
+from .explain.rows import rows_of_run
 from .ladder.ladder import Ladder
 from .ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest
 from .ladder.places import place_in_words
@@ -50,6 +61,8 @@ from .sixteen_bits import fault_of_16_bits_alone, first_beyond, limits_in_words,
 from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls
 from .uploaded_floor import earlier_model_floor, usable_floor, ways_in_words
 from .validity import not_finite, not_finite_of, sampling, structure
+
+_NO_FAULT = {"upcast", "rounded", "sampler", "jumps"}  # causes that make no pair suspect by themselves
 
 
 def judge_upload(
@@ -129,15 +142,22 @@ class _DumpLadder(Ladder):
         if self.before is not None:
             ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
         self._of_16_bits_alone()
+        causes = [] if is_identical or not self.figures.has_all_logits else self._causes()
         if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
-            self.evidence.append(screen(self.header, self.positions, has_experts=controls.has_experts))
+            self.evidence.append(screen(self.header, self.positions, causes, has_experts=controls.has_experts))
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
-        causes = [row.says for row in self.evidence if row.check is Check.TEMPERATURE]
         limits = [row.says for row in self.drawn] if verdict.name in (UNDECIDED, NONDETERMINISTIC) else []
         if any(row.rung == FLOAT32 and row.outcome == PASSED for row in self.evidence):
             limits = limits_in_words(self.drawn) if verdict.name in (ROUNDING, NONDETERMINISTIC) else []
-        because = " ".join([*(causes if verdict.name in (UNDECIDED, BUG_SUSPECTED) else []), verdict.because, *limits])
+        if verdict.name not in (UNDECIDED, BUG_SUSPECTED, INVALID_DUMP) or verdict.because.startswith(tuple(causes)):
+            causes = []
+        because = " ".join([*causes, verdict.because, *limits])
         return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
+
+    def _causes(self) -> list[str]:
+        """Sentences of the simple causes that explain the difference, best first."""
+        found = explain(rows_of_run(self.figures, self.pair)).causes
+        return [cause.says for cause in found if cause.name not in _NO_FAULT]
 
     def _rerun(self) -> None:
         again = {name: self.controls.rerun[name] for name in self.names if name in self.controls.rerun}

@@ -9,7 +9,6 @@ from ..runs.file.records import FloorRows
 from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import PairVerdict, Revision
 from ..runs.store.store import Store
-from .causes import Sample
 from .constant_rows import Filling
 from .judge_dump import judge_upload
 from .uploaded_controls import Controls
@@ -33,11 +32,11 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
     it is; lists show the new one in its place.
     """
     check_upload(run)
-    fillings, samples = zip(*(_seen(run, side) for side in range(len(run.sides))), strict=True)
+    fillings = [_filling(run, side) for side in range(len(run.sides))]
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
         with run.decoding("figures"):
-            checks = checks_of(run, fillings, samples)
+            checks = checks_of(run, fillings)
             found = judge_upload(
                 run, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
             )
@@ -62,12 +61,10 @@ def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:
     )
 
 
-def _seen(figures: Figures, side: int) -> tuple[Filling, Sample]:
+def _filling(figures: Figures, side: int) -> Filling:
     header = figures.header
-    filling, sample = Filling(header.format), Sample(header)
+    filling = Filling(header.format)
     at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
     for start in range(0, header.rows, at_once):
-        bits = figures.read_rows(side, start, min(start + at_once, header.rows))
-        filling.see(bits)
-        sample.see(bits)
-    return filling, sample
+        filling.see(figures.read_rows(side, start, min(start + at_once, header.rows)))
+    return filling

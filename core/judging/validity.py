@@ -32,7 +32,6 @@ from ..runs.file.evidence import (
     TruncationFigures,
 )
 from ..runs.file.records import Generation, RunHeader
-from .causes import Sample, causes_of
 from .constant_rows import Filling
 from .ladder.nonfinite import NotFinite
 from .ladder.places import place_in_words
@@ -92,12 +91,11 @@ def validity(
     ]
 
 
-def checks_of(figures: Figures, fillings: Sequence[Filling], samples: Sequence[Sample]) -> list[list[Evidence]]:
-    """Checks of every pair, with what explains it; `fillings`, `samples`: of every side."""
+def checks_of(figures: Figures, fillings: Sequence[Filling]) -> list[list[Evidence]]:
+    """Checks of every pair; `fillings`: of every side."""
     scales = [scale_of(figures, side, filling) for side, filling in enumerate(fillings)]
-    causes = causes_of(figures.header, samples)
     return [
-        [*validity(figures, side - 1, (fillings[0], fillings[side]), (scales[0], scales[side])), *causes[side - 1]]
+        validity(figures, side - 1, (fillings[0], fillings[side]), (scales[0], scales[side]))
         for side in range(1, len(fillings))
     ]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import FloatFormat, format_named, spacings, values_of
-from ...runs.reader import RunReader
+from ...runs.figures import Figures
 from ...runs.sparse.pairing import SparsePair, prompt_tokens
 from ...runs.sparse.records import UNKNOWN_TOKEN, SparseSide
 from ..constant_rows import is_left_out
@@ -124,7 +124,7 @@ class PairRows:
         return float(np.sqrt((spacings(largest, self.format) ** 2).sum() / 12))
 
 
-def rows_of_run(run: RunReader, pair: int) -> PairRows:
+def rows_of_run(run: Figures, pair: int) -> PairRows:
     """Evenly spread rows of a stored pair."""
     header = run.header
     sides = (0, pair + 1)

@@ -146,19 +146,6 @@ class NumbersFigures(CheckFigures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemperatureFigures(CheckFigures):
-    cause: str = figure("cause")
-    factor: float = figure("factor: logits of the variant over those of the reference")
-    temperature: float = figure("temperature")
-    explained_share: float = figure("share of the squared difference that it explains")
-    positions_explained: int = figure("positions that it explains")
-    positions_checked: int = figure("positions it was checked at")
-    left_rms_logits: float = figure("rms that it leaves, logits")
-    left_in_rounding_to_dtype: float = figure("what it leaves, over what rounding to the dtype leaves")
-    constant_rms_logits: float = figure("rms of the constants at each position, logits")
-
-
-@dataclass(frozen=True, kw_only=True)
 class SamplerFigures(CheckFigures):
     tokens: int = figure("emitted tokens")
     not_the_argmax: int = figure("tokens that are not the argmax")
@@ -432,7 +419,6 @@ class Check(StrEnum):
     LOGSUMEXP = "logits or probabilities", VALIDITY, LogsumexpFigures
     TRUNCATION = "truncation", VALIDITY, TruncationFigures
     NUMBERS = "NaN and infinity", VALIDITY, NumbersFigures
-    TEMPERATURE = "temperature", VALIDITY, TemperatureFigures
     EMITTED = "emitted tokens", SAMPLER, SamplerFigures
     ARRAYS_ALONE = "the arrays alone", SCREENING, ScreeningFigures
     AGAIN = "each side again", RERUN, RerunFigures
