@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What rounding does in a dtype, in row ULPs. rounding: rms of a pair up to which it looks like the harmless paths;
+class RoundingLimits:
+    """Sizes of rounding in a dtype, in row ULPs. rounding: rms of a pair up to which it looks like the harmless paths;
     bug: rms that none of them comes near; step: the least that a position is compared with.
     """
 
@@ -37,7 +37,11 @@ class Limits:
 
 # Harmless paths of dense models: up to 1.7 in 16 bits and 9.3 in float32; of mixtures of experts, whose router may
 # choose another expert, up to 10 in bfloat16.
-LIMITS = {"bfloat16": Limits(2, 24, 0.25), "float16": Limits(2, 24, 0.25), "float32": Limits(32, 1000, 1)}
+LIMITS = {
+    "bfloat16": RoundingLimits(2, 24, 0.25),
+    "float16": RoundingLimits(2, 24, 0.25),
+    "float32": RoundingLimits(32, 1000, 1),
+}
 # Largest rms at one position over the median of the others: harmless 15 in dense models, 50 with experts.
 STANDS_OUT_MOST, STANDS_OUT = 20, 100
 KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
@@ -111,7 +115,12 @@ def screen(
 
 
 def _open(
-    measured: str, size: float, over_typical: NDArray[np.float64], flips: NDArray[np.bool_], limits: Limits, dtype: str
+    measured: str,
+    size: float,
+    over_typical: NDArray[np.float64],
+    flips: NDArray[np.bool_],
+    limits: RoundingLimits,
+    dtype: str,
 ) -> tuple[str, str]:
     """Likely rounding, or why not."""
     doubts = []

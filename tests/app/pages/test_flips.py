@@ -83,7 +83,7 @@ def test_a_judged_run_says_what_its_verdict_says_of_the_differences():
     """The shipped run was judged: its flips are rounding, and no controls are asked for."""
     text = said(opened(prompt="1", position="36"))
     assert "only controls can answer" not in text
-    assert "its verdict says: **rounding**." in text
+    assert "Pair verdict: **rounding**." in text
     assert "All 4 flips lie within the noise" in text
 
 
