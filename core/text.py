@@ -146,3 +146,15 @@ def duration(seconds: float) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: Radford et al., "Language models are unsupervised multitask learners"
+    (2019), bytes_to_unicode: printable Latin-1 stands for itself, the other bytes are numbered from U+0100 upward.
+    """
+    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(itself)]
+    return {chr(byte): byte for byte in itself} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+BYTE_LEVEL = _byte_alphabet()

@@ -11,17 +11,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: Radford et al., "Language models are unsupervised multitask learners"
-    (2019), bytes_to_unicode: printable Latin-1 stands for itself, the other bytes are numbered from U+0100 upward.
-    """
-    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(itself)]
-    return {chr(byte): byte for byte in itself} | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+from ...text import BYTE_LEVEL
 
 
 def readable(raw: bytes) -> str:
@@ -45,8 +35,10 @@ def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> st
         return f"<unused {token}>"
     text = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     if "\ufffd" in text:
-        is_byte_level = all(char in _BYTES for char in raw)
-        return readable(bytes(_BYTES[char] for char in raw)) if is_byte_level else raw  # sentencepiece: raw is '<0xE2>'
+        is_byte_level = all(char in BYTE_LEVEL for char in raw)
+        return (
+            readable(bytes(BYTE_LEVEL[char] for char in raw)) if is_byte_level else raw
+        )  # sentencepiece: raw is '<0xE2>'
     if raw.startswith("▁") and not text.startswith(" "):
         return f" {text}"  # sentencepiece drops the space of a first word, and alone every token is the first
     return text or raw

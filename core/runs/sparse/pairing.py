@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ...numerics.grid import Grid, MarginUlps, find_grid, margin_ulps, sent_error
 from ...numerics.sparse import ListedRow, SparseFigures, compare_rows
+from ...text import plural
 from .placeholders import CERTAIN, ROUNDING, Placeholders, certain_placeholders, without_placeholders
 from .records import UNKNOWN_TOKEN, Keys, SparseResponse, SparseRows, SparseSide, Values
 
+_MOST_MISSING = 4  # rows at a start that tokens may show to be missing
+_LEAST_EQUAL = 3  # tokens that have to agree then
 NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
 _NOTHING = ListedRow(np.empty(0, np.int64), np.empty(0), 0, False)
 
@@ -154,6 +157,8 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
     meetings: list[Meeting] = []
     alone = [0, 0]
     both = 0
+    alignment_notes: list[str] = []
+    left_out = 0
     for prompt, responses in enumerate(zip(reference.responses, variant.responses, strict=True)):
         starts = _starts(*responses)
         one, other = (
@@ -161,6 +166,25 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
             for response, start, error in zip(responses, starts, errors, strict=True)
         )
         meeting = _meet(prompt, one, other)
+        if (gap := _gap(meeting, (one, other))) is not None:
+            lacking, count = gap
+            place = meeting.parting or 0
+            if lacking == 0:
+                one = _moved(one, place, count)
+            else:
+                other = _moved(other, place, count)
+            meeting = _meet(prompt, one, other)
+            alignment_notes.append(
+                f"{(reference, variant)[lacking].name} has no rows of {plural(count, 'token')} before its"
+                f" first at prompt {prompt}; its rows are aligned by their tokens."
+            )
+        lengths = [response.generated_from for response in responses if response.start_known]
+        if starts != (0, 0) and len(lengths) == 2:
+            alignment_notes.append(
+                f"Prompt {prompt} has {(lengths[0] or 0) + 1:,} and {(lengths[1] or 0) + 1:,} tokens on the two sides:"
+                " its inputs differ, and rows are aligned by the first generated token."
+            )
+        left_out += sum(len(each.response.rows) - len(each.rows) for each in (one, other))
         meetings.append(meeting)
         for number, (side, against) in enumerate(((one, other), (other, one))):
             certain = _certain_alone(side, against, meeting.parting)
@@ -168,10 +192,14 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
             alone[number] += len(certain)
         both += len(one.certain & other.certain)
         positions.extend(_positions(meeting, one, other, grids, reference.values, vocab))
+    if left_out:
+        alignment_notes.append(
+            f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text."
+        )
     if not positions:
-        why = _why(reference, variant)
-        raise DumpError(f"{names} have no position with equal tokens before it, so no two rows to compare{why}.")
-    notes = _notes(reference, variant, meetings, vocab)
+        why = f". {alignment_notes[-1]}" if left_out else f"{_why(reference, variant)}."
+        raise DumpError(f"{names} have no position with equal tokens before it, so no two rows to compare{why}")
+    notes = (*_notes(reference, variant, meetings, vocab), *alignment_notes)
     zeros = sum(_zeros(response.rows) for side in (reference, variant) for response in side.responses)
     return SparsePair(
         reference.name,
@@ -223,8 +251,7 @@ def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSid
         groups.setdefault(prompt_tokens(response) or response.prompt_key or length, []).append(response)
     counts = {len(group) for group in groups.values()}
     if len(counts) != 1 or counts == {1}:
-        answers = f"{len(responses):,} answer{'' if len(responses) == 1 else 's'}"
-        prompts = f"{len(groups):,} prompt{'' if len(groups) == 1 else 's'}"
+        answers, prompts = plural(len(responses), "answer"), plural(len(groups), "prompt")
         raise DumpError(
             f"{where}: holds {answers} to {prompts}; expected each prompt answered equally often, at least twice."
             " Give a second file for the other side."
@@ -277,7 +304,7 @@ class _Ids:
 
 
 def _common_ids(reference: SparseSide, variant: SparseSide) -> tuple[_Ids, dict[int, str]]:
-    """The ids that both sides use, and their texts. DumpError where sides that have to be joined by text cannot be."""
+    """The ids that both sides use, and their texts. DumpError if they have to be joined by text and one has none."""
     ids = _Ids(_keys(reference, variant) == "text")
     texts: dict[int, str] = {}
     for side in (reference, variant):
@@ -285,19 +312,10 @@ def _common_ids(reference: SparseSide, variant: SparseSide) -> tuple[_Ids, dict[
             if not ids.is_by_text:
                 texts.update(response.texts)
                 continue
-            listed = np.unique(response.rows.token_ids).tolist()
-            missing = [token for token in listed if token not in response.texts]
-            if missing:
+            if len(response.rows.token_ids) and not response.texts:
                 raise DumpError(
-                    f"side '{side.name}' has no text for token {missing[0]}, and the other side has texts only;"
-                    " expected token ids on both sides, or texts on both."
-                )
-            named = [response.texts[token] for token in listed]
-            if side.keys == "token_id" and len(set(named)) < len(named):
-                twice = next(text for text in named if named.count(text) > 1)
-                raise DumpError(
-                    f"side '{side.name}' has two tokens that print as {twice!r}, and the other side has texts only;"
-                    " expected token ids on both sides."
+                    f"side '{side.name}' has no texts of tokens, and the other side has no ids; expected token ids on"
+                    " both sides, or texts on both."
                 )
             for text in response.texts.values():
                 ids.by_text.setdefault(text, len(ids.by_text))
@@ -336,7 +354,7 @@ def _starts(reference: SparseResponse, variant: SparseResponse) -> tuple[int, in
     A response that does not say where it starts begins at the other's first generated position.
     """
     if reference.start_known == variant.start_known:
-        return 0, 0
+        return _starts_of_lengths(reference, variant)
     known = reference if reference.start_known else variant
     if known.generated_from is None:
         raise DumpError(
@@ -346,11 +364,26 @@ def _starts(reference: SparseResponse, variant: SparseResponse) -> tuple[int, in
     return (0, known.generated_from) if reference.start_known else (known.generated_from, 0)
 
 
+def _starts_of_lengths(reference: SparseResponse, variant: SparseResponse) -> tuple[int, int]:
+    """Offsets of responses to prompts of two lengths, of which only generated rows were sent: they meet where
+    generation starts.
+    """
+    sides = (reference, variant)
+    ends = [side.generated_from for side in sides]
+    if not reference.start_known or None in ends or None not in [prompt_tokens(side) for side in sides]:
+        return 0, 0
+    if any(len(side.rows) and side.rows.positions[0] < (end or 0) for side, end in zip(sides, ends, strict=True)):
+        return 0, 0
+    later = max(end or 0 for end in ends)
+    return later - (ends[0] or 0), later - (ends[1] or 0)
+
+
 def _prepared(response: SparseResponse, start: int, error: float, ids: _Ids) -> _Prepared:
     mapping = ids.of(response)
     rows = {
         int(position) + start: _listed(response.rows, index, error, mapping)
         for index, position in enumerate(response.rows.positions)
+        if mapping is None or _has_distinct_texts(response.rows.row(index)[0], mapping)
     }
     chosen = {
         int(position) + start: _renamed(int(token), mapping)
@@ -377,6 +410,12 @@ def _certain_alone(side: _Prepared, other: _Prepared, parting: int | None) -> li
         if is_open and (parting is None or position < parting):
             found.append(position)
     return found
+
+
+def _has_distinct_texts(token_ids: NDArray[np.int64], mapping: Mapping[int, int]) -> bool:
+    """Return whether every token of a row has a text, and no two print alike."""
+    named = [mapping.get(token) for token in token_ids.tolist()]
+    return None not in named and len(set(named)) == len(named)
 
 
 def _renamed(token: int, mapping: Mapping[int, int] | None) -> int:
@@ -415,6 +454,47 @@ def _meet(prompt: int, reference: _Prepared, variant: _Prepared) -> Meeting:
         len(reference.rows) - shared,
         len(variant.rows) - shared,
     )
+
+
+def _gap(meeting: Meeting, sides: tuple[_Prepared, _Prepared]) -> tuple[int, int] | None:
+    """Find which side (0 or 1) lacks how many of the first rows, None if neither does: the sides have no token in
+    common as they are, and many with one moved.
+    """
+    place = meeting.parting
+    if place is None:
+        return None
+    starts = {side.first_generated + 1 for side in sides}
+    has_agreed = any(
+        UNKNOWN_TOKEN not in pair for pair in zip(sides[0].tokens[:place], sides[1].tokens[:place], strict=False)
+    )
+    in_prompt = place not in starts
+    if len(starts) > 1 or (in_prompt and (has_agreed or meeting.is_prompt_checked)):
+        return None
+    for count in range(1, _MOST_MISSING + 1):
+        for side in (0, 1):
+            shorter, longer = sides[side].tokens[place:], sides[1 - side].tokens[place + count :]
+            pairs = [pair for pair in zip(shorter, longer, strict=False) if UNKNOWN_TOKEN not in pair][:8]
+            is_same = len(pairs) >= _LEAST_EQUAL and all(one == other for one, other in pairs)
+            if is_same and (in_prompt or not _begins_with_its_rows(sides[side].response)):
+                return side, count
+    return None
+
+
+def _begins_with_its_rows(response: SparseResponse) -> bool:
+    """Return whether the text of a response begins with the token of its first generated row."""
+    rows = response.rows
+    first = next((at for at, place in enumerate(rows.positions) if place >= (response.generated_from or 0)), None)
+    token = "" if first is None else response.texts.get(int(rows.chosen[first]), "").lstrip(" Ġ▁")
+    return bool(response.text and token) and response.text.lstrip().startswith(token)
+
+
+def _moved(side: _Prepared, place: int, count: int) -> _Prepared:
+    """The side with `count` unknown tokens before its token at `place`."""
+    tokens = (*side.tokens[:place], *[UNKNOWN_TOKEN] * count, *side.tokens[place:])
+    rows = {at + count * (at >= place - 1): row for at, row in side.rows.items()}
+    chosen = {at + count * (at >= place - 1): token for at, token in side.chosen.items()}
+    certain = frozenset(at + count * (at >= place - 1) for at in side.certain)
+    return replace(side, tokens=tokens, rows=rows, chosen=chosen, certain=certain)
 
 
 def _positions(
@@ -479,7 +559,7 @@ def _notes(
             " its inputs differ, and rows after that are not compared."
         )
     if reference.keys != variant.keys or reference.keys == "text":
-        notes.append("Tokens are joined by their texts, for a side sends no ids.")
+        notes.append("Tokens are joined by text: the lists of a side have no token ids.")
     if vocab is None:
         notes.append("How many values differ has no upper bound: nothing says how many tokens the vocabulary has.")
     for side in (reference, variant):

@@ -1,45 +1,21 @@
-"""Rows of a response as readers of payloads find them: entries by token id or by text, checked and made records."""
+"""Parts of a payload, checked, and the rows of a response made records: by token id, or by text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ....errors import DumpError
 from ....text import plural, shown
 from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, SparseResponse, SparseRow, Values, sparse_rows
+from .rows import Entry, Row, emitted_by_text, missing_at_start
 
 _LOWEST = -745.0  # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
 _INFINITIES = ("-inf", "-infinity")
 _LONGEST_SHOWN = 60
 _MOST_TOKEN = 1 << 31
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A token with its value. token: its id, None where only its text was sent. value: None where it is a placeholder.
-    rank: its place in the whole row from 1, where sent.
-    """
-
-    token: int | None
-    text: str | None
-    value: float | None
-    rank: int | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One position as a payload has it. top: the list of best tokens; chosen: the token that is given or was emitted.
-
-    best: how many of `top` are the best of the whole row, None where the reader cannot tell.
-    """
-
-    position: int
-    top: tuple[Entry, ...]
-    chosen: Entry | None
-    best: int | None
 
 
 def is_object(value: object, what: str, where: str) -> Mapping[str, Any]:
@@ -136,6 +112,16 @@ def response_of(
         )
     if not found:
         raise DumpError(f"{where}: {format} response without log-probabilities; ask the server for them.")
+    length = prompt if isinstance(prompt, int) else None if prompt is None else len(prompt)
+    warnings = list(about.pop("warnings", ()))
+    if not has_prompt_rows:
+        found, warning = emitted_by_text(found, about.get("text", ""))
+        warnings += [warning] if warning else []
+        if not found:
+            raise DumpError(f"{where}: {warning}")
+        if shift := missing_at_start(found, generated):
+            found = [replace(row, position=row.position + shift) for row in found]
+            warnings.append(f"Rows of its first {plural(shift, 'generated token')} are missing.")
     best = _best(found, asked)
     is_by_id = all(entry.token is not None for row in found for entry in _entries(row))
     named: dict[str, int] = {}
@@ -153,21 +139,27 @@ def response_of(
         return token
 
     sparse: list[SparseRow] = []
+    after: dict[int, int] = {}
+    left_out: list[str] = []
     for row, most in zip(found, best, strict=True):
-        at = f"{where}, position {row.position}"
-        if not is_by_id:
-            _check_texts(row, at)
         chosen = UNKNOWN_TOKEN if row.chosen is None else id_of(row.chosen)
         entries = tuple((id_of(entry), entry.value) for entry in _entries(row))
+        after[row.position + 1] = chosen
+        if conflict := _conflict(row, is_by_id):
+            left_out.append(f"at position {row.position} {conflict}")
+            continue
         missing = {token for token, value in entries if value is None}
         sent = tuple((token, value) for token, value in entries if value is not None)
         sparse.append(SparseRow(row.position, sent, most, chosen, len(missing - {token for token, _ in sent})))
-    length = prompt if isinstance(prompt, int) else None if prompt is None else len(prompt)
+    if left_out and not sparse:
+        lack = "" if is_by_id else ", and its lists have no token ids"
+        raise DumpError(f"{where}: no row can be used; {left_out[0]}{lack}.")
+    if left_out:
+        warnings.append(f"{len(left_out)} of {len(found)} rows are left out: {left_out[0]}.")
     known = () if prompt is None or isinstance(prompt, int) else tuple(prompt)
     first = None if length is None and has_prompt_rows else max(0, (length or 1) - 1)
     has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in found)
     tokens = known if is_by_id and known else (UNKNOWN_TOKEN,) * (length or 1)
-    after = {row.position + 1: row.chosen for row in sparse}
     end = max([len(tokens) + len(generated) - 1, *after], default=0)
     beside = dict(enumerate(generated, len(tokens))) if is_by_id else {}
     sequence = [*tokens] + [beside.get(at, after.get(at, UNKNOWN_TOKEN)) for at in range(len(tokens), end + 1)]
@@ -183,6 +175,7 @@ def response_of(
         generated_from=first if has_generated else None,
         texts=texts,
         asked=asked,
+        warnings=tuple(warnings),
         **about,
     )
 
@@ -202,18 +195,20 @@ def _is_contradicted(row: Row) -> bool:
     return bool(row.chosen and row.chosen.value == 0.0 and listed and listed.value not in (None, 0.0))
 
 
-def _check_texts(row: Row, where: str) -> None:
-    """DumpError where two tokens of a row print alike: in its list, or the chosen one beside another in the list."""
-    texts = [entry.text for entry in row.top]
-    twice = [text for text in texts if texts.count(text) > 1]
-    if row.chosen is not None:
-        like = [entry for entry in row.top if entry.text == row.chosen.text and entry.value != row.chosen.value]
-        twice += [entry.text for entry in like]
-    if twice:
-        raise DumpError(
-            f"{where}: two tokens print as {shown(repr(twice[0]), _LONGEST_SHOWN)} and have no ids, so they cannot be"
-            " told apart; ask the server for token ids."
-        )
+def _conflict(row: Row, is_by_id: bool) -> str:
+    """Return a clause on a token that stands in a row twice, '' if none does; two tokens may print alike."""
+    values: dict[object, float | None] = {}
+    for entry in _entries(row):
+        if entry.value is None:  # a placeholder
+            continue
+        name = entry.token if is_by_id else entry.text
+        before = values.setdefault(name, entry.value)
+        if before != entry.value:
+            shown_name = f"token {name}" if is_by_id else shown(repr(name), _LONGEST_SHOWN)
+            return f"{shown_name} has two values, {before} and {entry.value}"
+    texts = [] if is_by_id else [entry.text for entry in row.top]
+    twice = next((text for text in texts if texts.count(text) > 1), None)
+    return "" if twice is None else f"{shown(repr(twice), _LONGEST_SHOWN)} is listed twice"
 
 
 def _best(rows: Sequence[Row], asked: int | None) -> list[int]:

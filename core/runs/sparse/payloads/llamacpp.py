@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..records import SparseResponse
-from .entries import Entry, Row, count_of, is_list, is_object, response_of, tokens_of, value_of
+from .entries import count_of, is_list, is_object, response_of, tokens_of, value_of
 from .openai import content_rows, drafts_of, entry_of, prompt_ids, settings_of
+from .rows import Entry, Row
 
 
 def read_completion(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:

@@ -13,7 +13,8 @@ from typing import Any
 from ....errors import DumpError
 from ..placeholders import DRAFTED
 from ..records import SparseResponse
-from .entries import Entry, Row, count_of, is_list, is_object, response_of, text_key, token_of, tokens_of, value_of
+from .entries import count_of, is_list, is_object, response_of, text_key, token_of, tokens_of, value_of
+from .rows import Entry, Row
 
 _PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")  # names in requests
 _COUNTS = ("logprobs", "top_logprobs", "n_probs")  # what requests call the number of values a row
@@ -71,7 +72,9 @@ def _choice(
         rows += content_rows(logprobs["content"], start, where)
     elif isinstance(logprobs, dict) and logprobs.get("tokens") is not None:
         echoed = bool(request.get("echo")) or _is_echoed(logprobs)
-        rows += list(_listed_rows(logprobs, 0 if echoed else start, where, is_echoed=echoed))
+        rows += list(
+            _listed_rows(logprobs, 0 if echoed else start, where, is_echoed=echoed, token_ids=choice.get("token_ids"))
+        )
     return response_of(
         rows,
         where,
@@ -225,20 +228,32 @@ def _is_echoed(logprobs: Mapping[str, Any]) -> bool:
     return isinstance(values, list) and bool(values) and values[0] is None
 
 
-def _listed_rows(logprobs: Mapping[str, Any], start: int, where: str, *, is_echoed: bool) -> Iterator[Row]:
-    """Rows of completions' four lists; echoed ones begin with the prompt's first token, which has no row."""
+def _listed_rows(
+    logprobs: Mapping[str, Any], start: int, where: str, *, is_echoed: bool, token_ids: object = None
+) -> Iterator[Row]:
+    """Rows of completions' four lists; echoed ones begin with the prompt's first token, which has no row. token_ids:
+    of the emitted tokens, if the payload has them beside these lists.
+    """
     tokens = is_list(logprobs.get("tokens"), "tokens", where)
     values = is_list(logprobs.get("token_logprobs"), "token_logprobs", where)
     tops = logprobs.get("top_logprobs") or [None] * len(tokens)
     if not len(tokens) == len(values) == len(is_list(tops, "top_logprobs", where)):
         raise DumpError(f"{where}: {len(tokens)} tokens, {len(values)} values and {len(tops)} lists; expected as many.")
+    beside = logprobs.get("token_ids") or token_ids
+    ids = tokens_of(beside, "token_ids", where) if isinstance(beside, list) and len(beside) == len(tokens) else None
     for index, (token, value, top) in enumerate(zip(tokens, values, tops, strict=True)):
         at = f"{where}, token {index}"
-        if not isinstance(token, str):
+        is_id = type(token) is int  # mlx-lm before 0.25
+        if not isinstance(token, str) and not is_id:
             raise DumpError(f"{at}: is no text.")
         if is_echoed and index == 0:
             continue
-        chosen = Entry(*text_key(token), value_of(value, at))
+        number, text = (token_of(token, at), None) if is_id else text_key(token)
+        number = ids[index] if number is None and ids is not None else number
+        chosen = Entry(number, text, value_of(value, at))
         listed = {} if top is None else is_object(top, "its list of the best", at)
-        entries = tuple(Entry(*text_key(key), value_of(each, at)) for key, each in listed.items())
-        yield Row(start + index - is_echoed, entries, chosen, None if entries else 0)
+        keys = [(int(key), None) if is_id and key.isdecimal() else text_key(key) for key in listed]
+        entries = [Entry(*key, value_of(each, at)) for key, each in zip(keys, listed.values(), strict=True)]
+        is_same = [(entry.text, entry.value) == (chosen.text, chosen.value) for entry in entries]
+        named = tuple(chosen if same else entry for same, entry in zip(is_same, entries, strict=True))
+        yield Row(start + index - is_echoed, named, chosen, None if named else 0)

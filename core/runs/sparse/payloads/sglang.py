@@ -14,8 +14,9 @@ import numpy as np
 
 from ....errors import DumpError
 from ..records import MAX_ENTRIES, SparseResponse
-from .entries import Entry, Row, count_of, is_list, is_object, response_of, token_of, tokens_of, value_of
+from .entries import count_of, is_list, is_object, response_of, token_of, tokens_of, value_of
 from .openai import prompt_ids, settings_of
+from .rows import Entry, Row
 
 
 def read_generate(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:

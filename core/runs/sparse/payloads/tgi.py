@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..records import SparseResponse
-from .entries import Row, is_list, is_object, response_of
+from .entries import is_list, is_object, response_of
 from .openai import entry_of, settings_of
+from .rows import Row
 
 
 def read_details(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:

@@ -14,7 +14,6 @@ from core.runs.sparse import pairing
 from core.runs.sparse.pairing import compare_sides, sides_of
 from core.runs.sparse.records import SparseRow, SparseSide, sparse_rows
 from tests.core.runs.sparse.made_sides import engine_side, response, side
-from tests.said import SAID
 
 
 def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
@@ -64,8 +63,75 @@ def test_texts_join_where_one_side_has_no_ids() -> None:
     assert (place.figures.common, int(place.figures.neq.low), place.figures.is_flip) == (2, 2, False)
     assert pair.texts[place.figures.reference.token or 0] == " seven"
     twice = replace(ids, texts={7: "same", 1: "same"})
-    with pytest.raises(DumpError, check=SAID["two-tokens-that-print-as-same"].raised):
+    with pytest.raises(DumpError, match="print alike"):
         compare_sides(side("ids", twice), side("texts", texts))
+
+
+def test_tokens_of_one_text_cost_their_row_alone() -> None:
+    """The first row has two tokens that print as \ufffd; the second has none, and is compared."""
+    ids = response(
+        [5, 7, 1], {0: {7: -0.1, 8: -3.0, 1: -4.0}, 1: {1: -0.5, 7: -1.0}}, texts={7: "\ufffd", 8: "\ufffd", 1: "b"}
+    )
+    texts = replace(
+        response([-1, 0, 1], {0: {0: -0.1, 1: -4.0}, 1: {1: -0.25, 0: -1.5}}, texts={0: "\ufffd", 1: "b"}), keys="text"
+    )
+    pair = compare_sides(side("ids", ids), side("texts", texts))
+    assert [place.position for place in pair.positions] == [1]
+    assert any("1 row left out" in note for note in pair.notes)
+
+
+LONG = {
+    0: {5: -0.1, 1: -3.0},
+    1: {6: -0.2, 1: -2.0},
+    2: {7: -0.3, 1: -2.5},
+    3: {8: -0.4, 1: -1.5},
+    4: {9: -0.5, 1: -1.0},
+}
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_rows_that_one_side_lacks_at_its_start_move_none_of_the_others(missing: int, is_reference: bool) -> None:
+    """Generated tokens 5 to 9; the other side has no rows of the first ones, and moved values elsewhere."""
+    whole = response([-1, 5, 6, 7, 8, 9], LONG, prompt=1, start_known=False)
+    rest = {at - missing: row for at, row in LONG.items() if at >= missing}
+    cut = response([-1, *range(5 + missing, 10)], rest, prompt=1, start_known=False)
+    sides = side("A", cut if is_reference else whole), side("B", whole if is_reference else cut)
+    pair = compare_sides(*sides)
+    assert [place.position for place in pair.positions] == list(range(missing, 5))
+    assert pair.differing == 0
+    assert any("aligned by their tokens" in note for note in pair.notes)
+
+
+def test_a_first_token_that_differs_is_no_missing_row() -> None:
+    """One side answers 'A B C D E' and the other 'B C D E': the text says that no row is missing."""
+    texts = {5: "A", 6: "B", 7: "C", 8: "D", 9: "E", 1: "x"}
+    whole = response([-1, 5, 6, 7, 8, 9], LONG, prompt=1, start_known=False, texts=texts, text="ABCDE")
+    rest = {at - 1: row for at, row in LONG.items() if at}
+    other = response([-1, 6, 7, 8, 9], rest, prompt=1, start_known=False, texts=texts, text="BCDE")
+    pair = compare_sides(side("A", whole), side("B", other))
+    assert [(place.position, place.figures.is_flip) for place in pair.positions] == [(0, True)]
+    lost = compare_sides(side("A", whole), side("B", replace(other, text="ABCDE")))
+    assert [place.position for place in lost.positions] == [1, 2, 3, 4]
+
+
+def test_prompt_rows_are_aligned_only_if_the_prompts_are_equally_long() -> None:
+    """Prompt tokens 5 to 9, of which one side lacks the first row; a prompt of one token less is another prompt."""
+    whole = response([-1, 5, 6, 7, 8, 9], LONG)
+    rest = {at - 1: row for at, row in LONG.items() if at}
+    cut = response([-1, 6, 7, 8, 9, -1], rest)
+    pair = compare_sides(side("A", whole), side("B", cut))
+    assert ([place.position for place in pair.positions], pair.differing) == ([1, 2, 3, 4], 0)
+
+
+def test_prompts_of_two_lengths_meet_where_generation_starts() -> None:
+    """Chat sends no prompt tokens, only how many: 3 and 4 here, so a BOS or another template."""
+    rows = {2: {5: -0.1, 1: -3.0}, 3: {6: -0.2, 1: -2.0}}
+    one = response([-1, -1, -1, 5, 6], rows, prompt=3)
+    other = response([-1, -1, -1, -1, 5, 6], {at + 1: row for at, row in rows.items()}, prompt=4)
+    pair = compare_sides(side("A", one), side("B", other))
+    assert (len(pair.positions), pair.differing) == (2, 0)
+    assert any("inputs differ" in note for note in pair.notes)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from core.errors import DumpError
 from core.probing import servers
-from core.runs.sparse.pairing import compare_sides
+from core.runs.sparse.pairing import compare_sides, sides_of
 from core.runs.sparse.payloads import bounded_json, openai
 from core.runs.sparse.payloads.plain_file import is_payload
 from core.runs.sparse.payloads.recognise import read_payload, read_responses
@@ -289,11 +289,11 @@ HOSTILE = {
     "texts that print alike": (
         '{"logprobs": [{"token": "a", "logprob": -1, "top_logprobs": '
         '[{"token": "a", "logprob": -1}, {"token": "a", "logprob": -2}]}]}',
-        "two tokens print as 'a'",
+        "'a' has two values",
     ),
     "a chosen token that prints like another": (
         '{"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [-3], "top_logprobs": [{"a": -1, "b": -2}]}}]}',
-        "two tokens print as 'a'",
+        "'a' has two values",
     ),
     "a declared billion": (
         '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [1000000000, 20],'
@@ -370,3 +370,137 @@ def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
     for index, position in enumerate(streamed.rows.positions.tolist()):
         same = whole.rows.positions.tolist().index(position)
         assert streamed.rows.row(index)[0].tolist() == whole.rows.row(same)[0].tolist()
+
+
+def completions(tokens: list[str], values: list[float], tops: list[dict[str, float]], **more: Any) -> dict[str, Any]:
+    lists = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, **more}
+    return {"choices": [{"text": "".join(tokens), "logprobs": lists}]}
+
+
+def test_a_token_that_prints_like_another_costs_its_own_row() -> None:
+    """Four rows, of which the second lists \ufffd with a value that is not the emitted one's."""
+    tops = [
+        {"a": -0.1, "b": -3.0},
+        {"\ufffd": -1.1, "c": -1.5},
+        {"d": -0.2, "\ufffd": -2.0},
+        {"\ufffd": -0.5, "e": -1.0},
+    ]
+    found = one(
+        completions(["a", "\ufffd", "d", "\ufffd"], [-0.1, -1.2, -0.2, -0.5], tops, token_ids=[64, 240, 68, 241])
+    )
+    assert found.rows.positions.tolist() == [0, 2, 3]
+    assert [found.texts.get(token) for token in found.tokens] == [None, "a", "\ufffd", "d", "\ufffd"]
+    (warning,) = found.warnings
+    assert "1 of 4 rows" in warning
+    assert "-1.1 and -1.2" in warning
+    pair = compare_sides(SparseSide("A", (found,)), SparseSide("B", (found,)))
+    assert (len(pair.positions), pair.differing) == (3, 0)
+    assert not any("ask the server" in note for note in pair.notes)
+
+
+def test_a_token_sent_with_two_values_costs_its_own_row() -> None:
+    rows = [unsorted_row((4, "a", -1.0), (5, "b", -2.0)), unsorted_row((6, "c", -1.0), (7, "d", -2.0))]
+    rows[1]["logprob"] = -1.25
+    found = one(unsorted_chat(*rows, text="ac"))
+    assert found.rows.positions.tolist() == [0]
+    assert found.tokens[1:] == (4, 6)
+    assert "-1.0 and -1.25" in found.warnings[0]
+
+
+def test_ids_beside_texts_name_tokens_where_no_lists_were_sent() -> None:
+    sent = {"tokens": ["a", "\ufffd"], "token_logprobs": [-0.1, -1.2], "token_ids": [64, 240]}
+    found = one({"choices": [{"text": "a\ufffd", "logprobs": sent}]})
+    assert (found.keys, found.tokens[1:]) == ("token_id", (64, 240))
+
+
+def test_tokens_that_are_numbers_are_ids() -> None:
+    """mlx-lm before 0.25 sent ids under `tokens`, and lists by id."""
+    sent = {
+        "tokens": [64, 240],
+        "token_logprobs": [-0.1, -1.5],
+        "top_logprobs": [{"64": -0.1}, {"241": -0.5, "240": -1.5}],
+    }
+    found = one({"choices": [{"text": "ab", "logprobs": sent}]})
+    assert (found.keys, found.tokens[1:]) == ("token_id", (64, 240))
+    assert [row(found, at) for at in range(2)] == [{64: -0.1}, {241: -0.5, 240: -1.5}]
+
+
+def unsorted_row(*entries: tuple[int, str, float]) -> dict[str, Any]:
+    """A row as mlx-lm sends it: the list in any order, and its first as if it were the emitted token."""
+    top = [{"id": token, "token": text, "logprob": value} for token, text, value in entries]
+    return {**top[0], "top_logprobs": top}
+
+
+def unsorted_chat(*rows: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": text}, "logprobs": {"content": list(rows)}}]}
+
+
+GREEDY = (
+    unsorted_row((1, "Ġno", -3.0), (2, "An", -0.2), (3, "Ġof", -3.5), (4, "A", -2.0)),
+    unsorted_row((5, "Ġapple", -0.3), (6, "Ġear", -2.5), (7, "Ġant", -1.5)),
+    unsorted_row((8, "Ċ", -2.0), (9, "Ã©", -0.1), (10, "!", -3.0)),
+    unsorted_row((11, "x", -4.0), (12, "<|end|>", -0.1), (13, "y", -5.0)),
+)
+
+
+def test_lists_in_no_order_have_the_tokens_of_the_text_emitted() -> None:
+    found = one(unsorted_chat(*GREEDY, text="An apple\u00e9"))
+    assert found.rows.chosen.tolist()[:3] == [2, 5, 9]
+    assert found.rows.best.tolist() == [4, 3, 3, 3]
+    assert "in no order" in found.warnings[0]
+
+
+def test_a_text_that_its_lists_do_not_spell_ends_the_rows() -> None:
+    found = one(unsorted_chat(*GREEDY, text="An apple pie"))
+    assert found.rows.chosen.tolist() == [2, 5]
+    assert "first 2 rows" in found.warnings[0]
+
+
+@pytest.mark.parametrize("text", ["no apple", " no apple\nx", "something else", ""])
+def test_sampled_tokens_that_come_first_stay_emitted(text: str) -> None:
+    """vLLM puts the sampled token first, and the best after it in order; its text may lack what was thought before."""
+    rows = [
+        unsorted_row((1, " no", -3.0), (2, "An", -0.2), (3, "A", -2.0)),
+        unsorted_row((5, " apple", -0.3), (7, " ant", -1.5), (6, " ear", -2.5)),
+    ]
+    found = one(unsorted_chat(*rows, text=text))
+    assert found.rows.chosen.tolist() == [1, 5]
+    assert found.warnings == ()
+
+
+def test_rows_after_a_missing_one_stand_where_their_ids_do() -> None:
+    """Four generated ids and rows of the last three: the first row is missing."""
+    rows = [[-0.5, 8, "b"], [-0.25, 9, "c"], [-0.75, 7, "a"]]
+    meta = {"prompt_tokens": 3, "output_token_logprobs": rows}
+    found = one({"text": "aabca", "output_ids": [7, 8, 9, 7], "meta_info": meta})
+    assert found.rows.positions.tolist() == [3, 4, 5]
+    assert found.tokens[3:] == (7, 8, 9, 7)
+    assert "missing" in found.warnings[0]
+
+
+REQUEST = {"prompt": ["Once", "Twice"], "n": 2, "max_tokens": 1}
+
+
+def test_choices_of_several_prompts_answer_these_prompts() -> None:
+    """Two prompts with n = 2: choices 0 and 1 are of the first. Usage counts the tokens of both prompts."""
+    choices = [
+        {"index": index, "text": "a", "logprobs": {"content": [{"id": index, "token": "a", "logprob": -1.0}]}}
+        for index in (3, 1, 0, 2)
+    ]
+    payload = {"choices": choices, "usage": {"prompt_tokens": 9}}
+    found = read_payload({"request": REQUEST, "response": payload}, "here")
+    assert [response.rows.chosen.tolist() for response in found] == [[0], [1], [2], [3]]
+    assert [json.loads(response.prompt_key) for response in found] == ["Once", "Once", "Twice", "Twice"]
+    assert not any(response.start_known or response.warnings for response in found)
+    sides = sides_of(found, "here")
+    assert [(side.name, len(side.responses)) for side in sides] == [("answer 1", 2), ("answer 2", 2)]
+    with pytest.raises(DumpError, match="2 answers to 2 prompts"):
+        sides_of([found[0], found[2]], "here")
+    unknown = read_payload(payload, "here")
+    assert all("if the request had several" in response.warnings[0] for response in unknown)
+
+
+def test_prompts_of_ids_are_each_choices_own() -> None:
+    listed = [{"index": index, "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}} for index in range(2)]
+    found = read_payload({"choices": listed}, "here", {"prompt": [[4, 5], [6]]})
+    assert [response.tokens for response in found] == [(4, 5, 7), (6, 7)]
