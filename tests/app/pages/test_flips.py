@@ -63,7 +63,7 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert not app.exception
     assert app.query_params["list"] == "flips-and-near-ties"
     found = table(app)
-    assert (len(found), int(found["flip"].sum())) == (69, 4)
+    assert (len(found), int(found["flip"].sum())) == (79, 4)
     assert "in 729 positions" in said(app)
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
     assert "Why it could flip" in said(linked)
@@ -73,9 +73,9 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
 def test_the_reason_has_the_margin_the_bound_and_how_both_tokens_moved():
     text = said(opened(prompt="1", position="36"))
     assert "the reference's, 0 logits (0 ULPs)" in text
-    assert "any logit here is 0.03125, twice that 0.0625" in text
-    assert "moved by -0.03125 and the variant's by +0.03125" in text
-    assert "went from 0 to -0.0625" in text
+    assert "is 0.03125 logits, twice that 0.0625" in text
+    assert "moved by -0.03125, the variant's by +0.03125" in text
+    assert "First minus second: 0 → -0.0625" in text
     assert SAID["equal-lower-token-id-counts"] in text
 
 
@@ -95,7 +95,7 @@ def test_a_run_that_was_not_judged_says_that_controls_would_tell():
 @pytest.mark.parametrize("name", ["bug suspected", "nondeterministic", "undecided", "a verdict of tomorrow"])
 def test_every_verdict_is_told_by_its_name_and_sentence_as_plain_text(name):
     told = parts.is_it_rounding(Finding(name, "1,200 times the floor, at `k_proj` of **layer 3**.", (), True))
-    assert f"its verdict says: **{name}**. 1,200 times the floor" in told
+    assert f"Pair verdict: **{name}**. 1,200 times the floor" in told
     assert "**layer" not in told
 
 
@@ -106,6 +106,7 @@ def position(**figures) -> pd.Series:
             "variant_token": 1,
             "is_flip": False,
             "near_tie": True,
+            "could_flip": True,
             "nonfinite_mismatch": 0,
             "max_abs": 0.25,
             "reference_margin": 0.5,
@@ -126,17 +127,18 @@ TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_
         (
             position(),
             (
-                "The smaller margin is the reference's, 0.5 logits (4 ULPs); the largest difference of any logit here"
-                " is 0.25, twice that 0.5."
+                "The smaller margin is the reference's, 0.5 logits (4 ULPs). The largest difference here is 0.25"
+                " logits, twice that 0.5."
             ),
         ),
         (position(variant_margin=0.125, variant_margin_ulps=1), "the variant's, 0.125 logits (1 ULP)"),
         (
             position(is_flip=True, variant_token=2),
-            "moved by 0 and the variant's by +0.75, so the lead of the first over the second went from 0.5 to -0.25.",
+            "moved by 0, the variant's by +0.75. First minus second: +0.5 → -0.25.",
         ),
-        (position(near_tie=False, max_abs=0.125), "The margin is larger, so a flip is impossible here."),
-        (position(near_tie=False, max_abs=0.125, is_flip=True), "the figures contradict each other"),
+        (position(could_flip=False, max_abs=0.125), "The margin is larger, so a flip is impossible here."),
+        (position(could_flip=False, max_abs=0.125, is_flip=True), "the figures contradict each other"),
+        (position(near_tie=False, is_flip=True, variant_token=2), "so one token can pass the other. The reference's"),
         (position(nonfinite_mismatch=3), "3 logits here NaN or infinite on one side only"),
         (position(variant_margin=np.nan, variant_margin_ulps=pd.NA), "no finite margin"),
     ],
@@ -152,7 +154,7 @@ def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ti
     logits = np.full((2, 8), -4.0, np.float32)
     logits[:, 1], logits[:, 2] = 2.0, 1.5
     moved = logits.copy()
-    moved[1, 2] = 1.75  # a margin of 0.25, and a difference of 0.25: near, no flip
+    moved[1, 2] = np.nextafter(np.float32(2), np.float32(0))  # one step below the argmax: a near tie, no flip
     dump = tmp_path / "near.npz"
     np.savez(dump, reference=logits, variant=moved)
     run_id = ingest(Store(tmp_path / "runs"), [dump])
