@@ -34,13 +34,13 @@ else:
             column_config=parts.COLUMNS,
             height=widgets.table_height(len(there), 8),
         )
-        st.caption("What ran in that module, and since the last one that is equal.")
+        st.caption("Kernels since the last matching module.")
         tables["where it starts"] = there
 st.subheader("All kernels")
 st.markdown(in_words(pairs, names))
 st.caption(
-    f"Looked at: {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0; launches"
-    " are per forward, times of a watched run."
+    f"Profiled {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0; launches are"
+    " per forward, profiler overhead included."
 )
 which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
 shown = (
@@ -52,8 +52,8 @@ shown = (
 libraries = ["any", *dict.fromkeys(pair.library for pair in pairs)]
 if st.session_state.get("kernels_library", "any") not in libraries:
     st.session_state["kernels_library"] = "any"
-library = what.segmented_control("Told by", libraries, required=True, key="kernels_library") or "any"
-if place.toggle("Modules apart", key="kernels_apart"):
+library = what.segmented_control("Source", libraries, required=True, key="kernels_library") or "any"
+if place.toggle("Split by module", key="kernels_apart"):
     pairs = side_by_side(reference, variant, by_module=True)
 listed = parts.chosen(pairs, shown, library)
 if not listed:

@@ -66,7 +66,7 @@ plots.draw(
     key="kv_heads",
     picture=exports.picture_of(view, f"kv-heads-{measure}"),
 )
-st.caption(f"{parts.shape(table)} of {scope}; colour is {parts.MEANINGS[measure].format(dtype=view.dtype)}.")
+st.caption(f"{parts.shape(table)} of {scope}; color is {parts.MEANINGS[measure].format(dtype=view.dtype)}.")
 layers = figure_cache.kept(view.run, shown_of, by_layer, table)
 plots.draw(
     figure_cache.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype),
@@ -92,7 +92,7 @@ if differing:
         st.session_state["kv_colour"] = "neq_share"
     shown = (
         what.segmented_control(
-            "Colour", list(measures), format_func=measures.__getitem__, required=True, key="kv_colour"
+            "Color", list(measures), format_func=measures.__getitem__, required=True, key="kv_colour"
         )
         or "neq_share"
     )
@@ -111,7 +111,7 @@ if differing:
     )
     wide = int(grid.edges[1] - grid.edges[0])
     st.caption(
-        f"Layers x positions of the {kind}s; colour is "
+        f"Layers x positions of the {kind}s; color is "
         + (
             f"max ULPs of {view.dtype}."
             if shown == "max_ulps"

@@ -83,7 +83,7 @@ title, which = st.columns([3, 5], vertical_alignment="bottom")
 title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
 measure = (
     which.segmented_control(
-        "Colour", options, format_func=parts.MEASURES.__getitem__, required=True, key="layers_measure"
+        "Color", options, format_func=parts.MEASURES.__getitem__, required=True, key="layers_measure"
     )
     or options[0]
 )
@@ -97,7 +97,7 @@ if grid.modules:
     )
     wide = int(np.diff(grid.edges).max())
     st.caption(
-        f"Modules x positions; colour is {parts.MEANINGS[measure]}."
+        f"Modules x positions; color is {parts.MEANINGS[measure]}."
         + (f" A cell shows the largest of up to {wide} positions." if wide > 1 else "")
         + (
             f" {len(grid.positions):,} of {prompts[view.prompt].positions:,} positions were looked at."

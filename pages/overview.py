@@ -53,7 +53,7 @@ left, right = st.columns([3, 1], vertical_alignment="bottom")
 left.subheader(
     f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {plural(len(view.prompt_table), 'position')}"
 )
-colour = right.selectbox("Colour by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
+colour = right.selectbox("Color by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
 token_strip.token_strip(view, colour)
 st.caption(
     "Click a token to select it. Its logits predict the next token."

@@ -42,7 +42,7 @@ if sweep is not None:
     )
     st.caption(
         f"Each side against `{widgets.code(run.sides[0].name)}`, by its {widgets.code(sweep.name)};"
-        f" differences in logits of {view.dtype}, one colour a class."
+        f" differences in logits of {view.dtype}, one color per class."
     )
 
 if len(groups) > 2:

@@ -27,7 +27,7 @@ class Heatmap extends Pointing {
       order: this.choice(bar, "Columns", [["id", "token id"], ["rank", "rank"]], (value) => this.choose({ order: value })),
       measure: this.choice(bar, "Cells", [["row_ulps", "row ULPs"], ["ulps", "max ULPs"], ["difference", "largest difference"]], (value) =>
         this.choose({ measure: value })),
-      scale: this.choice(bar, "Colour", [["log", "log"], ["linear", "linear"]], (value) => this.prefer({ scale: value })),
+      scale: this.choice(bar, "Color", [["log", "log"], ["linear", "linear"]], (value) => this.prefer({ scale: value })),
       range: this.choice(bar, "Scale", [["pair", "whole pair"], ["view", "this view"]], (value) => this.prefer({ range: value })),
     };
     const zoom = made("div", "group", bar);

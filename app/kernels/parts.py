@@ -137,7 +137,7 @@ def looked_at(listed: KernelList, side: str) -> str:
         if listed.forwards == listed.of and listed.of > 1
         else f"{listed.forwards:,} of {listed.of:,}"
     )
-    return f"{'its one forward' if listed.of == 1 else which + ' forwards'} of `{widgets.code(side)}`"
+    return f"{'the one forward' if listed.of == 1 else which + ' forwards'} of `{widgets.code(side)}`"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -299,7 +299,7 @@ def test_a_link_made_by_clicking_opens_as_the_same_view(browser: Browser, dashbo
     page = viewer(browser, permissions=["clipboard-read", "clipboard-write"])
     opened(page, dashboard, "overview?run=batch-1-against-n&position=0")
     choose(page, "^Variant", "prefill")
-    choose(page, "Colour by", "KL")
+    choose(page, "Color by", "KL")
     page.locator(".token[data-position='41']").click()
     expect_position(page, 41)
     settle(page)
@@ -343,7 +343,7 @@ def test_without_the_newer_clipboard_the_older_way_copies(browser: Browser, dash
 
 def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
-    choose(page, "Colour by", "KL")
+    choose(page, "Color by", "KL")
     expect(page).to_have_url(re.compile("colour=kl"))
     settle(page)
     page.keyboard.press("Escape")

@@ -207,7 +207,7 @@ def test_a_step_sends_no_figures_of_the_strip_again_and_builds_nothing_anew(page
     assert frames
     assert not any(b"reference_margin" in frame for frame in frames)
     frames.clear()
-    page.get_by_role("combobox", name=re.compile("Colour by")).click()
+    page.get_by_role("combobox", name=re.compile("Color by")).click()
     page.get_by_role("option", name="max ULPs", exact=True).click()
     expect(page.locator(".legend .unit")).to_have_text("max ULPs of bfloat16, log scale")
     assert any(b"reference_margin" in frame for frame in frames)  # the twin: a new colour is sent
