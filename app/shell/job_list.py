@@ -18,14 +18,9 @@ def how_it_stands(job: Job) -> str:
     if job.state == "waiting":
         return "waiting for those before it"
     if job.state == "running" and job.rows_total:
-        rest = (
-            f", about {job.seconds_left:.0f} s left"
-            if job.seconds_left is not None and job.rows_done < job.rows_total
-            else ""
-        )
         units = {GETTING: "MB", PROBING: "requests"}
         unit = "prompts" if job.stage.endswith(" writes") else units.get(job.device, "positions")
-        return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s{rest}"
+        return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s"
     if job.state == "done" and job.device in (GETTING, PROBING):
         return f"in {job.seconds:.0f} s"
     if job.state == "done":

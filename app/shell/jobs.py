@@ -58,8 +58,8 @@ class Job:
     sides.
 
     device: what it runs on, ANY_DEVICE, TAKING_IN or GETTING, whose rows are MB. reserved: the id that its run is going
-    to have, where that is known before; who: who asked for it. counted_*: rows and seconds when the rows of this stage
-    were first told of. A job that is done with a message was kept in part: the message says what failed.
+    to have, where that is known before; who: who asked for it. A job that is done with a message was kept in part: the
+    message says what failed.
     """
 
     number: int
@@ -71,8 +71,6 @@ class Job:
     rows_done: int = 0
     rows_total: int = 0
     seconds: float = 0.0
-    counted_rows: int = 0
-    counted_seconds: float = 0.0
     run_id: str = ""
     message: str = ""
     reserved: str = ""
@@ -90,14 +88,6 @@ class Job:
     @property
     def share(self) -> float:
         return self.rows_done / self.rows_total if self.rows_total else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds left, estimated from the rows since the first were told of, so not from loading the model; None while
-        there are none.
-        """
-        done = self.rows_done - self.counted_rows
-        return (self.seconds - self.counted_seconds) * (self.rows_total - self.rows_done) / done if done > 0 else None
 
 
 @dataclass(frozen=True)
@@ -342,13 +332,6 @@ class Jobs:
         known: dict[str, object] = {
             key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said
         }
-        rows, total = said.get("rows_done"), said.get("rows_total")
-        with self._lock:
-            job = self._jobs[number]
-        if isinstance(rows, int) and (
-            total != job.rows_total or rows < job.rows_done
-        ):  # another stage, with rows of its own
-            known |= {"counted_rows": rows, "counted_seconds": seconds}
         self._change(number, seconds=seconds, **known)
         self._tell(number)
 

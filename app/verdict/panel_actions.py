@@ -25,7 +25,7 @@ from core.packaged_models import PACKAGED, is_here
 from core.runs.views.request import judged_again, left_out, typed_with
 from core.runs.views.verdicts import tried_of
 from core.subprocess_json import ROOT
-from core.text import duration, is_seen, printable, shown
+from core.text import is_seen, printable, shown
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
@@ -225,7 +225,7 @@ def _estimate(judging: _Judging) -> None:
     elif st.session_state.pop("estimate_awaits", False):
         st.rerun()  # the whole page: there is nothing more to wait for
     if answer is None:
-        took = "several times the work of the capture; how long that takes here is being looked up …"
+        took = "several times the work of the capture; its forwards are being counted …"
     elif answer.refusal:
         took = f"several times the work of the capture. {widgets.escaped(answer.refusal)}"
     else:
@@ -234,14 +234,9 @@ def _estimate(judging: _Judging) -> None:
 
 
 def _in_short(costs: dict[str, Any]) -> str:
-    """`several times the work of the capture, 20 s to 3 min here.`: an estimate's seconds, rounded as its factor is."""
-    seconds = costs["seconds"]
-    least, most = (duration(max(1, seconds[end])) for end in ("least", "most"))
-    took = least if least == most else f"{least} to {most}"
-    return (
-        f"{costs['forwards']:,} forwards and their controls, about {took} here, to within a factor of"
-        f" {seconds['within_a_factor_of']}."
-    )
+    """Forwards of the sides and of their controls, at most."""
+    controls = sum(stage["most"]["forwards"] for stage in costs["beside"] if not stage["is_bound"])
+    return f"{costs['forwards']:,} forwards, and at most {controls:,} of their controls."
 
 
 def _dry_run(judging: _Judging) -> Answer | None:

@@ -1,4 +1,4 @@
-"""Costs of a capture for `--dry-run`: what it would compute and keep, and about how long that takes."""
+"""Costs of a capture for `--dry-run`: what it would compute and keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..runs.file.kept import takes
-from ..text import duration, plural, size
+from ..text import plural, size
 from .terminal.console import out, print_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -19,16 +19,13 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
-    """Print what a plan would compute and keep, on what, and about how long that takes; beside: of `kernels`,
-    `remedies` and `judge`.
-    """
+    """Print what a plan would compute and keep, and on what; beside: of `kernels`, `remedies` and `judge`."""
     from ..inference.capture.costs import costs_of
-    from ..inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
+    from ..inference.capture.extra_costs import stages_of
     from ..inference.models.devices import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
     stages = stages_of(plan, beside)
-    seconds = seconds_of(loaded, costs, stages, speed_here(loaded))
     if as_json_:
         devices = [{"device": name, "device_name": chip, "free_bytes": free} for name, chip, free in devices_here()]
         about: dict[str, Any] = {
@@ -45,7 +42,8 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
                 **asdict(costs),
                 "forwards": costs.forwards,
                 "tokens": costs.tokens,
-                **_as_json(stages, seconds, WITHIN),
+                "beside": [asdict(stage) for stage in stages],
+                "in_words": beside_in_words(stages),
             }
         )
         return
@@ -72,33 +70,20 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
         ),
         "Caches are compared too." if costs.has_kv else "Caches are not compared.",
         *layer_costs(plan),
-        *beside_in_words(stages, seconds, WITHIN),
+        *beside_in_words(stages),
     ):
         out.print(line, markup=False)
 
 
-def beside_in_words(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> list[str]:
-    """A sentence on everything that is run beside the sides, and one on how long all of it takes."""
+def beside_in_words(stages: Sequence[StageCost]) -> list[str]:
+    """A sentence on everything that is run beside the sides."""
     said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages if not stage.is_bound]
-    said += [
+    return said + [
         f"A pair beyond its floor is asked for lower {stage.name} as well: at most {_work_in_words(stage)}; how many"
-        " depends on what is found, so they are not in the time below."
+        " depends on what is found."
         for stage in stages
         if stage.is_bound
     ]
-    took = _between(*(duration(max(1, end)) for end in seconds))
-    return [
-        *said,
-        f"All of it takes about {took} on this machine as busy as it is now, to within a factor of {within}.",
-    ]
-
-
-def _as_json(stages: Sequence[StageCost], seconds: tuple[float, float], within: int) -> dict[str, Any]:
-    return {
-        "beside": [asdict(stage) for stage in stages],
-        "seconds": {"least": round(seconds[0], 1), "most": round(seconds[1], 1), "within_a_factor_of": within},
-        "in_words": beside_in_words(stages, seconds, within),
-    }
 
 
 def _work_in_words(stage: StageCost) -> str:

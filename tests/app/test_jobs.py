@@ -180,23 +180,6 @@ def test_the_command_of_a_job_can_be_copied():
     assert words_of(job.command) == ["ulpscope", *job.arguments]
 
 
-def test_what_is_left_is_estimated_from_what_is_done():
-    assert Job(1, "t", "cpu", (), rows_done=25, rows_total=100, seconds=10).seconds_left == pytest.approx(30)
-    assert Job(1, "t", "cpu", ()).seconds_left is None
-
-
-def test_the_estimate_leaves_out_what_went_before_the_rows_of_this_stage(jobs, monkeypatch):
-    monkeypatch.setattr(Jobs, "_work", lambda self, number: None)
-    job = jobs.submit(["capture"], title="stages", device="cpu")
-    jobs._take(job.number, {"stage": "loading"}, 0.5)
-    jobs._take(job.number, {"stage": "a writes", "rows_done": 1, "rows_total": 2}, 1.0)
-    jobs._take(job.number, {"stage": "a writes", "rows_done": 2, "rows_total": 2}, 1.5)
-    jobs._take(job.number, {"stage": "a", "rows_done": 10, "rows_total": 100}, 2.0)
-    assert jobs.all()[0].seconds_left is None
-    jobs._take(job.number, {"stage": "a", "rows_done": 20, "rows_total": 100}, 2.5)
-    assert jobs.all()[0].seconds_left == pytest.approx(0.5 * 80 / 10)
-
-
 def test_a_process_that_cannot_be_understood_ends_in_a_sentence(jobs):
     job = jobs.submit(["nonsense"], title="odd", device="cpu")
     failed = wait(jobs, job.number, lambda j: j.is_over)

@@ -26,7 +26,7 @@ from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ...sweeps.ray_executor import compute_on_ray
 from ...sweeps.slurm_executor import compute_on_slurm
 from ...sweeps.workers import CellOutcome, compute_here
-from ...text import duration, plural, shown, size, three_digits
+from ...text import plural, shown, size, three_digits
 from ..capturing import plan_of
 from ..request_options import EngineOption
 from ..terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
@@ -37,9 +37,7 @@ _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
 def sweep(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/sweeps.md).")],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the cells, what each would compute, and how long that takes.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what each would compute.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Workers a device, as memory allows.")] = 1,
     ray: Annotated[
         str | None,
@@ -172,10 +170,9 @@ def _print_commands(
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
     """Print every cell with its state and costs; what no path or engine can do is said beside it."""
     from ...inference.capture.costs import costs_of
-    from ...inference.capture.extra_costs import WITHIN, seconds_of, speed_here, stages_of
+    from ...inference.capture.extra_costs import stages_of
 
     states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
-    speeds: dict[tuple[str, str, str], Any] = {}
     rows: list[dict[str, Any]] = []
     with stoppable():
         for cell in cells:
@@ -184,10 +181,6 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
             try:
                 planned = plan_of(cell.request, weights=False)
                 costs, stages = costs_of(planned), stages_of(planned, ["judge"] if cell.request.judge else [])
-                key = (cell.request.model, cell.request.dtype, planned.loaded.device)
-                if key not in speeds:
-                    speeds[key] = speed_here(planned.loaded)
-                seconds = seconds_of(planned.loaded, costs, stages, speeds[key])
             except UlpscopeError as error:
                 row["refused"] = str(error)
                 continue
@@ -196,24 +189,20 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
                 "forwards": costs.forwards + sum(stage.most.forwards for stage in beside),
                 "tokens": costs.tokens + sum(stage.most.tokens for stage in beside),
                 "bytes": costs.logits_bytes,
-                "seconds": [round(end, 1) for end in seconds],
             }
     open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
     total = {key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "bytes")}
-    took = [sum(row["seconds"][end] for row in open_rows) for end in (0, 1)]
     if as_json_:
-        print_json(
-            {"name": plan.name, "cells": rows, "missing": {**total, "seconds": took, "within_a_factor_of": WITHIN}}
-        )
+        print_json({"name": plan.name, "cells": rows, "missing": total})
         return
     table = Table(title=f"{escape(plan.name)}: {escape(counted(cells))}")
-    for column in ("cell", "what", "state", "forwards", "tokens", "run file", "about"):
+    for column in ("cell", "what", "state", "forwards", "tokens", "run file"):
         table.add_column(column, overflow="fold", no_wrap=column == "cell")
     for row, cell in list(zip(rows, cells, strict=True))[:_MOST_SHOWN]:
         told = (
-            ["", "", "", escape(shown(row["refused"], 200))]
+            ["", "", escape(shown(row["refused"], 200))]
             if "refused" in row
-            else [f"{row['forwards']:,}", f"{row['tokens']:,}", size(row["bytes"]), duration(max(1, row["seconds"][1]))]
+            else [f"{row['forwards']:,}", f"{row['tokens']:,}", size(row["bytes"])]
         )
         table.add_row(cell.asked, escape(cell.title), "refused" if "refused" in row else row["state"], *told)
     out.print(table)
@@ -222,8 +211,7 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
     refused = sum("refused" in row for row in rows)
     out.print(
         f"Missing are {plural(len(open_rows), 'cell')}: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
-        f" {size(total['bytes'])} of run files, about {duration(max(1, took[1]))} by one worker on this machine as busy"
-        f" as it is now, to within a factor of {WITHIN}."
+        f" {size(total['bytes'])} of run files."
     )
     if refused:
         out.print(

@@ -1,37 +1,22 @@
-"""Costs of what a planned capture will run beside its sides (floors, kernels, remedies, judging), and how long all of
-it takes on this machine.
-"""
+"""Costs of what a planned capture will run beside its sides: floors, kernels, remedies, judging."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from ..controls.drawn_roundings import DRAWS
 from ..controls.judge_model import SEEDS, SEEDS_OF_MODULES
 from ..controls.judging_session import JudgingSession
 from ..controls.precisions.lower_precision import most_work
 from ..controls.remedies import BATCHES, FLOOR_SEEDS, PRICE_TOKENS, REMEDIES, least_tokens, most_tokens, without_batch
-from ..models.model import LoadedModel
 from ..paths.paths import Path, parse_path
 from ..watching.layers import is_one_piece
 from .capture import CapturePlan, shares_floor
-from .costs import Costs, walk
+from .costs import walk
 from .throughput import LEAST_TURNS, MOST_TURNS
 
 KERNELS, REMEDIES_, JUDGE = ("kernels", "remedies", "judge")
-WITHIN = 3  # the factor by which an estimate may be wrong: what the kernels of a path cost is known when they have run
-_SLOWER = {
-    "floor of the modules": 2.5,
-    "kernels": 2.0,
-    "remedies": 1.5,
-    "judging": 1.5,
-    "precisions": 1.5,
-}  # than plain forwards: docs/where_it_starts.md
-_BYTES, _WIDTH = 64 << 20, 512
 _PLAIN = parse_path("prefill")
 
 
@@ -60,17 +45,6 @@ class StageCost:
     least: Work
     most: Work
     is_bound: bool = False
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Speed of this machine, in the model's dtype, as busy as it is: weights read, and products computed, a second;
-    seconds of one module's call.
-    """
-
-    bytes_per_second: float
-    flops_per_second: float
-    module_seconds: float
 
 
 def stages_of(plan: CapturePlan, beside: Sequence[str]) -> list[StageCost]:
@@ -187,60 +161,3 @@ def _precisions(plan: CapturePlan, variants: Sequence[Path]) -> Work:
             found += of_side + _over(plan, _PLAIN) * 2
             found += Work(*most_work(plan.loaded, lengths, (of_side.forwards, of_side.tokens), SEEDS, SEEDS_OF_MODULES))
     return found
-
-
-def speed_here(loaded: LoadedModel, clock: Callable[[], float] = time.perf_counter) -> Speed:
-    """Three small measurements, a tenth of a second each; none of them reads a weight of the model."""
-    device, dtype = torch.device(loaded.device), loaded.torch_dtype
-    weights = torch.zeros(_BYTES // dtype.itemsize // 4096, 4096, dtype=dtype, device=device)
-    row, square = (
-        torch.zeros(1, 4096, dtype=dtype, device=device),
-        torch.zeros(_WIDTH, _WIDTH, dtype=dtype, device=device),
-    )
-    small = torch.nn.Linear(8, 8, device=device, dtype=dtype)
-
-    def seconds(work: Callable[[], object]) -> float:
-        work()
-        taken = []
-        for _ in range(3):
-            began = clock()
-            work()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            taken.append(clock() - began)
-        return max(sorted(taken)[1], 1e-9)
-
-    linear = torch.nn.functional.linear  # as the model calls it: other forms of a product may take another kernel
-    with torch.inference_mode():
-        return Speed(
-            bytes_per_second=_BYTES / seconds(lambda: linear(row, weights)),
-            flops_per_second=2 * _WIDTH**3 / seconds(lambda: linear(square, square)),
-            module_seconds=seconds(lambda: [small(row[:, :8]) for _ in range(100)]) / 100,
-        )
-
-
-def seconds_of(loaded: LoadedModel, costs: Costs, stages: Sequence[StageCost], speed: Speed) -> tuple[float, float]:
-    """(least, most) of the whole capture but stages that are bounds, to within a factor of WITHIN: every forward reads
-    the weights once and calls every module, every token takes two operations a weight.
-    """
-    model = loaded.model
-    calls = sum(1 for module in model.modules() if not list(module.children()))
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    a_forward = loaded.weight_bytes / speed.bytes_per_second + calls * speed.module_seconds
-    a_token = 2 * weights / speed.flops_per_second
-
-    def spent(work: Work) -> float:
-        return work.forwards * a_forward + work.tokens * a_token
-
-    sides = spent(Work(costs.forwards, costs.tokens))
-    counted = [stage for stage in stages if not stage.is_bound]
-    ends = [sides + sum(_SLOWER[stage.name] * spent(work(stage)) for stage in counted) for work in (_least, _most)]
-    return ends[0], ends[1]
-
-
-def _least(stage: StageCost) -> Work:
-    return stage.least
-
-
-def _most(stage: StageCost) -> Work:
-    return stage.most

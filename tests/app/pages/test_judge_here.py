@@ -171,9 +171,15 @@ def test_a_model_of_a_package_is_loaded_once_it_is_here(own_store, tmp_path, mon
     ("costs", "refusal", "shown"),
     [
         (
-            {"forwards": 1024, "seconds": {"least": 12.0, "most": 95.0, "within_a_factor_of": 3}},
+            {
+                "forwards": 1024,
+                "beside": [
+                    {"most": {"forwards": 2048}, "is_bound": False},
+                    {"most": {"forwards": 9000}, "is_bound": True},
+                ],
+            },
             "",
-            "1,024 forwards and their controls, about 12 s to 95 s here, to within a factor of 3.",
+            "1,024 forwards, and at most 2,048 of their controls.",
         ),
         ({}, "The model's folder is empty.", "several times the work of the capture. The model's folder is empty."),
     ],
@@ -190,7 +196,7 @@ def test_what_judging_costs_is_a_dry_runs_estimate_asked_for_once_the_page_is_dr
     monkeypatch.setattr(preview.Previews, "look", look)
     app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
     assert asked == []
-    assert "is being looked up" in said(app)
+    assert "are being counted" in said(app)
     app.run()
     assert not app.exception
     assert shown in said(app).replace("\\", "")

@@ -1,6 +1,4 @@
-"""What a dry run says is run beside the sides, against the forwards that are really made; and how long that takes, by
-hand.
-"""
+"""What a dry run says is run beside the sides, against the forwards that are really made."""
 
 from __future__ import annotations
 
@@ -13,10 +11,8 @@ import pytest
 
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.inference.capture import extra_costs
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
-from core.inference.capture.costs import costs_of
-from core.inference.capture.extra_costs import Speed, StageCost, Work, seconds_of, stages_of
+from core.inference.capture.extra_costs import StageCost, Work, stages_of
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
 from core.inference.controls.precisions.catalogue import catalogue
@@ -210,28 +206,6 @@ def test_the_floor_of_the_modules_is_counted_with_its_plain_prefill():
         assert stages_of(plan, []) == [StageCost("floor of the modules", *[Work(forwards, 9 * forwards)] * 2)]
 
 
-def test_the_time_is_that_of_the_weights_the_calls_and_the_products():
-    """1 GB/s, 1 GFLOP/s and 1 ms a call; the stage counts half as much again."""
-    loaded = tiny_model("llama")
-    plan = planned(loaded, "prefill", "decode", tokens=10)
-    costs = costs_of(plan)
-    calls = sum(1 for module in loaded.model.modules() if not list(module.children()))
-    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
-    a_forward, a_token = weights * 4 / 1e9 + calls * 1e-3, 2 * weights / 1e9
-    stage = StageCost("remedies", Work(10, 20), Work(100, 200))
-    bound = StageCost("precisions", Work(), Work(10**9, 10**9), is_bound=True)  # is said, and not in the time
-    found = seconds_of(loaded, costs, [stage, bound], Speed(1e9, 1e9, 1e-3))
-    sides = 11 * a_forward + 20 * a_token
-    assert found == pytest.approx(
-        (sides + 1.5 * (10 * a_forward + 20 * a_token), sides + 15 * (10 * a_forward + 20 * a_token))
-    )
-
-
-def test_the_speed_of_a_machine_is_read_off_its_clock():
-    found = extra_costs.speed_here(tiny_model("llama"), Ticking())
-    assert (found.bytes_per_second, found.flops_per_second, found.module_seconds) == (64 << 20, 2 * 512**3, 0.01)
-
-
 def test_a_dry_run_counts_what_runs_beside_the_sides_and_reads_no_weights(cli):
     asked = (
         "--model",
@@ -250,9 +224,7 @@ def test_a_dry_run_counts_what_runs_beside_the_sides_and_reads_no_weights(cli):
     assert "Beside the sides, remedies: " in done.stdout
     assert "Beside the sides, judging: " in done.stdout
     assert SAID["cost-of-lower-precisions"] in " ".join(done.stdout.split())
-    assert "to within a factor of 3" in done.stdout
     told = json.loads(cli("capture", *asked, "--remedies", "--json").stdout)
     (stage,) = told["beside"]
     assert stage["least"]["forwards"] < stage["most"]["forwards"]
-    assert 0 < told["seconds"]["least"] < told["seconds"]["most"]
     assert json.loads(cli("capture", *asked, "--json").stdout)["beside"] == []
