@@ -166,7 +166,7 @@ if provenance.open:
                     "saved as": s.source_dtype,
                     "bit-identical class": s.bit_class,
                     "sha256": s.sha256,
-                    "of its bits in": s.sha256_dtype,
+                    "dtype": s.sha256_dtype,
                 }
                 for s in view.run.sides
             ],

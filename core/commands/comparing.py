@@ -417,7 +417,7 @@ def flip_table(pair: PairReport, texts: dict[int, str], has_prompts: bool, limit
             f"{row[k]} {texts[row[k]]!r}" if row[k] in texts else str(row[k])
             for k in ("reference_token", "variant_token")
         ]
-        margins = f"{row['reference_margin_ulps']} / {row['variant_margin_ulps']}"
+        margins = " / ".join(number(row[f"{side}_margin_ulps"]) for side in ("reference", "variant"))
         place = ([str(row["prompt"])] if has_prompts else []) + [str(row["position"])]
         table.add_row(*place, *(escape(t) for t in tokens), margins, number(row["max_abs"]))
     return table

@@ -159,7 +159,7 @@ def show(
         provenance = provenance_json(run)
         _print_facts(header.name, provenance)
         table = Table(title="sides")
-        for column in ("name", "saved as", "class", "of its bits in", "sha256"):
+        for column in ("name", "saved as", "class", "dtype", "sha256"):
             table.add_column(column, overflow="fold")
         for side in run.sides:
             table.add_row(escape(side.name), side.source_dtype, str(side.bit_class), side.sha256_dtype, side.sha256)
