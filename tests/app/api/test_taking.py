@@ -154,6 +154,16 @@ def test_a_bomb_is_refused_by_the_checks_of_dumps(client: TestClient, store: Pat
     assert "more than 200 times as many" in answer.json()["error"]
 
 
+def test_padded_vocabularies_are_cut_where_the_sender_says_so(client: TestClient) -> None:
+    body = io.BytesIO()
+    np.savez(body, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
+    refused = client.put("/api/runs/padded?wait=60", content=body.getvalue())
+    assert refused.status_code == 422
+    assert "--holds padded" in refused.json()["error"]
+    taken = client.put("/api/runs/padded?wait=60&holds=padded", content=body.getvalue())
+    assert taken.status_code == 201, taken.text
+
+
 def test_a_dump_of_more_sides_than_a_run_has_is_refused_in_a_sentence(client: TestClient, store: Path) -> None:
     more = {f"s{number}": np.zeros((4, 64), np.float32) for number in range(MAX_SIDES - 1)}
     answer = client.put("/api/runs/many?wait=60", content=dump(**more))

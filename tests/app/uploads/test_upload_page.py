@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from streamlit.testing.v1 import AppTest
 
 from app.hosting.identity import Identity
@@ -42,6 +43,7 @@ LIMITS = dataclasses.replace(Limits(), free_bytes=0)
 def store(tmp_path, monkeypatch) -> Iterator[Store]:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     store_changes.jobs.clear()
+    monkeypatch.setattr(Jobs, "warm", lambda self: None)  # a process a test that nobody would use
     yield Store(tmp_path / "runs")
     store_changes.jobs().stop()
     store_changes.jobs.clear()
@@ -126,6 +128,26 @@ def test_what_looks_like_chosen_tokens_is_refused_until_the_user_says_that_it_is
     app.button(key=f"save_{upload.upload_id}").click().run()
     saved(app)
     assert len(runs(store)) == 1
+
+
+def test_a_torch_file_with_a_padded_vocabulary_is_saved_once_the_user_says_that_it_is_padded(
+    monkeypatch, store, tmp_path
+):
+    sides = [torch.randn((6, vocab), generator=torch.Generator().manual_seed(vocab)) for vocab in (32, 40)]
+    torch.save({"hf": sides[0], "engine": sides[1]}, tmp_path / "padded.pt")
+    upload = put(store, tmp_path / "padded.pt")
+    app = page(monkeypatch, upload)
+    assert "padded by 8 tokens" in app.error[0].value
+    monkeypatch.setattr(Jobs, "_run", run_here)
+    app.selectbox(key=f"upload_holds_{upload.upload_id}").select("padded").run()
+    assert "**6 positions x 32 tokens**" in said(app)
+    app.button(key=f"save_{upload.upload_id}").click().run()
+    saved(app)
+    (path,) = runs(store)
+    with RunReader(path) as run:
+        assert [side.name for side in run.header.sides] == ["hf", "engine"]
+        assert run.header.vocab == 32
+        assert "8 of padding" in run.header.provenance.note
 
 
 def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(monkeypatch, store, tmp_path):
