@@ -113,6 +113,8 @@ def response_of(
     if not found:
         raise DumpError(f"{where}: {format} response without log-probabilities; ask the server for them.")
     length = prompt if isinstance(prompt, int) else None if prompt is None else len(prompt)
+    if (length or 0) > MAX_POSITIONS:  # before there is a token for each
+        raise DumpError(f"{where}: declares a prompt of {length:,} tokens; expected at most {MAX_POSITIONS:,}.")
     warnings = list(about.pop("warnings", ()))
     if not has_prompt_rows:
         found, warning = emitted_by_text(found, about.get("text", ""))

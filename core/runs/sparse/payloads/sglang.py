@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import DumpError
-from ..records import MAX_ENTRIES, SparseResponse
+from ..records import MAX_ENTRIES, MAX_POSITIONS, SparseResponse
 from .entries import count_of, is_list, is_object, response_of, token_of, tokens_of, value_of
 from .openai import prompt_ids, settings_of
 from .rows import Entry, Row
@@ -76,7 +76,7 @@ def _flat(meta: Mapping[str, Any], part: str, where: str) -> list[Any] | None:
     sizes = [count_of(size) for size in is_list(shape, f"{name}_shape", where)]
     rows, k = sizes if len(sizes) == 2 else (None, None)
     skipped = count_of(meta.get(f"{name}_null_prefix", 0))
-    if rows is None or k is None or skipped is None or skipped > rows or rows * k > MAX_ENTRIES:
+    if rows is None or k is None or skipped is None or skipped > rows or rows > MAX_POSITIONS or rows * k > MAX_ENTRIES:
         raise DumpError(f"{where}: {name} declares a shape that is none; expected rows and values a row.")
     arrays = []
     for what, dtype in (("val", "<f4"), ("idx", "<i4")):

@@ -300,6 +300,16 @@ HOSTILE = {
         ' "output_top_logprobs_val_flat": []}}',
         "declares a shape",
     ),
+    "two billion empty rows": (
+        '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [2000000000, 0],'
+        ' "output_top_logprobs_null_prefix": 2000000000, "output_top_logprobs_val_flat": [],'
+        ' "output_top_logprobs_idx_flat": []}}',
+        "declares a shape",
+    ),
+    "a prompt of two billion tokens": (
+        '{"usage": {"prompt_tokens": 2000000000}, "choices": [{"logprobs": {"content": [{"id": 1, "logprob": -1}]}}]}',
+        "declares a prompt of",
+    ),
     "damaged base64": (
         '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [1, 1],'
         ' "output_top_logprobs_val_flat_b64": "!!", "output_top_logprobs_idx_flat_b64": "AAAA"}}',
