@@ -44,6 +44,7 @@ DIRECTORY_BYTES = (
 DEFLATE_RATIO = 1032  # the most deflate can do (zlib's technical notes)
 SUSPECT_RATIO = 200  # real logits shrink 1-10 times; beyond this and SUSPECT_BYTES an archive is taken for a bomb
 SUSPECT_BYTES = 256 << 20
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 GAP_BYTES = 32  # between two zip members there may be a data descriptor (24 bytes), never a whole member
 
 _SAFETENSORS: dict[str, Any] = {
@@ -133,6 +134,8 @@ def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
     if start == torch_files.OLD_MAGIC:
         raise DumpError(f"{name}: is a file of torch.save before PyTorch 1.6; {torch_files.INSTEAD}.")
     hint = ", and nothing is ever unpickled" if start[:1] == b"\x80" else ""
+    if packed := next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None):
+        raise DumpError(f"{name}: is compressed with {packed}; unpack it first, dumps are read as they are.")
     raise DumpError(f"{name}: begins with {start[:8]!r}; expected {_EXPECTED}{hint}.")
 
 

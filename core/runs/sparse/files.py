@@ -26,8 +26,12 @@ def are_payloads(paths: Sequence[Path]) -> bool:
         return False
     found = [is_payload(path) for path in paths]
     if any(found) and not all(found):
-        names = joined([f"'{shown(path.name)}'" for path in paths])
-        raise UsageError(f"{names}: one holds responses of an engine and another does not; expected files of one kind.")
+        holds = [f"'{shown(path.name)}'" for path, is_one in zip(paths, found, strict=True) if is_one]
+        lacks = [f"'{shown(path.name)}'" for path, is_one in zip(paths, found, strict=True) if not is_one]
+        raise UsageError(
+            f"{joined(holds)} may hold server responses and {joined(lacks)} is no JSON, stream or compressed file of"
+            " them; expected files of one kind."
+        )
     return all(found) and bool(found)
 
 
@@ -71,8 +75,11 @@ def _in_one_order(sides: Sequence[list[SparseResponse]]) -> Sequence[Sequence[Sp
         ordered = [[side[key] for key in common] for side in by_key]
         for side, responses in zip(by_key, ordered, strict=True):
             if more := [key for key in side if key not in set(common)]:
-                what = f" ({shown(more[0], 60)})" if isinstance(more[0], str) else ""
-                warning = f"{len(more)} of its {len(side)} prompts have no answer on another side{what}; left out."
+                example = f" ({shown(more[0], 60)})" if isinstance(more[0], str) else ""
+                warning = f"{len(more)} of its {len(side)} prompts have no answer on another side{example}; left out."
                 responses[0] = replace(responses[0], warnings=(*responses[0].warnings, warning))
         return ordered
+    if all(response.prompt_key for side in sides for response in side):
+        warning = "Its custom_ids or prompts are not those of the other side; answers are joined in their order."
+        return [[replace(side[0], warnings=(*side[0].warnings, warning)), *side[1:]] for side in sides]
     return sides

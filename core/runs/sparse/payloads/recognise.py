@@ -67,7 +67,8 @@ def read_payload(payload: object, where: str, request: Mapping[str, Any] | None 
         ]
     if not isinstance(payload, dict):
         raise DumpError(f"{where}: no response of an engine; expected a JSON object.")
-    if isinstance(payload.get("custom_id"), str):
+    answer = payload.get("response")
+    if isinstance(payload.get("custom_id"), str | int) or (isinstance(answer, dict) and "status_code" in answer):
         return _of_batch(payload, where)
     if isinstance(payload.get("request"), dict) and "response" in payload:
         return read_payload(payload["response"], where, payload["request"])
@@ -77,7 +78,7 @@ def read_payload(payload: object, where: str, request: Mapping[str, Any] | None 
 
 def _of_batch(payload: Mapping[str, Any], where: str) -> list[SparseResponse]:
     """The responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
-    name = payload["custom_id"]
+    name = payload.get("custom_id", payload.get("id", ""))
     answer = payload.get("response")
     if "url" in payload and answer is None and not payload.get("error"):
         raise DumpError(f"{where}: is a request of a batch, and no answer; expected the batch's output file.")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from core.errors import DumpError
+from core.errors import DumpError, UsageError
+from core.runs.dumps.dump import open_dump
 from core.runs.sparse.files import are_payloads, read_sides
 from core.runs.sparse.pairing import compare_sides
 from core.runs.sparse.payloads import plain_file
@@ -296,3 +299,41 @@ def test_only_an_error_that_says_something_is_one(tmp_path: Path, failure: dict[
 def test_an_answer_of_ollama_without_values_says_what_to_ask(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="without log-probabilities"):
         read(tmp_path, json.dumps({"model": "m", "response": "Two", "done": True}))
+
+
+def test_batches_without_a_common_custom_id_are_joined_in_order_and_say_so(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("old.jsonl", "new.jsonl")]
+    for path, names in zip(paths, ("ab", "cd"), strict=True):
+        path.write_text("\n".join(json.dumps(batch_line(name, chat())) for name in names))
+    pair = compare_sides(*read_sides(paths))
+    assert (len(pair.meetings), pair.differing) == (2, 0)
+    assert any("joined in their order" in note for note in pair.notes)
+
+
+def test_answers_are_joined_by_the_prompts_of_their_requests(tmp_path: Path) -> None:
+    other = [entry("Three", -0.5, " Two", -1.0), *ENTRIES[1:]]
+    said = {"first": chat(), "second": chat(other)}
+    paths = [tmp_path / name for name in ("old.jsonl", "new.jsonl")]
+    for path, names in zip(paths, (("first", "second"), ("second", "first")), strict=True):
+        lines = [{"request": {"messages": [{"content": name}]}, "response": said[name]} for name in names]
+        path.write_text("\n".join(json.dumps(line) for line in lines))
+    assert compare_sides(*read_sides(paths)).differing == 0
+
+
+def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.txt"
+    good.write_text(json.dumps(chat()))
+    bad.write_text("no JSON at all")
+    with pytest.raises(UsageError, match=r"'good.json' may hold .* 'bad.txt' is no JSON"):
+        are_payloads([good, bad])
+
+
+def test_a_compressed_dump_is_named(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.savez(file, reference=np.ones((1, 2), np.float32), variant=np.ones((1, 2), np.float32))
+    path = tmp_path / "dump.npz"
+    for packed, name in ((gzip.compress(file.getvalue()), "gzip"), (zstd(file.getvalue()), "zstd")):
+        path.write_bytes(packed)
+        assert not are_payloads([path])
+        with pytest.raises(DumpError, match=f"compressed with {name}; unpack it first"):
+            open_dump([path])
