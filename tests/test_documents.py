@@ -77,9 +77,13 @@ def test_the_readme_is_at_most_120_lines_of_at_most_120_characters():
     assert [line for line in lines if len(line) > 120] == []
 
 
-def test_the_readme_begins_with_one_sentence_a_picture_and_two_commands():
+def test_the_readme_begins_with_what_it_is_and_was_run_on_a_picture_and_two_commands():
     opening = written(README).partition("\n## Six things")[0]
-    assert re.match(r"# ULPscope\n\n\*\*Is it rounding, or a bug\?\*\* [^.]+\.\n\n!\[.+\]\(docs/images/.+\)\n", opening)
+    about = re.match(r"# ULPscope\n\n(\*\*Is it .+?)\n\n!\[.+\]\(docs/images/.+\)\n", opening, re.S)
+    assert about is not None
+    assert len(about[1].splitlines()) <= 5
+    assert "CPU only" in about[1]
+    assert "Q4_1" in opening
     assert [line.split()[:2] for line in re.findall(r"^make.+$", opening, re.M)] == [["make", "run"], ["make", "test"]]
 
 

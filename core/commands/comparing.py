@@ -110,7 +110,7 @@ def compare(
 
     A gate for CI, which looks at every pair (docs/gates.md):
 
-    ulpscope compare golden.npz today.npz --fail-on 'flips:margin>2ulps,kl>0.01' --junit gate.xml
+    ulpscope compare golden.npz today.npz --fail-on 'verdict,kl>0.05' --junit gate.xml
     """
     conditions = parse_conditions(fail_on or [])
     _check_gate(conditions, bounds, slack, write_bounds, junit, markdown)

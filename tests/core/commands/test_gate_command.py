@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
@@ -16,6 +17,8 @@ import pytest
 import yaml
 
 from core.judging.ingest import ingest
+from core.runs.dumps.export import export_npz
+from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.conftest import environment
 from tests.core.runs.damaging import damaged
@@ -45,6 +48,17 @@ def test_several_conditions_are_told_one_by_one(cli, case, gates, failed):
     assert all("Worst: position " in line for line in done.stderr.splitlines() if line.startswith("gate failed"))
     asked = sum(len(gate.split(",")) for gate in gates)
     assert (f"gate passed: {asked}" in done.stdout) == (not failed)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/gates.md", "docs/install.md", "core/commands/comparing.py"])
+@pytest.mark.parametrize(("run", "code"), [("injected-bug", 1), ("fresh-against-cached", 0)])
+def test_the_first_documented_gate_fails_on_an_injected_bug_and_passes_a_clean_pair(cli, tmp_path, page, run, code):
+    """On the arrays alone: of a stored run `verdict` would have what its controls said."""
+    texts = re.findall(r"^ *ulpscope compare .*--fail-on (\S+)", (ROOT / page).read_text(), re.M)
+    gate = next(text.strip("'") for text in texts if ">" in text)
+    with RunReader(ROOT / "tests" / "runs" / f"{run}.duckdb") as stored:
+        export_npz(stored, tmp_path / "pair.npz")
+    assert cli("compare", tmp_path / "pair.npz", "--fail-on", gate).returncode == code
 
 
 def test_json_gains_a_gate_and_nothing_else_changes(cli):
