@@ -186,6 +186,8 @@ def print_verdicts(run: RunReader, told: Sequence[dict[str, Any]]) -> None:
     """
     for pair, as_json_ in zip(run.pairs, told, strict=True):
         for cause in as_json_["causes"] or ():
+            if cause["says"] in (pair.because or ""):
+                continue
             said = f"{cause['name']}  {pair.variant} against {pair.reference}: {cause['says']}"
             out.print(said, markup=False, soft_wrap=True)
         if pair.verdict is None:

@@ -62,8 +62,6 @@ from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls
 from .uploaded_floor import earlier_model_floor, usable_floor, ways_in_words
 from .validity import not_finite, not_finite_of, sampling, structure
 
-_NO_FAULT = {"upcast", "rounded", "sampler", "jumps"}  # causes that make no pair suspect by themselves
-
 
 def judge_upload(
     figures: Figures,
@@ -157,7 +155,7 @@ class _DumpLadder(Ladder):
     def _causes(self) -> list[str]:
         """Sentences of the simple causes that explain the difference, best first."""
         found = explain(rows_of_run(self.figures, self.pair)).causes
-        return [cause.says for cause in found if cause.name not in _NO_FAULT]
+        return [cause.says for cause in found if cause.is_fault]
 
     def _rerun(self) -> None:
         again = {name: self.controls.rerun[name] for name in self.names if name in self.controls.rerun}

@@ -186,6 +186,7 @@ def _with_causes(
     name, because = judged
     if name != IDENTICAL and (causes := causes_of(rows_of_lists(pair, reference, variant))):
         because = f"{causes[0].says} {opening(because)}"
+        name = BUG_SUSPECTED if name == UNDECIDED and causes[0].is_fault else name
     if not pair.placeholders:
         return name, because
     if name in (IDENTICAL, UNDECIDED):

@@ -51,6 +51,11 @@ class Cause:
     left_rms: float | None = None
     left_floors: float | None = None
 
+    @property
+    def is_fault(self) -> bool:
+        """True unless the sides may have it and be sound: another dtype to save in, another input, a few far rows."""
+        return self.name not in ("upcast", "rounded", "other tokens", "sampler", "jumps")
+
 
 @dataclass(frozen=True)
 class Score:

@@ -26,8 +26,8 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
     assert [part.strip() for part in figures.strip("│ \n").split("│")][:4] == [
         "decode",
         "999,370 of 2,985,984 (33.5%)",
-        "0.34375",
-        "31,470",
+        "0.366",
+        "0.3438",
     ]
     assert "rounding: decode against prefill. " in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [

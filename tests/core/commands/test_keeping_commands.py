@@ -40,7 +40,7 @@ def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: 
     assert cli("label", "a", "--tag", "golden", "--tag", "old", "--note", "why", "--pin").returncode == 0
     assert labels.read(store, "a") == labels.Labels(("golden", "old"), "why", True)
     said = json.loads(cli("label", "a", "--remove-tag", "old", "--json").stdout)
-    assert said == {"run_id": "a", "tags": ["golden"], "note": "why", "pinned": True}
+    assert said == {"run_id": "a", "tags": ["golden"], "note": "why", "pinned": True, "judged_as": ""}
     assert "not pinned" in cli("label", "a", "--unpin").stdout
     assert cli("label", "none").returncode == 2
     assert [event["what"] for event in audit.read(store, 9)] == ["label"] * 3
