@@ -25,14 +25,14 @@ def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
     rest = values[np.isfinite(values)]
     while len(rest) > 1:
         low, high = float(rest.min()), float(rest.max())
-        if high - low < _GAP * _LEAST_SPREAD:
+        if high - low < _GAP * _LEAST_SPREAD or low >= 0:
             break
         others = rest[rest > low]
         least = float(others.min())
         if least - low <= _GAP * max(high - least, _LEAST_SPREAD):  # not one value: a mask added to logits
             below = rest[rest < high - _FAR_BELOW]
             others = rest[rest >= high - _FAR_BELOW]
-            if not len(below):
+            if not len(below) or below.max() > -_FAR_BELOW / 2:
                 break
             least, highest_below = float(others.min()), float(below.max())
             gap = least - highest_below

@@ -194,7 +194,7 @@ def _best(listed: Listed, count: int = 256) -> Listed:
     else:
         kept = np.argpartition(-values, count)[:count]
         kept = kept[np.isfinite(values[kept])]
-    return Listed(listed.token_ids[kept], values[kept])
+    return Listed(listed.token_ids[kept], np.clip(values[kept].astype(np.float64), -_FARTHEST, _FARTHEST))
 
 
 def other_tokens(pair: PairRows) -> Iterator[Cause]:
@@ -227,11 +227,11 @@ def moved_ids(pair: PairRows) -> Iterator[Cause]:
     if not len(columns):
         return
     own = ((x[:, columns] - y[:, columns]) ** 2).sum(0)
-    if np.median(own) < _SAME_ID * np.median(x[:, columns].var(axis=0)) * len(x):
+    if np.median(own) < _SAME_ID * np.median(_spread(x[:, columns])):
         return
     distances = (x[:, columns] ** 2).sum(0)[:, None] + (y**2).sum(0)[None, :] - 2 * x[:, columns].T @ y
     there = distances.argmin(axis=1)
-    moved = (there != columns) & (distances.min(axis=1) <= (1 - EXPLAINED) * own)
+    moved = (there != columns) & (distances.min(axis=1) <= (1 - EXPLAINED) * np.minimum(own, _spread(x[:, columns])))
     if moved.mean() < 0.5:
         return
     x, y = (_whole(pair, side, split[1]) for side in (0, 1))
@@ -254,6 +254,11 @@ def moved_ids(pair: PairRows) -> Iterator[Cause]:
         f" token {columns[moved][0]} there is {there[moved][0]}"
     )
     yield Score(1 - left, explained, len(before), rest).cause("moved ids", says, **({"ids": shift} if is_shift else {}))
+
+
+def _spread(values: Values) -> Values:
+    """Squared distances of each column from its mean, together. [columns]"""
+    return np.asarray(values.var(axis=0) * len(values), np.float64)
 
 
 def _whole(pair: PairRows, side: int, rows: Sequence[RowPair]) -> Values:

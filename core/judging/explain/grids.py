@@ -28,11 +28,11 @@ def coarser(pair: PairRows) -> Iterator[Cause]:
         coarser_rows = [row.y if side else row.x for row in split[0]]
         for name, rounded in _roundings(pair, coarser_rows):
 
-            def undo(row: RowPair, side: int = side, rounded: Rounding = rounded) -> Values:
+            def fit(row: RowPair, side: int = side, rounded: Rounding = rounded) -> tuple[Values, Values]:
                 fine, coarse = (row.x, row.y) if side else (row.y, row.x)
-                return coarse - rounded(fine, coarse)
+                return coarse, rounded(fine, coarse)
 
-            found = score(pair, split[1], undo, False, 1.0)
+            found = score(pair, split[1], fit, False, 1.0)
             if found is not None and found.explained > 0.99:
                 yield found.cause(
                     "rounded", f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}", to=name

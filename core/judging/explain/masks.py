@@ -26,9 +26,7 @@ def masked(pair: PairRows) -> Iterator[Cause]:
         if not masks or (len(masks) == 1 and len(pair.places) > 1):
             continue
         name = pair.names[side]
-        always = masks[0].masked_ids
-        for mask in masks[1:]:
-            always = np.intersect1d(always, mask.masked_ids)
+        always = np.flatnonzero(np.bincount(np.concatenate([mask.masked_ids for mask in masks])) == len(masks))
         rest = [len(mask.masked_ids) - len(always) for mask in masks]
         if len(always) and 2 * sum(count > 0 for count in rest) < len(masks):
             yield _fixed(pair, name, masks, always)
@@ -121,6 +119,8 @@ def padded(pair: PairRows) -> Iterator[Cause]:
 
 def renormalized(pair: PairRows) -> Iterator[Cause]:
     """Log-probabilities of one side sum to 1 over the tokens that were sent, as if no other could come."""
+    if pair.is_full or pair.values != "logprob":
+        return
     sums = [_sums(pair, side) for side in (0, 1)]
     for side in (1, 0):
         own, other = sums[side], sums[1 - side]
@@ -147,7 +147,7 @@ def _sums(pair: PairRows, side: int) -> list[tuple[float, float, int]]:
     for row in pair.rows:
         listed = pair.at(side, row.prompt, row.position)
         if listed is not None and len(listed.values) > 1:
-            shares = np.exp(listed.values)
+            shares = np.exp(np.minimum(listed.values, 0.0))
             if shares.min() >= _LEAST_SHARE:
                 found.append((float(shares.sum()), float(shares.min()), len(shares)))
     return found

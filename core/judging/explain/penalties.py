@@ -169,7 +169,7 @@ def _score_at(
     pair: PairRows, rows: Sequence[RowPair], affected_of: Callable[[RowPair], NDArray[np.bool_]], moves: Moves
 ) -> Score | None:
     """The score of a hypothesis that moves some tokens, at these; None where it is below the bar, or others are moved
-    as well. The share that it explains is of all tokens.
+    as well: they lie three times closer, and both sides vary alike there. The share that it explains is of all tokens.
     """
     before = after = 0.0
     explained = scored = tokens = at_noise = 0
@@ -182,7 +182,8 @@ def _score_at(
         noise = float(np.sqrt((apart[~affected] ** 2).mean()))
         squares, rest = float((apart[affected] ** 2).mean()), float((left[affected] ** 2).mean())
         scored += 1
-        is_explained = squares > 0 and rest <= (1 - EXPLAINED) * squares and noise <= SHRUNK * math.sqrt(squares)
+        least = min(SHRUNK**2 * squares, (1 - EXPLAINED) * min(float(row.x.var()), float(row.y.var())))
+        is_explained = squares > 0 and rest <= (1 - EXPLAINED) * squares and noise**2 <= least
         explained += is_explained
         at_noise += is_explained and math.sqrt(rest) <= _NOISE * (noise + pair.grid_of(row))
         before, after, tokens = before + float((apart**2).sum()), after + float((left**2).sum()), tokens + len(left)

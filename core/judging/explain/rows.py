@@ -21,7 +21,8 @@ Values = NDArray[np.float64]
 _MOST_ROWS, _LEAST_ROWS = 48, 16  # of complete rows, evenly spread
 _MOST_LOGITS = 1 << 22  # of a side that are read for them
 _MOST_LISTED = 512  # rows of lists
-_SPREAD, _BEST = 2048, 64  # tokens of a complete row: evenly spread ones, and the best of either side
+# Tokens of a complete row: evenly spread ones, the top ones of either side, and those that are furthest moved.
+_SPREAD, _BEST, _MOVED = 2048, 64, 16
 _LEAST_PADDING = 8  # tokens at the end of a row with one value
 
 
@@ -174,6 +175,7 @@ def complete_rows(
         usable[end:] = False
         before = _counts(tokens[prompt][: position + 1])
         best = [_largest(np.where(usable, side, -np.inf), _BEST) for side in sides]
+        best.append(_largest(_from_middle(sides[0], sides[1], usable), _MOVED))
         ids = np.unique(np.concatenate([spread, *best, np.array(list(before), np.int64)]))
         ids = ids[ids < vocab]
         ids = ids[usable[ids]]
@@ -208,6 +210,13 @@ def _largest(values: NDArray[np.floating], count: int) -> Ids:
     return np.arange(len(values)) if len(values) <= count else np.argpartition(-values, count)[:count]
 
 
+def _from_middle(x: NDArray[np.floating], y: NDArray[np.floating], usable: NDArray[np.bool_]) -> NDArray[np.floating]:
+    """Distance of each token's difference from the middle one; -inf where it is not usable. [vocab]"""
+    apart = np.subtract(y, x, out=np.zeros(len(x)), where=usable)
+    middle = np.median(apart[usable]) if usable.any() else 0.0
+    return np.where(usable, np.abs(apart - middle), -np.inf)
+
+
 def _padded_from(
     read: Callable[[int, int, int], NDArray[np.floating]], places: Sequence[tuple[int, int]], vocab: int
 ) -> tuple[int | None, int | None]:
@@ -236,7 +245,7 @@ def _mask(
     masked: Ids,
 ) -> Mask:
     kept = np.flatnonzero(np.isfinite(own) & ~left_out)
-    filler = float(np.median(own[masked]))
+    filler = float(np.median(own[masked].astype(np.float64)))
     both = kept[np.isfinite(other[kept]) & ~left_out_of_other[kept]]
     if not len(both):
         return Mask(prompt, position, len(kept), False, 1.0, filler, masked)

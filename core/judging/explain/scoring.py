@@ -27,12 +27,15 @@ _PARTS, _LEAST_PART = 16, 16  # of too few rows; tokens of each
 _OF_FEW_ROWS = 0.0025  # of the squared difference, which is a twentieth of the rms
 _NOTICED = 6.0  # times what is left of a row in the middle: a token that a hypothesis moves by more is spoken of
 _TRIMMED = 0.75  # of a row's tokens that a hypothesis about all of them has to explain: others may be moved besides
-_AT_GRID = 3.0  # times what rounding to the dtype leaves
+# Times what rounding to the dtype leaves; real pairs of the trial leave 3 to 7 times as much, which is noise if hardly
+# anything else was there.
+_AT_GRID, _NEAR_GRID, _NEARLY_ALL = 3.0, 10.0, 0.999
 # Squared steps of what is left, in the order of the values, over those of the same numbers in any order: real pairs of
 # the trial have 0.63 to 1.2, a smooth function of the values 0.
 _NO_ORDER = 0.5
 
-Undo = Callable[[RowPair], Values]
+Fit = Callable[[RowPair], tuple[Values, Values]]
+"""A row -> (values of a side, what they should be by a hypothesis). [tokens] each"""
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,10 @@ def centred(values: Values, has_constant: bool) -> Values:
 
 
 def score(
-    pair: PairRows, rows: Sequence[RowPair], undo: Undo, has_constant: bool, least: float = _TRIMMED
+    pair: PairRows, rows: Sequence[RowPair], fit: Fit, has_constant: bool, least: float = _TRIMMED
 ) -> Score | None:
-    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar.
+    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar. What is left
+    has to be as small beside the side's own values: a factor near 0 explains most of what unrelated sides differ by.
 
     least: share of a row's tokens that it speaks of; those with the largest rest are left out.
     """
@@ -114,17 +118,18 @@ def score(
     rests: list[tuple[Values, Values]] = []
     over_grid: list[float] = []
     for row in rows:
-        apart, left = centred(row.y - row.x, has_constant), centred(undo(row), has_constant)
-        values = row.x
+        held, made = fit(row)
+        apart, left = centred(row.y - row.x, has_constant), centred(held - made, has_constant)
+        values, own = row.x, held
         if (count := math.ceil(least * len(left))) < len(left):
             kept = np.sort(np.argpartition(np.abs(left), count - 1)[:count])
-            apart, left, values = apart[kept], left[kept], values[kept]
+            apart, left, values, own = apart[kept], left[kept], values[kept], own[kept]
         squares, rest = float((apart**2).sum()), float((left**2).sum())
         before, after, tokens = before + squares, after + rest, tokens + len(left)
         if not squares:
             continue
         scored += 1
-        explained += rest <= bar * squares
+        explained += rest <= bar * min(squares, float(((own - own.mean()) ** 2).sum()))
         spoken_of = np.abs(apart - left) > _NOTICED * np.median(np.abs(left)) if len(left) else np.zeros(0, bool)
         shrunk.append(np.abs(left[spoken_of]) <= SHRUNK * np.abs(apart[spoken_of]))
         rests.append((values, left))
@@ -132,11 +137,12 @@ def score(
     together = np.concatenate(shrunk) if shrunk else np.zeros(0, bool)
     if not scored or 2 * explained <= scored or not len(together) or together.mean() < SHRUNK_SHARE:
         return None
-    is_noise = float(np.median(over_grid)) <= _AT_GRID
+    share = 1 - after / before
+    is_noise = float(np.median(over_grid)) <= (_NEAR_GRID if share >= _NEARLY_ALL else _AT_GRID)
     if not is_noise:
         known = [one for one in (disorder(*rest) for rest in rests) if one == one]
         is_noise = bool(known) and float(np.mean(known)) >= _NO_ORDER
-    return Score(1 - after / before, explained, scored, math.sqrt(after / max(tokens, 1)), is_noise)
+    return Score(share, explained, scored, math.sqrt(after / max(tokens, 1)), is_noise)
 
 
 def disorder(values: Values, left: Values) -> float:

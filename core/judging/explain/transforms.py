@@ -16,6 +16,7 @@ _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normaliser's
 _OF_REST = 20.0  # a constant is so many times what it leaves
 _ONE_SIDED = 0.8  # nine of ten constants
 _FEW_TOKENS = 32  # of a row, whose slopes are taken pair by pair
+_MOST_FACTOR = 10.0  # that is told of logits which something else was done to
 _CAPPED_ROWS, _CAPPED_TOKENS = 8, 512  # to which a cap is fitted
 _NEAR_NORMALISED = 0.05  # nats
 
@@ -56,7 +57,7 @@ def scale(pair: PairRows) -> Transform | None:
     factor = float(np.median(slopes)) if slopes else 0.0
     if factor <= 0:
         return None
-    found = score(pair, split[1], lambda row: row.y - factor * row.x, True)
+    found = score(pair, split[1], lambda row: (row.y, factor * row.x), True)
     if found is None:
         return None
     kind = "logits" if pair.values == "logit" else "log-probabilities"
@@ -71,6 +72,8 @@ def scale(pair: PairRows) -> Transform | None:
             factor=factor,
             temperature=1 / factor,
         )
+    elif not 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
+        return None
     else:
         wider, than = ("further", "below") if factor > 1 else ("less far", "above")
         cause = more_remains(
@@ -124,7 +127,7 @@ def constant(pair: PairRows) -> Transform | None:
     """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
     if (split := halves(pair.rows)) is None:
         return None
-    found = score(pair, split[1], lambda row: row.y - row.x - np.median(row.y - row.x), False)
+    found = score(pair, split[1], lambda row: (row.y, row.x + np.median(row.y - row.x)), False)
     if found is None:
         return None
     constants = np.array([np.median(row.y - row.x) for row in split[1]])
@@ -174,20 +177,20 @@ def soft_capping(pair: PairRows) -> Transform | None:
         return None
     for side in (1, 0):
 
-        def undo(row: RowPair, cap: float, side: int = side) -> Values:
-            plain, capped = (row.x, row.y) if side else (row.y, row.x)
-            return capped - cap * np.tanh(plain / cap)
+        def fit(row: RowPair, cap: float, side: int = side) -> tuple[Values, Values]:
+            plain, held = (row.x, row.y) if side else (row.y, row.x)
+            return held, cap * np.tanh(plain / cap)
 
         few = [row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in split[0][:_CAPPED_ROWS]]
 
         def error(cap: float, few: list[RowPair] = few) -> float:
-            return float(np.median([np.abs(undo(row, cap)).mean() for row in few]))
+            return float(np.median([np.abs(np.subtract(*fit(row, cap))).mean() for row in few]))
 
         caps = np.geomspace(2.0, 400.0, 54)
         best = float(min(caps, key=error))
         for width in (1.05, 1.01, 1.002, 1.0004):
             best = float(min((best * width**step for step in range(-5, 6)), key=error))
-        found = score(pair, split[1], lambda row: undo(row, best), False)  # noqa: B023  (used before the next turn)
+        found = score(pair, split[1], lambda row: fit(row, best), False)  # noqa: B023  (used before the next turn)
         if found is not None and found.is_noise and best < 390:
             cause = found.cause(
                 "soft-capping",
@@ -207,11 +210,11 @@ def clamped(pair: PairRows) -> Transform | None:
     for side in (1, 0):
         low, high = _bounds([row.y if side else row.x for row in split[0]])
 
-        def undo(row: RowPair, low: float = low, high: float = high, side: int = side) -> Values:
+        def fit(row: RowPair, low: float = low, high: float = high, side: int = side) -> tuple[Values, Values]:
             plain, held = (row.x, row.y) if side else (row.y, row.x)
-            return held - np.clip(plain, low, high)
+            return held, np.clip(plain, low, high)
 
-        found = score(pair, split[1], undo, False, 1.0)
+        found = score(pair, split[1], fit, False, 1.0)
         if found is not None and found.is_noise:
             bounds = [
                 f"at least {low:.4g}" if low > -math.inf else "",
