@@ -17,7 +17,7 @@ from ..file.records import UNDECIDED
 from ..sparse.pairing import SparsePair, SparsePosition
 from .gate import UNITS, Condition, GateReport, Outcome, Row, limit_text
 from .sparse_json import Bounded, counted, position_json, summary_json
-from .sparse_wording import low_of, opening, placeholder_words, token_words, told
+from .sparse_wording import low_of, not_compared, opening, placeholder_words, token_words, told
 
 SPARSE_ALLOWED = "bits, flips, flips:margin>X, kl>X, max-abs>X, share>X or same-top1<X"
 _NEEDS_ROWS = {
@@ -93,6 +93,8 @@ def _bits(_: Condition, pair: SparsePair) -> _Judged:
     if pair.differing:
         says = f"differs in {pair.differing:,} of {plural(listed, 'value')} that both sides sent"
         return FAILED, pair.differing, says, _most(pair, _change)
+    if not listed:
+        return UNDECIDED, 0, f"cannot be compared: {not_compared(pair)}", None
     if all(place.reference.is_full and place.variant.is_full for place in pair.positions):
         return PASSED, 0, "is equal in every value of every row", None
     return UNDECIDED, 0, f"is equal in {listed:,} values, all that both sides sent; what was not sent is open", None

@@ -145,9 +145,17 @@ def _python_literal(text: bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that Python deprecates
         try:
-            return ast.literal_eval(text.decode().strip())
+            tree = ast.parse(text.decode().strip(), mode="eval")
+            return ast.literal_eval(_Infinity().visit(tree))
         except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
             return None
+
+
+class _Infinity(ast.NodeTransformer):
+    """The name that Python prints for infinity, as a constant."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.copy_location(ast.Constant(math.inf), node) if node.id == "inf" else node
 
 
 class StreamEvent(dict[str, Any]):

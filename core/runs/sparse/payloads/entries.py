@@ -43,6 +43,8 @@ def value_of(value: object, where: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DumpError(f"{where}: a value is {_kind(value)}; expected a number or null.")
+    if value != value:
+        raise DumpError(f"{where}: a value is NaN; the server failed to compute it.")
     number = float(value) if abs(value) < 1e300 else (math.inf if value > 0 else -math.inf)
     if number <= _LOWEST:
         return None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from core.errors import DumpError
@@ -16,6 +18,7 @@ from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from core.runs.reports.sparse_json import sparse_json
 from core.runs.sparse.files import read_sides
 from core.runs.sparse.pairing import SparsePair
+from core.runs.sparse.payloads.recognise import read_payload
 from core.runs.sparse.placeholders import without_placeholders
 from core.runs.sparse_run import SparseVerdict, pairs_of
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
@@ -110,10 +113,26 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: 
         path.write_text(text.replace("-77.0", word))
     (pair,) = pairs_of(read_sides(paths))
     assert (pair.listed, pair.differing, pair.zeros) == (3, 0, 2)
+    paths[1].write_text(repr(answer((" a", -0.5, {" a": -0.5, " b": -math.inf}), (" c", -0.25, {}))))
+    (pair,) = pairs_of(read_sides(paths))
+    assert (pair.listed, pair.differing, pair.zeros) == (2, 0, 2)
     for word in ("NaN", "Infinity"):
         paths[1].write_text(json.dumps(answer((" a", -0.5, {}))).replace("-0.5", word))
         with pytest.raises(DumpError, match=f"holds {word}"):
             read_sides(paths)
+
+
+def test_not_a_number_in_an_array_is_refused() -> None:
+    values = np.array([-0.5, np.nan], "<f4").tobytes(), np.array([1, 2], "<i4").tobytes()
+    meta = {
+        "prompt_tokens": 2,
+        "output_token_logprobs": [[-0.5, 1, None]],
+        "output_top_logprobs_shape": [1, 2],
+        "output_top_logprobs_val_flat_b64": base64.b64encode(values[0]).decode(),
+        "output_top_logprobs_idx_flat_b64": base64.b64encode(values[1]).decode(),
+    }
+    with pytest.raises(DumpError, match="a value is NaN"):
+        read_payload({"text": "", "meta_info": meta}, "a.json")
 
 
 def test_a_positive_value_is_no_log_probability_and_in_no_bound() -> None:
