@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ...errors import UlpscopeError, UsageError
+from ...errors import DumpError, UlpscopeError, UsageError
 from ...judging.judge_sparse import judge_probe
 from ...probing.request import KEY_VARIABLE, ProbeRequest
 from ...prompt_files import given_prompts
@@ -38,10 +38,14 @@ from ..terminal.stopping import EXIT_CODE, SENTENCE
 from .tables import print_sparse_pairs
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
+    from collections.abc import Sequence
+
     from ...probing.client import Budget
     from ...probing.plan import Plan, Prompt
     from ...probing.probe import Probe, Probed
     from ...probing.servers import Server
+    from ...runs.sparse.pairing import SparsePair
+    from ...runs.sparse.records import SparseSide
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
@@ -176,10 +180,30 @@ def _cancellable(work: Probe, budget: Budget) -> Probed:
     raise ended[0] if isinstance(ended[0], BaseException) else AssertionError
 
 
+def _comparable(asked: Sequence[SparseSide], notes: list[str]) -> tuple[list[SparseSide], list[SparsePair]]:
+    """The sides that can be compared with the first, and their pairs; a note for each that cannot. DumpError if none
+    can.
+    """
+    sides, errors = [asked[0]], []
+    pairs: list[SparsePair] = []
+    for side in asked[1:]:
+        try:
+            pairs += pairs_of([asked[0], side])
+            sides.append(side)
+        except DumpError as error:
+            errors.append(error)
+            notes.append(f"'{side.name}' is left out: {error}")
+    if not pairs:
+        raise errors[0]
+    return sides, pairs
+
+
 def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:
     """Store what came as a run, and a walk as one of its own, each pair with its verdict; -> their ids."""
     from ...probing.probe import ways_of
 
+    parts = [("", probed.sides), (", walk", probed.walks)]
+    comparable = [(what, *_comparable(asked, probed.notes)) for what, asked in parts if asked]
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
     title = request.name or f"{' and '.join(dict.fromkeys(server.told() for server in servers))}, at {hosts}"
     versions = {server.kind: server.version for server in servers if server.version}
@@ -187,10 +211,8 @@ def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, re
     models = dict.fromkeys(server.model for server in servers if server.model)
     header = SparseHeader(title, " and ".join(models), request.to_store().typed(), note, versions)
     stored = []
-    for what, sides in (("", probed.sides), (", walk", probed.walks)):
-        if sides:
-            pairs = pairs_of(sides)
-            verdicts = judge_probe(sides, pairs, ways_of(sides, plan, servers))
-            run = SparseHeader(header.name + what, header.model, header.command, header.note, header.versions)
-            stored.append(write_sparse_run(target, run, sides, pairs=pairs, verdicts=verdicts))
+    for what, sides, pairs in comparable:
+        verdicts = judge_probe(sides, pairs, ways_of(sides, plan, servers))
+        run = SparseHeader(header.name + what, header.model, header.command, header.note, header.versions)
+        stored.append(write_sparse_run(target, run, sides, pairs=pairs, verdicts=verdicts))
     return stored

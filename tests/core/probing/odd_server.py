@@ -126,6 +126,13 @@ def other_words(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
     reply(handler, said)
 
 
+def echoed(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    """Rows of the prompt where the other answers have generated ones."""
+    said = completion(asked)
+    said["choices"][0]["logprobs"]["token_logprobs"][0] = None
+    reply(handler, said)
+
+
 def speculative(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
     """Every token but the first was drafted: it has the value 0.0 and an empty list."""
     said = completion(asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -105,6 +106,18 @@ def test_answers_without_a_common_token_are_nondeterministic() -> None:
     with odd.serving(odd.good, odd.good, odd.other_words) as (address, _):
         found = probed(address)
     assert verdicts_of(found) == {"cold again": "nondeterministic"}
+
+
+def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(cli: Any, tmp_path: Path) -> None:
+    words = ("--prompt", "one", "--tests", "rerun,stream", "--tokens", "2", "--store", tmp_path / "runs", "--json")
+    with odd.serving(odd.good, odd.good, odd.echoed, odd.good) as (address, _):
+        done = cli("probe", address, *words)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "runs").glob("*.duckdb")
+    run = sparse_of(path)
+    assert [side.name for side in run.sides] == ["cold", "stream"]
+    assert "'cold again' is left out" in run.header.note
+    assert "'cold again' is left out" in json.loads(done.stdout)["notes"][0]
 
 
 def test_placeholders_are_never_called_identical() -> None:
