@@ -20,7 +20,8 @@ class Divergence:
     elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
     first_mismatch: token of the first of them and its value on both sides, None where there is none; neq: elements
     whose values differ, is_bit_identical: every bit equal, both None where nobody asked; row_ulps: bits of
-    row ULPs, shifted by ROW_ULP_SHIFT, and how many elements are that far apart, [2, n]; None where nobody asked.
+    row ULPs, shifted by ROW_ULP_SHIFT, and how many elements are that far apart, [2, n]; None where nobody asked;
+    largest_row_ulps: largest difference, likewise.
     """
 
     squares: NDArray[np.float64]
@@ -30,6 +31,7 @@ class Divergence:
     neq: int | None = None
     is_bit_identical: bool | None = None
     row_ulps: NDArray[np.int64] | None = None
+    largest_row_ulps: float | None = None
 
     @property
     def nonfinite_mismatch(self) -> int:
@@ -96,4 +98,5 @@ def joined(parts: Sequence[Divergence]) -> Divergence:
         next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
         sum(part.neq or 0 for part in parts) if knows else None,
         all(part.is_bit_identical for part in parts) if knows else None,
+        largest_row_ulps=max((part.largest_row_ulps or 0.0 for part in parts), default=None),
     )

@@ -51,7 +51,7 @@ from .divergence import Divergence
 from .explain.hypotheses import explain
 from .explain.rows import rows_of_run
 from .ladder.ladder import Ladder
-from .ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest
+from .ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, floor_test
 from .ladder.places import place_in_words
 from .ladder.shrink import SHRINKS_LIKE_ROUNDING, SHRINKS_TOO_MUCH, shrink_test
 from .ladder.structure import structure_in_16_bits, structure_of
@@ -102,6 +102,7 @@ class _DumpLadder(Ladder):
         self.squares: NDArray[np.float64] = self.positions["rms"].to_numpy(float) ** 2
         self.broken = not_finite_of(figures, pair)
         self.drawn: list[Evidence] = []  # how much 16 bits would have shown
+        self.floor_of_float32: NDArray[np.float64] | None = None
 
     def climb(self, evidence: Sequence[Evidence]) -> PairVerdict:
         """Every rung that can be supplied, after the evidence of the dump itself."""
@@ -135,6 +136,7 @@ class _DumpLadder(Ladder):
                 self.evidence += structure(self.figures, self.pair)
         elif given is not None:
             self._only_in_float32(given)
+        self._rerun_size()
         if self.broken is not None:
             first = first or self.broken.place(self.lengths)
         if self.before is not None:
@@ -172,8 +174,30 @@ class _DumpLadder(Ladder):
             rerun_neq={name: found.neq for name, found in again.items()},
         )
         beside = f" The pair is {pair / most:.2f} times as far apart as a side from itself." if most > 0 else ""
+        ulps = max((again[name].largest_row_ulps or 0.0 for name in moved), default=0.0) or None
+        if ulps is not None:
+            figures = replace(figures, rerun_row_ulps=ulps)
+            beside += f" The calls differ by up to {three_digits(ulps)} row ULPs."
         control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
         self.rerun(control, list(again), figures, beside)
+
+    def _rerun_size(self) -> None:
+        """Compare the difference of a side from itself with the noise floor in the dump's dtype, if one is known."""
+        again = [self.controls.rerun[name] for name in self.names if name in self.controls.rerun]
+        moved = [found for found in again if not found.is_bit_identical]
+        is_narrow = self.header.format is not FLOAT32_FORMAT
+        model, floor = self.controls.model, None
+        if is_narrow and model is not None:
+            floor = model.own
+        elif not is_narrow and self.floor_of_float32 is not None:
+            floor = self.floor_of_float32
+        if not moved or floor is None or not floor.mean() > 0:
+            return
+        squares = np.max([found.mean_squares for found in moved], axis=0)
+        own_rounding = model.own_rounding if is_narrow and model is not None else None
+        test = floor_test(squares, floor, is_16_bits=is_narrow, own_rounding=own_rounding)
+        mismatches = max(found.nonfinite_mismatch for found in moved)
+        self.rerun_size(squares, mismatches, test, has_experts=self.controls.has_experts)
 
     def _neighbours(self) -> None:
         for name in self.names:
@@ -270,6 +294,7 @@ class _DumpLadder(Ladder):
             found, maps = earlier
             whose, beside = "this model's own rounding floor", "the model's own floor, of an earlier verdict"
         if found is not None and found.mean() > 0:
+            self.floor_of_float32 = found
             self.evidence += rows
             control = f"{control}, beside {beside}"
             return self.against_floor(

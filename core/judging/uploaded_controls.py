@@ -423,4 +423,13 @@ def _divergence(
     if len(broken):
         first = first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt))
     mismatches, is_same = np.asarray(rows.nonfinite_mismatch), bool(np.all(rows.bit_identical))
-    return Divergence(rows.sum_squares, rows.finite, mismatches, first, int(rows.neq.sum()), is_same)
+    ulps = rows.max_row_ulps[np.isfinite(rows.max_row_ulps)]
+    return Divergence(
+        rows.sum_squares,
+        rows.finite,
+        mismatches,
+        first,
+        int(rows.neq.sum()),
+        is_same,
+        largest_row_ulps=float(ulps.max()) if len(ulps) else None,
+    )

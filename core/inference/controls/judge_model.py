@@ -6,6 +6,8 @@ A side is a path of the grammar, or any callable: an engine, a kernel, a cache o
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from transformers import PreTrainedModel
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
 from ...judging.ladder.ladder import PAIR, Ladder
-from ...judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, is_larger_everywhere
+from ...judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, floor_test, is_larger_everywhere
 from ...judging.ladder.structure import BLOCKS, structure_in_16_bits, structure_of
 from ...judging.ladder.verdict import Verdict, conclude
 from ...judging.sixteen_bits import SixteenTest, fault_of_16_bits_alone, limits_in_words
@@ -30,13 +32,17 @@ from ...runs.file.evidence import (
     NOTED,
     OWN_DTYPE,
     PASSED,
+    AloneFigures,
     Check,
     Evidence,
+    ModulesFigures,
     OtherPromptsFigures,
+    PairFigures,
     RerunFigures,
     Unmeasured,
 )
 from ...runs.file.records import IDENTICAL, NONDETERMINISTIC, ROUNDING, UNDECIDED, FloorRows
+from ...text import three_digits
 from ..invariant.rung import one_order_evidence
 from ..models.float64 import in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -59,7 +65,9 @@ SEEDS_OF_MODULES = (
     2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
 )
 _DOUBTFUL = 1.5  # float32 floors; the largest of the trial's 1,076 pairs of the same function was 1.09
+_FLOAT64_OVER_FLOAT32 = 2.0**-29  # unit roundoffs
 _COARSER = 8  # times that bfloat16 is than float16
+_RERUNS = 4  # pairs of calls of a side that does not repeat itself; the largest difference counts, for races are rare
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,7 @@ class _ModelLadder(Ladder):
         self.precisions: tuple[Precision, ...] = ()
         self.captured: tuple[str, str] | None = None
         self.is_brief = False
+        self.unsteady: list[RunnableSide] = []
 
     def climb(self) -> Judgement:
         """Every rung in turn."""
@@ -185,12 +194,15 @@ class _ModelLadder(Ladder):
         moved = [name for name, a, b in zip(self.names, digests, again, strict=True) if a != b]
         self.rerun(control, self.names, RerunFigures(not_repeatable=tuple(moved)))
         self._other_neighbours(digests[1])
+        self.unsteady = [side for side in self.sides if side.name in moved]
         if loaded.dtype != "float32":
             self.say(f"{count} reorderings in {loaded.dtype}")
             self._own_dtype(own)
         self.say(f"both sides and {count} reorderings in float32")
         self.narrow = self._narrow_sides()
         self._microscope(own)
+        if self.unsteady:
+            self._rerun_size()
         if FLOAT32 in self.tests and _asks_for_float64(loaded, self.tests[FLOAT32]):
             self.say(f"both sides and {count} reorderings in float64")
             self._second_microscope()
@@ -276,6 +288,23 @@ class _ModelLadder(Ladder):
             " leaks between rows.",
         )
         self.neighbours(side.name, control, figures, says, has_experts=has_experts(self.loaded.model))
+
+    def _rerun_size(self) -> None:
+        """Compare the difference of a side from itself with the noise floor in the same dtype."""
+        loaded = self.loaded
+        if loaded.dtype not in self.measured:
+            return
+        self.say("how far a rerun goes")
+        calls = [divergences_of(loaded, self.prompts, (side, side)) for side in self.unsteady for _ in range(_RERUNS)]
+        squares = np.max([mean_squares(found) for found in calls], axis=0)
+        mismatches = max(sum(one.nonfinite_mismatch for one in found) for found in calls)
+        if not squares.any() and not mismatches:
+            return  # it did not happen again
+        is_narrow = loaded.dtype != "float32"
+        own_rounding = self.session.own_rounding() if is_narrow else None
+        floor = self.measured[loaded.dtype]
+        test = floor_test(squares, floor, is_16_bits=is_narrow, own_rounding=own_rounding)
+        self.rerun_size(squares, mismatches, test, has_experts=has_experts(loaded.model))
 
     def _own_dtype(self, own: Sequence[Divergence]) -> None:
         own_rounding = self.session.own_rounding()
@@ -413,6 +442,11 @@ class _ModelLadder(Ladder):
                 self.session.watch(*self.sides, FLOAT64)
             with in_float64(self.loaded) as widened:
                 self._pair_in_float64(widened)
+            if part := self._part_in_float32():
+                raise _StaysInFloat32Error(part)
+        except _StaysInFloat32Error as error:
+            self.evidence[place] = replace(single, says=f"{single.says} {error} So float32 decides.")
+            return
         except CaptureError as error:
             outcome, doubt = (
                 (PASSED, "hide a fault behind the floor")
@@ -446,9 +480,36 @@ class _ModelLadder(Ladder):
 
         pair = divergences_of(widened, self.prompts, self._kept_sides, self._reference_in(widened), see)
         narrow = [name for name, is_it in zip(self.names, is_wide, strict=True) if not is_it]
-        if narrow and not has_experts(self.loaded.model):
-            raise CaptureError(f"'{narrow[0]}' computes in float32 whatever it is asked.")
+        if narrow:
+            raise _StaysInFloat32Error(f"'{narrow[0]}' computes in float32 whatever it is asked.")
         self._against_floor(widened, pair, None, FLOAT32, key=FLOAT64)
+
+    def _part_in_float32(self) -> str | None:
+        """Say why float64 decides nothing of the pair that was just measured in it, whose row is taken back then: its
+        difference is as large as float32 rounds, so a table, constant or sum of a side stayed in float32. None where
+        float64 decides: the pair is closer to the exact result, as it should be, or further away than float32 rounds,
+        or single modules are wrong by more than their own rounding.
+        """
+        test = self.tests.get(FLOAT64)
+        if test is None or test.is_passed or test.nonfinite:
+            return None
+        median = float(np.median(test.by_position))
+        in_float32 = median * _FLOAT64_OVER_FLOAT32
+        if median <= test.largest_ratio or in_float32 > test.largest_ratio:
+            return None
+        rows = module_rows(self.session, self.sides, self.seeds[:SEEDS_OF_MODULES], test, FLOAT64, [], self.say)
+        if any(_is_in_one_place(row.figures) for row in rows if isinstance(row.figures, AloneFigures)):
+            return None
+        first = next((row.figures.first_module for row in rows if isinstance(row.figures, ModulesFigures)), None)
+        del self.tests[FLOAT64], self.measured[FLOAT64]
+        self.floors = [floor for floor in self.floors if floor.compute_dtype != FLOAT64]
+        wide = next(row for row in self.evidence if row.rung == FLOAT32 and _dtype_of(row) == FLOAT64)
+        self.evidence.remove(wide)
+        where = f" from {first} on" if first else ""
+        return (
+            f"In float64 the pair differs{where} by {three_digits(in_float32)} times what float32 rounds: a part of a"
+            " side stays in float32."
+        )
 
     def _lower_precision(self) -> None:
         """Decide whether one side of a pair beyond its floor is the same function in a lower precision."""
@@ -501,6 +562,26 @@ class _ModelLadder(Ladder):
             self.add(Check.FROM_FLOAT64, control, Unmeasured(), MISSING, says)
             return
         self.from_float64(control, errors)
+
+
+class _StaysInFloat32Error(CaptureError):
+    """A side keeps float32, or a part of it does, so float64 is no control."""
+
+
+def _is_in_one_place(figures: AloneFigures) -> bool:
+    """Return whether modules are beyond their own rounding that are at most half of their kind: a fault of one layer. A
+    kernel that sums a long product in one chain rounds more in all of them.
+    """
+
+    def kinds(names: Sequence[str]) -> Counter[str]:
+        return Counter(re.sub(r"\.\d+(?=\.|$)", "", name) for name in names)
+
+    of_kind = kinds(figures.modules)
+    return any(2 * count <= of_kind[kind] for kind, count in kinds(figures.modules_beyond).items())
+
+
+def _dtype_of(row: Evidence) -> str | None:
+    return row.figures.compute_dtype if isinstance(row.figures, PairFigures) else None
 
 
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:

@@ -29,7 +29,8 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """The model with its weights widened to float64, and then bit for bit what it was; CaptureError where they do not
     fit.
 
-    Only this thread is affected. Code inside that asks torch for float32 is given float64.
+    Only this thread is affected. Code of the model that asks torch for float32 is given float64; an engine's own code
+    around it, with weights of its own, computes in what it says.
     """
     tensors = [tensor for tensor in _floats(loaded.model) if tensor.dtype != torch.float64]
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), memory.free_bytes(torch.device(loaded.device))
@@ -43,7 +44,12 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
                 originals.append((tensor, tensor.data))
                 tensor.data = tensor.data.double()
         stack.enter_context(_eager_experts(loaded.model))
-        stack.enter_context(_Widening())
+        widening = _Widening()
+        for module in loaded.model.modules():
+            before = module.register_forward_pre_hook(widening.enter, prepend=True)
+            stack.callback(before.remove)
+            stack.callback(module.register_forward_hook(widening.leave, always_call=True).remove)
+        stack.enter_context(widening)
         yield replace(loaded, dtype="float64")
 
 
@@ -75,9 +81,21 @@ def _eager_experts(model: Any) -> Iterator[None]:
 
 
 class _Widening(TorchDispatchMode):
-    """Mode that widens: wherever torch is told float32, float64 is meant."""
+    """Mode that widens: wherever a module of the model tells torch float32, float64 is meant. depth: of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = 0
+
+    def enter(self, *_: Any) -> None:
+        self.depth += 1
+
+    def leave(self, *_: Any) -> None:
+        self.depth -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.depth:
+            return func(*args, **(kwargs or {}))
         return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})
 
 

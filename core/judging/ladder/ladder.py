@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,38 @@ class Ladder:
         elif rest:
             says = f"'{called[0]}' gives the same bits when it is called again; {rest} was not called again."
         self.add(Check.AGAIN, control, figures, FAILED if moved else PASSED, says)
+
+    def rerun_size(self, rerun: NDArray[np.float64], mismatches: int, floor: FloorTest, *, has_experts: bool) -> None:
+        """Add to the rerun's row how large the difference of a side from itself is. rerun: its largest mean squares
+        [positions]; mismatches: logits that are NaN or infinite in one call only; floor: the test of it. In 16 bits
+        rounding moves single positions of a mixture of experts by any amount.
+        """
+        place = next(number for number, row in enumerate(self.evidence) if row.check is Check.AGAIN)
+        row = self.evidence[place]
+        assert isinstance(row.figures, RerunFigures)
+        worst = 0.0 if floor.finite_worst is None else floor.finite_worst
+        at_one = np.inf if has_experts and not np.isfinite(floor.threshold) else floor.threshold_or(floor.largest_ratio)
+        beyond = bool(mismatches) or not floor.is_passed or worst > at_one
+        figures = replace(
+            row.figures,
+            rerun_rms_logits=float(np.sqrt(rerun.mean())),
+            rerun_noise_ratio=None if mismatches else floor.noise_ratio,
+            largest_ratio_allowed=floor.largest_ratio,
+            rerun_worst_position_ratio=None if mismatches else worst,
+            beyond_noise_floor=beyond,
+        )
+        if mismatches:
+            says = f"{mismatches:,} logits are NaN or infinite in one call only: that is no rounding."
+        else:
+            says = f"The calls differ by {three_digits(floor.ratio)} times the noise floor"
+            where = place_in_words(floor.worst_row, self.lengths)
+            says += (
+                f", up to {three_digits(worst)} times at {where}: more than another order of sums can do, as of a"
+                " buffer that is read while something else writes it."
+                if beyond
+                else ", as another order of sums does."
+            )
+        self.evidence[place] = replace(row, figures=figures, says=f"{row.says} {says}")
 
     def neighbours(
         self, side: str, control: str, figures: OtherPromptsFigures, says: tuple[str, str, str], *, has_experts: bool

@@ -54,6 +54,10 @@ class FloorTest:
     def is_passed(self) -> bool:
         return self.ratio <= self.largest_ratio and not len(self.outliers)
 
+    def threshold_or(self, otherwise: float) -> float:
+        """Largest ratio allowed at one position; `otherwise` in 16 bits, where a pair is not asked there."""
+        return self.threshold if np.isfinite(self.threshold) else otherwise
+
     @property
     def noise_ratio(self) -> float | None:
         """Noise ratio of all positions; None where it has no size."""

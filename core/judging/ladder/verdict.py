@@ -105,10 +105,12 @@ def conclude(
     lower = " ".join(row.says for row in found[PRECISION]) if is_lower else None
     deciding = (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE) if lower is None else (SAMPLER, NEIGHBOURS)
     bug = next((row for rung in deciding if (row := failed(rung)) is not None), None)
-    if bug is not None:
-        on_top = failed(PRECISION)
-        return verdict(BUG_SUSPECTED, bug.says if on_top is None else f"{bug.says} {on_top.says}")
     rerun = failed(RERUN)
+    if bug is None and rerun is not None and _is_beyond_the_floor(rerun):
+        bug, rerun = rerun, None
+    if bug is not None:
+        also = [row.says for row in (failed(PRECISION), rerun) if row is not None]
+        return verdict(BUG_SUSPECTED, " ".join([bug.says, *also]))
     if lower is not None:
         if rerun is not None:
             return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is a lower precision: {lower}")
@@ -137,6 +139,10 @@ def conclude(
         return verdict(UNDECIDED, f"{lacking}{supply}")
     name = LIKELY_ROUNDING if screened.outcome == PASSED else UNDECIDED
     return verdict(name, f"{screened.says} {lacking}{supply}")
+
+
+def _is_beyond_the_floor(rerun: Evidence) -> bool:
+    return isinstance(rerun.figures, RerunFigures) and bool(rerun.figures.beyond_noise_floor)
 
 
 def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:

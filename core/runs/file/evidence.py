@@ -175,6 +175,11 @@ class RerunFigures(CheckFigures):
     pair_rms_logits: float | None = figure(_PAIR_RMS, default=None)
     rerun_rms_logits: float | None = figure("rms of the rerun to its first call, logits", default=None)
     rerun_neq: Mapping[str, int | None] | None = figure("logits that differ in the rerun, by side", default=None)
+    rerun_noise_ratio: float | None = figure("rerun over the noise floor, rms over rms", default=None)
+    largest_ratio_allowed: float | None = figure(_LARGEST_RATIO, default=None)
+    rerun_worst_position_ratio: float | None = figure(_WORST, default=None)
+    beyond_noise_floor: bool | None = figure("the rerun differs by more than rounding", default=None)
+    rerun_row_ulps: float | None = figure("largest difference of the rerun, row ULPs", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

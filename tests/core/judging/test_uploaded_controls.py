@@ -129,6 +129,37 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(sid
     assert row_of(run, RERUN).outcome == FAILED
 
 
+@pytest.mark.parametrize(("is_freed", "verdict"), [(False, "nondeterministic"), (True, "bug suspected")])
+def test_a_rerun_of_float32_is_compared_with_the_floor(is_freed, verdict, tmp_path):
+    again = in_float32(X, HEAD, 9)
+    if is_freed:
+        again[29, 5] += 12.6
+    store = Store(tmp_path / "store")
+    own = saved(tmp_path / "own.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(X, HEAD, 2))
+    rerun = saved(tmp_path / "rerun.npz", variant=again)
+    floor = saved(tmp_path / "floor.npz", **FLOOR)
+    with RunReader(store.path_of(ingest(store, [own]))) as first:
+        new = judge_stored(store, first, measure_controls(first, rerun=[rerun], floor=[floor]))
+    run = RunReader(store.path_of(new))
+    figures = row_of(run, RERUN).figures
+    assert run.pairs[0].verdict == verdict
+    assert figures.beyond_noise_floor == is_freed
+    assert (figures.rerun_noise_ratio > 100) if is_freed else (0.2 < figures.rerun_noise_ratio < 4)
+
+
+def test_a_rerun_without_a_floor_is_given_in_row_ulps(tmp_path):
+    variant = in_bfloat16(X, HEAD, 2)
+    again = variant.copy()
+    row = variant[29]
+    step = 2.0 ** (np.floor(np.log2(np.abs(row).max())) - 7)  # of bfloat16
+    again[29, 5] = np.float32(np.round(row[5] / step) * step + 4 * step)
+    run = judged(tmp_path, variant, rerun={"variant": again})
+    figures = row_of(run, RERUN).figures
+    assert run.pairs[0].verdict == "nondeterministic"
+    assert figures.rerun_row_ulps == pytest.approx(abs(float(again[29, 5]) - float(row[5])) / step)
+    assert figures.rerun_noise_ratio is None
+
+
 def test_one_side_alone_may_be_called_again(tmp_path):
     variant = in_bfloat16(X, HEAD, 2)
     run = judged(tmp_path, variant, rerun={"variant": variant})

@@ -1,0 +1,123 @@
+"""When float64 decides: not of an engine that keeps float32, or a part of it, and of a fault in one layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from benchmarks.verdicts import tiny_models
+from benchmarks.verdicts.engines import hooked, layers, prefill, walk
+from benchmarks.verdicts.mutations import norm_epsilon_of_layer, scaled_value
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.inference.controls.judge_model import judge_pair
+from core.inference.models.float64 import in_float64
+from core.inference.models.model import LoadedModel
+from core.runs.file.evidence import FLOAT32, PASSED
+
+pytestmark = pytest.mark.model
+LONG = 14336  # terms of the sums of a down projection, as of Llama 3 8B
+
+
+def holding_float32(loaded: LoadedModel, forward: Callable[[Any, torch.Tensor], torch.Tensor]) -> Any:
+    """An engine with float32 weights of its own, as a server has."""
+    held = copy.deepcopy(loaded.model)
+    return lambda _, ids: forward(held, ids)
+
+
+def table_by_recurrence(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Rotary tables in float32, each row from the one before by the addition theorem."""
+
+    def change(_: Any, tables: Any) -> Any:
+        cos, sin = (table[0, 1].numpy().astype(np.float32) for table in tables)
+        rows = [(np.ones_like(cos), np.zeros_like(sin))]
+        for _ in range(len(ids) - 1):
+            c, s = rows[-1]
+            rows.append((c * cos - s * sin, s * cos + c * sin))
+        return tuple(torch.from_numpy(np.stack(table))[None].to(tables[0].dtype) for table in zip(*rows, strict=True))
+
+    with hooked(model.model.rotary_emb, change):
+        return prefill(model, ids)
+
+
+def summed_in_one_chain(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Every down projection adds its products one after another in float32."""
+
+    def change(module: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        def again(arguments: Any, output: torch.Tensor) -> torch.Tensor:
+            x, weight = (each.numpy().astype(np.float32) for each in (arguments[0][0], module.weight.detach()))
+            total = np.zeros((len(x), len(weight)), np.float32)
+            for k in range(x.shape[1]):
+                total += x[:, k : k + 1] * weight[:, k]
+            return torch.from_numpy(total)[None].to(output.dtype)
+
+        return again
+
+    with ExitStack() as stack:
+        for layer in layers(model):
+            stack.enter_context(hooked(layer.mlp.down_proj, change(layer.mlp.down_proj)))
+        return prefill(model, ids)
+
+
+@pytest.fixture(scope="module")
+def experts() -> LoadedModel:
+    return tiny_model("mixtral")
+
+
+def test_experts_of_an_engine_that_answers_in_float32_are_rounding(experts: LoadedModel) -> None:
+    engine = holding_float32(experts, lambda model, ids: walk(model, ids, [7, 20]))
+    verdict = judge_pair(experts, tiny_prompts(experts), "prefill", engine).verdict
+    assert verdict.name == "rounding"
+    (row,) = (row for row in verdict.evidence if row.rung == FLOAT32)
+    assert (row.outcome, row.figures.compute_dtype) == (PASSED, "float32")
+    assert verdict.noise_ratio == row.figures.noise_ratio < 1
+    assert "computes in float32 whatever it is asked" in row.says
+
+
+def test_a_fault_of_such_an_engine_is_decided_in_float32(experts: LoadedModel) -> None:
+    engine = holding_float32(experts, scaled_value(1.01))
+    verdict = judge_pair(experts, tiny_prompts(experts), "prefill", engine).verdict
+    assert verdict.is_bug_suspected
+    assert verdict.noise_ratio is not None
+    assert 100 < verdict.noise_ratio < 1e5
+
+
+def test_experts_whose_rotary_table_stays_in_float32_are_rounding(experts: LoadedModel) -> None:
+    verdict = judge_pair(experts, tiny_prompts(experts), "prefill", table_by_recurrence).verdict
+    assert verdict.name == "rounding"
+    assert "model.layers.0.self_attn" in verdict.because  # the first module that reads the table
+
+
+def test_a_long_sum_in_one_chain_is_rounding_and_an_epsilon_of_one_layer_is_not(
+    small: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are some 2 to 3 float32 floors large."""
+    wide = {**tiny_models._SHAPE, "intermediate_size": LONG}
+    monkeypatch.setitem(tiny_models.CONFIGS, "wide", lambda: LlamaConfig(**wide))
+    loaded = tiny_model("wide")
+    prompt = [tiny_prompts(loaded)[0][:32]]
+    verdict = judge_pair(loaded, prompt, "prefill", summed_in_one_chain).verdict
+    assert verdict.name == "rounding"
+    assert verdict.noise_ratio is not None
+    assert 1.5 < verdict.noise_ratio < 4
+    assert "model.layers.0.mlp" in verdict.because
+    assert judge_pair(small, tiny_prompts(small)[:1], "prefill", norm_epsilon_of_layer(1)).verdict.is_bug_suspected
+
+
+def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small: LoadedModel) -> None:
+    seen = []
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        states = model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        seen.append((model.dtype, states.dtype, states.float().dtype))
+        return model.lm_head(states)
+
+    with in_float64(small) as widened, torch.inference_mode():
+        engine(widened.model, torch.tensor(tiny_prompts(small)[0]))
+    assert seen[-1] == (torch.float64, torch.float64, torch.float32)
