@@ -34,6 +34,7 @@ from ..file.evidence import (
     SYMMETRY,
     VALIDITY,
     AloneFigures,
+    Check,
     Evidence,
     ModulesFigures,
     RatioFigures,
@@ -150,7 +151,7 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
         more = [
             row.says
             for row in evidence
-            if (isinstance(row.figures, StructureFigures) and row.figures.first)
+            if (isinstance(row.figures, StructureFigures) and (row.check is Check.OUTLIERS or row.figures.block))
             or (isinstance(row.figures, ModulesFigures) and row.figures.first_module)
             or (isinstance(row.figures, AloneFigures) and row.figures.modules_beyond)
         ]
