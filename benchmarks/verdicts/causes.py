@@ -321,6 +321,7 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "decimals": (("rounded",), decimals, (1, 2, 3, 4, 5), FLOAT32, ()),
     "jumps": (("jumps",), jumping, (1.0, 3.0, 10.0, 30.0, 100.0), BF16, ()),
 }
+OF_LISTS = ("renormalized top-3", "the same, temperature")
 CLEAN = (BF16, FLOAT32, "continuations-that-part", "where-it-starts", "injected-bug")
 
 
@@ -349,7 +350,7 @@ def tried(kind: str, strength: float, size: int = 0) -> list[Cause]:
 
 def _cell(kind: str, size: int) -> str:
     wanted, _, strengths, _, sizes = INJECTIONS[kind]
-    if size and size not in sizes:
+    if size not in (sizes if kind in OF_LISTS else (0, *sizes)):
         return ""
     found = [[cause.name for cause in tried(kind, one, size)] for one in strengths]
     named = [set(wanted) <= set(one) and one[0] in wanted for one in found]

@@ -72,8 +72,11 @@ class Score:
 
     def cause(self, name: str, says: str, **parameters: float | int | str | list[int]) -> Cause:
         share, left = floored_percent(self.explained), number(self.left_rms)
-        says += f"; it explains {share} of the squared difference and leaves {left} (rms)."
-        return Cause(name, says, parameters, self.explained, self.rows, self.rows_scored, self.left_rms)
+        what = f"{share} of the squared difference"
+        if self.explained <= 0:  # other rows hold more than it explains
+            what = f"nine tenths of the squared difference at {self.rows:,} of {self.rows_scored:,} rows"
+        says += f"; it explains {what} and leaves {left} (rms)."
+        return Cause(name, says, parameters, max(0.0, self.explained), self.rows, self.rows_scored, self.left_rms)
 
 
 def halves(
