@@ -139,7 +139,7 @@ class Axes extends Drawing {
     draw.closePath();
     draw.fill();
     const beyond = this.floor > range.high ? ", beyond this scale" : "";
-    const says = `▼ 1 noise floor: 99.9% of its logits are within ${Number(this.floor.toPrecision(3))} row ULPs${beyond}`;
+    const says = `▼ 1 noise floor: 99.9% of its logits are within ${Number(this.floor.toPrecision(3)).toLocaleString("en-US")} row ULPs${beyond}`;
     draw.fillText(says, Math.max(4, Math.min(left, shape.width - draw.measureText(says).width)), isBeside ? top + 37 : line + 5 + LINE);
   }
 

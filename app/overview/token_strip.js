@@ -34,7 +34,7 @@ const count = (value) => (value === null ? "undefined" : value.toLocaleString("e
 const number = (value) => {
   if (value === null) return "undefined";
   const isTiny = value !== 0 && Math.abs(value) < 1e-4; // written as the tables write it
-  return isTiny ? value.toExponential().replace(/e-(\d)$/, "e-0$1") : String(value);
+  return isTiny ? value.toExponential().replace(/e-(\d)$/, "e-0$1") : value.toLocaleString("en-US", { maximumFractionDigits: 20 });
 };
 
 class Strip {

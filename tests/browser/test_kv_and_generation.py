@@ -179,7 +179,7 @@ def test_a_row_of_the_table_selects_prompt_variant_and_position(page: Page, dash
     table = page.locator("[data-testid=stDataFrame]").first.bounding_box()
     assert table is not None
     page.mouse.click(table["x"] + 17, table["y"] + 52)  # the box of the first row; the table is drawn on a canvas
-    expect(page.get_by_text("part after 2 tokens in common")).to_be_visible()
+    expect(page.get_by_text("diverge after 2 tokens in common")).to_be_visible()
     settle(page)
     assert f"variant=decode&prompt=0&position={PARTING}" in page.url
 
