@@ -146,7 +146,8 @@ def _python_literal(text: bytes) -> Any:
         warnings.simplefilter("ignore")  # of escapes that Python deprecates
         try:
             tree = ast.parse(text.decode().strip(), mode="eval")
-            return ast.literal_eval(_Infinity().visit(tree))
+            literal = ast.literal_eval(_Infinity().visit(tree))
+            return json.loads(json.dumps(literal))  # as JSON has it: no tuples or bytes
         except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
             return None
 

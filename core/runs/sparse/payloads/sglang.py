@@ -52,7 +52,7 @@ def _rows(
     """The chosen tokens of one part, 'input' or 'output', each with its list of the best."""
     chosen = is_list(meta.get(f"{part}_token_logprobs") or [], f"{part}_token_logprobs", where)
     tops: Sequence[Any] = meta.get(f"{part}_top_logprobs") or _flat(meta, part, where) or [None] * len(chosen)
-    if len(tops) != len(chosen):
+    if len(is_list(tops, f"{part}_top_logprobs", where)) != len(chosen):
         raise DumpError(f"{where}: {len(chosen)} {part} tokens and {len(tops)} lists; expected as many.")
     for triple, top in zip(chosen, tops, strict=True):
         listed = tuple(_entry(one, where) for one in is_list(top or [], f"{part}_top_logprobs", where))

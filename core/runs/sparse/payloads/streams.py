@@ -25,9 +25,9 @@ class _Stream:
     where: str
     kind: str
     chunks: list[Chunk] = field(default_factory=list)
-    unfinished: set[object] = field(default_factory=set)
+    unfinished: set[str] = field(default_factory=set)
 
-    def add(self, chunk: Chunk, states: Mapping[object, bool]) -> None:
+    def add(self, chunk: Chunk, states: Mapping[str, bool]) -> None:
         self.chunks.append(chunk)
         self.unfinished |= {index for index, is_last in states.items() if not is_last}
         self.unfinished -= {index for index, is_last in states.items() if is_last}
@@ -55,28 +55,28 @@ def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, A
         yield (answer.where, _joined(answer)) if isinstance(answer, _Stream) else answer
 
 
-def _about(document: Chunk) -> tuple[str, object, bool, dict[object, bool]]:
+def _about(document: Chunk) -> tuple[str, object, bool, dict[str, bool]]:
     """Kind of a document, what the chunks of one answer share, whether it must be a chunk, and for each choice whether
     this is its last one. A last chunk alone may look like a whole answer.
     """
     meta = document.get("meta_info")
     if isinstance(choices := document.get("choices"), list):
         listed = [choice for choice in choices if isinstance(choice, dict)]
-        states = {choice.get("index"): choice.get("finish_reason") is not None for choice in listed}
+        states = {f"{choice.get('index')}": choice.get("finish_reason") is not None for choice in listed}
         is_named = f"{document.get('object')}".endswith(".chunk") or any("delta" in choice for choice in listed)
         is_open = bool(listed) and all(choice.get("finish_reason", "") is None for choice in listed)
         is_chunk = is_named or (is_open and document.get("id") is not None) or isinstance(document, StreamEvent)
-        return "OpenAI", document.get("id"), is_chunk, states
+        return "OpenAI", f"{document.get('id')}", is_chunk, states
     if isinstance(meta, dict) and meta.get("id") is not None:
         is_last = meta.get("finish_reason", "") is not None
-        return "SGLang", (f"{meta['id']}", document.get("index")), not is_last, {None: is_last}
+        return "SGLang", f"{meta['id']} {document.get('index')}", not is_last, {"": is_last}
     if isinstance(document.get("token"), dict) and "generated_text" in document:
-        return "TGI", None, True, {None: document["generated_text"] is not None}
+        return "TGI", None, True, {"": document["generated_text"] is not None}
     if isinstance(kind := document.get("type"), str) and kind.startswith("response."):
-        return "Responses", None, True, {None: kind in _LAST_EVENTS}
+        return "Responses", None, True, {"": kind in _LAST_EVENTS}
     for name, engine in (("done", "Ollama"), ("stop", "llama.cpp")):
         if isinstance(document.get(name), bool):
-            return engine, None, not document[name], {None: document[name]}
+            return engine, None, not document[name], {"": document[name]}
     return "", None, False, {}
 
 
@@ -88,11 +88,11 @@ def _joined(stream: _Stream) -> dict[str, Any]:
     if stream.kind == "Responses":
         return _response(stream.chunks)
     whole: dict[str, Any] = {}
-    choices: dict[object, dict[str, Any]] = {}
+    choices: dict[str, dict[str, Any]] = {}
     for chunk in stream.chunks:
-        for choice in chunk.get("choices") or []:
+        for choice in _list(chunk.get("choices")):
             if isinstance(choice, dict):
-                _append(choices.setdefault(choice.get("index"), {}), choice)
+                _append(choices.setdefault(f"{choice.get('index')}", {}), choice)
         _append(whole, {name: value for name, value in chunk.items() if name != "choices"})
     return whole | ({"choices": list(choices.values())} if stream.kind == "OpenAI" else {})
 
@@ -118,14 +118,14 @@ def _generate(chunks: Sequence[Chunk]) -> dict[str, Any]:
     whole = dict(chunks[0])
     meta = dict(whole["meta_info"])
     for chunk in chunks[1:]:
-        before, new = meta.get("output_token_logprobs") or [], chunk["meta_info"].get("output_token_logprobs") or []
+        before, new = (_list(each.get("output_token_logprobs")) for each in (meta, chunk["meta_info"]))
         is_all = new[: len(before)] == before
         for name, value in chunk["meta_info"].items():
             is_part = name.startswith("output_") and isinstance(value, list) and isinstance(meta.get(name), list)
             if value is not None:
                 meta[name] = meta[name] + value if is_part and not is_all else value
         for name, value in chunk.items():
-            is_part = name in ("text", "output_ids") and isinstance(value, type(whole.get(name)))
+            is_part = name in ("text", "output_ids") and type(value) is type(whole.get(name)) in (str, list)
             whole[name] = whole[name] + value if is_part and not is_all else value
     return whole | {"meta_info": meta}
 
@@ -144,7 +144,7 @@ def _response(events: Sequence[Chunk]) -> dict[str, Any]:
     """The Responses object of the last event; log-probabilities are those of the text's deltas if it has none."""
     last: Chunk = next((event["response"] for event in reversed(events) if isinstance(event.get("response"), dict)), {})
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-    logprobs = [one for event in deltas for one in event.get("logprobs") or []]
+    logprobs = [one for event in deltas for one in _list(event.get("logprobs"))]
     has_own = any(part.get("logprobs") for part in output_texts(last))
     if has_own or not logprobs:
         return {"object": "response", **last}
@@ -155,7 +155,10 @@ def _response(events: Sequence[Chunk]) -> dict[str, Any]:
 
 def output_texts(response: Chunk) -> list[Chunk]:
     """The texts of a Responses object, in order."""
-    items = response.get("output")
-    contents = [item.get("content") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-    parts = [part for content in contents if isinstance(content, list) for part in content]
+    items = [item for item in _list(response.get("output")) if isinstance(item, dict)]
+    parts = [part for item in items for part in _list(item.get("content"))]
     return [part for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

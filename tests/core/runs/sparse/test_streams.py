@@ -7,7 +7,9 @@ import gzip
 import io
 import json
 import lzma
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +339,28 @@ def test_a_compressed_dump_is_named(tmp_path: Path) -> None:
         assert not are_payloads([path])
         with pytest.raises(DumpError, match=f"compressed with {name}; unpack it first"):
             open_dump([path])
+
+
+ODD: tuple[Any, ...] = (None, 7, "x", [], {}, [[]], [None], True, {"a": 1}, [7])
+
+
+def spoiled(document: Any, chance: random.Random) -> Any:
+    """The document with one part of it, at any depth, replaced by something odd."""
+    if isinstance(document, dict | list) and document and chance.random() < 0.8:
+        keys = list(document) if isinstance(document, dict) else list(range(len(document)))
+        place = chance.choice(keys)
+        made = document.copy()
+        made[place] = spoiled(document[place], chance)
+        return made
+    return chance.choice(ODD)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_spoiled_stream_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    chance = random.Random(name)
+    path = tmp_path / "answer.json"
+    whole = [chat(), batch_line("a", chat())] if name == "chat" else []
+    for _ in range(150):
+        path.write_text(json.dumps(spoiled(STREAMS[name] + whole, chance)))
+        with suppress(DumpError):
+            read_responses(path)
