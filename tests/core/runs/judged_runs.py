@@ -16,6 +16,7 @@ from core.runs.file.evidence import (
     PairFigures,
     PrecisionsFigures,
     RerunFigures,
+    ScreeningFigures,
     StructureFigures,
     TruncationFigures,
     Unmeasured,
@@ -114,6 +115,25 @@ LOWERED = Evidence(
     "decode",
 )
 
+SCREENED = Evidence(
+    Check.ARRAYS_ALONE,
+    "the two arrays, without controls",
+    ScreeningFigures(
+        compute_dtype="bfloat16",
+        rms_row_ulps=0.4,
+        rounding_row_ulps=2.0,
+        bug_row_ulps=24.0,
+        worst_position_ratio=3.0,
+        position_ratio_allowed=20.0,
+        positions_beyond=0,
+        flips_beyond_noise=0,
+        first=None,
+        causes=(),
+    ),
+    PASSED,
+    "Consistent with rounding in bfloat16: 0.4 row ULPs (rms), and no position stands out.",
+)
+
 # name -> (sentence, noise ratio, rows)
 CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
     "identical": ("Both sides are equal bit for bit.", None, [RERUN_PASSED]),
@@ -126,6 +146,7 @@ CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
     "lower precision": (LOWERED.says, 24.3, [RERUN_PASSED, EXACT_FAILED, LOWERED]),
     "bug suspected": (EXACT_FAILED.says, 24.3, [RERUN_PASSED, OWN, EXACT_FAILED, BLOCKS]),
     "invalid dump": (INVALID.says, None, [INVALID]),
+    "likely rounding": (f"{SCREENED.says} {EXACT_MISSING.says}", None, [SCREENED, EXACT_MISSING]),
     "undecided": (EXACT_MISSING.says, 1.2504, [RERUN_PASSED, OWN, EXACT_MISSING]),
 }
 

@@ -17,6 +17,7 @@ from core.runs.file.evidence import (
     PRECISION,
     RERUN,
     RUNGS,
+    SCREENING,
     Check,
     Evidence,
     NarrowingFigures,
@@ -155,9 +156,7 @@ def test_the_link_is_absolute(public_url, page, address):
 def test_the_report_names_every_check_in_order_and_what_those_take_that_were_not_run(store):
     text = report(store, judged_run(store, "rounding"))
     listed = re.findall(r"^\| ([\w ]+) \| (passed|not run) \| (.+) \| .*\|$", text, re.MULTILINE)
-    assert [rung for rung, _, _ in listed] == [
-        rung for rung in RUNGS if rung != PRECISION
-    ]  # of a pair beyond its floor
+    assert [rung for rung, _, _ in listed] == [rung for rung in RUNGS if rung not in (PRECISION, SCREENING)]
     assert {rung for rung, outcome, _ in listed if outcome == "passed"} == {RERUN, OWN_DTYPE, FLOAT32}
     assert all(says.endswith(".") for _, _, says in listed)
 
@@ -174,7 +173,7 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on(store, verdict):
 def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
     text = report(store, judged_run(store, None))
     assert "vs `prefill`: not judged" in text
-    assert text.count("| not run |") == len(RUNGS) - 1  # a lower precision is asked only of a pair beyond its floor
+    assert text.count("| not run |") == len(RUNGS) - 2  # a lower precision and screening are asked in some cases only
     text = report(store, judged_run(store, None, kind="upload", request=None))
     assert "vs `prefill`: undecided" in text
 
