@@ -228,7 +228,7 @@ def test_what_it_says_to_type_next_works_in_that_shell_too(clone, tmp_path):
     gate = "ulpscope compare sample_runs/dumps/fresh_and_cached_upcast.npz --fail-on verdict"
     layers = "ulpscope layers fresh-against-cached --store sample_runs"
     done = in_a_fresh_shell(f"{gate}; ulpscope compare --help; {layers}", clone, tmp_path)
-    assert "`ulpscope verdict RUN --float32" in done.stderr
+    assert "`ulpscope verdict RUN --float32" in done.stdout
     assert "--layers: ulpscope judge --model smollm2" in " ".join(done.stderr.split())
     assert "ulpscope compare golden.npz today.npz" in done.stdout
 

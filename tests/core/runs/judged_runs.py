@@ -130,7 +130,7 @@ SCREENED = Evidence(
         first=None,
         causes=(),
     ),
-    PASSED,
+    "passed",
     "Consistent with rounding in bfloat16: 0.4 row ULPs (rms), and no position stands out.",
 )
 
