@@ -90,7 +90,7 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     done = page.get_by_role("button", name="Open run")
     before = done.count()  # captures of other tests, which the list shows too
     page.get_by_role("button", name="Capture", exact=True).click()
-    expect(done).to_have_count(before + 1)
+    expect(done).to_have_count(before + 1, timeout=120_000)  # it is judged too
     done.first.click()
     expect(page.locator("h1")).to_have_text("Overview")
     settle(page)

@@ -227,6 +227,20 @@ def test_how_the_judging_stands_is_shown_where_it_was_started(own_store, monkeyp
     assert bool([button for button in app.button if button.key == "judge"]) == (state != "running")
 
 
+def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_store, monkeypatch):
+    judged_run(own_store, None, run_id="mine")
+    judged_run(own_store, None, run_id="better")
+    running = Job(1, "Judge Judged: None (mine)", "cpu", (), "running")
+    for message, opened_run in (("a side failed", "mine"), ("", "better")):
+        jobs = [running]
+        monkeypatch.setattr("app.shell.jobs.Jobs.all", lambda self, jobs=jobs: jobs)
+        app = opened(run="mine")
+        jobs[0] = dataclasses.replace(running, state="done", run_id="better", message=message)
+        app.run()
+        assert not app.exception
+        assert app.query_params["run"] == opened_run
+
+
 def test_a_model_that_is_not_here_gets_a_sentence_and_no_button(own_store):
     app = opened(run=judged_run(own_store, None, model="/models/gone"))
     assert "is not on this machine" in said(app)
