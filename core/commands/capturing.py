@@ -13,7 +13,7 @@ from ..engines.registry import use_all as use_engines
 from ..errors import UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
-from ..runs.file.records import BUG_SUSPECTED
+from ..runs.file.records import FAILING
 from ..runs.reader import RunReader
 from ..runs.store.partial import is_passing
 from ..runs.store.store import Store, open_store
@@ -83,8 +83,8 @@ def judge(
     """Capture like `capture`, run every control, and say: rounding, or a bug?
 
     Each pair is held against this model's own rounding floor (reorderings of every linear map), in its dtype and in
-    float32, beside reruns, other neighbours and a float64 forward; docs/verdict.md has the method. Exit code 1: a bug
-    is suspected in some pair.
+    float32, beside reruns, other neighbours and a float64 forward; docs/verdict.md has the method.
+    Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`.
 
     For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
@@ -103,7 +103,7 @@ def judge(
         tell_end(run_id, failure, progress, as_json_, store, has_said_verdict=True)
     if failure:
         raise typer.Exit(2)
-    if any(pair["verdict"] == BUG_SUSPECTED for pair in pairs):
+    if any(pair["verdict"] in FAILING for pair in pairs):
         raise typer.Exit(1)
 
 

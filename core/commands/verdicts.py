@@ -16,7 +16,7 @@ from ..judging.explain.stored import causes_of_pair
 from ..judging.rejudge import check_upload, judge_stored
 from ..judging.uploaded_controls import ModelControls, measure_controls
 from ..runs.file.evidence import FAILED, MISSING
-from ..runs.file.records import BUG_SUSPECTED
+from ..runs.file.records import FAILING
 from ..runs.reader import RunReader
 from ..runs.sparse_run import is_sparse
 from ..runs.store.store import Store, open_store
@@ -77,7 +77,8 @@ def verdict(
 ) -> None:
     """Print a run's verdict with its evidence; with controls, judge an uploaded run and store it with the new verdict.
 
-    Exit code 1: a bug is suspected in some pair. The old run stays; the new one has the same bits and an id of its own.
+    Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`, as with `compare --fail-on verdict`.
+    The old run stays; the new one has the same bits and an id of its own.
 
     For example:  ulpscope verdict 20261121-1200-dump --float32 pair_in_float32.npz
     """
@@ -154,7 +155,7 @@ def _tell(store: Store, run_id: str, as_json_: bool) -> None:
             for pair in pairs:
                 if pair["verdict"] is None:
                     out.print(f"not judged  {pair['variant']} against {pair['reference']}", markup=False)
-    if any(pair["verdict"] == BUG_SUSPECTED for pair in pairs):
+    if any(pair["verdict"] in FAILING for pair in pairs):
         raise typer.Exit(1)
 
 

@@ -51,7 +51,7 @@ from ..paths.engine_side import parts_of
 from ..paths.engines import Engine, RunnableSide, Whole, digests_of, divergences_of, measure, side_of
 from .answer_precision import PLAIN, Narrow, narrow_evidence
 from .judging_session import JudgingSession
-from .module_rungs import module_rows
+from .module_rungs import first_not_finite, module_rows
 from .other_row import other_row_evidence
 from .precisions.catalogue import Precision
 from .precisions.in_16_bits import sixteen_bits_alone
@@ -233,6 +233,11 @@ class _ModelLadder(Ladder):
             shown = structure_of(sixteen.outliers, self.lengths, self.blocks)
             first, ratio = shown.first, sixteen.ratio
             self.evidence.append(structure_in_16_bits(shown, self.loaded.dtype, self.lengths))
+        elif self.broken is not None and (deciding is None or not deciding.nonfinite):
+            shown = structure_of(self.broken.rows, self.lengths, self.blocks)
+            first, ratio = shown.first, None
+            self.evidence.append(structure_in_16_bits(shown, self.loaded.dtype, self.lengths))
+            self._overflow(is_sound_in_float32=deciding is not None and deciding.is_passed)
         elif deciding is not None:
             first, ratio = self.stands_out(deciding, self.blocks), deciding.noise_ratio
             if not is_over:
@@ -252,6 +257,24 @@ class _ModelLadder(Ladder):
         elif verdict.name in (ROUNDING, NONDETERMINISTIC):
             verdict = replace(verdict, because=" ".join([verdict.because, *limits_in_words(self.of_16_bits)]))
         return Judgement(verdict, tuple(self.floors))
+
+    def _overflow(self, *, is_sound_in_float32: bool) -> None:
+        """Add to the row of logits that are not finite in 16 bits where it begins, and what float32 says."""
+        failed = [n for n, row in enumerate(self.evidence) if row.rung == OWN_DTYPE and row.outcome == FAILED]
+        if self.broken is None or not failed:
+            return
+        dtype, module = self.loaded.dtype, None
+        side = self.sides[0 if not np.isfinite(self.broken.values[0]) else 1]
+        with suppress(CaptureError):
+            module = first_not_finite(self.loaded, self.prompts[self.broken.place(self.lengths)[0]], side)
+        largest = torch.finfo(self.loaded.torch_dtype).max
+        what = f"Overflow of {dtype} (largest {largest:,.0f})" if dtype == "float16" else "It is not finite first"
+        says = [f"{what} at {module}."] if module else []
+        if is_sound_in_float32:
+            way_out = "use bfloat16, or sdpa attention" if dtype == "float16" else "compute it in float32"
+            says.append(f"In float32 '{side.name}' is finite and both sides agree: {way_out}.")
+        row = self.evidence[failed[0]]
+        self.evidence[failed[0]] = replace(row, says=" ".join([row.says, *says]))
 
     @property
     def blocks(self) -> list[int]:
@@ -383,6 +406,8 @@ class _ModelLadder(Ladder):
         wide = {row.outcome for row in self.evidence if row.rung == FLOAT32}
         sides = [self.session.kept(side) for side in self.sides if side.path != PLAIN.path]
         if self.loaded.dtype == "float32" or FAILED in wide or not sides or not self.fits_float32:
+            return None
+        if self.broken is not None:  # NaN needs no draws
             return None
         other = next((one for one in self.narrow if one.dtype != self.loaded.dtype), None)
         if other is not None and OWN_DTYPE in self.tests:

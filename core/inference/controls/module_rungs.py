@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
 from ...judging.ladder.noise_ratio import FloorTest
@@ -12,7 +16,9 @@ from ...judging.ladder.places import place_of
 from ...judging.module_evidence import alone_evidence, growth_evidence
 from ...runs.file.evidence import MISSING, AloneFigures, Check, Evidence, Unmeasured
 from ..models.float64 import in_float64
+from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
+from ..paths.batch import ignore
 from ..paths.engines import RunnableSide
 from .answer_precision import PLAIN
 from .judging_session import JudgingSession
@@ -62,6 +68,34 @@ def module_rows(
     if deciding.is_passed:
         return [growth]
     return [growth, *_rows_alone(session, sides, deciding.worst_row, bugs, say, is_below_float32=dtype == "float64")]
+
+
+def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> str | None:
+    """Run a prompt and return the first module that puts out NaN or infinity though it was given none; None if there is
+    no such module.
+    """
+    found: list[str] = []
+
+    def is_finite(values: Any) -> bool:
+        tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        return all(bool(torch.isfinite(each.clamp_min(torch.finfo(each.dtype).min)).all()) for each in tensors)
+
+    handles = [
+        module.register_forward_hook(
+            lambda _, args, named, output, name=name: (
+                found.append(name) if not found and is_finite((args, named)) and not is_finite(output) else None
+            ),
+            with_kwargs=True,
+        )
+        for name, module in loaded.model.named_modules()
+        if name
+    ]
+    try:
+        side.run_on(loaded)(ids, ignore)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return next(iter(found), None)
 
 
 def _rows_alone(

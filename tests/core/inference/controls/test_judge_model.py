@@ -194,6 +194,26 @@ def test_a_nan_that_only_16_bits_have_has_its_place_too(narrow: LoadedModel) -> 
 
 
 @pytest.mark.model
+def test_an_overflow_of_float16_is_named_with_its_module_and_nothing_contradicts_it() -> None:
+    """Attention scores beyond 65,504, as large biases of queries and keys make; float32 is finite."""
+    loaded = tiny_model("llama", "float16")
+
+    def change(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        overflow = (query * 3e4) - (query * 3e4) if query.dtype == torch.float16 else query * 0
+        return query + overflow, key, value  # infinity less infinity
+
+    verdict = judge_pair(loaded, [PROMPT], "prefill", _in_attention(change)).verdict
+    assert verdict.is_bug_suspected
+    assert "Overflow of float16 (largest 65,504) at model.layers.0.self_attn." in verdict.because
+    assert "In float32 'engine' is finite" in verdict.because
+    assert (verdict.first_place, verdict.noise_ratio) == ((0, 0), None)
+    evidence = rows(verdict)
+    assert evidence[STRUCTURE].says == "It begins at position 0."
+    assert evidence[STRUCTURE].figures.first == (0, 0)
+    assert Check.GROWTH not in [row.check for row in verdict.evidence]
+
+
+@pytest.mark.model
 def test_a_nan_needs_no_floor(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.inference.controls.reordering.reordering_refusal", lambda _: "its weights are int8")
     verdict = judge_pair(small, [PROMPT], "prefill", _at_3(torch.nan)).verdict
