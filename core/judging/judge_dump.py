@@ -151,7 +151,7 @@ class _DumpLadder(Ladder):
             limits = limits_in_words(self.drawn) if verdict.name in (ROUNDING, NONDETERMINISTIC) else []
         if verdict.name not in (UNDECIDED, BUG_SUSPECTED, INVALID_DUMP) or verdict.because.startswith(tuple(causes)):
             causes = []
-        because = " ".join([*causes, verdict.because, *limits])
+        because = " ".join([*causes[:1], verdict.because, *limits])
         return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
 
     def _causes(self) -> list[str]:
