@@ -23,7 +23,10 @@ from ..runs.file.evidence import (
     PASSED,
     PRECISION,
     RERUN,
+    SAMPLER,
+    STRUCTURE,
     SYMMETRY,
+    VALIDITY,
     Check,
     DrawnFigures,
     Evidence,
@@ -61,6 +64,8 @@ from .sixteen_bits import fault_of_16_bits_alone, first_beyond, limits_in_words,
 from .uploaded_controls import FOREIGN, NO_CONTROLS, Controls, ModelControls
 from .uploaded_floor import earlier_model_floor, usable_floor, ways_in_words
 from .validity import not_finite, not_finite_of, sampling, structure
+
+_OF_ARRAYS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, STRUCTURE)  # rungs that need no model and no other dtype
 
 
 def judge_upload(
@@ -144,7 +149,10 @@ class _DumpLadder(Ladder):
         self._of_16_bits_alone()
         causes = [] if is_identical or not self.figures.has_all_logits else self._causes()
         if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
-            self.evidence.append(screen(self.header, self.positions, causes, has_experts=controls.has_experts))
+            screened = screen(self.header, self.positions, causes, has_experts=controls.has_experts)
+            is_alone = all(row.rung in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
+            if is_alone or screened.outcome == FAILED:  # beside a control the arrays excuse nothing
+                self.evidence.append(screened)
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)
         limits = [row.says for row in self.drawn] if verdict.name in (UNDECIDED, NONDETERMINISTIC) else []
         if any(row.rung == FLOAT32 and row.outcome == PASSED for row in self.evidence):

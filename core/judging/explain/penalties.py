@@ -202,7 +202,8 @@ def bias(pair: PairRows) -> Iterator[Cause]:
     apart = [row.y - row.x - np.median(row.y - row.x) for row in split[0]]
     noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in apart]))
     ids, values = np.concatenate([row.token_ids for row in split[0]]), np.concatenate(apart)
-    least = _ABOVE_NOISE * noise + 1e-4
+    grid = float(np.median([pair.grid_of(row) for row in split[0]]))  # of rows that hardly differ, the noise is 0
+    least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
     seen, counts = np.unique(ids[np.abs(values) > least], return_counts=True)
     fixed = {}
     for token in seen[counts >= _SEEN][: 4 * _MOST_BIASED].tolist():

@@ -212,7 +212,7 @@ def _largest(values: NDArray[np.floating], count: int) -> Ids:
 
 def _from_middle(x: NDArray[np.floating], y: NDArray[np.floating], usable: NDArray[np.bool_]) -> NDArray[np.floating]:
     """Distance of each token's difference from the middle one; -inf where it is not usable. [vocab]"""
-    apart = np.subtract(y, x, out=np.zeros(len(x)), where=usable)
+    apart = np.subtract(y, x, out=np.zeros(len(x)), where=usable, dtype=np.float64)
     middle = np.median(apart[usable]) if usable.any() else 0.0
     return np.where(usable, np.abs(apart - middle), -np.inf)
 

@@ -56,8 +56,11 @@ class Cause:
 
     @property
     def is_fault(self) -> bool:
-        """True unless the sides may have it and be sound: another dtype to save in, another input, a few far rows."""
-        return self.name not in ("upcast", "rounded", "other tokens", "sampler", "jumps")
+        """True of a cause of nearly all of the difference, unless sound sides may have it: another dtype to save in,
+        another input, a few far rows.
+        """
+        is_most = self.explained is None or self.explained >= EXPLAINED
+        return is_most and self.name not in ("upcast", "rounded", "other tokens", "sampler", "jumps")
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_nan_mismatches_are_called_more_than_rounding(own_store):
     from core.judging.ingest import ingest
 
     run_id = ingest(own_store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"])
-    assert "order of summation" in said(opened("overview", run=run_id))
+    assert "rounding cannot produce it" in said(opened("overview", run=run_id))
     assert "order of summation" not in said(opened("overview", run="fresh-against-cached"))
 
 
@@ -144,7 +144,7 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
 def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
     own_store.directory.mkdir()
     damaged = bytearray((ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes())
-    for place in range(1_000_000, len(damaged) - 1_000_000, 5_000):
+    for place in range(200_000, 9_000_000, 5_000):  # logits; figures lie behind them
         damaged[place] ^= 0x40
     (own_store.directory / "damaged.duckdb").write_bytes(damaged)
     for page in ("overview", "near_ties", "heatmap"):

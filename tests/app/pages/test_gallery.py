@@ -506,7 +506,7 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     own_store.discard("mine")
     (entry,) = own_store.discarded()
     app = opened()
-    assert "Recently deleted: 1 run, 11.0 MB" in said(app)
+    assert "Recently deleted: 1 run, 10.9 MB" in said(app)
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
     assert trash(app) == ["Batch 1 against N, bfloat16"]

@@ -21,7 +21,7 @@ FIRST = {
     ("overview", "fresh-against-cached"): "999,370 of 2,985,984 (33.5%) logits differ; **4 of 729 positions",
     ("near_ties", "fresh-against-cached"): "**43 of 442 (9.7%) positions are near ties**, 1 of which flips;",
     ("heatmap", "fresh-against-cached"): "**999,370 of 2,985,984 (33.5%) logits differ**, at 604 of 729 positions.",
-    ("flips", "fresh-against-cached"): "**4 flips in 729 positions**, the first at position 144 of prompt 0; all",
+    ("flips", "fresh-against-cached"): "**4 flips in 729 positions**, the first at position 144 of prompt 0",
     ("kv_cache", "fresh-against-cached"): "elements differ**, first in layer 1's keys and values:",
     ("layers", "where-it-starts"): "**is the first module that differs, at position 10**: 1 of ",
     ("kernels", "where-it-starts"): "Of 17 kernels, **1 is launched more or less often in `decode+batch:2`**.",

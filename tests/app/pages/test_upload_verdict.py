@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))])
     app = opened(run=run_id)
-    assert "undecided" in label(app)
+    assert "likely rounding" in label(app)
     commands = codes(app)
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     for option in (pair, f"{pair} --floor WAYS_IN_FLOAT32.npz", f"{pair} --model MODEL", "--rerun AGAIN.npz"):

@@ -19,6 +19,7 @@ from app.verdict.panel_actions import is_loadable
 from core.runs.file.evidence import (
     PRECISION,
     RUNGS,
+    SCREENING,
     AloneFigures,
     Check,
     Evidence,
@@ -82,7 +83,7 @@ def test_the_ladder_is_one_line_that_counts_its_rungs_until_it_is_opened(own_sto
     assert not folded.exception
     (line,) = (step.label for step in folded.expander if step.label.startswith("Evidence"))
     rows = CASES["bug suspected"][2]
-    assert f"{len({row.rung for row in rows})} of {len(RUNGS) - 1} rungs run: 1 failed" in line
+    assert f"{len({row.rung for row in rows})} of {len(RUNGS) - 2} rungs run: 1 failed" in line
     assert not [step for step in folded.expander if "not run" in step.label]
     assert len(opened(run=run_id).expander) > len(folded.expander) + 8
 
@@ -101,7 +102,7 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
         assert f"[{row.outcome}]" in step
         assert row.says in step
         assert f"Control: {row.control}" in said(app)
-    asked_always = [rung for rung in RUNGS if rung != PRECISION]  # that one only of a pair beyond its floor
+    asked_always = [rung for rung in RUNGS if rung not in (PRECISION, SCREENING)]
     unrun = [rung for rung in asked_always if rung not in {row.rung for row in rows}]
     assert len([step for step in steps if "not run" in step]) == len(unrun)
     assert not [button for button in app.button if button.key == "judge"]
@@ -119,8 +120,7 @@ def test_the_sentence_changes_when_the_row_does(own_store, ratio, sentence):
     rows = [with_figures(row, noise_ratio=ratio) if row.rung == "own dtype" else row for row in CASES["rounding"][2]]
     app = opened(run=judged_run(own_store, "rounding", evidence=rows))
     assert sentence in said(app)
-    assert "Both flips are near ties" in said(app)
-    assert "margins of at most 1 ULP of bfloat16" in said(app)
+    assert "All 2 flips lie within the noise" in said(app)
 
 
 def test_what_a_row_says_is_said_and_nothing_else_of_that_rung(own_store):

@@ -39,7 +39,7 @@ def test_a_capture_ends_with_its_figures_and_what_to_type_next_and_its_id_is_all
     assert done.returncode == 0, done.stderr
     (run_id,) = done.stdout.split()
     positions = json.loads(cli("show", run_id, "--json").stdout)["positions"]
-    assert f"{positions} positions x 4096 tokens, ULPs of bfloat16" in done.stderr
+    assert f"{positions} positions x 4,096 tokens, ULPs of bfloat16" in done.stderr
     assert done.stderr.count("next: ") == 2
     assert f"next: ulpscope show {run_id}\n" in done.stderr
 

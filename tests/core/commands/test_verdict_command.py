@@ -26,7 +26,7 @@ def dump(cli, tmp_path):
 def test_the_stored_verdict_is_printed_with_its_evidence(cli, dump):
     done = cli("verdict", dump[0])
     assert done.returncode == 0, done.stderr
-    assert "undecided" in done.stdout
+    assert "likely rounding" in done.stdout
     assert "No row repeats one value" in done.stdout
 
 
@@ -70,7 +70,7 @@ def test_a_simple_cause_is_part_of_the_verdict(cli, tmp_path):
     ]
     (told,) = json.loads(cli("verdict", run_id, "--json").stdout)["pairs"]
     assert told["causes"][0]["name"] == "shifted rows"
-    assert "shifted rows  " in cli("verdict", run_id).stdout
+    assert told["causes"][0]["says"] in told["because"]
 
 
 def test_the_command_that_the_verdict_names_works_as_it_stands(cli, dump):

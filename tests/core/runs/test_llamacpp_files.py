@@ -125,7 +125,7 @@ def test_weights_and_cut_files_are_no_results(tmp_path: Path) -> None:
         headers_of(path)
     results_file(tmp_path / "a.gguf", np.zeros((5, 64), np.float32), np.arange(5))
     whole = (tmp_path / "a.gguf").read_bytes()
-    for length in (3, 9, 20, 60, 120, len(whole) - 700):
+    for length in (5, 9, 20, 60, 120, len(whole) - 700):
         (tmp_path / "cut.gguf").write_bytes(whole[:length])
         with pytest.raises(DumpError) as raised:
             headers_of(tmp_path / "cut.gguf")
