@@ -172,7 +172,10 @@ def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(t
     assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == ("likely rounding", PASSED)
     leaked = variant.copy()
     leaked[3] = variant[4]
-    for folder, experts, verdict, outcome in (("b", False, "bug suspected", FAILED), ("c", True, "likely rounding", NOTED)):
+    for folder, experts, verdict, outcome in (
+        ("b", False, "bug suspected", FAILED),
+        ("c", True, "likely rounding", NOTED),
+    ):
         (tmp_path / folder).mkdir()
         run = judged(tmp_path / folder, variant, neighbours={"variant": leaked}, has_experts=experts)
         assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == (verdict, outcome)
