@@ -50,7 +50,7 @@ def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(
     open_saved(page, "reuse")
     expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
-    expect(page.get_by_text("undecided").first).to_be_visible()
+    expect(page.get_by_text("likely rounding").first).to_be_visible()
     run_id = page.url.split("run=")[1].split("&")[0]
     page.get_by_text("Controls that would decide it").click()
     expect(page.get_by_text(f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz").last).to_be_visible()

@@ -132,7 +132,7 @@ def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
 @pytest.mark.thorough
 def test_a_deleted_run_is_restored_from_the_list(opened: Page, store: Store):
     store.discard("b")  # by another viewer: the page notices by itself
-    fold = opened.get_by_text(re.compile("^Recently deleted: 1 run, 11.0 MB"))
+    fold = opened.get_by_text(re.compile("^Recently deleted: 1 run, 10.9 MB"))
     fold.click()
     settle(opened)
     table = opened.locator("[data-testid=stDataFrame]").nth(1)
