@@ -150,7 +150,9 @@ class _DumpLadder(Ladder):
         causes = [] if is_identical or not self.figures.has_all_logits else self._causes()
         if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
             screened = screen(self.header, self.positions, causes, has_experts=controls.has_experts)
-            is_alone = all(row.rung in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
+            is_alone = controls.model is None and all(
+                row.rung in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence
+            )
             if is_alone or screened.outcome == FAILED:  # beside a control the arrays excuse nothing
                 self.evidence.append(screened)
         verdict = conclude(self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first)

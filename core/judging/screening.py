@@ -1,7 +1,8 @@
 """Screening: what two arrays say by themselves, if no control is there to decide.
 
 Every limit is a multiple of what harmless paths did in the trial (`python -m benchmarks.verdicts.screening`,
-docs/verdict_calibration.md): other batches, chunks, caches, kernels and reduction orders of ten models in three dtypes.
+docs/verdict_calibration.md): other batches, chunks, caches, kernels and reduction orders of eight
+models, most of them in two or three dtypes.
 """
 
 from __future__ import annotations

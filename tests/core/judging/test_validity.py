@@ -231,7 +231,7 @@ def test_a_mask_that_both_sides_share_is_noted(tmp_path):
 def test_of_two_tokens_that_tie_nothing_is_called_truncated(tmp_path):
     random = np.random.default_rng(0)
     sides = [random.integers(0, 2, (12, 2)).astype(np.float32) for _ in range(2)]
-    assert stored(tmp_path, reference=sides[0], variant=sides[1]).pairs[0].verdict != "likely rounding"
+    assert stored(tmp_path, reference=sides[0], variant=sides[1]).pairs[0].verdict in ("bug suspected", "invalid dump")
     rows = stored(
         tmp_path / "b" if (tmp_path / "b").mkdir() is None else tmp_path, reference=sides[0], variant=sides[1]
     ).evidence(0)

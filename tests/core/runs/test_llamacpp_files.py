@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from core.errors import DumpError
+from core.errors import DumpError, UsageError
 from core.judging.ingest import ingest
 from core.judging.inspect import headers_of
 from core.runs.dumps.dump import open_dump
@@ -130,3 +130,8 @@ def test_weights_and_cut_files_are_no_results(tmp_path: Path) -> None:
         with pytest.raises(DumpError) as raised:
             headers_of(tmp_path / "cut.gguf")
         assert "\n" not in str(raised.value), length
+    (tmp_path / "cut.gguf").write_bytes(whole[:3])  # too short to be known by its bytes
+    with pytest.raises(UsageError, match="expected files of one kind"):
+        ingest(Store(tmp_path / "runs"), [tmp_path / "cut.gguf", tmp_path / "a.gguf"])
+    with pytest.raises(DumpError):
+        ingest(Store(tmp_path / "runs"), [tmp_path / "cut.gguf"])
