@@ -14,7 +14,7 @@ test quick thorough: export OMP_NUM_THREADS = 1
 test quick thorough: export OMP_WAIT_POLICY = passive
 test quick thorough: export PYTHONDONTWRITEBYTECODE =
 
-test: $(VENV)/.development browser $(VENV)/.compiled
+test: $(VENV)/.development browser $(VENV)/.compiled house
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not thorough"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not thorough" tests/browser
 
@@ -25,24 +25,19 @@ thorough: $(VENV)/.thorough browser
 	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not slow and not gpu and not thorough"
-
-# The tests that `make quick` leaves out, told by the clock: first of all of them, then of those that were left, to which fixtures they shared with
-# the others fall.
-.PHONY: slow.txt
-slow.txt: export ULPSCOPE_SLOW = rewrite
-slow.txt: export OMP_NUM_THREADS = 1
-slow.txt: $(VENV)/.development
-	> tests/slow.txt
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not gpu and not thorough"
-	$(MAKE) quick
-	$(MAKE) quick
+
+# Who may import whom, and how large each room is: both read pyproject.toml.
+.PHONY: house
+house: $(VENV)/.development
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python .ci/lines
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) quick
+	$(MAKE) house quick
 
 bench: $(VENV)/.development
 	$(BIN)/python -m benchmarks

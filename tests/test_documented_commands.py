@@ -21,7 +21,6 @@ import typer
 from core.__main__ import app
 from core.runs.reader import RunReader
 from tests.core.conftest import cli, environment  # noqa: F401  (a fixture)
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -264,7 +263,7 @@ def test_a_python_without_our_packages_names_the_way_that_works(tmp_path):
         [sys.executable, "-S", "-m", "core", "list"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(SAID["python-without-packages"], done.stderr)
+    assert "has no typer" in done.stderr
 
 
 @pytest.mark.model

@@ -1,6 +1,4 @@
-"""Waiting for what a thread, a process or a server does: asked again and again, with an end. Nothing else in the tests
-sleeps but what is named in test_house.py.
-"""
+"""Waiting for what a thread, a process or a server does: asked again and again, with an end."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ from app.shell import address, link, selection
 from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
 from tests.app import opening
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
@@ -222,7 +221,7 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app.run()
     assert not app.exception
     assert title(app) == "Runs"
-    assert SAID["run-deleted-meanwhile"] in warnings(app)
+    assert "'captured-and-deleted' was deleted meanwhile" in warnings(app)
     assert "opened" not in app.session_state  # or the gallery would go on to another run
     assert app.query_params["run"] == RUN
 

@@ -9,7 +9,6 @@ import pytest
 
 from core.configuration import Configuration, as_json, configuration, variable_of
 from core.errors import ConfigurationError
-from tests.said import SAID
 
 
 def said(tmp_path: Path, text: str, **environment: str) -> Configuration:
@@ -98,7 +97,7 @@ def test_a_misspelt_variable_is_refused(tmp_path):
 
 
 def test_a_named_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, check=SAID["no-configuration-file"].raised):
+    with pytest.raises(ConfigurationError, match="which ULPSCOPE_CONFIG names"):
         configuration({"ULPSCOPE_CONFIG": str(tmp_path / "none.toml")})
 
 

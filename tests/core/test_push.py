@@ -18,7 +18,6 @@ from core.push.client import PushError, Pushing, push_file
 from core.runs.reader import RunReader
 from tests.app.api.serving import Server, free_port, serving
 from tests.core.runs.made_runs import copied
-from tests.said import SAID
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_a_dump_and_a_run_arrive_and_their_link_is_printed(server: Server, cli, 
         assert run.header.name == "a run"
     refused = cli("push", path, "--to", server.url, "--compute-dtype", "bfloat16")
     assert refused.returncode == 2
-    assert SAID["server-did-not-take-it"].begins(refused.stderr)
+    assert "server did not take" in refused.stderr
 
 
 class _Breaking(httpx2.HTTPTransport):
@@ -105,7 +104,7 @@ def test_a_push_that_was_stopped_goes_on_when_it_is_begun_again(
     with pytest.raises(KeyboardInterrupt):
         push_file(Pushing(path, "again", server.url), stop, lambda _: None)
     done, notes = pushed(Pushing(path, "again", server.url))
-    assert notes == [SAID["push-goes-on"].format(path.stat().st_size)]
+    assert ["going on at 200,000 of" in note for note in notes] == [True]
     assert (server.store / f"{done.run_id}.duckdb").exists()
 
 
@@ -124,7 +123,7 @@ def test_what_was_sent_whole_and_not_answered_is_not_sent_again(tmp_path: Path) 
         server.handle_error = lambda *_: None
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            with pytest.raises(PushError, check=SAID["look-whether-the-run-is-there"].raised):
+            with pytest.raises(PushError, match="look whether the run"):
                 pushed(Pushing(dump(tmp_path / "x.npz"), "x", f"http://127.0.0.1:{server.server_port}"))
         finally:
             server.shutdown()
@@ -214,7 +213,7 @@ def test_a_token_travels_in_a_header_and_is_in_no_sentence(
         finally:
             server.shutdown()
     assert seen == ["Bearer secret-of-mine", "Bearer other-secret"]
-    assert done.stderr.strip() == SAID["error-the-server-asks-who-you"]
+    assert "asks who you are (401)" in done.stderr.strip()
     assert "secret" not in done.stderr + done.stdout + other.stderr + other.stdout
     assert "secret" not in repr(Pushing(path, "x", url, token="secret-of-mine"))
 
@@ -311,7 +310,7 @@ def test_an_answer_that_no_server_of_ours_gives_is_one_sentence(
     found = dump(tmp_path / "x.npz").stat()
     body = body.replace("SIZE", str(found.st_size)).replace("TIME", str(found.st_mtime_ns))
     monkeypatch.setattr(np, "savez", lambda *_, **__: None)  # the file is there, as that server knows it
-    with pytest.raises(PushError, check=SAID["does-not-answer-as-a-ulpscope"].raised):
+    with pytest.raises(PushError, match="ULPscope server does"):
         odd_server_says(tmp_path, **{method: (status, headers, body)})
 
 

@@ -25,7 +25,6 @@ from tests.app.opening import opened, said
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
 from tests.faults.nursery import dump_of
 from tests.faults.whole import Watched
-from tests.said import SAID
 
 DISK_BYTES = 2 << 20
 
@@ -78,7 +77,7 @@ def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_t
     watched.check()
     filler = _fill(small_disk)
     assert _ingest(store, dump).returncode == 2  # not even a beginning
-    with pytest.raises(StoreError, match=SAID["they-are-as-they-were"]):
+    with pytest.raises(StoreError, match="they are as they were"):
         labels.write(store.directory, "mine", Labels(("lost",), "x" * 4000))
     assert labels.read(store.directory, "mine") == Labels(("kept",), "a note")
     watched.check()

@@ -14,7 +14,6 @@ from core.runs.reader import RunReader
 from core.runs.views.elements import top_of_both
 from core.runs.views.verdicts import NOT_JUDGED, Finding
 from tests.app import opening
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "fresh-against-cached"
@@ -76,7 +75,7 @@ def test_the_reason_has_the_margin_the_bound_and_how_both_tokens_moved():
     assert "is 0.03125 logits, twice that 0.0625" in text
     assert "moved by -0.03125, the variant's by +0.03125" in text
     assert "First minus second: 0 → -0.0625" in text
-    assert SAID["equal-lower-token-id-counts"] in text
+    assert "lower token id counts" in text
 
 
 def test_a_judged_run_says_what_its_verdict_says_of_the_differences():
@@ -89,7 +88,7 @@ def test_a_judged_run_says_what_its_verdict_says_of_the_differences():
 
 def test_a_run_that_was_not_judged_says_that_controls_would_tell():
     told = parts.is_it_rounding(Finding(NOT_JUDGED, "No controls were run.", (), False))
-    assert told == SAID["only-controls-can-tell"]
+    assert "controls can tell whether differences" in told
 
 
 @pytest.mark.parametrize("name", ["bug suspected", "nondeterministic", "undecided", "a verdict of tomorrow"])

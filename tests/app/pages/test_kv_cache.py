@@ -18,7 +18,6 @@ from core.runs.views.kv_cache import by_layer, summarize
 from tests.app.opening import codes, figures_of, opened, said
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 from tests.covering import few
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,7 +91,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(own_store):
 
 def test_equal_caches_are_a_sentence_and_no_empty_plot(continued):
     app = opened("kv_cache", run=continued, variant="decode+batch:8")
-    assert SAID["caches-hold-the-same"] in app.success[0].value
+    assert "equal in all 3,072 elements" in app.success[0].value
     assert "4 layers, 2 key/value heads" in app.success[0].value
     assert not figures_of(app)
     assert "logits do differ" not in said(app)
@@ -110,7 +109,7 @@ def test_a_run_without_caches_says_what_to_do(own_store):
     assert "--kv" in app.info[0].value
     assert codes(app) == []  # of a run that does not say by which command it was made, no other is shown
     uploaded = ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"])
-    assert SAID["a-dump-holds-none"].format("caches") in opened("kv_cache", run=uploaded).info[0].value
+    assert "dump of logits holds no" in opened("kv_cache", run=uploaded).info[0].value
 
 
 def test_a_variant_without_caches_leads_to_one_that_has_them(own_store):
@@ -126,7 +125,7 @@ def test_a_variant_without_caches_leads_to_one_that_has_them(own_store):
 def test_a_prompt_without_caches_points_to_those_that_have_them(own_store):
     bits = cache(0)
     app = opened("kv_cache", run=kv_run(own_store, both(KvPart(1, 0, "key", 0, bits), bits ^ 1)), prompt="0")
-    assert SAID["prompt-without-caches"] in app.info[0].value
+    assert "Prompt 0 has no caches" in app.info[0].value
     app.segmented_control(key="kv_scope").set_value("all prompts").run()
     assert not app.exception
     assert figures(app)["Keys differ"] == "100.0%"
@@ -137,7 +136,7 @@ def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
     changed = bits.copy()
     changed[0, 0, 0] = 0x7FC0
     app = opened("kv_cache", run=kv_run(own_store, both(KvPart(1, 0, "key", 0, bits), changed)), prompt="1")
-    assert SAID["nan-or-infinity-on-one-side"] in app.error[0].value
+    assert "infinity on one side" in app.error[0].value
     assert "only in 1 element of the caches" in app.error[0].value
 
 
@@ -153,7 +152,7 @@ def test_keys_or_values_alone_draw_too(own_store, kind, other):
 
 def test_the_flips_page_tells_where_continuations_part(continued):
     app = opened("flips", run=continued, variant="decode")
-    assert SAID["continuations-part"] in said(app)
+    assert "diverge after 2 tokens in common" in said(app)
     assert "0.125 (2 ULPs) and 0.125 (2 ULPs), ULPs of bfloat16" in said(app)
     assert not app.warning
     assert "1 flip in 30 positions" in said(app)
@@ -163,7 +162,7 @@ def test_the_flips_page_tells_where_continuations_part(continued):
 
 def test_logits_that_do_not_confirm_what_was_generated_are_said_to_be_so(own_store):
     app = opened("flips", run=continued_run(own_store, is_confirmed=False), variant="decode")
-    assert SAID["logits-do-not-confirm-tokens"] in app.warning[0].value
+    assert "tokens the same way twice" in app.warning[0].value
     assert "position 6" in app.warning[0].value
 
 
@@ -201,10 +200,10 @@ def test_a_run_without_continuations_does_not_speak_of_them(own_store):
 def test_the_overview_has_a_line_on_each(continued):
     app = opened("overview", run=continued, variant="decode")
     assert "Key/value caches: **" in said(app)
-    assert SAID["one-prompt-of-two-parts"] in said(app)
+    assert "prompts part** within 8 generated" in said(app)
     same = opened("overview", run=continued, variant="decode+batch:8")
     assert "Key/value caches: Nothing differs" in said(same)
-    assert SAID["continuations-agree"] in said(same)
+    assert "8 generated tokens of each" in said(same)
 
 
 def test_the_overview_of_other_runs_has_neither(own_store):

@@ -44,7 +44,6 @@ from tests.core.runs.judged_runs import (
     judged_run,
     ratio_row,
 )
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -173,8 +172,8 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     )
     page = said(app)
     assert "It is left aside" in page
-    assert page.count(SAID["pair-over-floor"]) == 1
-    assert SAID["what-a-gap-means"] in page
+    assert page.count("Pair over floor at each position") == 1
+    assert "gap nothing differs" in page
 
 
 def test_a_structure_without_a_block_draws_no_residues(own_store):
@@ -186,7 +185,7 @@ def test_a_structure_without_a_block_draws_no_residues(own_store):
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, monkeypatch):
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "not judged" in label(app)
-    assert SAID["no-controls-were-run"] in said(app)
+    assert "says whether rounding explains" in said(app)
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
     started = []
 
@@ -410,7 +409,7 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
     row = Evidence(Check.GROWTH, "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
     run_id = judged_run(own_store, "bug suspected", evidence=[row])
     app = opened(run=run_id, open_=("rung_modules_0",))
-    assert SAID["growth-over-modules"] in said(app)
+    assert "output of every module" in said(app)
     assert row.says.removesuffix(".") in said(app)
     figure = charts.over_modules(
         list(MODULES.modules), np.array(MODULES.pair_rms), np.array(MODULES.floor_rms), "<b>x</b>"
@@ -438,14 +437,14 @@ def test_modules_alone_are_drawn_for_each_side(own_store):
     run_id = judged_run(own_store, "bug suspected", evidence=rows)
     app = opened(run=run_id, open_=("rung_modules_0", "rung_modules_1"))
     assert not app.exception
-    assert said(app).count(SAID["modules-beside-their-rounding"]) == 2
+    assert said(app).count("beside the model's own rounding") == 2
 
 
 def test_growth_over_no_modules_draws_nothing(own_store):
     none = dataclasses.replace(MODULES, first_module=None, modules=(), pair_rms=(), floor_rms=())
     row = Evidence(Check.GROWTH, "c", none, "noted", "says")
     app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_modules_0",))
-    assert SAID["growth-over-modules"] not in said(app)
+    assert "output of every module" not in said(app)
 
 
 def test_another_row_beside_the_floor_draws_no_chart_of_the_pair(own_store):
@@ -466,4 +465,4 @@ def test_another_row_beside_the_floor_draws_no_chart_of_the_pair(own_store):
         run=judged_run(own_store, "rounding", evidence=[row, EXACT_PASSED]),
         open_=("rung_neighbours_0", "rung_float32_0"),
     )
-    assert said(app).count(SAID["pair-over-floor"]) == 1
+    assert said(app).count("Pair over floor at each position") == 1

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.core.conftest import environment
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ("--model", "sample_runs/model")
@@ -196,7 +195,7 @@ def test_where_a_later_side_fails_those_before_it_are_kept_with_the_same_bits(cl
     assert [side["name"] for side in kept["sides"]] == ["prefill", "decode"]
     reason = "path 'static': out of memory"
     assert reason in kept["note"]
-    assert SAID["sides-that-had-finished"] in kept["note"]
+    assert "without 'static', 'chunked:4': 2" in kept["note"]
     assert f"error: {kept['note']}\n" == done.stderr
     alone = cli(*asked, "--variant", "decode")
     shown = json.loads(cli("show", json.loads(alone.stdout)["run_id"], "--json").stdout)

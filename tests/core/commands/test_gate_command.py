@@ -22,7 +22,6 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.conftest import environment
 from tests.core.runs.damaging import damaged
-from tests.said import SAID
 from tests.shell import command_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -158,7 +157,7 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
     undecided = cli("compare", FLIPS, "--fail-on", "verdict")
     assert undecided.returncode == 0
     assert "gate undecided: verdict: 'variant' against 'reference' is undecided: " in undecided.stderr
-    assert SAID["run-is-the-ingested-id"] in undecided.stderr
+    assert "id that `ulpscope ingest` prints" in undecided.stderr
     assert "gate passed" not in undecided.stdout
     identical = cli("compare", CASES / "identical_bf16_bits.npz", "--fail-on", "verdict")
     assert (identical.returncode, "gate passed: 1" in identical.stdout) == (0, True)

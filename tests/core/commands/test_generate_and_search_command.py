@@ -6,7 +6,6 @@ import pytest
 
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
-from tests.said import SAID
 
 SHAPES = "sample_runs/prompts/shapes.txt"
 MODEL = ("--model", "sample_runs/model")
@@ -107,7 +106,7 @@ def test_a_search_over_continuations_prints_texts_and_margins_beside_positions(c
 def test_wrong_budgets_are_refused_before_a_model_is_loaded(cli):
     done = cli("search", *MODEL, "--prompt", "x", "--max-prompts", "0")
     assert done.returncode == 2
-    assert SAID["search-tries-one-prompt"] in done.stderr
+    assert "search tries at least one" in done.stderr
 
 
 @pytest.mark.model

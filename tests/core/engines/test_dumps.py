@@ -18,7 +18,6 @@ from core.inference.controls.modules_alone import modules_alone
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 from core.judging.module_evidence import LARGEST_ALONE
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
@@ -199,9 +198,9 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
 
 def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, folder):
     as_sglang(loaded.model, (IDS,), folder)
-    with pytest.raises(CaptureError, check=SAID["dump-of-other-tokens"].raised):
+    with pytest.raises(CaptureError, match="folder are the 3 tokens"):
         replayed(loaded, (1, 2, 3))
-    with pytest.raises(CaptureError, check=SAID["dump-of-another-dtype"].raised):
+    with pytest.raises(CaptureError, match="can be had in bfloat16"):
         replayed(load_model(MODEL, dtype="bfloat16", device="cpu"))
 
 
@@ -215,7 +214,7 @@ class Calls:
 def test_nothing_in_a_file_is_executed(loaded, folder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     torch.save({"model.norm": Calls()}, folder / "Pass00000.pt")
-    with pytest.raises(CaptureError, check=SAID["more-than-tensors"].raised):
+    with pytest.raises(CaptureError, match=r"Pass00000\.pt holds more than tensors"):
         replayed(loaded)
     assert not (tmp_path / "called").exists()
 
@@ -226,14 +225,14 @@ def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder):
     whole = (folder / "step.pt").read_bytes()
     (folder / "step.pt").unlink()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CaptureError, check=SAID["not-of-torch-save"].raised):
+    with pytest.raises(CaptureError, match=r"Pass00000\.pt is no file"):
         replayed(loaded)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data.pkl", bytes(1 << 20))
-    with pytest.raises(CaptureError, check=SAID["dump-compressed"].raised):
+    with pytest.raises(CaptureError, match=r"torch\.save does not do"):
         replayed(loaded)
     torch.save([torch.zeros(2)], path)
-    with pytest.raises(CaptureError, check=SAID["no-dict-of-modules"].raised):
+    with pytest.raises(CaptureError, match="no dict of module name"):
         replayed(loaded)
     torch.save({"model.norm": torch.zeros(3, 64)}, path)
     with pytest.raises(CaptureError, match="has input_ids"):

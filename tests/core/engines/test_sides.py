@@ -41,7 +41,6 @@ from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
 from core.runs.file.evidence import Check
 from tests.core.inference.models import small_gguf
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
@@ -173,7 +172,7 @@ def test_a_gguf_that_was_given_is_both_sides(tmp_path):
     assert float((_logits(given, f"llamacpp:prefill+{WIDE}", tokens) - reference).abs().max()) < 2e-5 * scale
     own = float((_logits(given, f"llamacpp:prefill+weights:own+{WIDE}", tokens) - reference).abs().max())
     assert 2e-5 * scale < own < 0.1 * scale  # its products of 4 bits by 8
-    with pytest.raises(CaptureError, check=SAID["no-weights-of-its-own"].raised):
+    with pytest.raises(CaptureError, match="leave weights:own out"):
         _logits(_gemma()[0], "llamacpp:prefill+weights:own", tokens)
 
 
@@ -181,7 +180,7 @@ def test_a_family_that_is_not_written_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
     ).eval()
-    with pytest.raises(CaptureError, check=SAID["gguf-family-not-written"].raised):
+    with pytest.raises(CaptureError, match="'gpt2' model is not written"):
         _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
 
 
@@ -198,7 +197,7 @@ def test_weights_of_16_bits_are_written_as_they_are(dtype, short, allowed):
 def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).float().eval()
-    with pytest.raises(CaptureError, check=SAID["weights-not-held-by-dtype"].raised):
+    with pytest.raises(CaptureError, match="does not hold the model's"):
         _logits(loaded_from(model), "llamacpp:prefill+weights:bf16", [1, 2])
 
 
@@ -449,9 +448,9 @@ def test_being_followed_changes_no_bit(loaded, ids, path):
 
 
 def test_an_engine_that_cannot_be_followed_says_so(loaded, ids):
-    with pytest.raises(CaptureError, check=SAID["engine-shows-no-modules"].raised):
+    with pytest.raises(CaptureError, match="CTranslate2 shows nothing"):
         modules_alone(loaded, ids, side_of("ct2:prefill"))
-    with pytest.raises(CaptureError, check=SAID["batch-not-followed"].raised):
+    with pytest.raises(CaptureError, match="batch are not followed"):
         modules_alone(loaded, ids, side_of(f"llamacpp:prefill+{WIDE}+batch:2"))
 
 
@@ -495,7 +494,7 @@ def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(l
     try:
         found = _logits(loaded, "vllm:decode", ids[:12])
     except CaptureError as error:
-        assert SAID["no-trace-replay"] in str(error)  # noqa: PT017 - either is right
+        assert "replays no tokens" in str(error)  # noqa: PT017 - either is right
     else:
         assert float((found - _logits(loaded, "prefill", ids[:12])).abs().max()) < 1e-3
 
@@ -512,7 +511,7 @@ def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, m
     )
     found = judge(loaded, [ids], variant="llamacpp:prefill+kv:q4_0")
     assert found.name == "bug suspected"
-    assert SAID["fault-in-a-setting"] in found.because
+    assert "fault in what they switch" in found.because
 
 
 # ---- refused before anything is loaded

@@ -18,7 +18,6 @@ from core.inference.ops.of_model import linear_operations_of
 from core.inference.ops.operations import OPERATIONS, Operation, batches_of
 from core.inference.ops.probing import ProbePlan, machine_settings, probe, probe_all, probes_of
 from core.runs.reports.ops_wording import batch_says, says
-from tests.said import SAID
 
 CPU = torch.device("cpu")
 WIDE = 64
@@ -80,7 +79,7 @@ def test_a_reduction_split_beyond_batch_3_is_reported_with_exactly_its_boundary_
     operation = planted(lambda given: (in_halves if given.batch > 3 else in_order)(given.rows[0], given.shared[0]))
     row = probe(operation, (WIDE,), "float32", plan_of(operation))
     assert [found.batches for found in row.classes] == [(1, 2, 3), (4, 5, 7, 8, 16, 17, 32, 33, 64)]
-    assert batch_says(row) == SAID["differs-from-batch-1-at-4-64"]
+    assert "4..64; same class 1..3" in batch_says(row)
     given = operation.inputs(0, 1, (WIDE,))
     w = given.shared[0].numpy()
     rows = operation.inputs(0, 16, (WIDE,)).rows[0].numpy()  # 8 elements a row: the most rows are tried as row 0
@@ -138,7 +137,7 @@ def test_noise_in_every_seventh_call_is_caught_with_its_size():
     assert row.is_repeatable is False
     assert row.is_batch_invariant is None
     assert row.is_position_invariant is None
-    assert says(row, "batch") == SAID["repeats-differ"]
+    assert "batch sizes or indices say" in says(row, "batch")
 
 
 def test_a_sign_of_zero_that_changes_is_a_difference_of_bits_though_not_of_values():
@@ -176,7 +175,7 @@ def test_an_operation_that_looks_at_the_index_of_a_row_is_caught_at_these_indice
         (8, ((0, 1, 2, 3), (4, 5, 6, 7))),
         (17, ((0, 1, 2, 3), tuple(range(4, 17)))),
     ]
-    assert says(row, "position") == SAID["indices-that-differ"]
+    assert "batch 17: indices 4..16 differ" in says(row, "position")
 
 
 def test_what_torch_refuses_is_a_row_that_says_so():
@@ -185,7 +184,7 @@ def test_what_torch_refuses_is_a_row_that_says_so():
 
     row = probe(operation := planted(run), (WIDE,), "bfloat16", plan_of(operation))
     assert row.refusal == "No kernel of this kind"
-    assert says(row, "repeat") == SAID["not-available-no-kernel-of-this"]
+    assert "not available: No kernel" in says(row, "repeat")
     assert (row.repeats, row.classes, row.positions) == (None, (), ())
 
 
@@ -197,7 +196,7 @@ def test_out_of_memory_at_a_batch_ends_the_batches_and_is_noted():
 
     row = probe(operation := planted(run), (WIDE,), "float32", plan_of(operation))
     assert [found.batches for found in row.classes] == [(1, 2, 3, 4, 5, 7)]
-    assert row.note == SAID["batch-out-of-memory"]
+    assert "batch 8 was not compared" in row.note
     assert [found.batch for found in row.positions] == [3, 5]
 
 
@@ -341,7 +340,7 @@ def test_what_fails_later_is_a_row_that_says_so_and_the_others_are_probed():
 
     whole = planted(lambda given: in_order(given.rows[0], given.shared[0]), "whole")
     rows = list(probe_all(plan_of(planted(fails_on_copies), whole)))
-    assert [row.refusal for row in rows] == [SAID["probe-failed-later"], ""]
+    assert [row.refusal for row in rows] == ["it failed after 60 calls: an illegal address", ""]
 
 
 def test_no_memory_for_a_single_row_is_a_row_that_says_so():
@@ -355,7 +354,7 @@ def test_no_memory_for_a_single_row_is_a_row_that_says_so():
         return in_order(given.rows[0], given.shared[0])
 
     row = probe(operation := planted(run), (WIDE,), "float32", plan_of(operation))
-    assert row.refusal == SAID["batch-1-was-not-compared-out"]
+    assert "batch 1 was not compared" in row.refusal
 
 
 @pytest.mark.gpu

@@ -30,7 +30,6 @@ from core.runs.file.evidence import (
     SamplerFigures,
     Unmeasured,
 )
-from tests.said import SAID
 
 POSITIONS = 4096
 
@@ -134,7 +133,7 @@ def test_a_token_that_is_not_the_argmax_of_its_own_logits_is_the_samplers_fault(
 
 
 def test_tokens_without_their_logits_are_refused():
-    with pytest.raises(UsageError, match=SAID["emitted-tokens-without-argmaxes"]):
+    with pytest.raises(UsageError, match="emitted tokens against 2 argmaxes"):
         sampler_evidence([1, 2, 3], [1, 2])
 
 
@@ -161,7 +160,7 @@ def test_a_nan_on_one_side_fails_whatever_the_figures():
         found = floor_test(drawn[0], drawn[1:], not_finite=broken, is_16_bits=is_16_bits)
         assert not found.is_passed
         assert (found.noise_ratio, found.nonfinite, found.outliers.tolist(), found.worst_row) == (None, 3, [7, 9], 7)
-    assert broken.says([5, POSITIONS]) == SAID["b-is-nan-at-position-2"]
+    assert "3 logits at 2 positions" in broken.says([5, POSITIONS])
     assert broken.place([5, POSITIONS]) == (1, 2)
 
 
@@ -255,8 +254,8 @@ def test_the_sentence_says_which_blocks_the_places_do_not_tell_apart():
         return structure_evidence(structure_of(test.outliers, [512]), test, [512]).says
 
     assert said([64]) == "It begins at position 64."
-    assert said([16, 48, 80]) == SAID["it-begins-at-position-16-every"]
-    assert said([16, 48, 80, 112, 176]) == SAID["it-begins-at-position-16-every-place"]
+    assert "3 places do not tell" in said([16, 48, 80])
+    assert "multiple of 16" in said([16, 48, 80, 112, 176])
 
 
 def test_the_second_prompts_positions_are_its_own():
@@ -294,7 +293,7 @@ def test_the_first_rung_that_fails_decides(rows, is_identical, name):
 def test_undecided_names_the_control_and_the_command_that_supplies_it():
     found = conclude([], is_bit_identical=False, missing_command="ulpscope judge RUN")
     assert "float32" in found.because
-    assert SAID["this-would-supply-it-python-m"].ends(found.because)
+    assert "would supply it: ulpscope judge" in found.because
 
 
 def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from core.judging.module_evidence import alone_evidence, in_words
-from tests.said import SAID
 
 BLOCKS = [f"model.layers.{n}.{part}" for n in range(4) for part in ("self_attn", "mlp")]
 NAMES = ["model.embed_tokens", *BLOCKS, "model.norm"]
@@ -34,7 +33,7 @@ def test_one_module_beyond_rounding():
     found = row([0, *[1.5] * 3, 40, *[1.0] * 4, 2.0])
     assert found.figures.modules_beyond == (BLOCKS[3],)
     assert found.figures.largest_ratio_of_others == 2.0
-    assert found.says == (SAID["given-what-ran-before-it-in"])
+    assert "model.layers.1.mlp alone differs, 40 times" in found.says
 
 
 def test_rounding_names_none():

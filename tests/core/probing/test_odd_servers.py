@@ -20,7 +20,6 @@ from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Server, find_server, streamed
 from core.runs.sparse_run import SparseVerdict, pairs_of, sparse_of
 from tests.core.probing import odd_server as odd
-from tests.said import SAID
 
 
 def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hello",), **more: Any) -> Probed:
@@ -177,7 +176,7 @@ def test_nothing_is_stored_of_a_probe_that_failed(cli: Any, tmp_path: Path) -> N
     with odd.serving(odd.good, odd.html) as (address, _):
         done = cli("probe", address, "--prompt", "x", "--store", tmp_path / "runs")
     assert done.returncode == 2
-    assert SAID["answers-with-html"].begins(done.stderr.splitlines()[-1])
+    assert "error: /v1/completions: the server answers" in done.stderr.splitlines()[-1]
     assert list((tmp_path / "runs").glob("*")) == []
 
 
@@ -216,9 +215,9 @@ def test_a_plan_counts_what_is_sent() -> None:
 
 
 def test_a_stream_that_ends_with_an_error_says_so() -> None:
-    with pytest.raises(ProbeError, check=SAID["stream-ends-with-an-error"].raised):
+    with pytest.raises(ProbeError, match="ends its stream"):
         streamed(b'data: {"choices": []}\n\ndata: {"error": "out of memory"}\n', "/v1/completions")
-    with pytest.raises(ProbeError, check=SAID["nothing-could-be-read"].raised):
+    with pytest.raises(ProbeError, match="sent nothing that could"):
         streamed(b": ping\n\n", "/v1/completions")
 
 
@@ -239,7 +238,7 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
     (path,) = (tmp_path / "runs").glob("*.duckdb")
     run = sparse_of(path)
     assert [len(side.responses) for side in run.sides] == [1, 1]
-    assert SAID["probe-ended-early"].format("it was cancelled") in run.header.note
+    assert "had come of 1 prompt" in run.header.note
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -14,7 +14,6 @@ from core.errors import UlpscopeError
 from core.sweeps.ledger import DONE, FAILED, Ledger
 from core.sweeps.plan import read_plan
 from core.sweeps.slot import CarriedCell, Slot, SlotOrder, marked
-from tests.said import SAID
 
 PACKAGE = "tests.core.sweeps.stand_in"
 
@@ -113,7 +112,7 @@ def test_threads_are_the_drivers_and_not_the_schedulers(order, slot_of, monkeypa
 
 def test_a_cell_that_fails_in_a_slot_says_why(order, slot_of, plan_file):
     outcome = slot_of(order).compute(_cell(plan_file, "crash"))
-    assert (outcome.state, outcome.says) == (FAILED, SAID["process-was-killed"])
+    assert (outcome.state, outcome.says) == (FAILED, "its process was killed, as where memory runs out.")
 
 
 def test_markers_of_sweeps_that_were_killed_go_and_those_of_living_ones_stay(store):

@@ -17,7 +17,6 @@ from core.runs.reader import RunReader
 from core.sweeps.ledger import DONE, FAILED, RUNNING, Ledger
 from core.sweeps.plan import read_plan
 from core.sweeps.workers import Memory, compute_here
-from tests.said import SAID
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,8 +66,8 @@ def test_cells_of_another_build_or_version_are_computed_beside_them(stand_in, st
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("crash", SAID["process-was-killed"]),
-        ("memory", SAID["process-out-of-memory"]),
+        ("crash", "its process was killed, as where memory runs out."),
+        ("memory", "its process ran out of memory."),
         ("refuse", "path 'refuse': there is no such path."),
     ],
 )

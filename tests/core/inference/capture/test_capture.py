@@ -20,7 +20,6 @@ from core.inference.paths import batch, paths
 from core.inference.paths.paths import Base, Emit, PromptBatch
 from core.runs.file.records import Generation
 from core.runs.tables.kv_cache import KvPart
-from tests.said import SAID
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
 
@@ -212,12 +211,12 @@ def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, reference, variants,
 
 
 def test_text_that_is_no_text_is_one_sentence(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match=SAID["prompt-unreadable"]):
+    with pytest.raises(CaptureError, match="tokenizer cannot read"):
         plan_capture(llama, ["\ud800"], "prefill", ["decode"])
 
 
 def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match=SAID["batch-beyond-memory"]):
+    with pytest.raises(CaptureError, match="999999999 x 1 positions takes"):
         plan_capture(llama, ["x"], "prefill", ["prefill+batch:999999999"])
 
 

@@ -22,7 +22,6 @@ from core.inference.models import model
 from core.inference.models.devices import devices_here
 from core.inference.models.model import LoadedModel, load_model
 from tests.core.inference.conftest import CONFIGS
-from tests.said import SAID
 
 PROMPTS = ["def walk(self, path): return [step for step in path if step]", "café lamps"]
 
@@ -184,7 +183,7 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
     monkeypatch.setattr(costs.memory, "free_bytes", lambda device: needed + loaded.weight_bytes)
     assert costs_of(plan).free_bytes == needed
     monkeypatch.setattr(costs.memory, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
-    with pytest.raises(CaptureError, match=SAID["path-prefill-batch-64-a-batch"]):
+    with pytest.raises(CaptureError, match=r"path 'prefill\+batch:64': a batch"):
         costs_of(plan)
 
 

@@ -28,7 +28,6 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.views.verdicts import finding
 from tests.core.judging.engine_dumps import saved
-from tests.said import SAID
 
 pytestmark = pytest.mark.model
 BLOCK = 7  # rows of the variant that a fault replaces by their neighbours'
@@ -244,7 +243,7 @@ def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is
     assert run.pairs[0].verdict == "rounding"
     aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
     assert (aside.outcome, decided.outcome) == (NOTED, PASSED)
-    assert SAID["floor-of-another-model"] in aside.says
+    assert "model's: 'way 1' is up" in aside.says
     assert "this model's own rounding floor" in decided.says
     assert ("of an earlier verdict" in decided.control) == is_earlier
 

@@ -33,7 +33,6 @@ from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.modules import traced_modules
 from core.runs.file.evidence import MISSING, MODULES, PASSED, Evidence, ModulesFigures
 from tests.covering import few, thorough
-from tests.said import SAID
 
 pytestmark = pytest.mark.model
 BLOCKS = {
@@ -108,7 +107,7 @@ def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
     monkeypatch.setitem(BASES, "rolled", replace(BASES["prefill"], compute=rolled))
     row = _judged(loaded, "rolled")
     assert row.figures.first_module is None
-    assert SAID["fault-after-modules"] in row.says
+    assert "wrong comes after them" in row.says
 
 
 @pytest.mark.parametrize(
@@ -263,7 +262,7 @@ def test_the_worked_example_of_the_documentation_names_its_module():
     growth, alone = known["growth"], known["alone"]
     assert growth.figures.first_module == "model.layers.1"
     assert growth.figures.modules == tuple(f"model.layers.{number}" for number in range(3))
-    assert SAID["enters-here-or-before"] in growth.says
+    assert "enters at model.layers.1" in growth.says
     assert alone.figures.modules_beyond == ("model.layers.1",)  # and not layer 2, which was fed what it put out
     assert alone.figures.largest_ratio_of_others < 2
 

@@ -26,7 +26,6 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from core.runs.tables.remedies import RemedyRow, advice
-from tests.said import SAID
 
 pytestmark = pytest.mark.model
 NAMES = [remedy.name for remedy in REMEDIES]
@@ -87,7 +86,7 @@ def test_invariant_sums_make_the_sides_equal_and_the_twin_without_them_does_not(
 
 def test_what_a_cpu_has_no_use_for_says_so(bfloat16):
     _, _, rows = bfloat16
-    assert rows["TF32 off"].refusal == SAID["tf32-already-off"]
+    assert "TF32 is off on 'prefill'" in rows["TF32 off"].refusal
     assert "exist on CUDA only" in rows["reduced reductions off"].refusal
     assert rows["TF32 off"].neq is None
     assert rows["TF32 off"].variant_share is None
@@ -132,7 +131,7 @@ def test_prices_are_of_paths_without_their_batch_at_every_batch_size(bfloat16):
 def test_a_model_of_float32_is_not_widened_again():
     loaded = tiny_model("gpt2")
     rows = tried(loaded, [list(tiny_prompts(loaded)[0])])
-    assert rows["float32"].refusal == rows["float32 head"].refusal == SAID["already-in-float32"]
+    assert rows["float32"].refusal == rows["float32 head"].refusal == "The model computes in float32 as it is."
     assert rows["as it is"].compute_dtype == "float32"
 
 

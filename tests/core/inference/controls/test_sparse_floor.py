@@ -19,7 +19,6 @@ from core.judging.judge_sparse import ListFloor, judge_with_floor, other_weights
 from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
 from core.runs.sparse_run import SparseHeader, SparseRun, SparseVerdict, pairs_of, sparse_of, write_sparse_run
 from core.runs.store.store import Store
-from tests.said import SAID
 
 pytestmark = pytest.mark.model
 MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
@@ -72,7 +71,7 @@ def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded: LoadedModel) -> N
     found = judged(loaded, run_of(side(loaded, "prefill", rows_of(loaded, "prefill")), side(loaded, "faulty", rows)))
     assert found.name == "undecided"
     print("XX", found.because)
-    assert SAID["more-than-another-order-of-sums"] in found.because or "only 'prefill' is what" in found.because
+    assert "another order of sums makes" in found.because or "only 'prefill' is what" in found.because
 
 
 def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
@@ -81,7 +80,7 @@ def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
     other, again = (torch.log_softmax(rows + noise + shift, -1) for shift in (0.0, rows_of(loaded, "decode") - rows))
     found = judged(loaded, run_of(side(loaded, "one", other), side(loaded, "two", again)))
     assert found.name == "undecided"
-    assert SAID["neither-side-is-the-model"] in found.because
+    assert "neither side is" in found.because
 
 
 def test_a_verdict_that_needs_no_floor_stays(loaded: LoadedModel) -> None:

@@ -19,7 +19,6 @@ from core.inference.invariant import cpu, library, mode, products
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.invariant.test_invariant import _drawn
 from tests.covering import thorough
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[4]
 CLAIMS = "tests/core/inference/invariant/claims_on_cuda.py"
@@ -280,7 +279,7 @@ def test_without_triton_cuda_is_refused_in_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr(mode, "find_spec", lambda name: None)
     assert mode._no_kernels_on(torch.device("cpu")) is None
     sentence = mode._no_kernels_on(torch.device("cuda"))
-    assert sentence == SAID["cuda-without-triton"]
+    assert "not installed; pip install triton" in sentence
 
 
 @pytest.mark.parametrize(("capability", "is_refused"), [((7, 5), True), ((8, 0), False), ((9, 0), False)])
@@ -293,14 +292,14 @@ def test_a_gpu_without_products_of_bfloat16_is_refused(
     refusal = mode._no_kernels_on(torch.device("cuda"))
     assert (refusal is not None) is is_refused
     if refusal:
-        assert SAID["and-this-is-a-tesla-t4"].ends(refusal)
+        assert "Tesla T4; choose --device cpu" in refusal
 
 
 def test_tensors_elsewhere_are_refused() -> None:
     x = torch.ones(2, 2)
-    with pytest.raises(CaptureError, match=SAID["no-kernel-for-devices"]):
+    with pytest.raises(CaptureError, match="meta have no kernel"):
         products.product(x, x.to("meta"))
-    assert SAID["invariant-on-mps"] in (mode._no_kernels_on(torch.device("mps")) or "")
+    assert "CPU or on CUDA" in (mode._no_kernels_on(torch.device("mps")) or "")
 
 
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn", "fused_attention_overrideable"])

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 
 from core.errors import CaptureError
 from core.inference.models.chat import chat_tokens
-from tests.said import SAID
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -32,7 +31,7 @@ def chatty(llama, model_folders):
 
 def test_the_rendered_chat_begins_with_one_beginning_of_text_and_ends_where_the_model_answers(chatty):
     ids = chat_tokens(chatty, [{"role": "system", "content": "be short"}, USER], "here")
-    assert chatty.tokenizer.decode(ids) == SAID["start-system-be-short-user-walk"]
+    assert "<|start|>[system] be short" in chatty.tokenizer.decode(ids)
     assert ids.count(0) == 1
 
 
@@ -50,11 +49,11 @@ def test_the_tokens_are_those_transformers_makes_of_the_chat_itself(chatty):
 
 def test_a_chat_that_ends_with_the_answer_is_taken_as_it_is(chatty):
     ids = chat_tokens(chatty, [USER, {"role": "assistant", "content": "done"}], "here")
-    assert chatty.tokenizer.decode(ids) == SAID["start-user-walk-the-path-assistant"]
+    assert "<|start|>[user] walk the path" in chatty.tokenizer.decode(ids)
 
 
 def test_a_tokenizer_without_a_template_and_a_template_that_refuses_get_a_sentence(llama, chatty):
-    with pytest.raises(CaptureError, match=SAID["no-chat-template"]):
+    with pytest.raises(CaptureError, match="has no chat template"):
         chat_tokens(llama, [USER], "file:3")
-    with pytest.raises(CaptureError, match=SAID["chat-template-refuses"]):
+    with pytest.raises(CaptureError, match="refuses messages of user, tool"):
         chat_tokens(chatty, [USER, {"role": "tool", "content": "x"}], "here")

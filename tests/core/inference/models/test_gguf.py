@@ -22,7 +22,6 @@ from core.inference.capture.capture import plan_capture
 from core.inference.models import gguf as reading
 from core.inference.models.model import load_model, save_model
 from tests.core.inference.models import small_gguf
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[4]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -83,7 +82,7 @@ def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_lon
     loaded = load_model(str(path), dtype="bfloat16", device="cpu")
     about = plan_capture(loaded, ["the"], "prefill", ["decode"]).header.provenance
     assert (about.model, about.revision) == (str(path), digest)
-    assert about.versions["weights"] == SAID["dequantised-from-q4-1-of-the"].format(digest)
+    assert "dequantised from Q4_1" in about.versions["weights"]
     shapes = load_model(str(path), dtype="bfloat16", device="cpu", weights=False)
     assert (shapes.revision, shapes.vocab_size) == ("", len(small_gguf.TOKENS))  # a dry run reads no weights
 
@@ -95,7 +94,7 @@ def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(wri
     save_model(made, tmp_path)
     for name in ("gguf", "accelerate"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ExtraError, match=SAID["reading-a-gguf-takes-gguf-and"]):
+    with pytest.raises(ExtraError, match="GGUF takes gguf and accelerate"):
         load_model(str(path), dtype="bfloat16", device="cpu")
     loaded = load_model(str(tmp_path), dtype="bfloat16", device="cpu")
     assert differing(loaded.model, expected, torch.bfloat16) == []
@@ -179,7 +178,7 @@ def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, a
 
 def test_a_file_that_is_no_gguf_is_named_and_none_of_it_is_read(tmp_path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04" * 100)
-    with pytest.raises(CaptureError, check=SAID["file-is-no-model"].raised):
+    with pytest.raises(CaptureError, match=r"folder with config\.json and weights"):
         load_model(str(tmp_path / "m.gguf"), dtype="float32", device="cpu")
 
 

@@ -15,7 +15,6 @@ from core.errors import CaptureError, UsageError
 from core.inference.models.model import LoadedModel, _forget_kernels, load_model
 from core.inference.models.token_text import readable, token_texts
 from core.inference.models.weights import weight_bytes
-from tests.said import SAID
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(kind: str, dtype: str, mode
 
 def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(model_folders: dict[str, Path]) -> None:
     assert load_model(str(model_folders["llama"]), dtype="bf16", device="cpu").dtype == "bfloat16"
-    with pytest.raises(UsageError, check=SAID["dtypes-there-are"].raised):
+    with pytest.raises(UsageError, match="one of float32, float16, bfloat16"):
         load_model(str(model_folders["llama"]), dtype="int8")
 
 
@@ -111,26 +110,26 @@ def test_an_unknown_device_is_one_sentence(device: str, said: str, folder: Path)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none_is_one_sentence(folder: Path) -> None:
-    assert SAID["no-cuda-here"] in refusal(folder, device="cuda")
+    assert "sees no CUDA device" in refusal(folder, device="cuda")
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none") == (SAID["no-model-folder"].format(tmp_path / "none"))
+    assert "expected one with config.json" in refusal(tmp_path / "none")
 
 
 def test_a_file_is_no_model(folder: Path) -> None:
-    assert SAID["is-a-file-where-a-folder-belongs"] in refusal(folder / "config.json")
+    assert "expected a folder" in refusal(folder / "config.json")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     said = refusal("nobody/no-such-model")
-    assert SAID["hub-unreachable"].begins(said)
+    assert "model 'nobody/no-such-model': no such folder" in said
 
 
 def test_a_folder_without_config_is_one_sentence(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert SAID["no-config-json"] in refusal(folder)
+    assert "config.json; expected a model saved" in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -152,16 +151,16 @@ def test_an_unreadable_config_is_one_sentence(text: str, said: str, folder: Path
 
 def test_what_is_no_causal_language_model_is_refused(folder: Path) -> None:
     BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(folder)
-    assert refusal(folder) == SAID["no-causal-model"].format(folder)
+    assert "expected a causal language model" in refusal(folder)
     (folder / "config.json").write_text('{"model_type": "t5"}')
-    assert SAID["is-a-t5-expected-a-causal"] in refusal(folder)
+    assert "expected a causal language model" in refusal(folder)
 
 
 def test_a_model_with_code_of_its_own_is_not_run_unasked(folder: Path) -> None:
     own = {"model_type": "llama", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
     (folder / "config.json").write_text(json.dumps({**own, "model_type": "zork"}))
     (folder / "evil.py").write_text("raise SystemExit('code of the model was run')")
-    assert refusal(folder) == SAID["model-code-unasked"].format(folder)
+    assert "own; read it, then allow" in refusal(folder)
 
 
 KERNEL = "a-stranger/kernels@main:attention"
@@ -212,7 +211,7 @@ def test_an_attention_of_transformers_own_that_a_config_names_is_kept(named: str
 def test_a_missing_tokenizer_is_one_sentence(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert SAID["tokenizer-missing"] in refusal(folder)
+    assert "tokenizer is missing or unreadable" in refusal(folder)
 
 
 def test_a_tokenizer_that_encodes_nothing_is_one_sentence(folder: Path) -> None:
@@ -220,19 +219,19 @@ def test_a_tokenizer_that_encodes_nothing_is_one_sentence(folder: Path) -> None:
     content["model"] = {"type": "BPE", "vocab": {}, "merges": []}
     content["added_tokens"] = []
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    assert SAID["tokenizer-without-vocabulary"] in refusal(folder)
+    assert "tokenizer turns text into no" in refusal(folder)
 
 
 def test_a_folder_without_weights_is_one_sentence(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    assert SAID["no-weights-in-folder"] in refusal(folder)
+    assert "holds no weights; expected model.safetensors" in refusal(folder)
 
 
 def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert SAID["shard-missing"] in refusal(folder)
+    assert "has no 'model-00002-of-00002.safetensors'" in refusal(folder)
 
 
 def test_weights_cut_short_are_one_sentence(folder: Path) -> None:
@@ -260,8 +259,8 @@ def test_weights_larger_than_the_memory_are_refused_before_loading(folder: Path)
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 2 * elements)
     said = refusal(folder)
-    assert SAID["needs-4-000-0-gb-in"] in said
-    assert SAID["model-beyond-memory"].ends(said)
+    assert "needs 4,000.0 GB in float32" in said
+    assert "narrower dtype or another machine" in said
 
 
 def test_weights_that_are_absent_are_not_filled_with_random_numbers(folder: Path) -> None:

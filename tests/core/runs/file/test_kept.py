@@ -22,7 +22,6 @@ from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of
-from tests.said import SAID
 
 LENGTHS, VOCAB = (40, 3, 90), 300
 PYRAMID = ("ulp_tile", "row_ulp_tile")
@@ -108,7 +107,7 @@ def test_logits_are_kept_at_flips_near_ties_and_beside_them_within_their_prompt(
             assert np.flatnonzero(run.kept_rows(side)).tolist() == rows
             for row in rows:
                 assert np.array_equal(run.read_rows(side, row, row + 1), whole.read_rows(side, row, row + 1))
-        with pytest.raises(StoreError, check=SAID["prompt-0-position-2-is-none"].raised):
+        with pytest.raises(StoreError, match="prompt 0, position 2"):
             run.read_rows(1, 0, 5)
 
 
@@ -121,7 +120,7 @@ def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> No
             lambda: run.read_rows(1, 0, 1),
             lambda: run.read_window(0, (0, 1), (0, 2)),
         ):
-            with pytest.raises(StoreError, check=SAID["figures-only-no-logits-capture-it"].raised):
+            with pytest.raises(StoreError, match="figures only, no logits; capture"):
                 read()
     assert _rows(kept[FIGURES], "logits") == []
 
@@ -167,7 +166,7 @@ def test_the_store_lists_what_each_run_keeps(kept: dict[str, Path]) -> None:
 
 def test_a_run_is_asked_for_what_a_file_can_keep() -> None:
     assert get_args(get_type_hints(CaptureRequest)["keep"]) == KEEPS
-    with pytest.raises(UsageError, check=SAID["keep-most-expected-all-flips-figures"].raised):
+    with pytest.raises(UsageError, match="--keep 'most': expected all, flips"):
         replace(header_of(), kept="most")
 
 

@@ -26,7 +26,6 @@ from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import ROOT, bits_of_sides, copied, header_of, write_run
 from tests.core.runs.test_ops_run import ABSENT, UNSTEADY, header, row_of
 from tests.covering import few
-from tests.said import SAID
 
 COMPUTED = (
     "position",
@@ -345,7 +344,7 @@ def test_figures_as_a_judgement_has_them_are_taken_in(store: Store, foreign_file
     damaged(foreign_file, *_judged(json.dumps(WHOLE)))
     with RunReader(store.path_of(taken(store, foreign_file))) as run:
         assert [json.loads(json.dumps(row.figures.to_json())) for row in run.evidence(0)] == [WHOLE]
-        assert SAID["so-in-bfloat16-it-is-0"].begins(finding(run, run.pairs[0], run.positions(0)).sentence)
+        assert "0.50 times the floor" in finding(run, run.pairs[0], run.positions(0)).sentence
 
 
 @pytest.mark.spread(8)

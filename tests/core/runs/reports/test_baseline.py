@@ -20,7 +20,6 @@ from core.runs.reports.gate import UNDECIDED, Outcome
 from core.runs.reports.report_json import PairReport, report_of_run
 from core.runs.store.store import Store
 from tests.core.runs.reports.test_gate import made, read
-from tests.said import SAID
 
 IDS = [[3, 1, 4], [1, 5, 9]]
 
@@ -120,7 +119,7 @@ def test_a_nan_is_no_matter_of_degree_even_where_its_figure_was_taken_out(tmp_pa
     pairs, header = made(tmp_path, **given, token_ids=IDS)
     failed, passed = held(path, pairs, header, slack=1e6)
     assert (failed.outcome, passed.outcome) == (FAILED, PASSED)
-    assert SAID["values-nan-or-infinite-on-one"] in failed.says
+    assert "side only 1 over 0" in failed.says
     assert failed.worst is not None
     assert failed.worst["position"] == 1
 
@@ -189,18 +188,18 @@ def test_new_and_missing_prompts_are_said_and_decide_nothing(tmp_path: Path) -> 
 def test_bounds_of_none_of_the_prompts_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, *made(tmp_path, **arrays(), token_ids=IDS))
     pairs, header = made(tmp_path, **arrays())
-    with pytest.raises(UsageError, match=SAID["has-bounds-for-none-of-these"]):
+    with pytest.raises(UsageError, match=r"these prompts \(it knows tokens"):
         held(path, pairs, header)
 
 
 def test_another_vocabulary_is_refused_and_another_dtype_is_noted(tmp_path: Path) -> None:
     pairs, header = made(tmp_path, **arrays(), token_ids=IDS)
     path = edited(written(tmp_path, pairs, header), lambda told: told.update(vocab=17, compute_dtype="bfloat16"))
-    with pytest.raises(UsageError, check=SAID["over-a-vocabulary-of-17-this"].raised):
+    with pytest.raises(UsageError, match="over a vocabulary of 17"):
         held(path, pairs, header)
     edited(path, lambda told: told.update(vocab=16))
     notes = hold(read_bounds(path), pairs, header.prompts, header.compute_dtype, header.vocab)[1]
-    assert notes == [SAID["bounds-json-was-measured-in-bfloat16"]]
+    assert ["was measured in bfloat16" in note for note in notes] == [True]
 
 
 def test_one_pair_is_held_whatever_its_files_are_called_and_several_by_their_names(tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ def test_one_pair_is_held_whatever_its_files_are_called_and_several_by_their_nam
     pairs, header = made(tmp_path, **given, another=given["reference"])
     outcomes, notes = hold(read_bounds(path), pairs, header.prompts, header.compute_dtype, header.vocab)
     assert [(o.variant, o.outcome) for o in outcomes] == [("variant", PASSED)] * 2 + [("another", UNDECIDED)] * 2
-    assert notes == [SAID["bounds-json-other-against-reference-has"]]
+    assert ["has bounds and was not compared" in note for note in notes] == [True]
 
 
 def test_a_figure_beyond_its_bound_never_reads_as_equal_to_it(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
 from tests.covering import few, thorough
-from tests.said import SAID
 
 FLIPS = 200
 ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
@@ -435,6 +434,6 @@ def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first
         replace(card, pair_verdicts=("rounding", "bug suspected")),
         replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),
     ]
-    assert counted(cards) == SAID["two-runs-counted"]
-    assert counted(cards[:1]) == SAID["one-run-counted"]
+    assert r"1 a\x1b[31m later" in counted(cards)
+    assert "2 pairs: 1 rounding, 1" in counted(cards[:1])
     assert counted([replace(card, pair_verdicts=())]) == "1 run."

@@ -18,7 +18,6 @@ from core.runs.store.store import Store
 from tests.core.runs.made_runs import copied
 from tests.core.runs.store import s3_server
 from tests.core.runs.store.machines import Machine, ids, machines_of, placed
-from tests.said import SAID
 
 ROOT = Path(__file__).resolve().parents[4]
 pytest.importorskip("s3fs")
@@ -69,7 +68,7 @@ def test_two_503s_are_borne_and_a_third_is_one_sentence(
     assert machine("b").path_of("one").read_bytes() == body
     faults.plan = first(1000, method, part, "503")
     faults.seen.clear()
-    with pytest.raises(StoreError, match=SAID["s3-bucket-cannot-at-objects-there"]) as said:
+    with pytest.raises(StoreError, match="objects there") as said:
         _everything(machine("c"))
     assert s3_server.SECRET not in str(said.value)
     assert "\n" not in str(said.value)
@@ -102,7 +101,7 @@ def test_an_outage_is_asked_about_once_and_not_on_every_page(machine: Machine, f
     for _ in range(5):
         assert ids(machine("a")) == ["one"]
     assert faults.count("GET", "list-type") == objects.TRIES
-    assert SAID["runs-are-listed-as-they-were-at"] in (machine("a").outage or "")
+    assert "listed as they were" in (machine("a").outage or "")
 
 
 def test_silence_is_one_sentence_after_a_bounded_time(
@@ -110,7 +109,7 @@ def test_silence_is_one_sentence_after_a_bounded_time(
 ) -> None:
     monkeypatch.setattr(objects, "READ_SECONDS", 0.2)
     faults.plan = first(1000, "GET", "list-type", "silence")
-    with pytest.raises(StoreError, check=SAID["cannot-list-objects-there-no-answer"].raised):
+    with pytest.raises(StoreError, match="cannot list objects"):
         list_runs(machine("a"))
 
 
@@ -134,7 +133,7 @@ def test_a_put_whose_answer_got_lost_and_that_found_anothers_run_is_refused(
     store = machine("a")
     assert store.mirror is not None
     store.mirror._objects.write("one.duckdb", b"another's")
-    with pytest.raises(StoreError, check=SAID["run-one-exists-already-nothing-was"].raised):
+    with pytest.raises(StoreError, match="run 'one' exists already"):
         placed(store, "one")
     assert store.mirror._objects.read("one.duckdb") == b"another's"
 
@@ -167,7 +166,7 @@ def test_a_run_that_only_an_old_list_has_is_a_sentence(machine: Machine, faults:
     faults.kept_list = kept
     faults.plan = first(1000, "GET", "list-type", "stale")
     assert ids(machine("b")) == ["gone"]
-    with pytest.raises(StoreError, match=SAID["gone-duckdb-is-not-in-s3"]):
+    with pytest.raises(StoreError, match=r"gone\.duckdb: is not in s3://bucket/"):
         machine("b").path_of("gone")
 
 
@@ -231,5 +230,5 @@ def test_credentials_are_in_no_sentence(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setattr(objects, "READ_SECONDS", 7)  # another client than one that has found some
-    with pytest.raises(StoreError, check=SAID["no-credentials-for-it-are-in"].raised):
+    with pytest.raises(StoreError, match="no credentials for"):
         list_runs(machine("a"))

@@ -19,7 +19,6 @@ from core.runs.views.repeats import BitClass
 from core.runs.views.verdicts import Rung, ladder_in_words
 from tests.core.runs.kernel_runs import kernel_lists
 from tests.core.runs.remedy_runs import ROWS
-from tests.said import SAID
 
 QUIET = {
     "prompt": 0,
@@ -184,9 +183,9 @@ def test_compare(pairs, said):
 def test_kernels():
     reference, variant = kernel_lists()
     names = ("prefill", "prefill+batch:2")
-    assert kernels.sentence(side_by_side(reference, variant), names) == (SAID["of-4-kernels-1-runs-only"])
-    assert kernels.sentence(side_by_side(reference, reference), names) == (SAID["both-sides-launch-the-same-3"])
-    assert kernels.sentence([], names) == SAID["no-kernel-was-seen-in-full"]
+    assert "1 runs only in `prefill+batch:2`" in kernels.sentence(side_by_side(reference, variant), names)
+    assert "sides launch the same 3" in kernels.sentence(side_by_side(reference, reference), names)
+    assert "seen on either side." in kernels.sentence([], names)
 
 
 PLACE = "first in layer 1's keys: head 2, position 5."
@@ -224,17 +223,17 @@ def module(name: str, neq: int, position: int | None, kind: str = "norm") -> lay
 def test_layers():
     first, last = module("a.norm", 3, 2), module("logits", 1, 2, "head")
     found = layers.LayerSummary(2, 4, first, None, last, False)
-    assert layers.sentence(found, True, (3, 4)) == (SAID["a-norm-norm-is-the-first"])
+    assert "Overall 1 of 8 (12.5%)" in layers.sentence(found, True, (3, 4))
     none = dataclasses.replace(found, first=None)
-    assert layers.sentence(none, False, (0, 0)) == SAID["no-module-differs-all-2-put"]
+    assert "module differs: 2 outputs, equal" in layers.sentence(none, False, (0, 0))
     strange = dataclasses.replace(found, first=module("x", 1, 0, "](http://evil)"))
     assert "(`](http://evil)`)" in layers.sentence(strange, False, (1, 4))
 
 
 def test_remedies_of_which_none_helps():
     stubborn = dataclasses.replace(ROWS[0], name="deterministic algorithms")
-    assert advice((ROWS[0], stubborn)) == SAID["the-one-remedy-that-could-be"]
-    assert advice((ROWS[0], stubborn, stubborn)) == (SAID["none-of-the-2-remedies-that"])
+    assert "measured does not halve" in advice((ROWS[0], stubborn))
+    assert "measured halves the difference" in advice((ROWS[0], stubborn, stubborn))
 
 
 def rung(name: str, *outcomes: str) -> Rung:

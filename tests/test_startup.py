@@ -1,0 +1,27 @@
+"""What is heavy is loaded when it is used: commands and pages start without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPUTING = ("torch", "transformers", "numba", "scipy", "pandas")
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("core.__main__, core.pytest_plugin", (*COMPUTING, "duckdb", "streamlit", "ray")),
+        ("core.runs.writer, core.judging.ingest", ("torch", "transformers", "streamlit", "plotly")),
+        ("app.main", COMPUTING),
+        ("app.navigation", (*COMPUTING, "duckdb", "streamlit", "plotly")),
+    ],
+)
+def test_a_module_starts_without_what_is_heavy(module: str, heavy: tuple[str, ...]) -> None:
+    code = f"import {module}\nimport sys\nprint(*sorted(set({heavy!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
