@@ -108,6 +108,8 @@ def figures(found: LayerSummary, total: int) -> None:
             else (
                 number(largest.ratio, 3)
                 if largest is not None
+                else "NaN"
+                if first is not None and first.max_ulps is None
                 else "floor is 0"
                 if first is not None and first.ratio
                 else "0"
@@ -129,7 +131,7 @@ def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
         "rms": [each.rms for each in modules],
         "floor": [each.floor_rms for each in modules],
         "rms / floor": [None if ratio is None or ratio == float("inf") else ratio for ratio in ratios],
-        "max ULPs": [each.max_ulps for each in modules],
+        "max ULPs": pd.array([each.max_ulps for each in modules], pd.Int64Dtype()),
         "mean ULPs": [each.mean_ulps for each in modules],
         "max row ULPs": [each.max_row_ulps for each in modules],
         "rms row ULPs": [each.rms_row_ulps for each in modules],
@@ -148,10 +150,15 @@ def rows(modules: list[ModuleFigures], names_prompt: bool) -> pd.DataFrame:
 def module_figures(each: ModuleFigures) -> str:
     """Figures of one module, in a line of markdown."""
     floor = "no floor was run" if each.floor_rms is None else f"its floor {number(each.floor_rms, 3)}"
-    return (
+    differ = (
         f"`{widgets.code(each.module)}`,"
         f" {widgets.escaped(each.kind)}{'' if each.block is None else f' of block {each.block}'}:"
-        f" {out_of(each.neq, each.elements)} of its elements differ, rms {number(each.rms, 3)}, {floor};"
+        f" {out_of(each.neq, each.elements)} of its elements differ,"
+    )
+    if each.max_ulps is None:
+        return f"{differ} rms NaN, {floor}: no element is finite on both sides."
+    return (
+        f"{differ} rms {number(each.rms, 3)}, {floor};"
         f" largest difference {number(each.max_abs, 4)}, at most {each.max_ulps:,} ULPs of"
         f" {widgets.escaped(each.dtype)}, {number(each.mean_ulps, 3)} in the mean"
         + ("." if each.max_row_ulps is None else f"; at most {number(each.max_row_ulps, 3)} row ULPs.")

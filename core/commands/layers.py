@@ -95,16 +95,15 @@ def _print_pair(run: RunReader, pair: StoredPair, prompt: int | None, blocks: bo
 
 def _row(each: ModuleFigures, names_prompt: bool) -> list[str]:
     first = "" if each.first_position is None else f"{each.first_position}"
-    is_nan = 0 < each.nonfinite_mismatch == each.elements  # no element is finite on both sides
     return [
         escape(each.module),
         each.kind,
         percent(each.neq_share) if each.neq else "none",
-        "NaN" if is_nan else number(each.rms, 3),
+        "NaN" if each.rms != each.rms else number(each.rms, 3),
         _known(each.floor_rms),
-        "" if is_nan else _known(each.ratio),
-        "" if is_nan else f"{each.max_ulps:,}",
-        "" if is_nan else number(each.mean_ulps, 3),
+        _known(each.ratio),
+        _known(each.max_ulps),
+        _known(each.mean_ulps),
         "" if each.max_row_ulps is None else number(each.max_row_ulps, 3),
         each.dtype,
         f"{each.first_prompt}:{first}" if names_prompt and first else first,
@@ -112,7 +111,7 @@ def _row(each: ModuleFigures, names_prompt: bool) -> list[str]:
 
 
 def _known(value: float | None) -> str:
-    """Blank where no floor was run."""
+    """Blank if there is none: no floor was run, or nothing is finite."""
     if value == float("inf"):
         return "the floor is 0"
     return "" if value is None else number(value, 3)

@@ -38,9 +38,10 @@ class ModuleFigures:
     """One module's output on both sides, over the positions looked at.
 
     Elements differ and ULPs (of `dtype`) count as in the metric contract; max_abs, rms and floor_rms are in the unit of
-    the output. first_prompt, first_position: the lowest place at which an element differs, None where none does. ratio:
-    rms over floor_rms, None without a floor, infinite where the floor is 0 and rms is not; row ULPs are None in a file
-    that is older than them, and where no output has a finite element.
+    the output; they are NaN, and ULPs and ratio None, if no element is finite on both sides although one side is.
+    first_prompt, first_position: the lowest place at which an element differs, None where none does. ratio: rms over
+    floor_rms, None without a floor, infinite where the floor is 0 and rms is not; row ULPs are None in a file that is
+    older than them, and where no output has a finite element.
     """
 
     ordinal: int
@@ -56,8 +57,8 @@ class ModuleFigures:
     rms: float
     floor_rms: float | None
     ratio: float | None
-    max_ulps: int
-    mean_ulps: float
+    max_ulps: int | None
+    mean_ulps: float | None
     max_row_ulps: float | None
     rms_row_ulps: float | None
     nonfinite_mismatch: int
@@ -146,7 +147,8 @@ def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
 def _figures(row: dict, first_prompt: Any, first_position: Any) -> ModuleFigures:
     total = max(1.0, float(row["finite"]))
     rms, elements, neq = float(np.sqrt(row["squares"] / total)), int(row["elements"]), int(row["neq"])
-    is_unknown = row["max_row_ulps"] != row["max_row_ulps"]
+    is_nan = row["finite"] == 0 and row["nonfinite_mismatch"] > 0
+    is_unknown = is_nan or row["max_row_ulps"] != row["max_row_ulps"]
     floor_rms = None if row["is_floorless"] else float(np.sqrt(row["floor_squares"] / total))
     return ModuleFigures(
         ordinal=int(row["ordinal"]),
@@ -158,12 +160,12 @@ def _figures(row: dict, first_prompt: Any, first_position: Any) -> ModuleFigures
         elements=elements,
         neq=neq,
         neq_share=neq / max(1, elements),
-        max_abs=float(row["max_abs"]),
-        rms=rms,
+        max_abs=np.nan if is_nan else float(row["max_abs"]),
+        rms=np.nan if is_nan else rms,
         floor_rms=floor_rms,
-        ratio=_ratio(rms, floor_rms),
-        max_ulps=int(row["max_ulps"]),
-        mean_ulps=float(row["ulps"]) / total,
+        ratio=None if is_nan else _ratio(rms, floor_rms),
+        max_ulps=None if is_nan else int(row["max_ulps"]),
+        mean_ulps=None if is_nan else float(row["ulps"]) / total,
         max_row_ulps=None if is_unknown else float(row["max_row_ulps"]),
         rms_row_ulps=None if is_unknown else float(np.sqrt(row["row_squares"] / total)),
         nonfinite_mismatch=int(row["nonfinite_mismatch"]),
@@ -302,7 +304,7 @@ def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict | 
     """A pair's modules as plain numbers: the summary, and one object a module. prompt: only that one's. None where
     there are none.
 
-    An infinite ratio (the floor is 0) is null here, as JSON has no infinity.
+    An infinite ratio (the floor is 0) and NaN are null here, as JSON has neither.
     """
     table = run.layers(pair)
     table = table if prompt is None else table[table["prompt"] == prompt]

@@ -120,6 +120,16 @@ def test_nan_meets_nan_and_nothing_else(tmp_path):
         assert grid(run, 0, 0, "neq_share").is_mismatch.tolist() == [[False, False, True, False, False]]
 
 
+def test_a_module_that_is_nan_on_one_side_has_no_size(tmp_path):
+    with compared(tmp_path, [[part(np.ones((5, 3)))], [part(np.full((5, 3), np.nan))]]) as run:
+        (module,) = modules_of(run.layers(0))
+        (plain,) = layers_json(run, 0)["by_module"]
+    assert np.isnan([module.rms, module.max_abs]).all()
+    assert (module.neq, module.nonfinite_mismatch, module.first_position) == (15, 15, 0)
+    for name in ("rms", "max_abs", "max_ulps", "mean_ulps", "ratio", "max_row_ulps"):
+        assert plain[name] is None, name
+
+
 def test_only_the_positions_looked_at_have_rows(tmp_path):
     with compared(tmp_path, [[part(np.ones((2, 3)))], [part(np.full((2, 3), 2.0))]], [[1, 4]]) as run:
         assert run.layer_positions(0, 0)["position"].tolist() == [1, 4]
