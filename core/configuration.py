@@ -1,4 +1,4 @@
-"""The one configuration file of a server: limits, retention, who may sign in and how. `ulpscope.toml`, or where
+"""The one configuration file of a server: limits, who may sign in and how. `ulpscope.toml`, or where
 ULPSCOPE_CONFIG says.
 
 Every setting has an environment variable that overrides it: `[limits] file_bytes` is ULPSCOPE_LIMITS_FILE_BYTES. A word
@@ -47,24 +47,10 @@ class Limits:
     """Limits on what is stored. Bytes; 0 is no limit."""
 
     file_bytes: int = field(default=32 << 30, metadata={"is": _BYTES})  # of one dump or run file that comes over HTTP
-    store_bytes: int = field(
-        default=0, metadata={"is": _BYTES}
-    )  # of all runs of the writable directory, the trash and uploads included
     free_bytes: int = field(default=1 << 30, metadata={"is": _BYTES})  # that must stay free on the store's disk
     cache_bytes: int = field(default=20 << 30, metadata={"is": _BYTES})  # of runs fetched from a store of objects
     uploads: int = 32  # unfinished uploads there may be at once
     upload_hours: float = 24.0  # an unfinished upload that nobody continues is kept so long
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Retention of runs: those past it are moved to the trash by themselves; 0 is never. Pinned runs and sample runs
-    stay.
-    """
-
-    days: float = 0.0  # older than this
-    runs: int = 0  # all but the newest so many
-    cells: int = 0  # of each cell of a sweep, all but the newest so many
 
 
 @dataclass(frozen=True)
@@ -149,7 +135,6 @@ class Configuration:
     """All sections, as they are in force; `source` is the file they came from, if one was there."""
 
     limits: Limits = Limits()
-    retention: Retention = Retention()
     hosting: Hosting = Hosting()
     sign_in: SignIn = SignIn()
     probing: Probing = Probing()
@@ -181,7 +166,6 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
 
 _SECTIONS: dict[str, type] = {
     "limits": Limits,
-    "retention": Retention,
     "hosting": Hosting,
     "sign_in": SignIn,
     "probing": Probing,

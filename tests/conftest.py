@@ -20,7 +20,6 @@ from core.runs.file.database import Database
 os.environ["ULPSCOPE_SAMPLES"] = str(Path(__file__).parent / "runs")
 
 
-
 def spread(cases: int, kept: int) -> set[int]:
     """Numbers of `kept` of so many cases, evenly apart: the same ones on every machine."""
     if kept >= cases:

@@ -23,14 +23,12 @@ from starlette.types import Message, Receive, Scope, Send
 from app.api.responses import NotFoundError, error, status_of
 from app.api.runs import path_of
 from app.hosting.error_details import without_places
-from app.hosting.live_settings import now_in_force
 from core.errors import StoreError, UlpscopeError
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
-from core.runs.store.quotas import DOWNLOADS as FOLDER
-from core.runs.store.quotas import room_for
 from core.runs.store.store import Store, open_store
 
+FOLDER = ".npz"  # of the store's directory
 KEPT_BYTES = 8 << 30  # of npz files; the one just written stays whatever its size
 _FORM = "1"  # of the bytes that exporting gives; another one makes another ETag
 _ABANDONED_SECONDS = 3600
@@ -155,9 +153,8 @@ def _write(store: Store, path: Path, target: Path) -> None:
         header = run.header
         size = sum(header.rows * header.vocab * (4 if side.source_dtype == "float32" else 2) for side in header.sides)
         _drop_oldest(target.parent, size)
-        with room_for(store, size, now_in_force().limits):
-            place = store.new_partial("npz", datetime.now(UTC))
-            place.reserve(size)
+        store.check_space(size)
+        place = store.new_partial("npz", datetime.now(UTC))
         try:
             made = place.directory / target.name
             export_npz(run, made)

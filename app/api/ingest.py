@@ -39,7 +39,6 @@ from core.runs.dumps.llamacpp_files import READERS
 from core.runs.importing.check_catalog import is_database
 from core.runs.sparse.payloads.plain_file import starts_as_payload
 from core.runs.store.partial import Partial
-from core.runs.store.quotas import check_file, check_free, room_for
 from core.runs.store.store import Store, open_store
 from core.text import file_name, shown, visible
 
@@ -102,7 +101,7 @@ async def _begin_body(request: Request, options: dict[str, str]) -> Job:
     limits, store = now_in_force().limits, open_store()
     place = await to_thread.run_sync(_place, store, options["name"], _declared(request), limits)
     try:
-        path = await _received(request, place, options["name"], store, limits)
+        path = await _received(request, place, options["name"], limits)
         return await to_thread.run_sync(
             lambda: ingest_jobs.begin(
                 store_changes.jobs(),
@@ -120,12 +119,14 @@ async def _begin_body(request: Request, options: dict[str, str]) -> Job:
 
 
 def _place(store: Store, name: str, size: int, limits: Limits) -> Partial:
-    """Directory for a body of `size` bytes, which have their room from now on."""
-    check_file(size, limits)
-    with room_for(store, size, limits):
-        place = ingest_jobs.receiving(store_changes.jobs(), name)
-        place.reserve(size)
-        return place
+    if limits.file_bytes and size > limits.file_bytes:
+        raise LimitError(
+            f"the file has {size:,} bytes; this server takes files of at most {limits.file_bytes:,}"
+            " (limits.file_bytes).",
+            413,
+        )
+    store.check_space(size)
+    return ingest_jobs.receiving(store_changes.jobs(), name)
 
 
 def _declared(request: Request) -> int:
@@ -134,7 +135,7 @@ def _declared(request: Request) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0
 
 
-async def _received(request: Request, place: Partial, name: str, store: Store, limits: Limits) -> Path:
+async def _received(request: Request, place: Partial, name: str, limits: Limits) -> Path:
     """Write the body to a file and return its path. Its bytes are counted as they come: a chunked body says nothing,
     and a sender may lie.
     """
@@ -142,7 +143,7 @@ async def _received(request: Request, place: Partial, name: str, store: Store, l
     folder = place.directory / "0"
     await to_thread.run_sync(folder.mkdir)
     path = folder / (file_name(name) or "dump")  # refusals name it
-    digest, size, promised, waiting = hashlib.sha256(), 0, _declared(request), bytearray()
+    digest, size, waiting = hashlib.sha256(), 0, bytearray()
     file = await to_thread.run_sync(lambda: path.open("xb"))
     try:
         stream = request.stream()
@@ -165,12 +166,10 @@ async def _received(request: Request, place: Partial, name: str, store: Store, l
             if (is_first or size - len(part) < 12) and len(waiting) >= 12:
                 _refuse_unknown_kind(bytes(waiting[:12]))
             if len(waiting) >= _PIECE_BYTES:
-                promised = await to_thread.run_sync(_promised, place, promised, size, store, limits)
-                await to_thread.run_sync(_write, file, digest, bytes(waiting), store, limits)
+                await to_thread.run_sync(_write, file, digest, bytes(waiting))
                 waiting.clear()
         _refuse_unknown_kind(bytes(waiting[:12]) if size == len(waiting) else b"PK\x03\x04")
-        await to_thread.run_sync(_promised, place, promised, size, store, limits)
-        await to_thread.run_sync(_write, file, digest, bytes(waiting), store, limits)
+        await to_thread.run_sync(_write, file, digest, bytes(waiting))
     finally:
         await to_thread.run_sync(file.close)
     if expected is not None and digest.digest() != expected:
@@ -210,17 +209,7 @@ def _refuse_unknown_kind(start: bytes) -> None:
         )
 
 
-def _promised(place: Partial, promised: int, size: int, store: Store, limits: Limits) -> int:
-    """Bytes that are reserved for a body of which `size` have come: more than before where it announced less."""
-    if size <= promised:
-        return promised
-    with room_for(store, size - promised, limits):
-        place.reserve(size)
-    return size
-
-
-def _write(file: BinaryIO, digest: Any, data: bytes, store: Store, limits: Limits) -> None:
-    check_free(store, limits)
+def _write(file: BinaryIO, digest: Any, data: bytes) -> None:
     digest.update(data)
     try:
         file.write(data)

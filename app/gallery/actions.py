@@ -96,9 +96,7 @@ def _label_form(
             help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
         )
         note = st.text_area("Note", seen.note, key=f"note_{key}", max_chars=LONGEST_NOTE)
-        pinned = st.checkbox(
-            "Pinned", seen.pinned, key=f"pinned_{key}", help="Retention leaves a pinned run where it is."
-        )
+        pinned = st.checkbox("Pinned", seen.pinned, key=f"pinned_{key}", help="Marks the run as one to keep.")
         st.caption("Kept beside the run file, which stays as it is.")
         if widgets.pressed(st.form_submit_button, "Save", f"save_labels_{key}", type="primary"):
             with widgets.said():

@@ -11,7 +11,6 @@ from pathlib import Path
 from app.hosting.live_settings import now_in_force
 from app.shell.jobs import TAKING_IN, Job, Jobs
 from app.uploads import ingest_status
-from app.uploads.maintenance import tidy
 from core.errors import LimitError, StoreError, UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
@@ -59,7 +58,6 @@ def begin(
         def over(job: Job) -> None:
             if job.state == "done":
                 audit.record(jobs.store.directory, who, "upload", job.run_id, title=title)
-                tidy()
             if on_over is not None:
                 on_over(job)
 

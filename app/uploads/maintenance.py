@@ -1,6 +1,5 @@
 """Maintenance that the server does by itself: at its start what a killed one left behind is removed and what the first
-page reads is read, and every hour runs that have been there as long as they may go to the trash, and uploads that
-nobody continued are removed.
+page reads is read, and every hour uploads that nobody continued are removed.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from app.hosting.live_settings import now_in_force
 from app.shell import sidebar, store_cache
 from app.uploads.spool import Spool
 from core.errors import UlpscopeError
-from core.runs.store.quotas import apply_retention
 from core.runs.store.store import open_store
 
 EVERY_SECONDS = 3600.0
-_FIRST_SECONDS = 60.0  # after the start: a server that is started again and again moves nothing in a hurry
 _OF_THE_FIRST_PAGE = ("app.gallery.trash", "app.gallery.table", "app.gallery.actions", "app.upload.drop_anywhere")
 _log = logging.getLogger(__name__)
 
@@ -62,9 +59,7 @@ def warm() -> None:
 
 
 async def _hourly() -> None:
-    await anyio.sleep(_FIRST_SECONDS)
     while True:
-        await to_thread.run_sync(tidy)
         await to_thread.run_sync(expire_uploads)
         await anyio.sleep(EVERY_SECONDS)
 
@@ -75,18 +70,3 @@ def expire_uploads() -> None:
         Spool(open_store()).expire(now_in_force().limits.upload_hours)
     except (UlpscopeError, OSError) as error:
         _log.error("uploads: %s", error)
-
-
-def tidy() -> list[str]:
-    """Apply the retention that is configured now; a failure is a line in the log, and the next hour tries again."""
-    try:
-        retention = now_in_force().retention
-        if not (retention.days or retention.runs or retention.cells):
-            return []
-        moved = apply_retention(open_store(), retention)
-    except (UlpscopeError, OSError) as error:
-        _log.error("retention: %s", error)
-        return []
-    if moved:
-        _log.info("retention moved %d runs to the trash: %s", len(moved), ", ".join(moved))
-    return moved

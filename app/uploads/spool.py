@@ -19,12 +19,10 @@ from app.uploads.partial_file import Upload, UploadError, gone, held, last_chang
 from core.configuration import Limits
 from core.disk import read_regular, to_disk, write_atomic
 from core.errors import UlpscopeError
-from core.runs.store.partial import RESERVED, reserve
-from core.runs.store.quotas import CONTENT, UPLOADS, room_for
 from core.runs.store.store import Store
 from core.text import file_name
 
-FOLDER = UPLOADS
+FOLDER, CONTENT = ".uploads", "file"  # what arrives is FOLDER/ID/CONTENT/NAME
 LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown
 _LONGEST_FILE_NAME = 200  # bytes of the name it has here
 _LONGEST_ABOUT = 100
@@ -63,8 +61,8 @@ class Spool:
                         " or try again later.",
                         429,
                     )
-                with room_for(self._store, length, limits):
-                    return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
+                self._store.check_space(length)
+                return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
 
     def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
         """Make an upload whole or not at all: under another name, then renamed."""
@@ -83,7 +81,6 @@ class Spool:
             }
             write_atomic(new / CONTENT / file, b"", mode=0o600)
             write_atomic(new / _ABOUT, json.dumps(about).encode(), mode=0o600)
-            reserve(new, length)
             place = self.directory / upload_id
             new.rename(place)
             to_disk(self.directory)
@@ -134,7 +131,6 @@ class Spool:
                 place.rename(going)
             except FileNotFoundError:
                 raise gone() from None
-            (going / RESERVED).unlink(missing_ok=True)
         shutil.rmtree(going, ignore_errors=True)
 
     def is_held(self, upload: Upload) -> bool:

@@ -29,7 +29,6 @@ from app.uploads.partial_file import Upload, UploadError, Writing
 from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits
 from core.errors import UlpscopeError
-from core.runs.store.quotas import check_space
 from core.runs.store.store import open_store
 
 ADDRESS = "/api/uploads"
@@ -97,7 +96,7 @@ async def _collection(request: Request) -> Response:
     )
     if body_type == _CONTENT_TYPE:
         try:
-            await _receive(request, made, 0, limits)
+            await _receive(request, made, 0)
         except UlpscopeError:  # the sender never learns where it is, and announces it again
             await to_thread.run_sync(spool.remove, made)
             raise
@@ -134,11 +133,11 @@ async def _one(request: Request) -> Response:
         return Response(status_code=204)
     if request.headers.get("content-type", "") != _CONTENT_TYPE:
         return error(f"expected the content type {_CONTENT_TYPE}.", 415)
-    await _receive(request, found, _whole(request, "upload-offset"), limits)
+    await _receive(request, found, _whole(request, "upload-offset"))
     return Response(status_code=204, headers=_state(found, limits))
 
 
-async def _receive(request: Request, found: Upload, offset: int, limits: Limits) -> None:
+async def _receive(request: Request, found: Upload, offset: int) -> None:
     """Take the body of a request, which begins at `offset`. UploadError where it cannot be taken; what came before is
     kept.
     """
@@ -152,7 +151,7 @@ async def _receive(request: Request, found: Upload, offset: int, limits: Limits)
                 f"{writing.offset:,} bytes have arrived, and this request begins at {offset:,}; ask again with HEAD.",
                 409,
             )
-        await to_thread.run_sync(check_space, open_store(), 0, limits)  # what is to come is reserved
+        await to_thread.run_sync(open_store().check_space, coming)
         is_whole = await _take(request, receiving, writing, offset, checksum[0] if checksum else None)
         if not is_whole:
             raise UploadError("the request broke off; what has arrived is kept.", 408)

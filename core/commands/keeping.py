@@ -1,4 +1,4 @@
-"""`adopt`, `label`, `tidy`: run files from outside, what is written beside a run, and what retention takes away."""
+"""`adopt` and `label`: run files from outside, and what is written beside a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from ..configuration import configuration
 from ..runs.importing.adopt import adopt as adopt_file
 from ..runs.store import audit, labels
-from ..runs.store.quotas import apply_retention, due
 from ..runs.store.store import open_store
-from ..text import size
 from .terminal.console import (
     JsonOption,
     ProgressOption,
@@ -62,9 +57,7 @@ def label(
         list[str] | None, typer.Option(help="Take this tag away; may be given several times.")
     ] = None,
     note: Annotated[str | None, typer.Option(help="Replace the note; '' removes it.")] = None,
-    pin: Annotated[
-        bool | None, typer.Option("--pin/--unpin", help="A pinned run is left where it is by retention.")
-    ] = None,
+    pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Mark the run as one to keep.")] = None,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
@@ -89,44 +82,3 @@ def label(
         )
         if after.note:
             out.print(after.note, markup=False)
-
-
-def tidy(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; list what would be moved.")] = False,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
-) -> None:
-    """Apply the configured retention: runs that are due go to the trash for a week. Pinned runs and sample runs stay.
-
-    A server does the same every hour. And what writers left behind that were killed is removed.
-    """
-    retention, target = configuration().retention, open_store(store)
-    found = due(target, retention)
-    if dry_run:
-        if as_json_:
-            print_json({"due": [asdict(run) for run in found]})
-        elif not (retention.days or retention.runs or retention.cells):
-            out.print("no retention is configured, so nothing is due; docs/hosting.md has its settings.")
-        else:
-            _print(found)
-        return
-    target.sweep()
-    moved = apply_retention(target, retention)
-    if as_json_:
-        print_json({"moved": moved})
-    else:
-        out.print(
-            f"moved to the trash: {', '.join(moved)}; `restore` puts them back." if moved else "nothing is due.",
-            markup=False,
-        )
-
-
-def _print(found: list) -> None:
-    table = Table(title="due")
-    for column in ("run", "name", "size", "because"):
-        table.add_column(
-            column, justify="right" if column == "size" else "left", no_wrap=column == "run", overflow="fold"
-        )
-    for run in found:
-        table.add_row(escape(run.run_id), escape(run.name), size(run.bytes), run.because)
-    out.print(table if found else "nothing is due.")

@@ -53,7 +53,7 @@ def ingest(
     with open_dump(
         paths, compute_dtype=compute_dtype, reference=reference, holds=holds, known_dtype=known_dtype
     ) as dump:
-        return store_dump(store, dump, name=title, model=model, run_id=run_id, source=paths, on_progress=on_progress)
+        return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
 
 
 def _ingest_responses(
@@ -81,7 +81,6 @@ def store_dump(
     name: str,
     model: str = "",
     run_id: str | None = None,
-    source: Sequence[Path] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Store an opened dump as a run, with its verdict as far as it goes without controls; returns its id."""
@@ -89,7 +88,7 @@ def store_dump(
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
     fillings = [Filling(header.format) for _ in header.sides]
-    with RunWriter(store, header, run_id=run_id, source=source) as writer:
+    with RunWriter(store, header, run_id=run_id) as writer:
         for row, sides in dump.chunks():
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)

@@ -15,7 +15,6 @@ from .file.database import Database
 from .file.evidence import Evidence
 from .file.records import FloorRows
 from .reader import RunReader
-from .store.quotas import room_for
 from .store.store import Store
 from .tables.pairs import update_verdict
 from .tables.verdicts import delete_evidence, insert_evidence
@@ -44,10 +43,8 @@ class Revision:
         self._store, self._run, self._name = store, run, name
         self._created = datetime.now(UTC)
         store.sweep()
-        size = run.path.stat().st_size
-        with room_for(store, size):
-            self._partial = store.new_partial(name, self._created)
-            self._partial.reserve(size)
+        store.check_space(run.path.stat().st_size)
+        self._partial = store.new_partial(name, self._created)
         self.run_id = self._partial.path.stem
 
     def __enter__(self) -> Revision:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -25,7 +24,6 @@ from .file.evidence import Evidence
 from .file.kept import ALL, FIGURES, FLIPS, beside, most_bytes
 from .file.records import FloorRows, Generation, RunHeader
 from .recent_rows import RecentRows, SpooledRows
-from .store.quotas import room_for
 from .store.store import Store
 from .tables.amounts import check_amounts
 from .tables.generations import insert_generation
@@ -57,12 +55,9 @@ class RunWriter:
 
     Rows of a side come in order; the reference may be ahead of the variants by any number of rows (a capture writes it
     whole first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
-    `source`: the files that the run is made of, if it is.
     """
 
-    def __init__(
-        self, store: Store, header: RunHeader, *, run_id: str | None = None, source: Sequence[Path] = ()
-    ) -> None:
+    def __init__(self, store: Store, header: RunHeader, *, run_id: str | None = None) -> None:
         self.header = header
         self._store = store
         self._created = header.created or datetime.now(UTC)
@@ -87,9 +82,8 @@ class RunWriter:
         self._database: Database | None = None
         self._layers: LayerRows | None = None
         store.sweep()
-        with room_for(store, room, replaced=source):  # a LimitError before hours of capture
-            self._partial = store.new_partial(header.name, self._created, run_id)
-            self._partial.reserve(room)
+        store.check_space(room)  # before hours of capture
+        self._partial = store.new_partial(header.name, self._created, run_id)
         self.run_id = self._partial.path.stem
         spool = self._partial.directory / "reference"
         self._spool = None if is_whole else SpooledRows(spool, header.vocab, header.format.carrier)

@@ -26,9 +26,9 @@ def test_without_a_file_all_is_at_its_default(tmp_path, monkeypatch):
 
 def test_the_file_in_the_working_directory_counts_unless_another_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("ulpscope.toml").write_text("[retention]\nruns = 3\n")
-    assert configuration({}).retention.runs == 3
-    assert said(tmp_path, "[retention]\nruns = 4\n").retention.runs == 4
+    Path("ulpscope.toml").write_text("[limits]\nuploads = 3\n")
+    assert configuration({}).limits.uploads == 3
+    assert said(tmp_path, "[limits]\nuploads = 4\n").limits.uploads == 4
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_environment_overrides_every_setting_of_the_file(tmp_path):
     ).sign_in
     assert (found.tokens, found.editors, found.session_hours) == (True, ("b@x.org", "@y.org"), 2.5)
     assert (found.header, found.attempts) == ("X-Other", 3)
-    for section in ("limits", "retention", "hosting", "sign_in"):
+    for section in ("limits", "hosting", "sign_in"):
         for each in fields(getattr(Configuration(), section)):
             default = getattr(getattr(Configuration(), section), each.name)
             other = "7" if not isinstance(default, bool) else "true"
@@ -78,8 +78,8 @@ def test_the_environment_overrides_every_setting_of_the_file(tmp_path):
         ('[limits]\nfile_bytes = "much"', "'much' cannot be taken; expected bytes"),
         ("[limits]\nfile_bytes = -1", "expected bytes"),
         ("[limits]\nuploads = true", "expected a whole number"),
-        ("[retention]\ndays = inf", "expected a number"),
-        ("[retention]\ndays = nan", "expected a number"),
+        ("[limits]\nupload_hours = inf", "expected a number"),
+        ("[limits]\nupload_hours = nan", "expected a number"),
         ('[sign_in]\ntokens = "perhaps"', "expected true or false"),
         ('[sign_in]\neditors = "a@x.org"', "expected a list of texts"),
         ("[sign_in", "cannot be read as a configuration"),

@@ -116,7 +116,7 @@ def _take_run(
     inspected = Database.to_read(run.path)
     try:
         check_rows(inspected, header)
-        with RunWriter(store, header, run_id=run_id, source=[run.path]) as writer:
+        with RunWriter(store, header, run_id=run_id) as writer:
             _copy_logits(run, writer, on_progress)
             check_figures(run, writer)
             _copy_rest(run, inspected, counts, writer)

@@ -36,7 +36,7 @@ class Labels:
     """Labels that a person attached to a run. Tags are cleaned by `labels_of` or `_parsed`; UsageError for more than is
     kept.
 
-    pinned: retention leaves the run where it is. judged_as: id of the judged run that lists show instead of this one.
+    judged_as: id of the judged run that lists show instead of this one.
     """
 
     tags: tuple[str, ...] = ()

@@ -9,12 +9,10 @@ import shutil
 import time
 from pathlib import Path
 
-from ...disk import lock, read_regular
-from ...errors import StoreError
+from ...disk import lock
 
 PREFIX = ".partial-"
 LOCK = "lock"
-RESERVED = "reserved"  # in a partial run's directory, or an upload's: how many bytes it is going to hold
 _TRIES = 1000  # and as many milliseconds, to make a directory that sweeps find too early
 _living: set[Partial] = set()  # of this process
 
@@ -56,17 +54,6 @@ class Partial:
             was_swept = True
         return None
 
-    def reserve(self, size: int) -> None:
-        """Record that the directory is going to hold so many bytes; see core.runs.store.quotas.room_for. StoreError,
-        and nothing is left behind, where that cannot be written.
-        """
-        try:
-            reserve(self.directory, size)
-        except OSError as error:
-            self.remove()
-            where = self.directory.parent
-            raise StoreError(f"{where}: cannot be written to ({error.strerror}); nothing was stored.") from error
-
     def remove(self) -> None:
         """Leave nothing behind; may be called again."""
         if self._lock is not None:
@@ -74,25 +61,6 @@ class Partial:
             os.close(self._lock)
             self._lock = None
             _living.discard(self)
-
-
-def reserve(directory: Path, size: int) -> None:
-    """Record that a directory is going to hold so many bytes, for every process that asks how much room is left.
-    OSError where that cannot be written.
-    """
-    descriptor = os.open(directory / RESERVED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.pwrite(descriptor, f"{size:020d}".encode(), 0)  # as long every time, so that nobody reads a part of it
-    finally:
-        os.close(descriptor)
-
-
-def reserved(directory: Path) -> int:
-    """Bytes that a directory is going to hold in all; 0 where nothing is recorded."""
-    try:
-        return int(read_regular(directory / RESERVED, 20))
-    except (OSError, ValueError):
-        return 0
 
 
 def is_passing(path: str) -> bool:

@@ -15,8 +15,9 @@ from datetime import datetime
 from pathlib import Path
 
 from ...command_name import COMMAND
+from ...configuration import configuration
 from ...disk import place_new, to_disk
-from ...errors import StoreError
+from ...errors import LimitError, StoreError
 from ...text import shown, slug
 from . import labels, trash
 from .labels import Labels, LabelUpdate
@@ -252,6 +253,25 @@ class Store:
             else f"no id is left for a run called '{name}'"
         )
         raise StoreError(f"{self.address}: {taken}; nothing was changed.")
+
+    def check_space(self, wanted_bytes: int) -> None:
+        """LimitError (507) if writing so many bytes would leave less than `limits.free_bytes` on the store's disk."""
+        margin = configuration().limits.free_bytes
+        if not margin:
+            return
+        place = self.directory.absolute()
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        try:
+            disk = os.statvfs(place)
+        except OSError as error:
+            raise StoreError(f"{self.directory}: cannot read its free disk space ({error.strerror}).") from error
+        free = disk.f_bavail * disk.f_frsize
+        if disk.f_blocks and free - wanted_bytes < margin:  # /proc has no blocks; writing there fails by itself
+            raise LimitError(
+                f"{self.directory}: {wanted_bytes:,} bytes do not fit, {free:,} are free and {margin:,} must stay free"
+                " (limits.free_bytes). Delete runs or use a larger disk."
+            )
 
     def _target(self, run_id: str) -> Path:
         return self.directory / f"{run_id}{SUFFIX}"

@@ -16,29 +16,15 @@ from starlette.testclient import TestClient
 from app.api import ingest
 from app.shell import store_cache
 from app.uploads import maintenance
-from core.configuration import Limits
 from core.errors import LimitError
-from core.runs.store.store import Store
-from tests.core.runs.made_runs import copied, next_tick
+from tests.core.runs.made_runs import copied
 from tests.waiting import throughout, until
-
-
-def test_retention_is_applied_as_it_is_configured_at_that_moment(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b"):
-        copied(store / f"{name}.duckdb")
-        next_tick(store)
-    assert maintenance.tidy() == []
-    monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
-    assert maintenance.tidy() == ["a"]
-    monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "nonsense")
-    assert maintenance.tidy() == []  # a line in the log, and the server goes on
 
 
 def test_it_runs_while_the_server_does_and_no_longer(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
-    monkeypatch.setattr(maintenance, "_FIRST_SECONDS", 0.0)
     monkeypatch.setattr(maintenance, "EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(maintenance, "tidy", lambda: told.append(time.monotonic()))
+    monkeypatch.setattr(maintenance, "expire_uploads", lambda: told.append(time.monotonic()))
     left = store / ".partial-incoming-of-a-killed-server"
     left.mkdir(parents=True)
     with TestClient(Starlette(lifespan=maintenance.lifespan)):
@@ -77,8 +63,8 @@ def test_what_cannot_be_read_early_ends_no_server(store: Path, monkeypatch: pyte
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's disk that is always full")
-def test_a_full_disk_is_507_and_a_sentence(store: Path) -> None:
+def test_a_full_disk_is_507_and_a_sentence() -> None:
     full = io.FileIO("/dev/full", "w")
     with pytest.raises(LimitError, match="disk is full") as refused:
-        ingest._write(full, hashlib.sha256(), b"x" * 10, Store(store), Limits(free_bytes=0))
+        ingest._write(full, hashlib.sha256(), b"x" * 10)
     assert refused.value.status == 507

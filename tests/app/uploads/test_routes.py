@@ -8,7 +8,6 @@ import base64
 import errno
 import hashlib
 import os
-import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +21,6 @@ from app.hosting.identity import Identity
 from app.uploads import partial_file, tus
 from app.uploads.partial_file import Upload, Writing
 from app.uploads.spool import FOLDER, Spool
-from core.errors import LimitError
-from core.runs.store.quotas import check_space
 from core.runs.store.store import Store
 from core.text import file_name
 from tests.app.uploads.serving import OFFSET, TUS, about, announce, offset, send
@@ -244,19 +241,6 @@ def test_an_upload_whose_content_is_gone_can_be_given_up(client, store):
     assert [path.name for path in (store.directory / FOLDER).iterdir()] == ["lock"]
 
 
-def test_what_has_arrived_counts_as_stored(client, store, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_LIMITS_STORE_BYTES", "1000")
-    send(client, announce(client, 900), 0, b"x" * 900)
-    answer = client.post("/api/uploads", headers=TUS | {"Upload-Length": "101"})
-    assert (answer.status_code, "holds 900 of at most 1,000" in answer.json()["error"]) == (507, True)
-    send(client, announce(client, 100), 0, b"x" * 100)
-    with pytest.raises(LimitError):
-        check_space(store, 1)
-    check_space(store, 1000, replaced=on_disk(store))  # a run that takes their place
-    with pytest.raises(LimitError):
-        check_space(store, 1, replaced=[Path(__file__)])
-
-
 @pytest.mark.parametrize("headers", [{"Upload-Metadata": b"filename \xe9"}, {"Upload-Metadata": b"\xe9 \xe9"}])
 def test_headers_beyond_ascii_are_refused_in_a_sentence(client, headers):
     answer = client.post("/api/uploads", headers=[*TUS.items(), ("Upload-Length", "1"), *headers.items()])
@@ -283,14 +267,6 @@ def test_a_file_beyond_the_limit_or_the_disk_is_refused_before_a_byte_of_it_come
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", str(1 << 60))
     assert client.post("/api/uploads", headers=TUS | {"Upload-Length": "1"}).status_code == 507
     assert len(on_disk(store)) == 1
-
-
-def test_the_room_that_announced_files_still_need_is_not_given_twice(client, store, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "0")
-    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "1")
-    free = shutil.disk_usage(store.directory.parent).free
-    announce(client, free * 6 // 10)
-    assert client.post("/api/uploads", headers=TUS | {"Upload-Length": str(free * 6 // 10)}).status_code == 507
 
 
 def test_there_are_as_many_uploads_as_the_limit_says_and_removing_one_makes_room(client, monkeypatch):

@@ -1,4 +1,4 @@
-"""`tidy`, `label` and `adopt` on the command line."""
+"""`label` and `adopt` on the command line."""
 
 from __future__ import annotations
 
@@ -21,18 +21,6 @@ def store(tmp_path: Path) -> Path:
     for name in ("a", "b"):
         copied(tmp_path / "runs" / f"{name}.duckdb")
     return tmp_path / "runs"
-
-
-def test_tidy_lists_without_changing_and_then_moves(cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no retention is configured" in cli("tidy", "--dry-run").stdout
-    monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
-    listed = json.loads(cli("tidy", "--dry-run", "--json").stdout)["due"]
-    assert [run["run_id"] for run in listed] == ["a"]
-    assert "1 runs are newer, and 1 are kept" in cli("tidy", "--dry-run").stdout
-    assert len(list(store.glob("*.duckdb"))) == 2
-    assert json.loads(cli("tidy", "--json").stdout) == {"moved": ["a"]}
-    assert "nothing is due" in cli("tidy").stdout
-    assert [path.name for path in store.glob("*.duckdb")] == ["b.duckdb"]
 
 
 def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: Path) -> None:

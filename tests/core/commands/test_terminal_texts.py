@@ -27,7 +27,6 @@ COMMANDS = [
     ("layers", "bare"),
     ("ops", "--show", "probes"),
     ("ops", "--show", "probes", "--markdown"),
-    ("tidy", "--dry-run"),
     ("audit",),
     ("inspect", "FILE"),
     ("label", "mine"),
@@ -59,7 +58,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The filled store; none of these commands changes it."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(filled.directory))
-    monkeypatch.setenv("ULPSCOPE_RETENTION_RUNS", "1")
     return filled
 
 
@@ -71,7 +69,7 @@ def test_what_a_command_prints_gives_the_terminal_no_orders(command: tuple[str, 
     said = done.stdout + done.stderr
     assert said
     assert [c for c in said if not c.isprintable() and c not in "\n\u200b"] == []
-    assert "owned" in said or command[0] in ("tidy", "label", "export", "audit")
+    assert "owned" in said or command[0] in ("label", "export", "audit")
 
 
 def test_rich_alone_lets_them_through(cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

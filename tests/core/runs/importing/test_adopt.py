@@ -445,8 +445,8 @@ def test_the_probes_that_are_taken_in_are_those_of_the_file_that_was_checked(
 
 
 def test_without_room_nothing_is_taken_in(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ULPSCOPE_LIMITS_STORE_BYTES", "1000")
-    with pytest.raises(LimitError, match=r"limits\.store_bytes"):
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
+    with pytest.raises(LimitError, match=r"limits\.free_bytes"):
         taken(store, foreign_file)
     assert not store.directory.exists()
 

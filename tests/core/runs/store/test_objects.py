@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from core.configuration import Limits, Retention
-from core.errors import ExtraError, LimitError, StoreError, UsageError
+from core.errors import ExtraError, StoreError, UsageError
 from core.runs.reader import RunReader
-from core.runs.store import mirror, objects, quotas
+from core.runs.store import mirror, objects
 from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.mirror import INDEX
@@ -248,20 +247,8 @@ def test_what_such_a_store_has_not_is_refused_in_a_sentence(machine: Machine) ->
     placed(store, "one")
     with pytest.raises(StoreError, match="delete one` deletes the run"):
         store.discard("one")
-    with pytest.raises(StoreError, match="retention could move runs"):
-        quotas.due(store, Retention(days=1))
-    assert quotas.due(store, Retention()) == []
     assert store.discarded() == []
     assert ids(store) == ["one"]
-
-
-def test_a_quota_counts_what_is_there_and_no_copy_of_it(machine: Machine) -> None:
-    size = len(placed(machine("a"), "one"))
-    limits = Limits(store_bytes=size + 10, free_bytes=0)
-    for name in ("a", "b"):
-        quotas.check_space(machine(name), 10, limits)
-        with pytest.raises(LimitError, match=f"the store holds {size:,} of at most"):
-            quotas.check_space(machine(name), 11, limits)
 
 
 def dead(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
