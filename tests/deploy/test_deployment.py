@@ -15,8 +15,6 @@ import pytest
 
 from core.commands import serve
 from core.configuration import _SECTIONS, _UNITS, Configuration, configuration
-from core.errors import ConfigurationError
-from core.hosting import start
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -48,12 +46,6 @@ def _documented(text: str) -> dict[tuple[str, str], object]:
 
 def test_every_setting_is_documented_with_its_default() -> None:
     assert _documented(HOSTING.read_text()) == _settings()
-
-
-def test_a_setting_without_a_row_and_a_wrong_default_would_be_found() -> None:
-    text = HOSTING.read_text()
-    assert _documented(re.sub(r"\n\| `\[limits\] uploads`.*", "", text)) != _settings()
-    assert _documented(text.replace("| `32` | unfinished", "| `33` | unfinished")) != _settings()
 
 
 def test_the_example_is_a_configuration_and_names_every_setting(tmp_path: Path) -> None:
@@ -88,52 +80,6 @@ def test_unit_and_compose_start_what_there_is_on_the_ports_that_nginx_knows() ->
     assert "-m core serve --address 127.0.0.1 --port %i" in unit
     assert {"address", "port"} <= set(serve.serve.__annotations__)
     assert all(f"ulpscope@{port}" in HOSTING.read_text() for port in ports)
-
-
-BLANKED = re.compile(r'^ *proxy_set_header +(\S+) +"";$', re.MULTILINE)
-
-
-def _passed_on(site: str) -> set[str]:
-    """Names for a signed-in user that a client could send through."""
-    return set(start.IDENTITY_HEADERS) - set(BLANKED.findall(site))
-
-
-def test_nginx_takes_every_usual_name_for_a_user_from_the_client_and_the_secret_too() -> None:
-    site = (DEPLOY / "nginx.conf").read_text()
-    assert _passed_on(site) == set()
-    assert start.PROXY_SECRET in BLANKED.findall(site)
-    one_off = re.sub(r".* Remote-User .*\n", "", site)
-    assert _passed_on(one_off) == {"Remote-User"}
-    # nginx drops the server's lines in a location that has one of its own
-    assert "proxy_set_header" not in site[site.index("location") :]
-
-
-def test_the_header_of_the_example_is_one_that_nginx_takes_from_the_client() -> None:
-    named = {text for path in (HOSTING, DEPLOY / "ulpscope.example.toml") for text in _headers(path.read_text())}
-    assert named
-    assert named <= set(start.IDENTITY_HEADERS)
-
-
-def _headers(text: str) -> list[str]:
-    return re.findall(r'^(?:# )?header = "(\S+)"', text, re.MULTILINE)
-
-
-def test_the_lines_that_serve_prints_are_those_of_the_docs() -> None:
-    text = HOSTING.read_text()
-    for line in start.proxy_lines("X-Forwarded-User", "THE SECRET"):
-        assert f"\n{line}" in text
-
-
-def test_the_example_with_a_header_starts_with_its_secret_alone(tmp_path: Path) -> None:
-    text = (DEPLOY / "ulpscope.example.toml").read_text()
-    for name in ("header", "viewers", "editors"):
-        text = re.sub(rf"^# ({name} = )", r"\1", text, flags=re.MULTILINE)
-    place = tmp_path / "ulpscope.toml"
-    place.write_text(text)
-    with pytest.raises(ConfigurationError, match="proxy_secret is not"):
-        start.check(configuration({"ULPSCOPE_CONFIG": str(place)}), {})
-    place.write_text(re.sub(r'^# proxy_secret = "[^"]*"', f'proxy_secret = "{"a1" * 32}"', text, flags=re.MULTILINE))
-    start.check(configuration({"ULPSCOPE_CONFIG": str(place)}), {})
 
 
 def _complaints(unit: Path) -> list[str]:

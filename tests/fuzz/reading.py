@@ -12,9 +12,7 @@ import os
 import resource
 import select
 import signal
-import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,47 +45,21 @@ PEAK_MIB = 600  # of memory beyond the parent's
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one reading. how: read, sentence, exception, signal or timeout."""
+    """Result of one reading. how: read, sentence, exception, signal or timeout."""
 
     how: str
     text: str
-    seconds: float
-    peak_mib: int
+    peak_mib: int = 0
 
     @property
     def fault(self) -> str:
-        """What is wrong with it; empty where nothing is."""
+        """What is wrong with it; empty if nothing is."""
         if self.how not in ("read", "sentence"):
             return f"{self.how}: {self.text}"
         if self.peak_mib > PEAK_MIB:
             return f"{self.peak_mib} MiB"
-        is_one = self.how == "read" or (
-            self.text.isprintable() and self.text.endswith(".") and 10 < len(self.text) < 1000
-        )
-        return "" if is_one else f"no sentence: {self.text!r}"
-
-
-class Readers:
-    """The process, kept for many files; a context manager."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.fuzz.reading"]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Readers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(60)
-
-    def read(self, path: Path, fault: str = "") -> Outcome:
-        if self._process.stdin is None or self._process.stdout is None:
-            raise ValueError("its input and output are pipes")
-        self._process.stdin.write(json.dumps([str(path), fault]) + "\n")
-        self._process.stdin.flush()
-        return Outcome(**json.loads(self._process.stdout.readline()))
+        is_sentence = self.text.isprintable() and self.text.endswith(".") and 10 < len(self.text) < 1000
+        return "" if self.how == "read" or is_sentence else f"no sentence: {self.text!r}"
 
 
 def read_everything(path: Path) -> None:
@@ -173,14 +145,10 @@ def _peak_mib() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
 
 
-def _addresses() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
 def _in_child(path: Path, fault: str, told: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words, where it has some
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words
     base = _peak_mib()
-    limit = _addresses() + MEMORY
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     how, text = "read", ""
@@ -195,9 +163,10 @@ def _in_child(path: Path, fault: str, told: int) -> None:
     os._exit(0)
 
 
-def _outcome(path: Path, fault: str, seconds: float) -> Outcome:
+def outcome(path: Path, fault: str = "") -> Outcome:
+    """Read a file in a forked child with limits. fault: one to plant, which crashes, raises, hangs or eats memory."""
+    seconds = 2.0 if fault == "hang" else SECONDS
     said, told = os.pipe()
-    began = time.monotonic()
     child = os.fork()
     if child == 0:
         os.close(said)
@@ -209,19 +178,18 @@ def _outcome(path: Path, fault: str, seconds: float) -> Outcome:
     answer = b"".join(iter(lambda: os.read(said, 1 << 16), b""))
     os.close(said)
     _, status = os.waitpid(child, 0)
-    took = time.monotonic() - began
     if not is_ready:
-        return Outcome("timeout", f"nothing within {seconds} s", took, 0)
+        return Outcome("timeout", f"nothing within {seconds} s")
     if os.WIFSIGNALED(status) or not answer:
-        return Outcome("signal", f"the process ended with status {status}", took, 0)
-    return Outcome(seconds=took, **json.loads(answer))
+        return Outcome("signal", f"the process ended with status {status}")
+    return Outcome(**json.loads(answer))
 
 
 def main() -> None:
+    """Take `[path, fault]` as JSON a line: a process without the threads of pytest, for forks."""
     for line in sys.stdin:
         path, fault = json.loads(line)
-        found = _outcome(Path(path), fault, 2.0 if fault == "hang" else SECONDS)
-        print(json.dumps(found.__dict__), flush=True)
+        print(json.dumps(outcome(Path(path), fault).__dict__), flush=True)
 
 
 if __name__ == "__main__":

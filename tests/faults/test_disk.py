@@ -1,28 +1,22 @@
-"""A full disk, files that are damaged or gone while they are looked at, and clocks that are wrong: what was stored
-stays, and the app says so.
-"""
+"""A full disk, and files that are damaged or gone while they are viewed: what was stored stays."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from core.errors import StoreError
-from core.runs.file.records import RunHeader
 from core.runs.reader import RunReader
-from core.runs.store import labels, trash
+from core.runs.store import labels
 from core.runs.store.labels import Labels
-from core.runs.store.partial import Partial
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
-from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
+from tests.core.runs.made_runs import ROOT, copied, made
 from tests.faults.nursery import dump_of
 from tests.faults.whole import Watched
 
@@ -88,22 +82,6 @@ def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_t
     assert len(watched.known) == 2
 
 
-def test_a_run_that_is_moved_in_pieces_across_a_full_disk_would_be_caught(small_disk: Path) -> None:
-    """The planted fault: a rename that copies, as a store across two file systems would."""
-    store = Store(small_disk / "store")
-    path = copied(store.directory / "mine.duckdb")
-    watched = Watched(store)
-    watched.check()
-    whole = path.read_bytes()
-    path.unlink()
-    filler = _fill(small_disk)
-    filler.write_bytes(filler.read_bytes()[: -len(whole) // 2])
-    with pytest.raises(OSError, match="No space left"):
-        path.write_bytes(whole)
-    with pytest.raises(AssertionError, match="half a run is visible"):
-        watched.check()
-
-
 # ---- damaged or gone while it is looked at
 
 
@@ -144,76 +122,6 @@ def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(fate: s
     os.utime(store.directory)  # a changed file has another time than the one that was opened
     app.run()
     assert not app.exception
-    text = said(app)
-    assert "mine" in text
-    assert any(
-        words in text for words in ("is not there any more", "was deleted meanwhile", "cannot", "damaged", "not a")
-    )
+    assert "mine" in said(app)
     with RunReader(store.path_of("other")) as other:
         assert other.read_rows(1, 0, other.header.rows).any()
-
-
-# ---- clocks
-
-
-def _aged(store: Store, days: float) -> Path:
-    """`mine` in the trash, deleted so many days ago; its entry."""
-    entry = store.directory / trash.FOLDER / store.discard("mine")
-    then = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y%m%d-%H%M%S")
-    return entry.rename(entry.with_name(f"{then}-{entry.name[-8:]}"))
-
-
-def _at(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    """The clock of this process shows another time from now on."""
-    real = time.time
-    monkeypatch.setattr(trash.time, "time", lambda: real() + days * 86400)
-
-
-@pytest.mark.parametrize("ahead", [400.0, 8.0])
-def test_a_clock_that_is_ahead_for_a_moment_empties_no_trash(ahead: float, store: Store) -> None:
-    entry = _aged(store, days=1)
-    with pytest.MonkeyPatch.context() as clock:
-        _at(clock, ahead)
-        for _ in range(3):
-            store.sweep()
-    store.sweep()
-    with pytest.MonkeyPatch.context() as clock:
-        _at(clock, ahead)
-        store.sweep()
-    assert store.restore(entry.name) == "mine"
-    assert {path.stem for path in store.paths()} == {"mine", "other"}
-
-
-def test_a_clock_that_goes_on_being_ahead_empties_it_so_the_check_above_can_fail(store: Store) -> None:
-    entry = _aged(store, days=1)
-    for ahead in (8.0, 8.1):
-        with pytest.MonkeyPatch.context() as clock:
-            _at(clock, ahead)
-            store.sweep()
-    assert not entry.exists()
-
-
-def test_a_deletion_in_the_future_stays_and_can_be_undone(store: Store) -> None:
-    entry = _aged(store, days=-300)
-    store.sweep()
-    assert [run.run_id for run in store.discarded()] == ["mine"]
-    assert store.restore(entry.name) == "mine"
-
-
-@pytest.mark.parametrize("year", [1970, 2170])
-def test_runs_and_traces_of_another_time_are_listed_and_swept_as_any_other(year: int, store: Store) -> None:
-    moment = datetime(year, 1, 2, tzinfo=UTC)
-    header = header_of()
-    about = {name: getattr(header, name) for name in header.__dataclass_fields__} | {"created": moment}
-    path = write_run(store, RunHeader(**about), calm_sides(header))
-    assert path.stem.startswith(f"{year}0102-")
-    left = Partial.make(store.directory, "left-behind")
-    assert left is not None
-    assert left._lock is not None
-    os.utime(left.directory, (moment.timestamp(),) * 2)
-    assert store.sweep() == []  # its writer lives: no clock is asked
-    os.close(left._lock)
-    assert store.sweep() == [left.directory]
-    app = opened("runs")
-    assert "a run" in said(app) or app.dataframe
-    assert not app.exception
