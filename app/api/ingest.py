@@ -11,6 +11,7 @@ import base64
 import binascii
 import errno
 import hashlib
+import logging
 import os
 import re
 import time
@@ -24,7 +25,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.responses import NotFoundError, RefusedError, answer, api_path, page_url, refuse_unknown, whole
-from app.hosting.audit_async import tell
 from app.hosting.error_details import without_places
 from app.hosting.identity import identity_of
 from app.hosting.live_settings import now_in_force
@@ -41,6 +41,8 @@ from core.runs.sparse.payloads.plain_file import starts_as_payload
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store, open_store
 from core.text import file_name, shown, visible
+
+_audit = logging.getLogger("ulpscope.audit")
 
 _PIECE_BYTES = 4 << 20  # written at a time, which bounds the memory of a request
 _LONGEST_WAIT = 600  # seconds
@@ -318,5 +320,5 @@ async def cancel_ingest(request: Request) -> Response:
             )
         raise NotFoundError(f"nothing is being taken in as run '{shown(run_id)}' by this server.")
     if await to_thread.run_sync(store_changes.jobs().cancel, job.number):
-        await tell(open_store().directory, identity_of(request.scope).name, "cancel", job.reserved, title=job.title)
+        _audit.info("%a canceled the ingest of run %a", identity_of(request.scope).name, job.reserved)
     return answer(_told(request, _job_of(job.reserved) or job))

@@ -4,6 +4,7 @@ labelled.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,14 @@ from core.runs.ops_run import KIND as OPS
 from core.runs.reports.run_json import card_json, ops_json, run_json
 from core.runs.reports.sparse_json import sparse_run_json
 from core.runs.sparse_run import KIND as SPARSE
-from core.runs.store import audit, labels
+from core.runs.store import labels
 from core.runs.store.cards import RunCard, read_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store, open_store
 from core.runs.store.trash import KEPT_SECONDS, entry_of
 from core.text import shown
+
+_audit = logging.getLogger("ulpscope.audit")
 
 _MOST_LISTED = 1000
 _LABEL_BYTES = 64 << 10
@@ -146,9 +149,7 @@ def _delete(request: Request) -> Response:
         entry = None if for_good else store.discard(run_id)
         if for_good:
             store.delete(run_id)
-    audit.record(
-        store.directory, who, "delete for good" if for_good else "delete", run_id, **({"entry": entry} if entry else {})
-    )
+    _audit.info("%a deleted run %a%s", who, run_id, " for good" if for_good else "")
     said: dict[str, Any] = {"run_id": run_id, "deleted": "for good" if for_good else "into the trash"}
     if entry:
         said |= {
@@ -173,7 +174,7 @@ def _restore(request: Request) -> Response:
     except StoreError as failure:
         raise NotFoundError(str(failure)) from None
     run_id = store.restore(entry)
-    audit.record(store.directory, identity_of(request.scope).name, "restore", run_id, entry=entry)
+    _audit.info("%a restored run %a", identity_of(request.scope).name, run_id)
     return answer({"run_id": run_id, "url": page_url(request, run_id)})
 
 
@@ -232,14 +233,5 @@ def _put_labels(request: Request, said: dict[str, Any]) -> Response:
         raise RefusedError("expected tags as a list of texts, note as a text, pinned as true or false.", 400)
     changed = store.label(run_id, labels.labels_of(tags, note, pinned), before)
     after, aside = changed.labels, changed.aside
-    who = identity_of(request.scope).name
-    audit.record(
-        store.directory,
-        who,
-        "label",
-        run_id,
-        tags=len(after.tags),
-        note_characters=len(after.note),
-        pinned=after.pinned,
-    )
+    _audit.info("%a labelled run %a", identity_of(request.scope).name, run_id)
     return answer({"run_id": run_id, **asdict(after), **({"put_aside": aside} if aside else {})})

@@ -1,7 +1,8 @@
-"""Changes that viewers make in the store, by runs, labels and jobs: each asks who it is and stands in the audit log."""
+"""Changes that viewers make in the store, by runs, labels and jobs: each asks who it is and is logged."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from app.hosting import identity
@@ -9,8 +10,10 @@ from app.shell import link
 from app.shell.jobs import Job, Jobs, PromptFile
 from app.shell.once import Once
 from app.shell.store_cache import leaving, store
-from core.runs.store import audit, labels
+from core.runs.store import labels
 from core.text import shown
+
+_audit = logging.getLogger("ulpscope.audit")
 
 
 @Once
@@ -25,16 +28,7 @@ def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
     """
     who = identity.editor()
     changed = store().label(run_id, wanted, seen)
-    now = changed.labels
-    audit.record(
-        store().directory,
-        who.name,
-        "label",
-        run_id,
-        tags=len(now.tags),
-        note_characters=len(now.note),
-        pinned=now.pinned,
-    )
+    _audit.info("%a labelled run %a", who.name, run_id)
     if changed.aside:
         link.complain(f"The damaged labels of run '{shown(run_id, 60)}' were put aside as {shown(changed.aside, 60)}.")
     if changed.has_both_notes:
@@ -46,7 +40,7 @@ def delete(run_id: str) -> None:
     who = identity.editor()
     with leaving(store().path_of(run_id)):
         store().delete(run_id)
-    audit.record(store().directory, who.name, "delete for good", run_id)
+    _audit.info("%a deleted run %a for good", who.name, run_id)
 
 
 def discard(run_id: str) -> str:
@@ -56,7 +50,7 @@ def discard(run_id: str) -> str:
     who = identity.editor()
     with leaving(store().path_of(run_id)):
         entry = store().discard(run_id)
-    audit.record(store().directory, who.name, "delete", run_id, entry=entry)
+    _audit.info("%a deleted run %a", who.name, run_id)
     return entry
 
 
@@ -64,7 +58,7 @@ def restore(entry: str) -> str:
     """Put a discarded run back; returns its id."""
     who = identity.editor()
     run_id = store().restore(entry)
-    audit.record(store().directory, who.name, "restore", run_id, entry=entry)
+    _audit.info("%a restored run %a", who.name, run_id)
     return run_id
 
 
@@ -72,7 +66,7 @@ def purge(entry: str) -> None:
     """Remove a discarded run for good."""
     who = identity.editor()
     if store().purge_trash(entry=entry):
-        audit.record(store().directory, who.name, "delete for good", entry=entry)
+        _audit.info("%a deleted %a for good", who.name, entry)
 
 
 def submit(
@@ -96,7 +90,7 @@ def submit(
     job = jobs().submit(
         arguments, title=title, device=device, prompts=prompts, who=who.name, secrets=secrets, on_over=replace_in_lists
     )
-    audit.record(store().directory, who.name, arguments[0], title=title, job=job.number)
+    _audit.info("%a started job %d: %s", who.name, job.number, arguments[0])
     return job
 
 
@@ -104,7 +98,7 @@ def cancel(number: int) -> None:
     """Stop a job of anybody's."""
     who = identity.editor()
     if jobs().cancel(number):
-        audit.record(store().directory, who.name, "cancel", job=number)
+        _audit.info("%a canceled job %d", who.name, number)
 
 
 def forget(number: int) -> None:

@@ -4,6 +4,7 @@ still look.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +16,11 @@ from core.errors import LimitError, StoreError, UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
 from core.runs.importing.check_catalog import is_run_file
-from core.runs.store import audit
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store, is_run_id
 from core.text import file_name, shown, visible
+
+_audit = logging.getLogger("ulpscope.audit")
 
 OPTIONS = ("name", "model", "compute_dtype", "reference", "holds", "known_dtype")
 MOST_WAITING = 64  # jobs not over; a file more is refused
@@ -57,7 +59,7 @@ def begin(
 
         def over(job: Job) -> None:
             if job.state == "done":
-                audit.record(jobs.store.directory, who, "upload", job.run_id, title=title)
+                _audit.info("%a uploaded run %a", who, job.run_id)
             if on_over is not None:
                 on_over(job)
 

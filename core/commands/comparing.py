@@ -355,7 +355,7 @@ def ingest(
             run_id=run_id,
             on_progress=lambda done, total: say("storing and comparing", done, total),
         )
-    announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
+    announce_upload(new_id, store, progress, as_json_)
 
 
 def _is_run(store: str | Path | None, text: str) -> bool:

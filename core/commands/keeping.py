@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..runs.importing.adopt import adopt as adopt_file
-from ..runs.store import audit, labels
+from ..runs.store import labels
 from ..runs.store.store import open_store
 from .terminal.console import (
     JsonOption,
@@ -47,7 +47,7 @@ def adopt(
             run_id=run_id,
             on_progress=lambda done, total: say("checking and comparing", done, total),
         )
-    announce_upload(new_id, store, progress, as_json_, is_asked_for=run_id is not None)
+    announce_upload(new_id, store, progress, as_json_)
 
 
 def label(
@@ -72,7 +72,6 @@ def label(
     after = labels.labels_of(tags, before.note if note is None else note, before.pinned if pin is None else pin)
     if after != before:
         after = target.label(full, after, before).labels
-        audit.record(target.directory, audit.local_user(), "label", full, pinned=after.pinned)
     if as_json_:
         print_json({"run_id": full, **asdict(after)})
     else:

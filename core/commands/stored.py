@@ -25,7 +25,6 @@ from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
 from ..runs.reports.sparse_markdown import sparse_markdown
 from ..runs.sparse.export import write_lines
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
-from ..runs.store import audit
 from ..runs.store.cards import RunCard, list_runs, read_runs, without_replaced
 from ..runs.store.store import Store, open_store
 from ..runs.store.trash import entry_of
@@ -308,7 +307,7 @@ def delete(
         raise typer.Exit(1)
     if not yes and not sys.stdin.isatty():
         raise UsageError("delete asks before it deletes; without a terminal give --yes.")
-    _one_by_one(target, full, target.delete, "deleted", "delete for good", as_json_)
+    _one_by_one(full, target.delete, "deleted", as_json_)
 
 
 def restore(
@@ -325,18 +324,15 @@ def restore(
     """Put back runs that were deleted in the dashboard, with their tags and notes. Never over a run that is there."""
     target = open_store(store)
     entries = list(dict.fromkeys(entry_of(target.discarded(), name) for name in names))
-    _one_by_one(target, entries, target.restore, "restored", "restore", as_json_)
+    _one_by_one(entries, target.restore, "restored", as_json_)
 
 
-def _one_by_one(
-    target: Store, names: Sequence[str], change: Callable[[str], str], word: str, what: str, as_json_: bool
-) -> None:
-    """`change` each; where one fails, those before it are recorded and told all the same."""
+def _one_by_one(names: Sequence[str], change: Callable[[str], str], word: str, as_json_: bool) -> None:
+    """`change` each; where one fails, those before it are reported all the same."""
     changed = []
     try:
         for name in names:
             changed.append(change(name))
-            audit.record(target.directory, audit.local_user(), what, changed[-1])
     finally:
         if changed and as_json_:
             print_json({word: changed})

@@ -16,7 +16,6 @@ from ...judging.judge_sparse import judge_probe
 from ...probing.request import KEY_VARIABLE, ProbeRequest
 from ...prompt_files import given_prompts
 from ...runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
-from ...runs.store import audit
 from ...runs.store.store import Store, open_store
 from ...text import shown
 from ..request_options import takes_request
@@ -96,8 +95,6 @@ def probe(
         raise typer.Exit(EXIT_CODE) from None
     with stoppable():
         stored = _stored(target, plan, servers, probed, request)
-    for run_id in stored:
-        audit.record(target.directory, audit.local_user(), "probe", run_id)
     if progress == "json":
         announce_line(stored[0])
         return

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from ...command_name import COMMAND, shell_command
 from ...errors import UsageError
-from ...runs.store import audit
 from ...runs.store.partial import remove_living
 from ...runs.store.store import open_store
 from ...text import duration, shown
@@ -96,14 +95,7 @@ def announce_line(run_id: str) -> None:
     sys.stdout.flush()
 
 
-def announce_upload(
-    run_id: str, store: str | Path | None, progress: str, as_json_: bool, *, is_asked_for: bool
-) -> None:
-    """The end of `ingest` and `adopt`: a line in the audit log, but for a server, which asks for an id and writes its
-    own, and the run's id.
-    """
-    if not is_asked_for:
-        audit.record(open_store(store).directory, audit.local_user(), "upload", run_id)
+def announce_upload(run_id: str, store: str | Path | None, progress: str, as_json_: bool) -> None:
     if progress == "json":
         announce_line(run_id)
     else:

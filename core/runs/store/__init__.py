@@ -1,1 +1,1 @@
-"""A directory of runs, and what is kept beside them: cards, labels, trash, the audit log."""
+"""A directory of runs, and what is kept beside them: cards, labels, trash."""

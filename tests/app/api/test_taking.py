@@ -25,7 +25,6 @@ from app.uploads import ingest_jobs, ingest_status
 from core.errors import UsageError
 from core.runs.file.bounds import MAX_SIDES
 from core.runs.reader import RunReader
-from core.runs.store import audit
 from core.runs.store.store import Store
 from tests.app.api.serving import free_port, serving
 from tests.core.runs.damaging import damaged
@@ -45,9 +44,7 @@ def dump(positions: int = 4, vocab: int = 64, seed: int = 0, **more: np.ndarray)
 
 def left(store: Path) -> list[str]:
     """What lies in the store beside the runs and the log."""
-    return sorted(
-        path.name for path in store.iterdir() if path.suffix != ".duckdb" and path.name not in (".audit", ".ingests")
-    )
+    return sorted(path.name for path in store.iterdir() if path.suffix != ".duckdb" and path.name != ".ingests")
 
 
 def test_a_dump_becomes_a_run_whose_link_is_answered(real_client: TestClient, store: Path) -> None:
@@ -59,10 +56,6 @@ def test_a_dump_becomes_a_run_whose_link_is_answered(real_client: TestClient, st
     with RunReader(store / f"{said['run_id']}.duckdb") as run:
         assert (run.header.name, run.header.provenance.model, run.header.vocab) == ("two calls", "a/model", 64)
     assert left(store) == []
-    events = [event for event in audit.read(store, 10) if event["what"] == "upload"]
-    assert [(event["who"], event["run_id"], event["title"]) for event in events] == [
-        ("local", said["run_id"], "two calls")
-    ]
 
 
 def test_responses_of_an_engine_become_a_run_told_as_on_the_command_line(client: TestClient) -> None:
@@ -259,7 +252,6 @@ def test_an_ingest_that_waits_can_be_stopped_and_its_file_goes(
     assert left(store) == []
     assert client.get("/api/ingests/none").status_code == 404
     assert client.delete(said["job"]).json()["state"] == "cancelled"  # there was nothing to stop any more
-    assert [event["what"] for event in audit.read(store, 9)] == ["cancel"]
 
 
 def test_an_ingest_that_is_over_stays_as_it_ended_and_nothing_is_said_to_be_cancelled(
@@ -268,7 +260,6 @@ def test_an_ingest_that_is_over_stays_as_it_ended_and_nothing_is_said_to_be_canc
     said = client.put("/api/runs/x?wait=60", content=dump()).json()
     answer = client.delete(said["job"])
     assert (answer.status_code, answer.json()["state"]) == (200, "done")
-    assert [event["what"] for event in audit.read(store, 9)] == ["upload"]
 
 
 @pytest.mark.parametrize(

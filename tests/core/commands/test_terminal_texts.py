@@ -6,7 +6,7 @@ import pytest
 
 from core.commands.terminal import console
 from core.runs.ops_run import write_ops_run
-from core.runs.store import audit, labels
+from core.runs.store import labels
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.made_runs import ROOT, copied
@@ -27,7 +27,6 @@ COMMANDS = [
     ("layers", "bare"),
     ("ops", "--show", "probes"),
     ("ops", "--show", "probes", "--markdown"),
-    ("audit",),
     ("inspect", "FILE"),
     ("label", "mine"),
     ("show", ORDERS),
@@ -47,7 +46,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
     about = header(name=ORDERS, device_name=ORDERS, command=ORDERS, note=ORDERS)
     write_ops_run(found, about, [row_of(size=ORDERS, modules=ORDERS, note=ORDERS)], run_id="probes")
     labels.write(found.directory, "mine", labels.Labels(("tag",), ORDERS), labels.Labels())
-    audit.record(found.directory, ORDERS, "upload", ORDERS)
     copied(found.directory / "gone.duckdb")
     damaged(found.directory / "gone.duckdb", f"UPDATE run SET name = '{ORDERS}'")
     found.discard("gone")
