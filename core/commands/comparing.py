@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from rich.table import Table
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import ingest as ingest_dump
 from ..judging.ingest import judged_report_of_dump
+from ..judging.judge_sparse import judge_responses
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import Provenance, RunHeader
@@ -34,7 +36,7 @@ from ..runs.reports.sparse_gate import SparseGateReport, check_conditions, judge
 from ..runs.reports.sparse_json import sparse_json
 from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse.pairing import SparsePair
-from ..runs.sparse_run import is_sparse, pairs_of, sparse_of
+from ..runs.sparse_run import SparseVerdict, is_sparse, pairs_of, sparse_of
 from ..runs.store.store import open_store
 from ..runs.views.headline import ulp_percentile
 from ..text import number, plural
@@ -123,7 +125,7 @@ def compare(
                 "--compute-dtype, --reference, --holds, --bounds and --write-bounds are for whole rows of logits;"
                 " responses of engines have some tokens of each."
             )
-        _compare_sparse(sparse, conditions, variant, positions, as_json_, junit, markdown)
+        _compare_sparse(*sparse, conditions, variant, positions, as_json_, junit, markdown)
         return
     is_gate = bool(conditions) or known_bounds is not None
     if second is None and not Path(first).exists() and _is_run(store, first):
@@ -232,20 +234,28 @@ def _print_tables(compared: _ComparedFiles, variant: str | None) -> None:
         )
 
 
-def _sparse_pairs(first: str, second: str | None, store: str | Path | None) -> tuple[SparsePair, ...] | None:
-    """The pairs of responses in these files, or of a stored run of such; None where it is something else."""
+def _sparse_pairs(
+    first: str, second: str | None, store: str | Path | None
+) -> tuple[Sequence[SparsePair], Sequence[SparseVerdict]] | None:
+    """The pairs of responses in these files, or of a stored run of such, and their verdicts; None if it is something
+    else.
+    """
     files = [Path(name) for name in (first, second) if name is not None]
     if are_payloads(files):
-        return pairs_of(read_sides(files))
+        sides = read_sides(files)
+        pairs = pairs_of(sides)
+        return pairs, judge_responses(sides, pairs)
     if second is None and not files[0].exists() and _is_run(store, first):
         path = open_store(store).path_of(first)
         if is_sparse(path):
-            return sparse_of(path).pairs
+            run = sparse_of(path)
+            return run.pairs, run.verdicts
     return None
 
 
 def _compare_sparse(
-    pairs: tuple[SparsePair, ...],
+    pairs: Sequence[SparsePair],
+    verdicts: Sequence[SparseVerdict],
     conditions: list[Condition],
     variant: str | None,
     positions: bool,
@@ -255,16 +265,19 @@ def _compare_sparse(
 ) -> None:
     """The report of sparse pairs, and the gate on them."""
     check_conditions(conditions)
-    report = sparse_json(pairs, variant=variant, with_positions=positions)
+    report = sparse_json(pairs, verdicts, variant=variant, with_positions=positions)
     gate = None
     if conditions:
-        outcomes = tuple(judge_sparse(condition, pair) for condition in conditions for pair in pairs)
+        judged = {verdict.variant: verdict for verdict in verdicts}
+        outcomes = tuple(
+            judge_sparse(condition, pair, judged.get(pair.variant)) for condition in conditions for pair in pairs
+        )
         gate = SparseGateReport(outcomes, (), {})
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
-        print_sparse_pairs([pair for pair in pairs if variant in (None, pair.variant)])
+        print_sparse_pairs([pair for pair in pairs if variant in (None, pair.variant)], verdicts)
     if gate is None:
         return
     _tell_gate(gate, as_json_)

@@ -112,7 +112,7 @@ def _read_run(path: Path) -> None:
 
 def _read_lists(path: Path) -> None:
     run = sparse_of(path)
-    conditions = [one for one in parse_conditions(GATE) if one.kind not in ("ulps", "rms", "verdict")]
+    conditions = [one for one in parse_conditions(GATE) if one.kind not in ("ulps", "rms")]
     for number, pair in enumerate(run.pairs):
         figures_by_position(pair)
         for place in pair.positions:

@@ -13,17 +13,17 @@ from ...errors import UsageError
 from ...numerics.sparse import Interval
 from ...text import number, percent, plural, shown
 from ..file.evidence import FAILED, PASSED
-from ..file.records import UNDECIDED
+from ..file.records import FAILING, NOT_JUDGED, UNDECIDED
 from ..sparse.pairing import SparsePair, SparsePosition
+from ..sparse_run import SparseVerdict
 from .gate import UNITS, Condition, GateReport, Outcome, Row, limit_text
 from .sparse_json import Bounded, counted, position_json, summary_json
 from .sparse_wording import low_of, not_compared, opening, placeholder_words, token_words, told
 
-SPARSE_ALLOWED = "bits, flips, flips:margin>X, kl>X, max-abs>X, share>X or same-top1<X"
+SPARSE_ALLOWED = "bits, flips, flips:margin>X, kl>X, max-abs>X, share>X, same-top1<X or verdict"
 _NEEDS_ROWS = {
     "ulps": "ULPs of elements need both sides' complete logits",
     "rms": "an rms over all elements needs complete rows",
-    "verdict": "responses are judged when they are stored",
 }
 
 
@@ -59,20 +59,18 @@ def check_conditions(conditions: Sequence[Condition]) -> None:
             )
 
 
-def judge_sparse(condition: Condition, pair: SparsePair) -> Outcome:
-    """The outcome of a sparse pair under a condition, 'undecided' where what was sent leaves it open."""
-    outcome, figure, says, worst = _JUDGES[condition.kind](condition, pair)
+def judge_sparse(condition: Condition, pair: SparsePair, verdict: SparseVerdict | None = None) -> Outcome:
+    """The outcome of a sparse pair under a condition, 'undecided' if what was sent leaves it open."""
+    figure: float | str | None
+    if condition.kind == "verdict":
+        outcome, figure, says, worst = _verdict(verdict, pair)
+    else:
+        outcome, figure, says, worst = _JUDGES[condition.kind](condition, pair)
+        says += f". {opening(placeholder_words(pair))}".rstrip(". ")
     sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
     row = None if worst is None else {"prompt": worst.prompt, **position_json(worst, pair)}
     return Outcome(
-        pair.reference,
-        pair.variant,
-        str(condition),
-        outcome,
-        figure,
-        UNITS[condition.kind],
-        f"{sides} {says}. {opening(placeholder_words(pair))}".strip(),
-        row,
+        pair.reference, pair.variant, str(condition), outcome, figure, UNITS[condition.kind], f"{sides} {says}.", row
     )
 
 
@@ -86,6 +84,13 @@ def _most(pair: SparsePair, key: Callable[[SparsePosition], float]) -> SparsePos
 
 def _change(place: SparsePosition) -> float:
     return place.figures.max_abs.low
+
+
+def _verdict(verdict: SparseVerdict | None, pair: SparsePair) -> tuple[str, str, str, SparsePosition | None]:
+    if verdict is None:
+        return UNDECIDED, NOT_JUDGED, f"is {NOT_JUDGED}", None
+    outcome = FAILED if verdict.name in FAILING else UNDECIDED if verdict.name == UNDECIDED else PASSED
+    return outcome, verdict.name, f"is {verdict.name}: {verdict.because.rstrip('. ')}", _most(pair, _change)
 
 
 def _bits(_: Condition, pair: SparsePair) -> _Judged:

@@ -17,7 +17,7 @@ from ...numerics.sparse import Interval
 from ..sparse.pairing import SparsePair, SparsePosition
 from ..sparse.placeholders import clauses, without_placeholders
 from ..sparse.records import SparseSide
-from ..sparse_run import KIND, SparseRun
+from ..sparse_run import KIND, SparseRun, SparseVerdict
 
 FACTS = ("run_id", "name", "created", "kind", "model", "command", "note", "versions")  # of a run, before its figures
 Bounded = float | list[float | None] | None
@@ -36,7 +36,13 @@ def counted(answers: Sequence[bool | None]) -> int | list[int]:
     return [true, true + unknown] if unknown else true
 
 
-def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with_positions: bool = False) -> dict:
+def sparse_json(
+    pairs: Sequence[SparsePair],
+    verdicts: Sequence[SparseVerdict] = (),
+    *,
+    variant: str | None = None,
+    with_positions: bool = False,
+) -> dict:
     """The object that `compare --json` prints. `variant` chooses the pair that `summary` speaks of; default: the first.
 
     UsageError where there is no such variant.
@@ -45,6 +51,8 @@ def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with
     if not named:
         raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.")
     chosen = named[0]
+    judged = {found.variant: {"verdict": found.name, "because": found.because} for found in verdicts}
+    unjudged = {"verdict": None, "because": None}
     result = {
         "reference": chosen.reference,
         "variant": chosen.variant,
@@ -53,6 +61,7 @@ def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with
         "keys": chosen.keys,
         "positions": len(chosen.positions),
         "vocab": chosen.vocab,
+        **judged.get(chosen.variant, unjudged),
         "summary": summary_json(chosen),
         "ulp_histogram": None,
         "flips": [position_json(place, chosen) for place in chosen.positions if place.figures.is_flip],
@@ -78,6 +87,7 @@ def sparse_json(pairs: Sequence[SparsePair], *, variant: str | None = None, with
             {
                 "reference": pair.reference,
                 "variant": pair.variant,
+                **judged.get(pair.variant, unjudged),
                 **summary_json(pair),
                 "placeholders": placeholders_json(pair),
             }
@@ -124,7 +134,7 @@ def sparse_run_json(run: SparseRun, *, with_positions: bool = False) -> dict[str
         "note": header.note,
         "versions": header.versions,
     }
-    report = sparse_json(run.pairs, with_positions=with_positions)
+    report = sparse_json(run.pairs, run.verdicts, with_positions=with_positions)
     verdicts = [{"variant": found.variant, "verdict": found.name, "because": found.because} for found in run.verdicts]
     return {**about, "sides": [side_json(side) for side in run.sides], **report, "verdicts": verdicts}
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 PAYLOADS = Path(__file__).parents[1] / "runs" / "sparse" / "payloads"
@@ -87,6 +88,38 @@ def test_a_condition_fails_passes_or_is_open(cli: Any, changed: list[str], condi
         assert (gate["worst"]["prompt"], gate["worst"]["position"]) == (0, 20)
 
 
+def listed(temperature: float) -> Row:
+    """An answer of 12 tokens with lists of 5, of logits over a temperature."""
+    logits = np.random.default_rng(0).normal(0, 3, (12, 64)) / temperature
+    values = np.round(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), 6)
+    content = [
+        {
+            "token": f"t{best[0]}",
+            "logprob": row[best[0]],
+            "top_logprobs": [{"token": f"t{i}", "logprob": row[i]} for i in best],
+        }
+        for row, best in zip(values, np.argsort(-values)[:, :5], strict=True)
+    ]
+    return {"choices": [{"index": 0, "message": {"role": "assistant"}, "logprobs": {"content": content}}]}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "verdict", "outcome", "code"),
+    [(1.0, "identical", "passed", 0), (2.0, "bug suspected", "failed", 1)],
+)
+def test_the_verdict_of_responses_gates_as_that_of_a_dump_does(
+    cli: Any, tmp_path: Path, temperature: float, verdict: str, outcome: str, code: int
+) -> None:
+    done = cli("compare", *written(tmp_path, listed(1.0), listed(temperature)), "--fail-on", "verdict", "--json")
+    report = json.loads(done.stdout)
+    assert (report["verdict"], report["gate"]["outcome"], done.returncode) == (verdict, outcome, code)
+
+
+def test_a_difference_of_responses_without_a_cause_leaves_the_verdict_open(cli: Any, changed: list[str]) -> None:
+    gate = told(cli, "compare", *changed, "--fail-on", "verdict")["gate"]
+    assert (gate["outcome"], gate["conditions"][0]["figure"]) == ("undecided", "undecided")
+
+
 def test_equal_answers_do_not_pass_for_equal_rows(cli: Any, tmp_path: Path) -> None:
     said = told(cli, "compare", *written(tmp_path, COMPLETION, COMPLETION), "--fail-on", "bits,flips")
     assert [one["outcome"] for one in said["gate"]["conditions"]] == ["undecided", "passed"]
@@ -96,7 +129,6 @@ def test_equal_answers_do_not_pass_for_equal_rows(cli: Any, tmp_path: Path) -> N
 def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[str]) -> None:
     for words, sentence in (
         (("--fail-on", "ulps:4"), "--fail-on ulps:4: ULPs of elements need both sides' complete logits"),
-        (("--fail-on", "verdict"), "responses are judged when they are stored"),
         (("--compute-dtype", "bfloat16"), "are for whole rows of logits"),
     ):
         assert sentence in run(cli, "compare", *changed, *words, code=2)
