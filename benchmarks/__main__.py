@@ -26,7 +26,6 @@ _MODULES = {
     "memory": "memory",
     "kept": "kept",
     "matrix": "serving.matrix",
-    "invariant": "invariant",
     "sweeps": "sweeps",
 }
 ALL = tuple(_MODULES)

@@ -1,15 +1,13 @@
 """Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights: what differs, and what
 it costs.
 
-python -m benchmarks.gpu --everything                       # where a GPU is lent: its tests, all pairs with and without
-`invariant`, the price python -m benchmarks.gpu                                    # 8B shapes on the CUDA device python
--m benchmarks.gpu --invariant                        # those and the pairs that have to be equal bit for bit python -m
-benchmarks.gpu --shape tiny --device cpu --tokens 64      # the same code on a processor, in seconds python -m
-benchmarks.gpu --store runs --keep                # and leave the runs in a store, to be looked at
+    python -m benchmarks.gpu --everything                          # on a GPU: its tests and all pairs
+    python -m benchmarks.gpu                                       # 8B shapes on the CUDA device
+    python -m benchmarks.gpu --shape tiny --device cpu --tokens 64 # the same code on a processor, in seconds
+    python -m benchmarks.gpu --store runs --keep                   # leave the runs in a store
 
 Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes, and the wall time
-of the capture (stored and analysed) over that of the two bare forwards. Exit code 1: a test failed, or a pair with
-`invariant` differs.
+of the capture (stored and analysed) over that of the two bare forwards. Exit code 1: a test failed.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from typing import Any
 
 import torch
 
-from benchmarks import invariant
 from benchmarks.scratch import scratch
 from benchmarks.verdicts.random_models import SHAPES, random_model, random_prompt
 from core.errors import UlpscopeError
@@ -45,19 +42,6 @@ PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("decode", tuple(f"decode+batch:{n}" for n in (2, 3, 4, 8, 16, 33))),
 )
 
-# Equal bit for bit, or the kernels of fixed order do not keep it on this device.
-INVARIANT_PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "prefill+invariant",
-        tuple(
-            f"{path}+invariant"
-            for path in (
-                *("decode", "static", "blocks:16", "reuse:31", "chunked:37", "prefill+batch:8", "decode+batch:3+row:2"),
-                *("decode+batch:33", "decode+pad:left:5", "prefill+pad:right:3"),
-            )
-        ),
-    ),
-)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -123,12 +107,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--store", type=Path, help="where the runs are written; default: a temporary directory")
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
     parser.add_argument("--json", action="store_true", help="one JSON object a pair")
-    parser.add_argument("--invariant", action="store_true", help="the pairs that have to be equal bit for bit, too")
-    parser.add_argument(
-        "--everything",
-        action="store_true",
-        help="the tests marked gpu, all pairs as a table, and the price of invariant",
-    )
+    parser.add_argument("--everything", action="store_true", help="the tests marked gpu, and all pairs as a table")
     given = parser.parse_args(arguments)
     failed = False
     try:
@@ -144,17 +123,11 @@ def main(arguments: list[str]) -> int:
                     f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {given.tokens}"
                     " tokens"
                 )
-            pairs = (*PAIRS, *(INVARIANT_PAIRS if given.invariant or given.everything else ()))
             lines = []
-            for reference, variants in pairs:
+            for reference, variants in PAIRS:
                 lines += _captured(loaded, reference, variants, ids, store, given)
-            failed |= any(line["neq"] for line in lines if line["reference"].endswith("+invariant"))
-            del loaded
         if given.everything and not given.json:
             print("\n".join(["", *_table(lines), ""]))
-            invariant.print_table(
-                ["8b" if given.shape == "8b" else "shipped"], [given.dtype], rounds=5, device=given.device
-            )
     except UlpscopeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

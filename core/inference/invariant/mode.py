@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import CaptureError
-from . import cpu
+from . import products
 from .operations import Handler, handler_of
 
-_AMPERE = (8, 0)  # the first with products of bfloat16
 _HANDLERS: dict[Any, Handler] = {}
 
 
@@ -23,8 +21,7 @@ def invariant(model: torch.nn.Module) -> Iterator[None]:
     """Every sum that is computed inside has one order, whatever the batch, the row, the chunk, the cache and the
     threads.
 
-    Nothing of the model is changed, so there is nothing to put back. Only this thread is affected. The model is on a
-    CPU or on CUDA.
+    Nothing of the model is changed, so there is nothing to put back. Only this thread is affected.
     """
     _check(model)
     with _Invariant():
@@ -61,9 +58,11 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
     """Reason why the sums of this model cannot be given one order and what to do about it, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
-        refusal = _no_kernels_on(device)
-        if refusal:
-            return refusal
+        if device.type not in ("cpu", "meta"):  # a dry run has shapes only
+            return (
+                f"it runs on a CPU, and the model is on {device}; choose --device cpu, or compare an engine that has a"
+                " batch-invariant mode of its own (vllm:...)"
+            )
     for name, tensor in tensors:
         if "weight" not in name:
             continue
@@ -90,43 +89,20 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
     return None
 
 
-def _no_kernels_on(device: torch.device) -> str | None:
-    if device.type == "meta":  # a dry run has shapes only, and says nothing of where they will lie
-        return None
-    if device.type not in ("cpu", "cuda"):
-        return f"its kernels of fixed order run on a CPU or on CUDA, and the model is on {device}; choose --device cpu"
-    if device.type == "cpu":
-        return None
-    if find_spec("triton") is None:
-        return (
-            "its kernels of fixed order on CUDA are written in Triton, which is not installed; pip install triton, or"
-            " choose --device cpu"
-        )
-    if torch.version.hip is not None:
-        return "its kernels of fixed order are for CUDA, and this is ROCm; choose --device cpu"
-    if torch.cuda.get_device_capability(device) < _AMPERE:
-        name = torch.cuda.get_device_name(device)
-        return (
-            f"its kernels of fixed order take a GPU of compute capability 8.0 or later, and this is a {name}; choose"
-            " --device cpu"
-        )
-    return None
-
-
 class _Invariant(TorchDispatchMode):
     """Takes over what adds up, lets through what rounds each element by itself, and refuses the rest."""
 
     supports_higher_order_operators = True  # so that they are refused here, in our words
 
     def __enter__(self) -> Any:
-        cpu.begin_sharing()
+        products.begin_sharing()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> Any:
         try:
             return super().__exit__(*raised)
         finally:
-            cpu.end_sharing()
+            products.end_sharing()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,52 +1,75 @@
-"""Products, attention, softmax and norms in one fixed order, by the kernels of the device the tensors are on (cpu.py,
-cuda/).
+"""Products, attention, softmax and norms of tensors on a CPU in one fixed order: numba's kernels, shared among threads.
+
+float16 goes through float32, which holds it exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import torch
 
 from ...errors import CaptureError
-from . import cpu, library
+from . import kernels
 
-_COMPUTED_BY: dict[str, Any] = {"cpu": cpu, "cuda": library}
-"""Device type -> product, batched, attention, softmax, row_sums, layer_norm. A CPU's are called as they are: torch's
-dispatcher takes 5 µs a call.
-"""
-
-
-def _kernels_for(*tensors: torch.Tensor) -> Any:
-    kinds = {tensor.device.type for tensor in tensors}
-    found = _COMPUTED_BY.get(kinds.pop()) if len(kinds) == 1 else None
-    if found is None:
-        where = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
-        raise CaptureError(
-            f"invariant: tensors on {where} have no kernel of fixed order; keep the model on one CPU or CUDA device."
-        )
-    return found
+_LEAST_WORK = 1 << 22  # multiplications; handing fewer to another thread takes longer than doing them
+_READ = 8  # multiplications that take as long as reading one weight from memory
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _check(*tensors: torch.Tensor) -> Any:
-    """The kernels for a product of these."""
-    dtype = tensors[0].dtype
-    if any(tensor.dtype is not dtype for tensor in tensors) or dtype not in (
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-    ):
-        found = " by ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-        raise CaptureError(f"invariant: a product of {found} has no kernel of fixed order; leave invariant out.")
-    return _kernels_for(*tensors)
+def _check(*tensors: torch.Tensor) -> None:
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
+        raise CaptureError(f"invariant: tensors on {devices} have no kernel of fixed order; choose --device cpu.")
+    if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in _FLOATS:
+        dtypes = " by ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+        raise CaptureError(f"invariant: a product of {dtypes} has no kernel of fixed order; leave invariant out.")
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A C-contiguous array of the same numbers: float32, or bfloat16 as int16."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy()
+    return tensor.float().numpy()
 
 
 def product(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """x [m, k] times a weight w [k, n], plus bias [n] before the one rounding. -> [m, n] in dtype"""
-    return _check(x, w).product(x, w, bias, dtype)
+    """x [m, k] times a weight w [k, n], plus bias [n] before the one rounding. -> [m, n] in dtype
+
+    Which kernel takes it depends on how the weight lies in memory, never on a number of rows.
+    """
+    sums = _sums(x, w, is_dot=w.stride(0) == 1 and w.shape[0] > 1)
+    if bias is not None:
+        sums += bias.float()
+    return sums.to(dtype)
+
+
+def batched(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype
+
+    Always one term after another: k may be the keys of attention, of which masked ones add zeros; and how w lies in
+    memory is here a matter of whether torch had to copy it, and so of the batch.
+    """
+    out = torch.empty((x.shape[0], x.shape[1], w.shape[2]), dtype=torch.float32)
+    for number in range(len(x)):
+        out[number] = _sums(x[number], w[number], is_dot=False)
+    return out.to(dtype)
+
+
+def _sums(x: torch.Tensor, w: torch.Tensor, *, is_dot: bool) -> torch.Tensor:
+    _check(x, w)
+    (rows, length), width = x.shape, w.shape[1]
+    sums = torch.zeros((rows, width), dtype=torch.float32)
+    kernel = kernels.dots if is_dot else kernels.columns
+    a, b, out = _array(x), _array(w.t() if is_dot else w), sums.numpy()
+    _share(lambda first, last: kernel(a, b, first, last, out), width, max(rows, _READ) * length * width)
+    return sums
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -67,16 +90,6 @@ def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     xs, ws = x.expand(*batch, *x.shape[-2:]), w.expand(*batch, *w.shape[-2:])
     xs, ws = xs.reshape(-1, *x.shape[-2:]), ws.reshape(-1, *w.shape[-2:])
     return batched(xs, ws, x.dtype).view(*batch, x.shape[-2], w.shape[-1])
-
-
-def batched(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype
-
-    Always one term after another: k may be the keys of attention, of which masked ones add zeros; and how w lies in
-    memory, by which a product with a weight may choose its kernel, is here a matter of whether torch had to copy it,
-    and so of the batch.
-    """
-    return _check(x, w).batched(x, w, dtype)
 
 
 def grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -113,44 +126,133 @@ def attention(
 
     The scores, their softmax and the weighted sum stay in float32; one rounding at the end.
     """
-    factor = float(query.shape[-1] ** -0.5 if scale is None else scale)
-    return _check(query, key, value).attention(query, key, value, mask, is_causal, factor)
+    _check(query, key, value)
+    batch, heads, queries, width = query.shape
+    keys = key.shape[2]
+    factor = torch.tensor(width**-0.5 if scale is None else scale, dtype=torch.float32).numpy()[()]
+    if mask is None:
+        mask = torch.zeros((1, 1, 1, keys))
+    elif mask.dtype is torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    mask = mask.float()[(None,) * (4 - mask.ndim)].expand(-1, -1, -1, keys).contiguous()
+    out = torch.zeros((batch, heads, queries, value.shape[3]), dtype=torch.float32)
+    q, k, v, added_mask = (_array(tensor) for tensor in (query, key, value, mask))
+
+    def run(first: int, last: int) -> None:
+        kernels.attention(q, k, v, added_mask, is_causal, factor, first, last, out.numpy())
+
+    _share(run, batch * heads, 4 * batch * heads * queries * keys * width)
+    return out.to(query.dtype)
 
 
 def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, *, is_log: bool) -> torch.Tensor:
     """Softmax along an axis, or its logarithm, computed in float32. Same shape, in dtype"""
     moved = x.movedim(axis, -1)
-    rows = moved.reshape(-1, moved.shape[-1] if moved.ndim else 1)
-    return _kernels_for(x).softmax(rows, dtype, is_log).view(moved.shape).movedim(-1, axis)
+    rows = moved.reshape(-1, moved.shape[-1] if moved.ndim else 1).float().contiguous()
+    out = torch.empty_like(rows)
+    if rows.numel():
+        a, b = rows.numpy(), out.numpy()
+        _share(lambda first, last: kernels.softmax(a, first, last, is_log, b), len(rows), 64 * rows.numel())
+    return out.to(dtype).view(moved.shape).movedim(-1, axis)
 
 
 def sums_over(x: torch.Tensor, axes: Sequence[int], *, keepdim: bool) -> torch.Tensor:
     """Sums over axes. -> float32"""
     axes = sorted(axis % x.ndim for axis in axes) or list(range(x.ndim))
-    kept = [axis for axis in range(x.ndim) if axis not in axes]
-    outer = [x.shape[axis] for axis in kept]
+    others = [axis for axis in range(x.ndim) if axis not in axes]
+    shape = [x.shape[axis] for axis in others]
     length = torch.Size([x.shape[axis] for axis in axes]).numel()
-    found = _kernels_for(x).row_sums(x.permute(*kept, *axes).reshape(torch.Size(outer).numel(), length)).view(outer)
-    if keepdim:
-        for axis in axes:
-            found = found.unsqueeze(axis)
-    return found
+    rows = x.permute(*others, *axes).reshape(torch.Size(shape).numel(), length).float().contiguous()
+    out = torch.empty(len(rows))
+    a, b = rows.numpy(), out.numpy()
+    _share(lambda first, last: kernels.row_sums(a, first, last, b), len(rows), 4 * rows.numel())
+    return out.view([1 if axis in axes else x.shape[axis] for axis in range(x.ndim)] if keepdim else shape)
 
 
 def layer_norm(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Layer norm over the last axes `shape`. -> (x's shape and dtype, mean, 1 / standard deviation)"""
-    weight, bias = (None if one is None else one.reshape(-1) for one in (weight, bias))
-    rows = x.reshape(-1, torch.Size(shape).numel())
-    out, mean, rstd = _kernels_for(x).layer_norm(rows, weight, bias, epsilon, x.dtype)
+    rows = x.reshape(-1, torch.Size(shape).numel()).float().contiguous()
+    out, mean, rstd = torch.empty_like(rows), torch.empty(len(rows)), torch.empty(len(rows))
+    a, results = rows.numpy(), [one.numpy() for one in (out, mean, rstd)]
+    _share(lambda first, last: kernels.layer_norm(a, epsilon, first, last, *results), len(rows), 8 * rows.numel())
+    if weight is not None:
+        out *= weight.reshape(-1).float()
+    if bias is not None:
+        out += bias.reshape(-1).float()
     outer = (*x.shape[: x.ndim - len(shape)], *[1] * len(shape))
-    return out.view(x.shape), mean.view(outer), rstd.view(outer)
+    return out.to(x.dtype).view(x.shape), mean.view(outer), rstd.view(outer)
 
 
 def aligned(func: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """An elementwise function of which an element's place changes nothing.
+    """An elementwise function, every element of which takes the vectorised branch of torch's loop.
 
-    On CUDA torch's loops call one scalar function in both of their branches, that with vectors and that for the rest.
+    torch computes the last elements of a loop, those that fill no pair of vectors, with other instructions (the C
+    library's exp instead of a polynomial), and every thread has such an end; which elements those are depends on the
+    number of rows. So the tensor is filled up until no thread's share has an end.
     """
-    return func(x, *rest, **options) if x.is_cuda else cpu.aligned(func, x, *rest, **options)
+    length = x.numel()
+    filled = _filled(length)
+    if filled == length and x.is_contiguous():
+        return func(x, *rest, **options)
+    flat = x.new_zeros(filled)
+    flat[:length].view(x.shape).copy_(x)
+    return func(flat, *rest, **options)[:length].view(x.shape)
+
+
+_GRAIN = 32768  # elements: at::internal::GRAIN_SIZE, below which one thread does most functions
+_GELU_GRAIN = 16384  # GELU_MIN_ELEMENTS_FOR_MULTI_THREADING, beyond which all threads share a gelu
+_VECTORS = 64  # elements of two vectors: 512 bits of bfloat16; a multiple of every narrower kind
+
+
+def _filled(length: int) -> int:
+    """The least number of elements from `length` on of which every thread's share is a whole number of pairs of
+    vectors.
+    """
+    threads = torch.get_num_threads()
+    filled = -(-length // _VECTORS) * _VECTORS
+    while True:
+        sharing = {min(threads, max(1, -(-filled // _GRAIN))), threads if filled > _GELU_GRAIN else 1}
+        if all(filled % (_VECTORS * count) == 0 for count in sharing):
+            return filled
+        filled += _VECTORS
+
+
+_threads: list[int] = []  # of the modes that are open; without one, as many as torch has
+
+
+def begin_sharing() -> None:
+    """Share products from here on among as many threads as torch has; torch itself uses one.
+
+    After each loop of its own torch's threads spin for milliseconds, on the cores that products need.
+    """
+    _threads.append(_threads[-1] if _threads else torch.get_num_threads())
+    torch.set_num_threads(1)
+
+
+def end_sharing() -> None:
+    """Give torch its threads again."""
+    count = _threads.pop()
+    torch.set_num_threads(1 if _threads else count)
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="invariant")
+
+
+def _share(run: Callable[[int, int], None], count: int, work: int) -> None:
+    """run(first, last) over 0..count-1, by as many threads as torch has. No sum depends on who computes it."""
+    available = _threads[-1] if _threads else torch.get_num_threads()
+    threads = min(available, count, max(1, work // _LEAST_WORK))
+    if threads < 2:
+        run(0, count)
+        return
+    share = -(-count // threads)
+    others = [
+        _pool(available - 1).submit(run, begin, min(begin + share, count)) for begin in range(share, count, share)
+    ]
+    run(0, share)
+    for other in others:
+        other.result()

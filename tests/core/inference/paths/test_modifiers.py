@@ -440,7 +440,6 @@ def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(
         ("prefill+reduced:off", "float16"),
         ("decode+compile", "float32"),
         ("blocks:8+batch:3+row:2", "bfloat16"),
-        ("decode+batch:3+invariant", "bfloat16"),
     ],
 )
 def test_the_paths_of_a_gpu_run_and_leave_no_trace(path: str, dtype: str, model_folders: dict[str, FilePath]) -> None:
