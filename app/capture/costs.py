@@ -53,7 +53,6 @@ def _draw(form: CaptureForm, answer: Answer) -> None:
             f" {size(costs['weight_bytes'])} on {costs['device']}"
             f" ({widgets.escaped(costs['device_name'])}){free}."
         ),
-        *map(widgets.escaped, costs.get("in_words", ())),
     ]
     if form.request.tokens:
         lines.append(

@@ -47,7 +47,7 @@ KEPT: dict[Literal["all", "flips", "figures"], str] = {
 BESIDE = {  # what is run beside the sides: the label of its box and what it takes
     "judge": (
         "Judge it: rounding, or a bug?",
-        "runs the checks of the verdict too: several times the work of the capture; the estimate below counts it",
+        "runs the checks of the verdict too: several times the work of the capture",
     ),
     "layers": (
         "Compare what every module puts out (Layers)",

@@ -225,7 +225,7 @@ def _estimate(judging: _Judging) -> None:
     elif st.session_state.pop("estimate_awaits", False):
         st.rerun()  # the whole page: there is nothing more to wait for
     if answer is None:
-        took = "several times the work of the capture; its forwards are being counted …"
+        took = "several times the work of the capture, whose forwards are being counted …"
     elif answer.refusal:
         took = f"several times the work of the capture. {widgets.escaped(answer.refusal)}"
     else:
@@ -234,9 +234,7 @@ def _estimate(judging: _Judging) -> None:
 
 
 def _in_short(costs: dict[str, Any]) -> str:
-    """Forwards of the sides and of their controls, at most."""
-    controls = sum(stage["most"]["forwards"] for stage in costs["beside"] if not stage["is_bound"])
-    return f"{costs['forwards']:,} forwards, and at most {controls:,} of their controls."
+    return f"{costs['forwards']:,} forwards of the sides, and several times as many of the controls."
 
 
 def _dry_run(judging: _Judging) -> Answer | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +14,14 @@ from .terminal.console import out, print_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
-    from ..inference.capture.extra_costs import StageCost
 
 
-def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -> None:
-    """Print what a plan would compute and keep, and on what; beside: of `kernels`, `remedies` and `judge`."""
+def print_costs(plan: CapturePlan, as_json_: bool) -> None:
+    """Print the forwards, bytes and memory of a plan's sides."""
     from ..inference.capture.costs import costs_of
-    from ..inference.capture.extra_costs import stages_of
     from ..inference.models.devices import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
-    stages = stages_of(plan, beside)
     if as_json_:
         devices = [{"device": name, "device_name": chip, "free_bytes": free} for name, chip, free in devices_here()]
         about: dict[str, Any] = {
@@ -36,16 +32,7 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
             "name": plan.header.name,
             "devices": devices,
         }
-        print_json(
-            {
-                **about,
-                **asdict(costs),
-                "forwards": costs.forwards,
-                "tokens": costs.tokens,
-                "beside": [asdict(stage) for stage in stages],
-                "in_words": beside_in_words(stages),
-            }
-        )
+        print_json({**about, **asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens})
         return
     table = Table(
         title=f"{escape(plan.header.name)}, in {loaded.dtype} on {loaded.device} ({escape(loaded.device_name)})"
@@ -70,32 +57,8 @@ def print_costs(plan: CapturePlan, as_json_: bool, beside: Sequence[str] = ()) -
         ),
         "Caches are compared too." if costs.has_kv else "Caches are not compared.",
         *layer_costs(plan),
-        *beside_in_words(stages),
     ):
         out.print(line, markup=False)
-
-
-def beside_in_words(stages: Sequence[StageCost]) -> list[str]:
-    """A sentence on everything that is run beside the sides."""
-    said = [f"Beside the sides, {stage.name}: {_work_in_words(stage)}." for stage in stages if not stage.is_bound]
-    return said + [
-        f"A pair beyond its floor is asked for lower {stage.name} as well: at most {_work_in_words(stage)}; how many"
-        " depends on what is found."
-        for stage in stages
-        if stage.is_bound
-    ]
-
-
-def _work_in_words(stage: StageCost) -> str:
-    least, most = stage.most if stage.is_bound else stage.least, stage.most
-    return (
-        f"{_between(f'{least.forwards:,}', f'{most.forwards:,}')} forwards of"
-        f" {_between(f'{least.tokens:,}', f'{most.tokens:,}')} tokens"
-    )
-
-
-def _between(least: str, most: str) -> str:
-    return least if least == most else f"{least} to {most}"
 
 
 def layer_costs(plan: CapturePlan) -> list[str]:

@@ -60,13 +60,12 @@ def capture(
 
     Another engine as a side:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/engines.md).
 
-    What that would cost:  --dry-run. docs/paths.md lists every path.
+    Forwards, bytes and memory, and nothing run:  --dry-run. docs/paths.md lists every path.
     """
     use_engines(engine)
     if dry_run:
         with stoppable():
-            beside = [name for name in ("kernels", "remedies", "judge") if getattr(request, name)]
-            print_costs(plan_of(request, weights=False), as_json_, beside)
+            print_costs(plan_of(request, weights=False), as_json_)
         return
     run_id, failure = captured(request, progress, store)
     tell_end(run_id, failure, progress, as_json_, store)

@@ -170,7 +170,6 @@ def _print_commands(
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
     """Print every cell with its state and costs; what no path or engine can do is said beside it."""
     from ...inference.capture.costs import costs_of
-    from ...inference.capture.extra_costs import stages_of
 
     states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
     rows: list[dict[str, Any]] = []
@@ -179,17 +178,11 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
             row: dict[str, Any] = {"cell": cell.asked, "axes": dict(cell.axes), "state": states[cell.asked]}
             rows.append(row)
             try:
-                planned = plan_of(cell.request, weights=False)
-                costs, stages = costs_of(planned), stages_of(planned, ["judge"] if cell.request.judge else [])
+                costs = costs_of(plan_of(cell.request, weights=False))
             except UlpscopeError as error:
                 row["refused"] = str(error)
                 continue
-            beside = [stage for stage in stages if not stage.is_bound]
-            row |= {
-                "forwards": costs.forwards + sum(stage.most.forwards for stage in beside),
-                "tokens": costs.tokens + sum(stage.most.tokens for stage in beside),
-                "bytes": costs.logits_bytes,
-            }
+            row |= {"forwards": costs.forwards, "tokens": costs.tokens, "bytes": costs.logits_bytes}
     open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
     total = {key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "bytes")}
     if as_json_:

@@ -371,14 +371,6 @@ def _tested(
     return rows, tests
 
 
-def most_forwards(lowered: int) -> int:
-    """Forwards over all prompts, at most, that holding sides beside roundings drawn anew takes but for the sides' own.
-    lowered: of how many lower precisions the model's own forward is.
-    """
-    exact, ways = 1 + lowered, 2 if lowered else 4
-    return exact + 2 * DRAWS + ways  # the draws are made for their directions first
-
-
 def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide) -> list[RunnableSide]:
     """The model's own ways, which the draws must be a measure of."""
 

@@ -170,17 +170,7 @@ def test_a_model_of_a_package_is_loaded_once_it_is_here(own_store, tmp_path, mon
 @pytest.mark.parametrize(
     ("costs", "refusal", "shown"),
     [
-        (
-            {
-                "forwards": 1024,
-                "beside": [
-                    {"most": {"forwards": 2048}, "is_bound": False},
-                    {"most": {"forwards": 9000}, "is_bound": True},
-                ],
-            },
-            "",
-            "1,024 forwards, and at most 2,048 of their controls.",
-        ),
+        ({"forwards": 1024}, "", "1,024 forwards of the sides"),
         ({}, "The model's folder is empty.", "several times the work of the capture. The model's folder is empty."),
     ],
 )

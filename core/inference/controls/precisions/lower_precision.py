@@ -24,12 +24,12 @@ from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.batch import Emit
 from ...paths.engines import RunnableSide, seen_by
-from ..drawn_roundings import PREFILL, most_forwards
+from ..drawn_roundings import PREFILL
 from ..rounding_floor import divergence, groups_of, in_float32, whole_side
-from .catalogue import CACHE, LAYERS, Precision
+from .catalogue import Precision
 from .in_16_bits import whole_model
 from .lowered_side import Far, Lowered, add_reorderings
-from .search import MOST_LEFT, PrecisionFit, PrecisionSearch, most_precisions_offered, most_walks, precisions_offered
+from .search import MOST_LEFT, PrecisionFit, PrecisionSearch, precisions_offered
 
 _ALIKE = 10.0  # floors within which a side is at the model's own
 _LEAST_LEFT = 1e-3  # below which precisions are not told apart by what they leave
@@ -354,33 +354,6 @@ def checked_in_16_bits(
     )
     figures = replace(row.figures, **{f"left_noise_ratio_{loaded.dtype}": test.noise_ratio})
     return Lowered(replace(row, figures=figures, outcome=FAILED, says=says))
-
-
-def most_work(
-    loaded: LoadedModel, lengths: Sequence[int], side: tuple[int, int], seeds: int, seeds_in_16_bits: int
-) -> tuple[int, int]:
-    """(forwards, tokens) that asking one side for lower precisions takes at most; which of it is needed depends on what
-    is found. lengths: of the prompts; side: forwards and tokens of the side over all of them.
-    """
-    total, longest = sum(lengths), max(lengths)
-    offered = most_precisions_offered(loaded)
-    of_16_bits = [each for each in offered if each.part in (CACHE, LAYERS)]
-
-    def walks(count: int) -> tuple[int, int]:
-        """The model in a precision over all prompts; at most a forward for each token."""
-        return count * total, count * total
-
-    plain = len(lengths), total
-    parts = [side, plain, plain, plain] * 2  # both sides' distances from the model; of experts in float32 too
-    for offer, is_noisy in ((offered, False), (of_16_bits, True)):
-        forwards, of_prompt = most_walks(offer, is_noisy=is_noisy)
-        parts += [side, (forwards, of_prompt * longest)]
-    for _ in range(2 * _LOOKED_INTO):  # one precision, and two at once
-        parts += [walks(2 * (1 + seeds)), side, side]  # in float64 too
-    # its answers on a grid of 16 bits: beside the model's own forward there, and twice each one in a precision, in two
-    parts += [side] + [walks(most_forwards(lowered)) for lowered in (0, 1, 1, 2, 2)]
-    parts += [side, walks(2 + seeds_in_16_bits)]  # once more in the model's own 16 bits
-    return sum(forwards for forwards, _ in parts), sum(tokens for _, tokens in parts)
 
 
 def ordinals(values: torch.Tensor) -> torch.Tensor:

@@ -203,29 +203,6 @@ def _rises(left: Squares) -> int:
     return int(count[np.argmax(score)]) if score.any() else 0
 
 
-def most_walks(offered: Sequence[Precision], *, is_noisy: bool = False) -> tuple[int, int]:
-    """(forwards, walks of the prompt's first positions) of a search at most, the model's own among them. It depends on
-    where the side begins to differ, and on what the precisions leave there.
-    """
-    caches = sum(each.part == CACHE for each in offered)
-    begun, alone = 2 * caches, 1 + len(offered)  # up to the first position that differs; all in one forward
-    of_a_start = sum(_most_forwards(way) for way in ways_to_store(2)), len(ways_to_store(2))
-    stored, of_stored = caches * of_a_start[0] + begun, caches * of_a_start[1] + caches
-    if is_noisy:
-        # alone from two positions on, and both alone and beside another one near the position that is best
-        nearby = 2 * _STEPS * (2 * _NEAR + 1)
-        return (
-            (1 + FIRSTS) * (len(offered) + stored) + stored + 1 + nearby * of_a_start[0],
-            (1 + FIRSTS) * (len(offered) + of_stored) + of_stored + 1 + nearby * of_a_start[1],
-        )
-    return alone + FIRSTS * max(stored, len(offered)), alone + FIRSTS * max(of_stored, len(offered))
-
-
-def _most_forwards(way: Stored) -> int:
-    """Forwards of a walk that ends SCREENED positions after its first one, of as few tokens as can be."""
-    return 1 + (SCREENED if way.chunk <= way.first else 1)
-
-
 def _both(one: Precision, other: Precision | None) -> Precision:
     return one if other is None else replace(one, beside=other)
 
@@ -240,13 +217,6 @@ def precisions_offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fi
     of 16 bits, or where the side cannot be asked in float64.
     """
     offered = [*given, *catalogue(loaded)]
-    return _in_both(offered) if is_fixed or weights_are_of_16_bits(loaded.model) else offered
-
-
-def most_precisions_offered(loaded: LoadedModel) -> list[Precision]:
-    """All that `precisions_offered` may give: whether weights are of 16 bits is not known before they are read."""
-    return _in_both(catalogue(loaded))
-
-
-def _in_both(offered: Sequence[Precision]) -> list[Precision]:
+    if not (is_fixed or weights_are_of_16_bits(loaded.model)):
+        return offered
     return [*offered, *(each.weights_in_float64 for each in offered if each.part == LAYERS)]

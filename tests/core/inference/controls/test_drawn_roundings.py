@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,14 @@ from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import in_float64
 from core.inference.controls import drawn_roundings, rounding_floor
-from core.inference.controls.drawn_roundings import (
-    DRAWS,
-    DrawnRounding,
-    beside_a_precision,
-    errors_of,
-    most_forwards,
-    sixteen_rows,
-)
+from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding, errors_of, sixteen_rows
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.precisions.catalogue import CACHE, LAYERS, catalogue
-from core.inference.controls.precisions.lowered_side import answering
 from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.ladder.structure import BLOCKS
 from core.judging.sixteen_bits import sixteen_test
 from core.runs.file.evidence import FAILED, MISSING, OWN_DTYPE, PASSED
-from tests.core.inference.capture.test_extra_costs import counting
 from tests.covering import few
 
 
@@ -123,24 +112,6 @@ def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
 
 def decode(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return walk(model, ids, range(1, len(ids)))
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_as_many_forwards_are_made_as_a_dry_run_counts(narrow: LoadedModel, count: int) -> None:
-    """Of a side compared with the model's own forward, with that in one lower precision, and in two. A dry run counts
-    every draw twice, for long prompts are drawn once more for their directions; these are kept.
-    """
-    prompts = [tuple(range(5, 15)), tuple(range(40, 47))]
-    recorded = answering("recorded", prompts, [torch.zeros(len(ids), narrow.vocab_size) for ids in prompts])
-    of_part = {each.part: each for each in catalogue(narrow)}
-    one = of_part[CACHE] if count == 1 else replace(of_part[CACHE], beside=of_part[LAYERS])
-    with torch.inference_mode(), counting(narrow) as seen:
-        if count:
-            beside_a_precision(narrow, prompts, recorded, (), one)
-        else:
-            sixteen_rows(narrow, prompts, [recorded], ())
-    assert sum(seen) == (most_forwards(count) - DRAWS) * sum(map(len, prompts))
 
 
 @pytest.mark.model
