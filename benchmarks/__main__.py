@@ -13,20 +13,12 @@ _MODULES = {
     "kernel": "kernel",
     "ingest": "ingest",
     "position": "position",
-    "listing": "serving.listing",
     "capture": "capture",
     "capture_memory": "capture_memory",
-    "layers": "layers",
     "session": "verdicts.session",
-    "real": "real",
-    "search": "search",
     "pages": "serving.pages",
-    "visits": "serving.visits",
     "heatmap": "serving.heatmap",
     "memory": "memory",
-    "kept": "kept",
-    "matrix": "serving.matrix",
-    "sweeps": "sweeps",
 }
 ALL = tuple(_MODULES)
 

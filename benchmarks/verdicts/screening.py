@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.verdicts.mutations import Mutation
-from benchmarks.verdicts.real_model import PROMPTS
 from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import MODELS, cases_of, model_named, registered
 from core.errors import CaptureError
@@ -34,6 +33,13 @@ from core.runs.file.evidence import FAILED, NOTED, PASSED
 
 IN_FLOAT16 = tuple(f"{name} float16" for name in CONFIGS)
 TOKENS = 64
+PROMPTS = {
+    "code": "import heapq\n\n\nclass Queue:\n    def __init__(self):\n        self.heap = []\n\n"
+    "    def push(self, item):\n        heapq.heappush(self.heap, item)\n",
+    "prose": "The ferry left at ten past six, and the lamps along the quay were still lit. Nobody on deck had slept;"
+    " the captain had read the weather twice and said nothing.",
+    "German": "Der Zug hielt auf freier Strecke, und niemand wusste, warum. Eine Frau am Fenster las ihrem Kind vor.",
+}
 EQUAL = "equal"
 _BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
 

@@ -5,7 +5,7 @@ noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 
 bfloat16 and float16 values are float32 values too, so the widened model is the same function and only its rounding is
 finer.
 
-Measured with `python -m benchmarks.verdicts.floor` on sample_runs/model (3 layers, hidden 384), three prompts of 48
+Measured on sample_runs/model (3 layers, hidden 384), three prompts of 48
 tokens, two CPU cores; rms of the difference to prefill, in logits:
 
 | | bfloat16 | float32 | noise ratios |

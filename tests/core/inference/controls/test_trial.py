@@ -8,7 +8,6 @@ table, and ULPSCOPE_WHOLE_TRIAL=1 has these tests run it.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import shrink
-from benchmarks.verdicts import real_model
 from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import (
-    FACTORS,
     IN_BFLOAT16,
     MODELS,
     SHIPPED,
@@ -237,48 +233,3 @@ def test_what_is_wrong_is_marked_in_the_table_and_missing_in_the_count() -> None
     assert "| not possible | refused |" in lines
     assert "| a precision | lower precision 60, 90 |" in lines
     assert "| an accused one | **WRONG** float32 60, 90 |" in lines
-
-
-@pytest.mark.model
-def test_a_trial_on_a_folder_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    """A finished case is not run again, half a line is cut off, and the tables come from the file alone."""
-    loaded = tiny_model("llama")
-    loaded.model.save_pretrained(tmp_path / "tiny")
-    loaded.tokenizer.save_pretrained(tmp_path / "tiny")
-    file = tmp_path / "trial.jsonl"
-    wanted = ("prefill", f"{real_model.LIMIT}1.01")
-    first = next(real_model.run_trial(str(tmp_path / "tiny"), "float32", file, wanted=wanted))
-    assert (first.trial.model, first.trial.case, first.trial.verdict) == ("tiny float32", "prefill", "identical")
-    assert real_model.kept_in(file) == [replace(first, seconds=round(first.seconds, 1))]
-    whole = file.read_text()
-    file.write_text(whole + json.dumps({"model": "tiny float32"})[:-3])
-    (second,) = real_model.run_trial(str(tmp_path / "tiny"), "float32", file, wanted=wanted)
-    assert second.trial.verdict == "bug suspected"
-    assert file.read_text() == whole + second.line()
-    assert list(real_model.run_trial(str(tmp_path / "tiny"), "float32", file, wanted=wanted)) == []
-    lines = list(real_model.tables(real_model.kept_in(file)))
-    assert "| prefill | identical 0.00, 0.00 |" in lines
-    assert lines[-1].startswith("| tiny float32 | 1.01 | ")
-    assert lines[-1].endswith(" | bug suspected |")
-
-
-def test_the_order_of_a_trial_on_a_folder_holds_every_case_once() -> None:
-    loaded = tiny_model("llama")
-    names = [case.name for case in real_model.in_turn(loaded)]
-    assert names[0] == real_model.FIRST[0]
-    assert sorted(names) == sorted(
-        [*(case.name for case in cases_of(loaded)), *(f"{real_model.LIMIT}{factor:g}" for factor in FACTORS)]
-    )
-    assert set(real_model.FIRST) - set(names) == {"tied head left untied", "one row of an untied head stale"}
-
-
-@pytest.mark.model
-@pytest.mark.thorough
-def test_a_float32_pair_without_a_floor_calls_no_bug_rounding_and_no_rounding_a_bug() -> None:
-    """`python -m benchmarks.shrink` runs every model; docs/verdict_calibration.md has its table."""
-    found = [one for one in shrink.run_trial(["llama bfloat16"]) if one.test is not None]
-    bugs = [one for one in found if one.is_bug]
-    assert len(bugs) >= 20
-    assert len(found) - len(bugs) >= 20
-    assert [one.case for one in found if one.is_wrong] == []
-    assert sum(one.test is not None and one.test.outcome == "failed" for one in bugs) >= len(bugs) - 1
