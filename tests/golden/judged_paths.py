@@ -1,0 +1,43 @@
+"""Print the verdicts over the paths of judged_paths.json, as JSON. Run with the portable kernels of test_golden.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.verdicts.trial import cases_of, model_named, registered
+from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.judging_session import JudgingSession
+from core.inference.models.torch_errors import quiet
+from core.runs.file.evidence import FAILED
+
+PATHS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def judged(model: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Verdicts of the cases so named, over the first prompt of one model of the trial."""
+    loaded, prompts = model_named(model)
+    session = JudgingSession(loaded, prompts[:1])
+    outputs: dict[str, Any] = {}
+    for case in (case for case in cases_of(loaded) if case.name in names):
+        with registered(case):
+            variant = case.path or case.engine
+            assert variant is not None
+            verdict = judge_pair(loaded, prompts[:1], case.reference, variant, session=session).verdict
+        outputs[case.name] = {
+            "verdict": verdict.name,
+            "ratio": verdict.noise_ratio,
+            "first_place": None if verdict.first_place is None else list(verdict.first_place),
+            "failed": [row.rung for row in verdict.evidence if row.outcome == FAILED],
+        }
+    return outputs
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False
+    with quiet():
+        print(json.dumps({model: judged(model, names) for model, names in PATHS.items()}))

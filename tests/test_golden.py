@@ -1,0 +1,197 @@
+"""Golden outputs: figures, verdicts, bits and exit codes that a refactoring must not move.
+
+`python -m tests.test_golden` writes tests/golden anew. A commit that does so says which entries changed and why.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.__main__ import main
+from core.judging.ingest import ingest
+from core.runs.dumps.export import export_npz
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, Tile, largest_level, tile_cells
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden"
+DUMPS = sorted([*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")])
+LISTS = "tests/core/runs/sparse/payloads"
+TOP_K = {
+    "one answer": f"{LISTS}/vllm_completions.json {LISTS}/vllm_completions.json",
+    "chat": f"{LISTS}/llamacpp_chat.json {LISTS}/llamacpp_chat.json",
+    "rounded": "tests/golden/lists/reference.json tests/golden/lists/rounded.json",
+    "temperature": "tests/golden/lists/reference.json tests/golden/lists/temperature.json",
+    "other token": "tests/golden/lists/reference.json tests/golden/lists/other_token.json",
+}
+# The bits of a forward depend on the processor unless its kernels are the portable ones.
+PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"}
+
+
+def planted(golden: Any, path: tuple) -> Any:
+    """Return a copy with one value moved by as little as must be seen."""
+    changed = copy.deepcopy(golden)
+    owner = changed
+    for key in path[:-1]:
+        owner = owner[key]
+    value = owner[path[-1]]
+    if value is None or isinstance(value, bool):
+        owner[path[-1]] = 1 if value is None else not value
+    elif isinstance(value, float):
+        owner[path[-1]] = value * (1 + 1e-8) + 1e-11
+    else:
+        owner[path[-1]] = value + 1 if isinstance(value, int) else f"{value}."
+    return changed
+
+
+def leaves(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield path
+    else:
+        for key, each in items:
+            yield from leaves(each, (*path, key))
+
+
+def differences(got: Any, want: Any, place: str = "") -> list[str]:
+    """Return the places where an output is not the golden one: floats to 1e-9 relative or 1e-12, all else exactly."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        missing = [f"{place}/{key}: only on one side" for key in got.keys() ^ want.keys()]
+        return missing + [
+            d for key in want.keys() & got.keys() for d in differences(got[key], want[key], f"{place}/{key}")
+        ]
+    if isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
+        return [d for i, (x, y) in enumerate(zip(got, want, strict=True)) for d in differences(x, y, f"{place}[{i}]")]
+    if isinstance(want, float) and isinstance(got, float):
+        return [] if math.isclose(got, want, rel_tol=1e-9, abs_tol=1e-12) else [f"{place}: {got!r}, not {want!r}"]
+    return [] if type(got) is type(want) and got == want else [f"{place}: {got!r}, not {want!r}"]
+
+
+def run(line: str) -> tuple[int, str]:
+    """(exit code, stdout) of `ulpscope LINE` in this process."""
+    before, sys.argv = sys.argv, ["ulpscope", *shlex.split(line)]
+    out = io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(io.StringIO()):
+            main()
+    except SystemExit as ended:
+        return int(ended.code or 0), out.getvalue()
+    finally:
+        sys.argv = before
+    raise AssertionError("main returned")
+
+
+def digest(array: np.ndarray) -> str:
+    return f"{array.dtype} {list(array.shape)} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+
+
+def compared_dumps() -> dict[str, Any]:
+    """`compare --json --positions` of every dump."""
+    return {dump.stem: json.loads(run(f"compare {dump} --json --positions")[1]) for dump in DUMPS}
+
+
+def compared_lists() -> dict[str, Any]:
+    """`compare --json --positions` of top-k responses."""
+    return {name: json.loads(run(f"compare {files} --json --positions")[1]) for name, files in TOP_K.items()}
+
+
+def exported_arrays() -> dict[str, Any]:
+    """Digests of every array that a dump is exported as, after it was stored as a run."""
+    outputs = {}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "runs")
+        for dump in DUMPS:
+            out = Path(folder) / dump.name
+            with RunReader(store.path_of(ingest(store, [dump]))) as stored:
+                export_npz(stored, out)
+            with np.load(out) as arrays:
+                outputs[dump.stem] = {name: digest(arrays[name]) for name in sorted(arrays.files)}
+    return outputs
+
+
+def heatmap_tiles() -> dict[str, Any]:
+    """Digests of the bytes of heatmap tiles, in every order and measure, fine and coarse."""
+    outputs = {}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "runs")
+        for dump in DUMPS:
+            with RunReader(store.path_of(ingest(store, [dump]))) as stored:
+                outputs[dump.stem] = {
+                    f"{order}, {measure}, level {level}": digest(
+                        tile_cells(stored, 0, Tile(0, level, 0, 0), order, measure, lambda _, make: make())
+                    )
+                    for order in ORDERS
+                    for measure in MEASURES
+                    for level in sorted({0, largest_level(stored.header.vocab, TILE_COLUMNS)})
+                }
+    return outputs
+
+
+def judged_paths() -> dict[str, Any]:
+    """Verdicts over 40 faults and 40 harmless paths of the trial, computed with portable kernels."""
+    command = [sys.executable, "-m", "tests.golden.judged_paths"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **PORTABLE}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def exit_codes() -> dict[str, Any]:
+    """Exit codes of every command on good and bad input, one after the other in one new store."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ULPSCOPE_STORE", f"{folder}/runs")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        return {command: run(command.format(tmp=folder))[0] for command in golden("exit_codes")}
+
+
+OUTPUTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "compared_dumps": compared_dumps,
+    "compared_lists": compared_lists,
+    "exported_arrays": exported_arrays,
+    "heatmap_tiles": heatmap_tiles,
+    "judged_paths": judged_paths,
+    "exit_codes": exit_codes,
+}
+
+
+def golden(name: str) -> dict[str, Any]:
+    return json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_output_is_golden(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert differences(OUTPUTS[name](), golden(name)) == []
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_planted_change_is_seen(name):
+    want = golden(name)
+    places = list(leaves(want))
+    for place in places[:: max(1, len(places) // 40)]:
+        assert len(differences(planted(want, place), want)) == 1
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    os.environ["ULPSCOPE_SAMPLES"] = str(ROOT / "tests" / "runs")
+    for name, output in OUTPUTS.items():
+        (GOLDEN / f"{name}.json").write_text(json.dumps(output(), indent=0) + "\n", encoding="utf-8")
