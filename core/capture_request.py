@@ -74,10 +74,7 @@ class CaptureRequest(Request):
     judge: bool = asked(
         "Also run the controls that tell rounding from a bug: several times the work of the capture.", False
     )
-    keep: Literal["all", "flips", "figures"] = asked(
-        "What the run keeps of the logits: all; flips: those at flips, at near ties and beside them; figures: none.",
-        "all",
-    )
+    keep: Literal["all", "figures"] = asked("What the run keeps of the logits: all, or figures (none).", "all")
     dtype: str = asked("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
     device: str | None = asked("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
     revision: str | None = asked("Revision on the hub.", None)

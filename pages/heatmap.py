@@ -9,7 +9,7 @@ import streamlit as st
 from app.heatmap import PAGE, canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from app.sparse import pages as sparse
-from core.runs.file.kept import refusal
+from core.runs.file.kept import REFUSAL
 from core.runs.views.elements import worst_elements
 from core.runs.views.heatmap import WHOLE_RUN, element, sentence
 from core.text import exact, number, plural
@@ -18,8 +18,7 @@ view = widgets.head(PAGE, selection.current_view(), sparse.heatmap)
 run, pair = view.run, view.pair
 header = run.header
 token = heatmap_window.selected_token(view)
-is_kept = run.keeps(pair.index, view.row)
-selected = element(run, pair.index, view.row, token) if token is not None and is_kept else None
+selected = element(run, pair.index, view.row, token) if token is not None and run.has_all_logits else None
 
 st.markdown(sentence(run, view.table))
 canvas.draw(view, selected)
@@ -46,9 +45,8 @@ if selected is not None:
         column_config={"rank (1 = argmax)": widgets.GROUPED},
     )
 
-if not is_kept:
-    place = f"position {view.position} of prompt {view.prompt}"
-    st.info(f"Single logits of {place} cannot be shown: {refusal(header.kept, place)}")
+if not run.has_all_logits:
+    st.info(f"Single logits cannot be shown: {REFUSAL}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
 title.subheader(f"Largest differences at position {view.position}")

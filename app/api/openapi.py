@@ -68,7 +68,7 @@ _SCHEMAS: dict[str, Schema] = {
             "sides": _list(_TEXT),
             "bytes": _WHOLE,
             "is_read_only": _YES,
-            "kept": {"enum": ["all", "flips", "figures"]},
+            "kept": {"enum": ["all", "figures"]},
             "labels": _ref("Labels"),
             "url": _TEXT,
         }

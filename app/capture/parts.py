@@ -39,11 +39,7 @@ SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
 FILE_MB = 50  # of prompts; a viewer's file is held in memory
 KV = {"auto": None, "always": True, "never": False}
-KEPT: dict[Literal["all", "flips", "figures"], str] = {
-    "all": "all",
-    "flips": "at flips, near ties and beside them",
-    "figures": "none: figures only",
-}
+KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: figures only"}
 BESIDE = {  # what is run beside the sides: the label of its box and what it takes
     "judge": (
         "Judge it: rounding, or a bug?",

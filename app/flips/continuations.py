@@ -218,8 +218,7 @@ def _why(view: state.View, found: Continuation) -> None:
             f" {widgets.escaped(made)}: a path here does not compute the same tokens the same way twice."
         )
     values = logits_of_chosen(view.run, found)
-    is_kept = view.run.keeps(view.pair.index, row_of(view.run, found.prompt, found.position))
-    logits = [[exact(v) if is_kept or not pd.isna(v) else "not kept" for v in side] for side in values]
+    logits = [[exact(v) if view.run.has_all_logits or not pd.isna(v) else "not kept" for v in side] for side in values]
     margins = " and ".join(
         f"{number(here[f'{side}_margin'])} ({_ulps(here[f'{side}_margin_ulps'])})" for side in ("reference", "variant")
     )

@@ -17,7 +17,7 @@ from app.hosting.error_details import told
 from app.page import Page
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
-from core.runs.file.kept import note, refusal
+from core.runs.file.kept import REFUSAL, note
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.views.request import left_out, typed_with
@@ -185,7 +185,7 @@ def causes(view: selection.View | selection.SparseView) -> None:
     if not folded.open:
         return
     if isinstance(view, selection.View) and not view.run.has_all_logits:
-        folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header.kept)}")
+        folded.markdown(f"Causes are fitted to logits: {REFUSAL}")
         return
     with folded:
         with st.spinner("Fitting simple causes to half of the positions"):

@@ -4,7 +4,6 @@ is not placed yet.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import StoreError
 from .file.database import Database
-from .file.kept import ALL, FLIPS, beside, refusal
+from .file.kept import ALL, REFUSAL
 from .file.records import RunHeader
 from .tables import heatmap, logits, positions
 
@@ -77,49 +76,21 @@ class Figures:
     def has_all_logits(self) -> bool:
         return self.header.kept == ALL
 
-    def kept_rows(self, side: int) -> NDArray[np.bool_]:
-        """Mask of the rows of a side whose logits are in the file. [rows]"""
-        header = self.header
-        if header.kept != FLIPS:
-            return np.full(header.rows, header.kept == ALL)
-        begins = np.flatnonzero(header.is_first)
-        found = np.zeros(header.rows, bool)
-        for pair in range(len(header.sides) - 1) if side == 0 else (side - 1,):
-            is_chosen = np.zeros(header.rows, bool)
-            of_pair = self._chosen[self._chosen[:, 0] == pair]
-            with self.decoding("table of positions"):
-                is_chosen[begins[of_pair[:, 1]] + of_pair[:, 2]] = True
-            found |= beside(is_chosen, header.is_first)
-        return found
-
-    @cached_property
-    def _chosen(self) -> NDArray[np.int64]:
-        return positions.read_chosen(self._database)
-
-    def keeps(self, pair: int, row: int) -> bool:
-        """Return whether the logits of both sides of a pair are in the file at this row."""
-        return self.has_all_logits or bool(self.kept_rows(pair + 1)[row])
-
-    def _check_kept(self, side: int, start: int, stop: int) -> None:
-        """StoreError where logits of these rows were not kept."""
-        if not self.has_all_logits and not (is_kept := self.kept_rows(side)[start:stop]).all():
-            prompt, position = self.header.places()[start + int(np.argmin(is_kept))]
-            raise StoreError(refusal(self.header.kept, f"prompt {prompt}, position {position}"))
+    def _check_kept(self) -> None:
+        if not self.has_all_logits:
+            raise StoreError(REFUSAL)
 
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
-        """Bits of rows [start, stop) of a side, StoreError where the run does not keep them. [rows, vocab]"""
-        self._check_kept(side, start, stop)
+        """Bits of rows [start, stop) of a side, StoreError if the run has none. [rows, vocab]"""
+        self._check_kept()
         return logits.read_rows(self._database, self.header, side, start, stop)
 
     def read_window(self, side: int, rows: tuple[int, int], tokens: tuple[int, int]) -> NDArray[np.unsignedinteger]:
         """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
-        self._check_kept(side, *rows)
+        self._check_kept()
         return logits.read_window(self._database, self.header, side, rows, tokens)
 
     def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
         """All logits of a side at one position, as bits. [vocab]"""
-        prompts = self.header.prompts
-        if not self.has_all_logits and 0 <= prompt < len(prompts) and 0 <= position < prompts[prompt].positions:
-            row = int(np.flatnonzero(self.header.is_first)[prompt]) + position
-            self._check_kept(side, row, row + 1)
+        self._check_kept()
         return logits.read_position(self._database, self.header, side, prompt, position)

@@ -21,7 +21,7 @@ from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
-from .file.kept import ALL, FIGURES, FLIPS, beside, most_bytes
+from .file.kept import ALL, FIGURES, expected_bytes
 from .file.records import FloorRows, Generation, RunHeader
 from .recent_rows import RecentRows, SpooledRows
 from .store.store import Store
@@ -62,7 +62,6 @@ class RunWriter:
         self._store = store
         self._created = header.created or datetime.now(UTC)
         self._places = np.array(header.places(), np.int32)
-        self._is_first = header.is_first
         self._rows_done = [0] * len(header.sides)
         self._hashes = [SideDigest(header.format) for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
@@ -71,7 +70,7 @@ class RunWriter:
         self._verdicts: dict[int, tuple[str, str, float | None]] = {}
         self._figure_rows = 0
         side_bytes = header.rows * header.vocab * header.format.itemsize
-        raw_bytes = most_bytes(header.kept, len(header.sides), header.rows, side_bytes)
+        raw_bytes = expected_bytes(header.kept, len(header.sides), header.rows, side_bytes)
         is_whole = header.kept == ALL
         room = raw_bytes if is_whole else raw_bytes + side_bytes  # the reference waits in a file of its own
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
@@ -90,8 +89,6 @@ class RunWriter:
         self._coarse = (
             [] if is_whole else [[CoarseCells(p, header, i) for p in PYRAMIDS] for i in range(len(self._totals))]
         )
-        self._is_chosen = [np.zeros(header.rows if header.kept == FLIPS else 0, bool) for _ in header.sides]
-        self._held: dict[int, NDArray[np.unsignedinteger]] = {}  # side -> its last row, until the next is known
         try:
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes if is_whole else 0)
             self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
@@ -314,43 +311,10 @@ class RunWriter:
             made = self._coarse[pair][place].see(cells) if self._coarse else tile_rows(pyramid, pair, 0, rows, cells)
             if made is not None:
                 self._keep_figures(pyramid.name, made)
-        if self.header.kept == FLIPS:
-            self._is_chosen[side][row : row + len(bits)] = figures.is_flip | figures.could_flip
-            self._insert_chosen(database, side, row, bits)
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._write_side_figures(index, places, figures_of_side)
         self._count_figures(len(places))
-
-    def _insert_chosen(self, database: Database, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        """Insert the rows of a variant that flip or nearly tie, and those beside them. The last one waits for the one
-        after it.
-        """
-        if side in self._held:
-            row, bits = row - 1, np.concatenate([self._held.pop(side), bits])
-        stop = row + len(bits)
-        if stop < self.header.rows:
-            self._held[side] = bits[-1:].copy()
-            bits = bits[:-1]
-        first = max(0, row - 1)
-        is_kept = beside(self._is_chosen[side][first:stop], self._is_first[first:stop])
-        self._insert_some(
-            database, side, row + np.flatnonzero(is_kept[row - first : row - first + len(bits)]), row, bits
-        )
-
-    def _insert_some(
-        self, database: Database, side: int, rows: NDArray[np.int64], first: int, bits: NDArray[np.unsignedinteger]
-    ) -> None:
-        """Insert some rows of those from `first` on. bits: [rows from first on, vocab]"""
-        if len(rows):
-            insert_logits(database, side, self._places[rows], np.ascontiguousarray(bits[rows - first]))
-            self._commit(database, len(rows) * bits.shape[1] * bits.itemsize)
-
-    def _insert_reference(self, database: Database, spool: SpooledRows) -> None:
-        """Insert the rows of the reference that some variant has, once all variants are there."""
-        is_kept = np.logical_or.reduce([beside(chosen, self._is_first) for chosen in self._is_chosen[1:]])
-        for row in np.flatnonzero(is_kept):
-            self._insert_some(database, 0, np.array([row]), int(row), spool.rows(int(row), 1))
 
     def _keep_figures(self, name: str, table: pa.Table) -> None:
         self._figures.setdefault(name, []).append(table)
@@ -421,8 +385,6 @@ class RunWriter:
         self._hashing.drain()
         self._storing.drain()
         self._insert_figures()
-        if self._spool is not None and header.kept == FLIPS:
-            self._insert_reference(database, self._spool)
         if header.kept == FIGURES:
             insert_used_vocabulary(database, header)
         if note:
@@ -450,7 +412,7 @@ class RunWriter:
         self._insert_figures()
         delete_sides(database, count)
         self.header = replace(header, sides=header.sides[:count])
-        del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :], self._is_chosen[count:]
+        del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :]
 
     def _place(self) -> None:
         """An interrupt that comes after the run has got its name comes too late: nobody shall be told that nothing was

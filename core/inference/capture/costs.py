@@ -14,7 +14,7 @@ from transformers import Cache, DynamicCache
 
 from ...errors import CaptureError
 from ...numerics.formats import format_named
-from ...runs.file.kept import most_bytes
+from ...runs.file.kept import expected_bytes
 from ...text import size
 from ..models import memory
 from ..models.model import LoadedModel
@@ -42,8 +42,7 @@ class SideCost:
 @dataclass(frozen=True)
 class Costs:
     """A planned capture in figures; bytes throughout. logits_bytes: of all logits that it computes; file_bytes: of its
-    run file, to within a few percent where all logits are kept, at most where flips are, about where none is; kept: of
-    core.runs.file.kept.
+    run file, to within a few percent; kept: of core.runs.file.kept.
     """
 
     prompts: int
@@ -101,7 +100,7 @@ def costs_of(plan: CapturePlan) -> Costs:
         vocab=header.vocab,
         sides=tuple(sides),
         logits_bytes=len(sides) * side_bytes,
-        file_bytes=most_bytes(header.kept, len(sides), header.rows, side_bytes),
+        file_bytes=expected_bytes(header.kept, len(sides), header.rows, side_bytes),
         kept=header.kept,
         weight_bytes=loaded.weight_bytes,
         kv_bytes=max(known) if len(known) == len(sides) else None,

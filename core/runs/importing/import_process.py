@@ -24,7 +24,6 @@ from ...errors import StoreError, UlpscopeError, UsageError
 from ...numerics.formats import format_named
 from ...text import shown
 from ..file.database import DECODING, Database
-from ..file.kept import NOTES
 from ..file.records import IDENTICAL, VERDICTS, FloorRows, RunHeader
 from ..ops_run import KIND as OPS
 from ..ops_run import ops_of, write_ops_run
@@ -79,7 +78,7 @@ def take_in(store: Store, path: Path, *, run_id: str | None, name: str | None, o
     with RunReader(path) as run:
         if not run.has_all_logits:
             raise StoreError(
-                f"{shown(path.name)}: keeps {NOTES[run.header.kept]}, by which its figures cannot be checked; copy it"
+                f"{shown(path.name)}: keeps no logits, by which its figures cannot be checked; copy it"
                 " into the store's directory if you trust who made it."
             )
         return _take_run(store, run, counts, run_id=run_id, name=name, on_progress=on_progress)

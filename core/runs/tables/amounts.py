@@ -13,7 +13,7 @@ from ...numerics.sizes import TOP_K
 from ..file.blob_tiles import TILE_BYTES
 from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, TOGETHER, TOGETHER_ELSEWHERE
 from ..file.database import Database, check_size
-from ..file.kept import ALL, FLIPS, NOTES
+from ..file.kept import ALL, NOTE
 from ..file.table import Table
 from .run import check_text
 from .schema import TABLES
@@ -91,22 +91,12 @@ def check_counts(database: Database, counts: Mapping[str, int], vocab: int, item
                 f"{database.file}: table {table} has {counts[table]:,} rows; the run makes at most {limit:,}; the file"
                 " is damaged."
             )
-    kept_rows = sides * rows if kept == ALL else _chosen_rows(database) if kept == FLIPS else 0
+    kept_rows = sides * rows if kept == ALL else 0
     most["logits"] = kept_rows * -(-vocab * itemsize // TILE_BYTES)
     if counts["logits"] != most["logits"]:
         raise StoreError(
             f"{database.file}: table logits has {counts['logits']:,} rows; a run that keeps "
-            f"{NOTES.get(kept, 'all of them')} has {most['logits']:,}; the file is damaged."
+            f"{'all of them' if kept == ALL else NOTE} has {most['logits']:,}; the file is damaged."
         )
     check_size(database.path, kept_rows * vocab * itemsize)
     return {table: most[table] for table in _EXACT}
-
-
-def _chosen_rows(database: Database) -> int:
-    """Rows of logits of a run that keeps those of flips: of each pair its variant's, the reference's once."""
-    found = database.rows("""WITH chosen AS (
-            SELECT DISTINCT pair, prompt, position + step AS position FROM run_file.main.position
-            JOIN run_file.main.prompt USING (prompt), (VALUES (-1), (0), (1)) AS beside (step)
-            WHERE (is_flip OR could_flip) AND position + step BETWEEN 0 AND positions - 1)
-        SELECT count(*) + count(DISTINCT (prompt, position)) FROM chosen""")
-    return int(found[0][0])

@@ -111,12 +111,6 @@ def read_first_flip(database: Database) -> tuple[int, int, int] | None:
     return found[0] if found else None
 
 
-def read_chosen(database: Database) -> NDArray[np.int64]:
-    """(pair, prompt, position) of every position that flips or could flip, of all pairs. [found, 3]"""
-    found = database.table("SELECT pair, prompt, position FROM position WHERE is_flip OR could_flip")
-    return np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("pair", "prompt", "position")], axis=1)
-
-
 def read_logsumexp(database: Database, side: int) -> NDArray[np.float64]:
     """Read the logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""
     found = database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])

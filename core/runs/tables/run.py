@@ -34,8 +34,7 @@ RUN = Table(
     note VARCHAR -- free text, such as how the compute dtype was found
     versions VARCHAR -- JSON object: library or setting to its version or value
     file_version INTEGER -- version of this form of run file
-    kept VARCHAR NULL -- what is kept of the logits: all; flips: those of positions that flip or nearly tie in
-    -- a pair, of its two sides, and of the positions beside these; figures: none; null where a run of its kind has none
+    kept VARCHAR NULL -- what is kept of the logits: all; figures: none; null where a run of its kind has none
     """,
 )
 

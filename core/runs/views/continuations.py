@@ -11,7 +11,6 @@ from ...errors import UsageError
 from ...numerics.formats import values_of
 from ...text import plural
 from ..reader import RunReader, StoredPair
-from .elements import row_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +114,7 @@ def logits_of_chosen(run: RunReader, found: Continuation) -> tuple[NDArray, NDAr
     if found.chosen is None or found.position is None:
         raise UsageError(f"prompt {found.prompt}: the continuations of '{found.variant}' and the reference never part.")
     place, sides, chosen = (found.prompt, found.position), (0, found.pair + 1), list(found.chosen)
-    if not run.keeps(found.pair, row_of(run, *place)):
+    if not run.has_all_logits:
         best = [run.top_tokens(side, *place).set_index("token_id")["logit"] for side in sides]
         reference, variant = (logits.reindex(chosen).to_numpy(float) for logits in best)
     else:

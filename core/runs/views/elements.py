@@ -44,8 +44,8 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     """The tokens that are among the `count` best of either side, best of the reference first.
 
     Columns: token_id, text (null if unknown), reference_logit, variant_logit, reference_rank, variant_rank (1 is the
-    argmax), and the probabilities of both sides. Where the logits of the position were not kept: of tokens that are
-    among the stored best of both sides.
+    argmax), and the probabilities of both sides. If the run keeps no logits: of tokens that are among the stored best
+    of both sides.
     """
     import pandas as pd
 
@@ -54,11 +54,11 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     ids = list(dict.fromkeys([*tops[0]["token_id"][:count], *tops[1]["token_id"][:count]]))
     row = row_of(run, prompt, position)
     stored = [top.set_index("token_id") for top in tops]
-    if not (is_kept := run.keeps(pair, row)):
+    if not run.has_all_logits:
         ids = [token for token in ids if all(token in top.index for top in stored)]
     table = {"token_id": ids, "text": _texts(run, ids)}
     for name, side, top in zip(("reference", "variant"), sides, stored, strict=True):
-        if is_kept:
+        if run.has_all_logits:
             logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
             chosen = logits[ids]
             table[f"{name}_rank"] = [rank_of(logits, token) for token in ids]

@@ -208,12 +208,10 @@ def _of_tokens(
     at = order[place[is_stored]] if len(keys) else np.zeros(0, np.int64)
     logits[is_stored] = best["logit"].to_numpy(float)[at]
     ranks[is_stored] = best["rank"].to_numpy(np.int64)[at] + 1  # the file counts from 0
-    places, is_kept = run.header.places(), run.kept_rows(side)[rows]
+    places = run.header.places()
     for column in np.flatnonzero((~is_stored & (wanted >= 0)).any(axis=0)):
-        if left == 0:
+        if left == 0 or not run.has_all_logits:
             break
-        if not is_kept[column]:
-            continue
         left -= 1
         values = values_of(run.at(side, *places[rows[column]]), run.header.format).astype(np.float64)
         for line in np.flatnonzero(~is_stored[:, column] & (wanted[:, column] >= 0)):

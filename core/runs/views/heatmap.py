@@ -28,7 +28,7 @@ from ...numerics.formats import values_of
 from ...text import number, out_of, plural
 from ..figures import STORED_CELLS
 from ..file.evidence import PairFigures
-from ..file.kept import refusal
+from ..file.kept import REFUSAL
 from ..reader import RunReader
 from .elements import place_of, rank_of
 
@@ -191,7 +191,7 @@ def _extent(
         raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
     if not is_offered(run, order, measure):
         if not run.has_all_logits:
-            raise UsageError(f"by rank and as differences a pair is not shown: {refusal(header.kept)}")
+            raise UsageError(f"by rank and as differences a pair is not shown: {REFUSAL}")
         raise UsageError(
             f"a pair of {header.rows * header.vocab} logits is shown in row ULPs and ULPs by token id only."
         )

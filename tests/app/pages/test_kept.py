@@ -49,8 +49,6 @@ def test_a_run_that_keeps_all_says_nothing_of_it(store, monkeypatch):
     assert "cannot be shown" not in plain(app)
 
 
-def test_the_heatmap_says_why_single_logits_are_not_shown_and_shows_those_that_are_kept(store, monkeypatch):
+def test_the_heatmap_says_why_single_logits_are_not_shown(store, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_STORE", str(store))
-    refused = plain(opened("heatmap", run="kept-flips", position="0"))
-    assert "run keeps complete logits only" in refused
-    assert "Largest differences at position 5" in plain(opened("heatmap", run="kept-flips", position="5"))
+    assert "figures only, no logits" in plain(opened("heatmap", run="kept-figures", position="0"))

@@ -115,7 +115,7 @@ def test_whatever_else_is_asked_for_is_another_cell(plan_file, other):
         ("models = ['m']\nprompts = ['a.txt']", "'paths' is empty; expected a list of at least one"),
         ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nrepeats = 'x'", "expected a whole number"),
         ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\njudge = 1", "expected true or false"),
-        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nkeep = 'some'", "expected all, flips and figures"),
+        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nkeep = 'some'", "expected all and figures"),
         ("models = ['m']\nprompts = ['no.txt']\npaths = ['decode']", "no.txt: cannot be read as UTF-8 text"),
         (
             "models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\n[[exclude]]\nvariant = 'x'",

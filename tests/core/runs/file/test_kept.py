@@ -15,7 +15,7 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
-from core.runs.file.kept import ALL, FIGURES, FLIPS, KEEPS, beside, most_bytes
+from core.runs.file.kept import ALL, FIGURES, KEEPS, expected_bytes
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
@@ -34,7 +34,7 @@ def _tie(side: np.ndarray, row: int) -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One capture of two variants in pieces of uneven size, kept in each of the three ways."""
+    """One capture of two variants in pieces of uneven size, kept in both ways."""
     header = replace(header_of(lengths=LENGTHS, vocab=VOCAB, sides=3), vocabulary={i: f"v{i}" for i in range(VOCAB)})
     sides = calm_sides(header)
     for side in sides:
@@ -59,16 +59,14 @@ def _rows(path: Path, table: str, where: str = "") -> list[tuple]:
         return sorted(shell.execute(f"SELECT * FROM {table} {where}").fetchall(), key=repr)
 
 
-@pytest.mark.parametrize("keep", [FLIPS, FIGURES])
 @pytest.mark.parametrize("table", sorted(TABLES.keys() - {"run", "logits", "vocabulary", *PYRAMID}))
-def test_every_figure_is_that_of_the_run_that_keeps_all(kept: dict[str, Path], keep: str, table: str) -> None:
-    assert _rows(kept[keep], table) == _rows(kept[ALL], table)
+def test_every_figure_is_that_of_the_run_that_keeps_all(kept: dict[str, Path], table: str) -> None:
+    assert _rows(kept[FIGURES], table) == _rows(kept[ALL], table)
 
 
-@pytest.mark.parametrize("keep", [FLIPS, FIGURES])
 @pytest.mark.parametrize("table", PYRAMID)
-def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(kept: dict[str, Path], keep: str, table: str) -> None:
-    with RunReader(kept[keep]) as run, RunReader(kept[ALL]) as whole:
+def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(kept: dict[str, Path], table: str) -> None:
+    with RunReader(kept[FIGURES]) as run, RunReader(kept[ALL]) as whole:
         assert run.levels() == pyramid.coarse_levels(sum(LENGTHS), VOCAB)
         for level in run.levels():
             ours, theirs = (
@@ -99,22 +97,9 @@ def test_a_coarse_level_is_made_as_its_rows_pass_by(
             )
 
 
-def test_logits_are_kept_at_flips_near_ties_and_beside_them_within_their_prompt(kept: dict[str, Path]) -> None:
-    with RunReader(kept[FLIPS]) as run, RunReader(kept[ALL]) as whole:
-        one = [0, 1, 38, 39, 59, 60, 61]  # 40 begins another prompt
-        other = [99, 100, 101]
-        for side, rows in ((0, sorted(one + other)), (1, one), (2, other)):
-            assert np.flatnonzero(run.kept_rows(side)).tolist() == rows
-            for row in rows:
-                assert np.array_equal(run.read_rows(side, row, row + 1), whole.read_rows(side, row, row + 1))
-        with pytest.raises(StoreError, match="prompt 0, position 2"):
-            run.read_rows(1, 0, 5)
-
-
 def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> None:
     with RunReader(kept[FIGURES]) as run:
-        assert not run.kept_rows(0).any()
-        assert not run.keeps(0, 39)
+        assert not run.has_all_logits
         for read in (
             lambda: run.at(0, 0, 0),
             lambda: run.read_rows(1, 0, 1),
@@ -128,16 +113,12 @@ def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> No
 def test_texts_are_kept_of_the_tokens_that_figures_name(kept: dict[str, Path]) -> None:
     used = "token_id IN (SELECT token_id FROM top_token UNION SELECT token_id FROM token)"
     assert _rows(kept[FIGURES], "vocabulary") == _rows(kept[ALL], "vocabulary", f"WHERE {used}")
-    assert _rows(kept[FLIPS], "vocabulary") == _rows(kept[ALL], "vocabulary")
 
 
 LIES = {
     "says figures, has logits": (ALL, "UPDATE run SET kept = 'figures'", r"no logits has 0"),
-    "says flips, has all": (ALL, "UPDATE run SET kept = 'flips'", r"beside them has 20"),
-    "says all, lacks some": (FLIPS, "UPDATE run SET kept = 'all'", r"cannot hold|all of them has 399"),
+    "says all, lacks some": (ALL, "DELETE FROM logits WHERE side = 2 AND position = 57", r"has 398 rows"),
     "says all, has none": (FIGURES, "UPDATE run SET kept = 'all'", r"cannot hold|all of them has 399"),
-    "says flips, has none": (FIGURES, "UPDATE run SET kept = 'flips'", r"beside them has 20"),
-    "lacks one of flips": (FLIPS, "DELETE FROM logits WHERE side = 2 AND position = 57", r"has 19 rows"),
     "says nothing": (ALL, "UPDATE run SET kept = NULL", r"makes no sense"),
     "says something else": (ALL, "UPDATE run SET kept = 'most'", r"keeps 'most'"),
 }
@@ -166,13 +147,8 @@ def test_the_store_lists_what_each_run_keeps(kept: dict[str, Path]) -> None:
 
 def test_a_run_is_asked_for_what_a_file_can_keep() -> None:
     assert get_args(get_type_hints(CaptureRequest)["keep"]) == KEEPS
-    with pytest.raises(UsageError, match="--keep 'most': expected all, flips"):
+    with pytest.raises(UsageError, match="--keep 'most': expected all, figures"):
         replace(header_of(), kept="most")
-
-
-def test_neighbours_are_within_a_prompt() -> None:
-    chosen, first = (np.array(list(bits), "U1") == "1" for bits in ("0100010", "1000110"))
-    assert beside(chosen, first).tolist() == [True, True, True, False, False, True, True]
 
 
 def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(tmp_path: Path) -> None:
@@ -183,4 +159,4 @@ def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(tmp_path: Path) 
         for side, bits in enumerate(sides):
             writer.write(side, 0, bits)
         path = store.path_of(writer.finish())
-    assert path.stat().st_size < most_bytes(FIGURES, 2, 64, sides[0].nbytes) < sides[0].nbytes
+    assert path.stat().st_size < expected_bytes(FIGURES, 2, 64, sides[0].nbytes) < sides[0].nbytes
