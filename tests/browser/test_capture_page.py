@@ -13,10 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from core.runs.store.store import Store
 from tests.browser.driving import Dashboard, picture, settle, start
-from tests.core.probing import odd_server
 
 pytestmark = pytest.mark.model
-COUNTED = re.compile(r"1 prompt, 2 sides: 24 forwards of 46 tokens in all")
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +53,6 @@ def fill(page: Page, label: str, text: str) -> None:
     field.fill(text)
     field.press("Tab")
     settle(page)
-
-
-@pytest.mark.thorough
-def test_the_page_foretells_forwards_positions_and_size_and_follows_the_form(page: Page, dashboard: Dashboard):
-    opened(page, dashboard)
-    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
-    expect(page.get_by_text("The run file takes 376.8 KB")).to_be_visible()
-    fill(page, "Sweep of the reference", "batch=2,3")
-    expect(page.get_by_text("1 prompt, 4 sides: 26 forwards of 161 tokens in all")).to_be_visible(timeout=60_000)
-    picture(page, "capture-foretold")
-    fill(page, "Sweep of the reference", "batches=2,3")
-    expect(page.get_by_text("--sweep 'batches=2,3' is not known")).to_be_visible(timeout=60_000)
-    assert "'--sweep=batches=2,3'" in command(page) or "--sweep=batches=2,3" in command(page)
 
 
 @pytest.mark.thorough
@@ -136,52 +121,6 @@ def test_a_side_of_another_engine_is_typed_captured_and_opened(page: Page, dashb
 
 
 @pytest.mark.thorough
-def test_a_form_is_as_it_was_left_after_a_look_at_another_page(page: Page, dashboard: Dashboard):
-    opened(page, dashboard)
-    fill(page, "Sweep of the reference", "batch=2,5")
-    choose(page, "dtype", "float32")
-    choose(page, "What to do", "continue the prompts")
-    before = command(page)
-    assert "core generate " in before
-    assert "--tokens=64" in before
-    assert "--dtype float32" in before
-    page.get_by_role("link", name="Near ties").click()
-    expect(page.locator("h1")).to_have_text("Near ties")
-    page.get_by_role("link", name="Capture").click()
-    expect(page.locator("h1")).to_have_text("Capture")
-    settle(page)
-    assert command(page) == before
-
-
-@pytest.mark.thorough
-def test_a_chat_without_a_template_is_refused_in_the_preview(page: Page, dashboard: Dashboard):
-    opened(page, dashboard)
-    page.get_by_text("As a chat, through the tokenizer's chat template").click()
-    fill(page, "System message", "Be short.")
-    expect(page.get_by_text("has no chat template")).to_be_visible(timeout=60_000)
-    assert "--chat '--system=Be short.'" in command(page)
-    picture(page, "capture-refused")
-
-
-@pytest.mark.thorough
-def test_a_model_that_was_tried_is_offered_to_the_next_viewer(page: Page, dashboard: Dashboard, browser: Browser):
-    opened(page, dashboard)
-    field = page.get_by_role("combobox", name="Model")
-    field.fill("no/such/model")
-    field.press("Enter")
-    settle(page)
-    page.get_by_role("button", name="Capture", exact=True).click()
-    expect(page.get_by_text("model 'no/such/model'").first).to_be_visible(timeout=60_000)
-    remembered = json.loads((dashboard.store / ".recent-models.json").read_text())
-    assert remembered[0] == "no/such/model"
-    other = browser.new_context().new_page()
-    opened(other, dashboard)
-    other.get_by_role("combobox", name="Model").click()
-    expect(other.get_by_role("option", name="no/such/model")).to_be_visible()
-    other.context.close()
-
-
-@pytest.mark.thorough
 def test_a_running_capture_is_cancelled_and_leaves_nothing(page: Page, dashboard: Dashboard):
     before = sorted(dashboard.store.glob("*.duckdb"))
     opened(page, dashboard)
@@ -196,17 +135,6 @@ def test_a_running_capture_is_cancelled_and_leaves_nothing(page: Page, dashboard
     expect(page.get_by_text("cancelled; nothing was stored")).to_be_visible(timeout=60_000)
     assert sorted(dashboard.store.glob("*.duckdb")) == before
     assert not [left for left in dashboard.store.glob(".partial-*") if "preview" not in left.name]
-
-
-@pytest.mark.thorough
-def test_the_page_is_readable_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    page = context.new_page()
-    opened(page, dashboard)
-    expect(page.get_by_text(COUNTED)).to_be_visible(timeout=60_000)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    picture(page, "capture-dark-390")
-    context.close()
 
 
 @pytest.mark.thorough
@@ -240,37 +168,3 @@ def test_a_model_of_a_package_is_got_with_a_button_and_a_cancel_leaves_nothing(
         finally:
             running.process.terminate()
             running.process.wait(20)
-
-
-def test_a_live_server_is_probed_and_what_it_sent_is_opened(page: Page, dashboard: Dashboard):
-    store = Store(dashboard.store)
-    before = set(store.directory.glob("*.duckdb"))
-    with odd_server.serving(odd_server.good) as (address, seen):
-        page.goto(f"{dashboard.url}/probe")
-        settle(page)
-        page.get_by_label("Server", exact=True).fill(address)
-        page.keyboard.press("Tab")
-        settle(page)
-        expect(page.get_by_text("Nothing is sent before. At most 23 requests")).to_be_visible()
-        assert seen.asked == []
-        page.get_by_role("button", name="Probe", exact=True).click()
-        page.get_by_role("button", name="Open run").click(timeout=120_000)
-        expect(page.locator("h1")).to_have_text("Overview", timeout=60_000)
-    settle(page)
-    expect(page.get_by_text("what was not sent is not compared")).to_be_visible()
-    expect(page.get_by_text("What was sent at position")).to_be_visible()
-    picture(page, "probe")
-    page.get_by_role("link", name="Probe").click()
-    expect(page.get_by_label("Server", exact=True)).to_have_value(address)
-    stored = set(store.directory.glob("*.duckdb"))
-    with odd_server.serving(odd_server.slow) as (address, seen):
-        settle(page)
-        page.get_by_label("Server", exact=True).fill(address)
-        page.keyboard.press("Tab")
-        settle(page)
-        page.get_by_role("button", name="Probe", exact=True).click()
-        page.get_by_role("button", name="Cancel").click(timeout=60_000)
-        expect(page.get_by_text("cancelled; nothing was stored").first).to_be_visible(timeout=60_000)
-    assert set(store.directory.glob("*.duckdb")) == stored
-    for path in set(store.directory.glob("*.duckdb")) - before:
-        store.delete(path.stem)

@@ -4,21 +4,15 @@ picture.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app import navigation
-from core.runs.reader import RunReader
 from tests.browser.driving import ROOT, Dashboard, open_saved, picture, settle, start
 
 FRESH, CLOSER = "run=fresh-against-cached", "run=where-it-starts"
@@ -31,47 +25,6 @@ LOOKS = {  # which run a page is looked at with
 }
 NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
 PAGES = {"" if page.name == "runs" else page.name: page.title for page in navigation.PAGES}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_opens_on_a_sample_run(page: Page, dashboard: Dashboard, name: str):
-    page.goto(f"{dashboard.url}/{name}?run=fresh-against-cached&prompt=1&position=36")
-    settle(page)
-    expect(page.locator("h1")).to_have_text(PAGES[name])
-    assert "run=fresh-against-cached" in page.url
-    picture(page, name or "runs")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["overview", "heatmap"])
-def test_pages_open_in_the_dark_and_on_a_phone(browser: Browser, dashboard: Dashboard, name: str):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    page = context.new_page()
-    page.goto(f"{dashboard.url}/{name}?run=batch-1-against-n&position=89")
-    settle(page)
-    background = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
-    assert sum(int(part) for part in re.findall(r"\d+", background)[:3]) < 150
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    picture(page, f"{name}-dark-390")
-    context.close()
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_page_finds_its_server_at_once_and_fetches_no_colours_for_commands(
-    page: Page, dashboard: Dashboard, is_told: bool
-):
-    """Where it is not told, it asks below the page's address first: the test would notice."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url.removeprefix(dashboard.url)))
-    address = f"{dashboard.url}/kernels?run=fresh-against-cached"
-    if not is_told:
-        page.add_init_script("Object.defineProperty(window, '__streamlit', { value: undefined, writable: false })")
-    page.goto(address)
-    settle(page)
-    expect(page.locator("pre code")).to_contain_text(" judge ")
-    assert any(path.startswith("/_stcore/health") for path in asked)
-    assert not [path for path in asked if "SyntaxHighlighter" in path]
-    assert any(path.startswith("/kernels/_stcore/") for path in asked) != is_told
 
 
 def test_a_command_is_copied_as_it_stands_or_marked_where_the_clipboard_is_refused(page: Page, dashboard: Dashboard):
@@ -202,45 +155,6 @@ def test_an_uploaded_dump_is_understood_saved_and_shown_on_every_page(page: Page
 
 
 @pytest.mark.thorough
-def test_the_reference_of_an_upload_can_be_chosen(page: Page, dashboard: Dashboard):
-    page.goto(f"{dashboard.url}/upload")
-    settle(page)
-    page.locator("input[type=file]").set_input_files(ROOT / "sample_runs" / "dumps" / "six_calls.npz")
-    expect(page.get_by_text("Understood as")).to_be_visible()
-    page.get_by_role("combobox", name=re.compile("^Reference")).click()
-    page.get_by_role("option", name="call_3").click()
-    settle(page)
-    page.get_by_label("Name of the run").fill("Six calls")
-    page.get_by_role("button", name="Save as a run").click()
-    open_saved(page, "Six calls")
-    expect(page.locator("h1")).to_have_text("Overview")
-    settle(page)
-    expect(page.get_by_text(re.compile("reference call_3, variant call_1"))).to_be_visible()
-    expect(page.get_by_text("Bit-identical classes")).to_be_visible()
-
-
-@pytest.mark.thorough
-def test_a_bad_dump_gets_one_sentence_and_stores_nothing(page: Page, dashboard: Dashboard, tmp_path: Path):
-    before = sorted(dashboard.store.glob("*.duckdb"))
-    np.savez(tmp_path / "odd.npz", reference=np.zeros((2, 8), np.float32), variant=np.zeros((3, 8), np.float32))
-    page.goto(f"{dashboard.url}/upload")
-    settle(page)
-    page.locator("input[type=file]").set_input_files(tmp_path / "odd.npz")
-    expect(page.locator("[data-testid=stAlert]")).to_contain_text("odd.npz")
-    assert page.get_by_role("button", name="Save as a run").count() == 0
-    assert sorted(dashboard.store.glob("*.duckdb")) == before
-    page.get_by_role("button", name="Remove odd.npz").click()
-
-
-@pytest.mark.thorough
-def test_a_link_to_an_unknown_run_gets_a_sentence_and_the_gallery(page: Page, dashboard: Dashboard):
-    page.goto(f"{dashboard.url}/heatmap?run=long-gone")
-    settle(page)
-    expect(page.locator("h1")).to_have_text("Runs")
-    expect(page.get_by_text("There is no run 'long-gone' here")).to_be_visible()
-
-
-@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(
     page: Page, dashboard: Dashboard, browser: Browser
@@ -265,61 +179,6 @@ def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(
     expect(page.get_by_text("logits differ;").or_(page.get_by_text("Bit-identical:"))).to_be_visible()
 
 
-@pytest.mark.thorough
-@pytest.mark.model
-def test_a_capture_that_fails_says_why_and_a_running_one_can_be_cancelled(page: Page, dashboard: Dashboard):
-    before = sorted(dashboard.store.glob("*.duckdb"))
-    page.goto(f"{dashboard.url}/capture")
-    settle(page)
-    page.get_by_role("combobox", name="Variant paths").fill("decode+batches:3")
-    page.get_by_role("combobox", name="Variant paths").press("Enter")
-    page.keyboard.press("Escape")  # closes the list, which hides the rest of the page from a screen reader
-    settle(page)
-    page.get_by_role("button", name="Capture", exact=True).click()
-    expect(page.get_by_text("no modifier 'batches'")).to_have_count(2)  # the preview's, and the job's
-    picture(page, "capture-failed")
-    page.get_by_role("textbox", name="Prompts").fill("for line in lines:\n    print(line)\n" * 60)
-    page.get_by_role("textbox", name="Prompts").press("Control+Enter")
-    page.get_by_role("button", name="Capture", exact=True).click()
-    page.get_by_role("button", name="Cancel").first.click()
-    expect(page.get_by_text("cancelled; nothing was stored")).to_be_visible()
-    assert sorted(dashboard.store.glob("*.duckdb")) == before
-
-
-@pytest.mark.thorough
-def test_an_empty_store_says_what_to_do(browser: Browser, tmp_path: Path):
-    empty = start(tmp_path / "runs", ULPSCOPE_SAMPLES="")
-    try:
-        page = browser.new_context().new_page()
-        page.goto(empty.url)
-        settle(page)
-        expect(page.get_by_text("No runs yet.")).to_be_visible()
-        picture(page, "empty")
-        page.context.close()
-    finally:
-        empty.process.terminate()
-        empty.process.wait(20)
-
-
-def test_the_run_file_downloads_bit_for_bit_and_the_npz_holds_every_side(dashboard: Dashboard, tmp_path: Path):
-    with urllib.request.urlopen(f"{dashboard.url}/files/batch-1-against-n.duckdb") as answer:
-        body = answer.read()
-    assert body == (ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes()
-    with urllib.request.urlopen(f"{dashboard.url}/files/batch-1-against-n.npz") as answer:
-        (tmp_path / "run.npz").write_bytes(answer.read())
-    arrays = np.load(tmp_path / "run.npz")
-    with RunReader(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb") as run:
-        digests = {side.name: side.sha256 for side in run.sides}
-    assert {side: hashlib.sha256(arrays[side].tobytes()).hexdigest() for side in digests} == digests
-
-
-@pytest.mark.parametrize("path", ["no-such-run.duckdb", "..%2f..%2fREADME.duckdb", "%2e%2e%2fREADME.npz"])
-def test_a_download_of_what_is_no_run_is_refused(dashboard: Dashboard, path: str):
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{dashboard.url}/files/{path}")
-    assert refused.value.code in (400, 404)  # 400: the server itself refuses a path that climbs
-
-
 def loaded_libraries(process: subprocess.Popen) -> str:
     return Path(f"/proc/{process.pid}/maps").read_text()
 
@@ -332,17 +191,6 @@ def test_the_viewer_never_loads_torch(page: Page, dashboard: Dashboard):
     libraries = loaded_libraries(dashboard.process)
     assert "libtorch" not in libraries
     assert "duckdb" in libraries  # the look at the process does see what it has loaded
-
-
-@pytest.mark.thorough
-def test_the_look_at_a_process_would_notice_torch():
-    """The twin of the test above: a process that has loaded torch is caught."""
-
-    program = "import torch, sys; print('ready', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        assert "libtorch" in loaded_libraries(process)
-        process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -370,24 +218,3 @@ def test_every_page_stands_on_a_shipped_run(browser: Browser, shipped: Dashboard
         assert page.evaluate(NO_SCROLL) <= 0, name
         picture(page, f"shipped-{name}-{width}-{scheme}")
         page.context.close()
-
-
-def test_the_overview_of_a_judged_run_stands_above_the_fold(browser: Browser, shipped: Dashboard):
-    """Verdict, four figures and the strip of tokens on one screen of 1280 x 900, at the first flip."""
-    page = look(browser, shipped, f"overview?{FRESH}")
-    assert "prompt=0&position=9" in page.url
-    parts = [".st-key-verdict .stMarkdownBadge", "[data-testid=stMetric] >> nth=3", ".strip .token >> nth=0"]
-    for part in parts:
-        box = page.locator(part).first.bounding_box()
-        assert box is not None, part
-        assert box["y"] + box["height"] <= 900, part
-    page.context.close()
-
-
-def test_what_stands_below_the_fold_is_seen_to(browser: Browser, shipped: Dashboard):
-    """The twin: on a screen a third as high the strip is not there."""
-    page = look(browser, shipped, f"overview?{FRESH}")
-    box = page.locator(".strip .token").first.bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] > 300
-    page.context.close()

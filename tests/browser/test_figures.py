@@ -9,7 +9,6 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from app.components import plots
 from tests.browser.driving import Dashboard, pause, settle
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
@@ -55,18 +54,6 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
     expect(page.get_by_text("Top tokens at position 144")).to_be_visible()  # the first flip of that prompt
     settle(page)
     assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
-
-
-@pytest.mark.thorough
-def test_a_figure_is_drawn_again_where_it_changes_and_nowhere_else(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"overview?{AT}")
-    for key in ("over_positions", "ulp_histogram"):
-        figure(page, key).evaluate(
-            "figure => { figure.times = 0; figure.on('plotly_afterplot', () => figure.times++); }"
-        )
-    step(page, "ArrowRight", 37)
-    assert figure(page, "over_positions").evaluate("figure => figure.times") > 0  # the line at the position has moved
-    assert figure(page, "ulp_histogram").evaluate("figure => figure.times") == 0
 
 
 @pytest.mark.thorough
@@ -132,15 +119,3 @@ def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboa
     page.keyboard.press("Escape")
     expect(chart.locator(".main-svg").first).to_have_attribute("height", "460")
     assert chart.bounding_box() == before
-
-
-@pytest.mark.thorough
-def test_a_library_that_does_not_arrive_is_said_and_asked_for_again(page: Page, dashboard: Dashboard):
-    page.route(f"**/{plots.LIBRARY.name}", lambda route: route.abort())
-    opened(page, dashboard, f"near_ties?{AT}")
-    said = page.get_by_text("No figure: the code that draws figures did not arrive; reload the page.")
-    expect(said).to_have_count(3)
-    page.unroute(f"**/{plots.LIBRARY.name}")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator(".js-plotly-plot")).to_have_count(3)
-    expect(said).to_have_count(0)

@@ -8,7 +8,6 @@ import base64
 import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -93,23 +92,6 @@ def test_a_click_on_a_name_opens_the_run_of_that_row(opened: Page):
 
 
 @pytest.mark.thorough
-def test_a_tick_stays_with_its_run_when_other_runs_are_shown(opened: Page, store: Store):
-    click_row(opened, 2, 17)
-    expect(actions(opened).get_by_text("Ticked:")).to_be_visible()
-    expect(actions(opened)).to_contain_text("· a")
-    opened.get_by_role("combobox", name="With tags").click()
-    opened.get_by_role("option", name="first", exact=True).click()
-    opened.keyboard.press("Escape")  # the list stays open for more tags
-    expect(opened.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible()
-    settle(opened)
-    expect(actions(opened)).to_contain_text("· a")
-    assert "tag=first" in opened.url
-    opened.get_by_role("button", name="Delete", exact=True).click()
-    expect(opened.get_by_text("Deleted 'Batch 1 against N, bfloat16'.")).to_be_visible()
-    assert [path.stem for path in store.paths()] == ["b", "c"]  # a, though its row was b's before
-
-
-@pytest.mark.thorough
 def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
     click_row(opened, 0, 17)
     settle(opened)
@@ -127,25 +109,6 @@ def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
     assert [path.stem for path in store.paths()] == ["a", "b", "c"]
     assert labels.read(store.directory, "a") == Labels(("first",))
     assert store.discarded() == []
-
-
-@pytest.mark.thorough
-def test_a_deleted_run_is_restored_from_the_list(opened: Page, store: Store):
-    store.discard("b")  # by another viewer: the page notices by itself
-    fold = opened.get_by_text(re.compile("^Recently deleted: 1 run, 10.9 MB"))
-    fold.click()
-    settle(opened)
-    table = opened.locator("[data-testid=stDataFrame]").nth(1)
-    table.scroll_into_view_if_needed()
-    box = table.bounding_box()
-    assert box is not None
-    opened.mouse.click(box["x"] + 17, box["y"] + 52)
-    restore = opened.get_by_role("button", name="Restore")
-    expect(restore).to_be_enabled()
-    picture(opened, "gallery-trash")
-    restore.click()
-    expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible()
-    assert [path.stem for path in store.paths()] == ["a", "b", "c"]
 
 
 def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(
@@ -181,55 +144,3 @@ def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page,
     settle(opened)
     expect(opened.get_by_role("checkbox", name="six_calls.npz")).to_be_checked()
     picture(opened, "upload-dropped")
-
-
-@pytest.mark.thorough
-def test_text_that_is_dropped_starts_no_upload(opened: Page):
-    """The twin of the test above: only files are taken."""
-    opened.evaluate("""() => {
-          const carried = new DataTransfer();
-          carried.setData("text/plain", "words");
-          for (const kind of ["dragover", "drop"])
-            document.querySelector("h1").dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true,
-              cancelable: true }));
-        }""")
-    opened.wait_for_timeout(1500)
-    settle(opened)
-    expect(opened.locator("h1")).to_have_text("Runs")
-
-
-@pytest.mark.thorough
-def test_off_the_gallery_a_dropped_file_is_left_to_the_browser(opened: Page):
-    opened.get_by_role("link", name="Flips", exact=True).click()
-    expect(opened.locator("h1")).to_have_text("Flips")
-    settle(opened)
-    assert opened.evaluate(DROP, ["h1", "x.npz", ""]) == [False, False, False]
-
-
-def test_a_first_visit_leads_to_a_flip_and_to_a_bug(browser: Browser, tmp_path: Path):
-    running = start(tmp_path / "runs")
-    try:
-        page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-        for label, address, words in (
-            ("Open a flip", "run=fresh-against-cached&variant=decode&prompt=0&position=144", "rounding"),
-            ("Open an injected bug", "run=injected-bug", "bug suspected"),
-        ):
-            page.goto(running.url)
-            settle(page)
-            page.get_by_role("link", name=label).click()
-            expect(page.locator("h1")).to_have_text("Overview")
-            settle(page)
-            assert address in page.url
-            expect(page.get_by_text(words).first).to_be_visible()
-        page.context.close()
-        for scheme, width in (("light", 1280), ("dark", 390)):
-            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-            page = context.new_page()
-            page.goto(running.url)
-            settle(page)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            picture(page, f"gallery-first-visit-{scheme}-{width}")
-            context.close()
-    finally:
-        running.process.terminate()
-        running.process.wait(20)

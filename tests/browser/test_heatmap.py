@@ -4,7 +4,6 @@ links.
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterator
@@ -130,83 +129,7 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     picture(page, "heatmap-single-logits")
 
 
-# Colours below the map, `red,green,blue`, each with the number of its opaque pixels.
-LEGEND = """(canvas) => {
-  const [, top, , height] = canvas.dataset.plot.split(",").map(Number);
-  const ratio = canvas.width / canvas.clientWidth;
-  const y = Math.round((top + height + 50) * ratio);
-  const pixels = canvas.getContext("2d").getImageData(0, y, canvas.width, canvas.height - y).data;
-  const found = {};
-  for (let i = 0; i < pixels.length; i += 4)
-    if (pixels[i + 3] === 255) found[pixels.slice(i, i + 3).join()] = (found[pixels.slice(i, i + 3).join()] || 0) + 1;
-  return found;
-}"""
 LARGEST, ONE, MISMATCH = "254,232,56", "61,111,181", "227,0,15"  # the ends of the scale, and NaN on one side
-
-
-@pytest.mark.thorough
-def test_the_scale_ends_at_the_largest_distance_there_is_and_says_what_red_is_on_a_telephone_too(
-    page: Page, dashboard: Dashboard, runs
-):
-    page.set_viewport_size({"width": 390, "height": 844})
-    legend = opened(page, dashboard, "run=one-differs&cells=ulps").evaluate(LEGEND)
-    assert legend.get(ONE, 0) > 100  # one ULP, the only distance
-    assert LARGEST not in legend
-    assert legend.get(MISMATCH, 0) > 50
-    picture(page, "heatmap-legend-narrow")
-    further = opened(page, dashboard, "run=fresh-against-cached&cells=ulps").evaluate(LEGEND)
-    assert further.get(ONE, 0) > 0
-    assert any(count > 5 for colour, count in further.items() if near(colour, LARGEST))
-
-
-@pytest.mark.thorough
-def test_a_map_of_one_colour_says_why_and_leads_to_one_that_shows_more(page: Page, dashboard: Dashboard, runs):
-    opened(page, dashboard, "run=one-differs")
-    why = page.get_by_text("Nearly every cell is at the top of this scale")
-    expect(why).not_to_be_visible()
-    opened(page, dashboard, "run=signs-differ&cells=ulps")
-    expect(why).to_be_visible()
-    expect(
-        page.get_by_role("button", name="Scale to this view")
-    ).not_to_be_visible()  # all cells are equal: no scale tells them apart
-    page.get_by_role("button", name="Show the largest difference").click()
-    drawn(page)
-    expect(why).not_to_be_visible()
-    expect(page.get_by_role("button", name="largest difference", exact=True)).to_have_attribute("aria-pressed", "true")
-
-
-def near(colour: str, other: str) -> bool:
-    return all(abs(int(a) - int(b)) < 6 for a, b in zip(colour.split(","), other.split(","), strict=True))
-
-
-@pytest.mark.thorough
-def test_where_nothing_differs_nothing_is_drawn(page: Page, dashboard: Dashboard, runs):
-    """The twin of the test above: the look at the canvas does tell an empty map."""
-    assert opened(page, dashboard, "run=none-differs").evaluate(COLOURED) == []
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("ratio", [1, 2, 1.5])
-def test_one_differing_logit_is_seen_whatever_the_pixels_of_the_screen(
-    browser: Browser, dashboard: Dashboard, runs, ratio
-):
-    context = browser.new_context(
-        viewport={"width": 390, "height": 844}, device_scale_factor=ratio, color_scheme="dark"
-    )
-    page = context.new_page()
-    for rows, tokens in (
-        ("0:600", "0:20000"),
-        ("300:450", "0:20000"),
-        ("0:600", "15000:15400"),
-        ("416:420", "15318:15326"),
-    ):
-        canvas = opened(page, dashboard, f"run=one-differs&rows={rows}&tokens={tokens}")
-        coloured = canvas.evaluate(COLOURED)
-        assert coloured
-        y0, y1, x0, x1 = window(canvas)
-        assert abs(np.mean([p[1] for p in coloured]) - (ROW + 0.5 - y0) / (y1 - y0)) < 0.02
-        assert abs(np.mean([p[0] for p in coloured]) - (TOKEN + 0.5 - x0) / (x1 - x0)) < 0.02
-    context.close()
 
 
 def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, dashboard: Dashboard, browser: Browser):
@@ -269,19 +192,6 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     page.wait_for_url(re.compile("heatmap(?!.*rows=)"))
 
 
-@pytest.mark.thorough
-def test_the_wheel_over_an_axis_zooms_along_it_only(page: Page, dashboard: Dashboard):
-    canvas = opened(page, dashboard, "run=batch-1-against-n")
-    box = canvas.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + 20, box["y"] + 250)
-    page.mouse.wheel(0, -300)
-    drawn(page)
-    y0, y1, x0, x1 = window(canvas)
-    assert (x0, x1) == (0, 4096)
-    assert y1 - y0 < 150
-
-
 def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n")
     canvas.focus()
@@ -306,29 +216,6 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
     page.keyboard.press("0")
     drawn(page)
     assert window(canvas) == (0, 287, 0, 4096)
-
-
-@pytest.mark.thorough
-def test_rank_and_difference_are_drawn_and_linked(page: Page, dashboard: Dashboard):
-    canvas = opened(page, dashboard, "run=batch-1-against-n&position=89")
-    by_id = canvas.evaluate(COLOURED)
-    page.get_by_role("button", name="rank", exact=True).click()
-    drawn(page)
-    page.wait_for_url(re.compile("order=rank"))
-    by_rank = canvas.evaluate(COLOURED)
-    assert by_rank != by_id
-    page.get_by_role("button", name="largest difference", exact=True).click()
-    drawn(page)
-    page.wait_for_url(re.compile("cells=difference"))
-    settle(page)
-    assert canvas.evaluate(COLOURED) != by_rank
-    picture(page, "heatmap-rank")
-    link = page.url
-    expect(page.get_by_role("button", name="rank", exact=True)).to_have_attribute("aria-pressed", "true")
-    page.goto(link)
-    settle(page)
-    drawn(page)
-    expect(page.get_by_role("button", name="largest difference", exact=True)).to_have_attribute("aria-pressed", "true")
 
 
 @pytest.mark.thorough
@@ -367,18 +254,6 @@ def test_a_click_does_not_draw_the_canvas_anew(page: Page, dashboard: Dashboard)
 
 
 @pytest.mark.thorough
-def test_another_run_or_variant_replaces_what_is_drawn(page: Page, dashboard: Dashboard):
-    canvas = opened(page, dashboard, "run=batch-1-against-n&rows=80:97&tokens=0:400")
-    before = canvas.evaluate(COLOURED)
-    page.get_by_role("combobox", name=re.compile("^Variant")).click()
-    page.get_by_role("option", name=re.compile("^prefill")).click()
-    settle(page)
-    drawn(page)
-    assert window(canvas) == (80, 97, 0, 400)
-    assert canvas.evaluate(COLOURED) != before
-
-
-@pytest.mark.thorough
 def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboard):
     page.route(
         "**/tiles/**",
@@ -394,32 +269,6 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboar
     page.unroute("**/tiles/**")
     page.get_by_role("button", name="Zoom in").click()
     drawn(page)
-
-
-@pytest.mark.thorough
-def test_two_fingers_zoom(browser: Browser, dashboard: Dashboard):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
-    page = context.new_page()
-    canvas = opened(page, dashboard, "run=batch-1-against-n")
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
-    assert box is not None
-    middle = (box["x"] + 200, box["y"] + 200)
-
-    def fingers(apart: float) -> list[dict[str, float]]:
-        return [{"x": middle[0] + way * apart / 2, "y": middle[1], "id": i} for i, way in enumerate((-1, 1))]
-
-    touch = context.new_cdp_session(page)
-    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": fingers(60)})
-    for apart in (80, 100, 120):
-        touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": fingers(apart)})
-    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    drawn(page)
-    y0, y1, x0, x1 = window(canvas)
-    assert (x1 - x0) / 4096 == pytest.approx(0.5, rel=0.15)
-    assert (y1 - y0) / 287 == pytest.approx(0.5, rel=0.15)
-    assert json.loads(canvas.get_attribute("data-view") or "")["x0"] == x0
-    context.close()
 
 
 def test_colours_and_scale_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, dashboard: Dashboard):

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from core.numerics.formats import BFLOAT16
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.browser.driving import ROOT, Dashboard, picture, settle
+from tests.browser.driving import Dashboard, picture, settle
 
 VOCAB = 512
 LENGTHS = (4096, 300)
@@ -125,33 +125,6 @@ def click_some_flip(page: Page, chart: Locator) -> None:
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
-@pytest.mark.thorough
-def test_a_lasso_brushes_and_a_box_around_nothing_ends_the_brush(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, "near_ties?run=fresh-against-cached&prompt=1&position=36")
-    chart = page.locator(".js-plotly-plot").first
-    page.get_by_text("Lasso", exact=True).click()
-    settle(page)
-    drag(page, chart, (0.35, 0.3), (0.75, 0.3), (0.75, 0.95), (0.35, 0.95), (0.35, 0.3))
-    expect(page.get_by_text("positions selected")).to_be_visible()
-    page.get_by_text("Box select").click()
-    settle(page)
-    drag(page, chart, (0.9, 0.05), (0.99, 0.2))  # large margins at large differences: there are none
-    expect(page.get_by_text("selected:")).not_to_be_visible()
-
-
-@pytest.mark.thorough
-def test_the_slope_chart_is_chosen_on_the_page_and_by_the_address(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, "near_ties?run=injected-bug&position=30")
-    page.get_by_text("ranks", exact=True).click()
-    expect(page.get_by_text("Ranks of the 8 largest logits of either side")).to_be_visible()
-    settle(page)
-    assert "top=ranks" in page.url
-    expect(page.get_by_text("1 enters the best 8 and 1 leaves them")).to_be_visible()
-    opened(page, dashboard, "flips?run=injected-bug&position=30&top=ranks")
-    expect(page.get_by_text("Ranks of the 8 largest logits of either side")).to_be_visible()
-    picture(page, "flips-ranks")
-
-
 def files(page: Page, popover: Locator, *names: str) -> dict[str, tuple[str, bytes]]:
     """What the buttons of a Download popover give: suggested name and content."""
     popover.click()
@@ -218,37 +191,3 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
         assert box is not None
         _, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk
         assert height > 2 * (box["height"] + 20)  # the same lines above it, twice as sharp
-
-
-@pytest.mark.thorough
-def test_the_run_and_its_npz_are_reached_from_the_overview(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, "overview?run=fresh-against-cached")
-    page.get_by_text("Provenance and sides").click()
-    for label, ending in (("Run file (.duckdb)", "duckdb"), ("Logits (.npz)", "npz")):
-        link = page.get_by_role("link", name=label)
-        expect(link).to_be_visible()
-        assert (link.get_attribute("href") or "").endswith(f"/files/fresh-against-cached.{ending}")
-    answer = page.request.get(f"{dashboard.url}/files/fresh-against-cached.duckdb")
-    assert answer.body() == (ROOT / "tests" / "runs" / "fresh-against-cached.duckdb").read_bytes()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_pages_fit_a_phone(browser: Browser, dashboard: Dashboard, crowded: str, scheme: str):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
-    page = context.new_page()
-    for name in ("near_ties", "flips"):
-        opened(page, dashboard, f"{name}?run=injected-bug&position=30&top=ranks")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        picture(page, f"{name}-{scheme}-390")
-    context.close()
-
-
-@pytest.mark.thorough
-def test_steps_among_thousands_of_positions_arrive_one_by_one(page: Page, dashboard: Dashboard, crowded: str):
-    opened(page, dashboard, f"near_ties?run={crowded}&position=0")
-    for _ in range(3):  # how long they take is measured by `python -m benchmarks pages`
-        heading = page.get_by_role("heading", name="Top tokens at position").inner_text()
-        page.get_by_role("button", name="next flip").click()
-        expect(page.get_by_role("heading", name=heading, exact=True)).not_to_be_visible()
-        settle(page)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, TimeoutError, expect
+from playwright.sync_api import Browser, Page, TimeoutError, expect
 
-from tests.browser.driving import ROOT, Dashboard, picture, settle
+from tests.browser.driving import Dashboard, settle
 from tests.waiting import until
 
 # Prompt 1 of this run has 287 positions and flips at 30, 36 and 239; its largest difference is at 204.
@@ -75,16 +75,6 @@ def test_buttons_step_from_flip_to_flip_and_count_them(page: Page, dashboard: Da
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("key", ["Control+ArrowRight", "Alt+ArrowDown", "Meta+n", "ArrowDown", "a"])
-def test_other_keys_step_nothing(page: Page, dashboard: Dashboard, key: str):
-    opened(page, dashboard, f"near_ties?{AT_36}")
-    page.keyboard.press(key)
-    page.wait_for_timeout(700)
-    settle(page)
-    assert "position=36" in page.url
-
-
-@pytest.mark.thorough
 def test_keys_in_a_field_or_a_slider_stay_there(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"near_ties?{AT_36}")
     page.get_by_label("Position, 0 to 286").click()
@@ -105,19 +95,6 @@ def test_keys_in_a_field_or_a_slider_stay_there(page: Page, dashboard: Dashboard
     expect_position(page, 239)
 
 
-@pytest.mark.thorough
-def test_one_press_is_one_step_after_many_page_switches(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"overview?{AT_36}")
-    for name in ("Near ties", "Flips", "Runs", "Overview", "Near ties"):
-        page.get_by_role("link", name=name, exact=True).click()
-        expect(page.locator("h1")).to_have_text(name)
-        settle(page)
-    page.keyboard.press("ArrowRight")
-    expect_position(page, 37)
-    settle(page)
-    assert "position=37" in page.url
-
-
 def test_keys_pressed_faster_than_the_server_answers_lose_no_step(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"near_ties?{AT_36}")
     for _ in range(25):
@@ -127,78 +104,6 @@ def test_keys_pressed_faster_than_the_server_answers_lose_no_step(page: Page, da
     settle(page)
     assert "position=61" in page.url
     assert page.get_by_label("Position, 0 to 286").input_value() == "61"
-
-
-# The clock stands still until somebody asks for the keys, so that a slow page does not find them too old.
-AGELESS = """
-const now = Date.now;
-const begun = now();
-Date.now = () => begun;
-Object.defineProperty(window, "ulpscopeEarlyKeys", {
-  set(ask) { this.asked = () => { const keys = ask(); Date.now = now; return keys; }; },
-  get() { return this.asked; },
-});
-"""
-
-
-def test_keys_pressed_before_the_page_stands_are_followed_when_it_does(page: Page, dashboard: Dashboard):
-    """Its script is held back until the keys were pressed: nobody has to be fast."""
-    held: list[Route] = []
-    is_let_go = False
-    page.add_init_script(AGELESS)
-    page.route("**/static/js/index*.js", lambda route: route.continue_() if is_let_go else held.append(route))
-    page.goto(f"{dashboard.url}/near_ties?{AT_36}", wait_until="commit")
-    page.wait_for_selector("body", state="attached")
-    for key in ("ArrowRight", "ArrowRight", "Control+ArrowRight", "ArrowLeft", "ArrowRight"):
-        page.keyboard.press(key)
-    assert held
-    assert not page.locator(".st-key-stepper").count()
-    is_let_go = True
-    for route in held:
-        route.continue_()
-    expect_position(page, 38)
-    settle(page)
-    assert "position=38" in page.url
-    page.keyboard.press("ArrowRight")  # once: keys are kept no longer
-    expect_position(page, 39)
-
-
-@pytest.mark.thorough
-def test_keys_that_nobody_followed_for_long_are_forgotten(page: Page):
-    page.clock.install()
-    page.goto("about:blank")
-    page.add_script_tag(content=(ROOT / "app" / "shell" / "early_keys.js").read_text(encoding="utf-8"))
-    page.keyboard.press("n")
-    page.clock.fast_forward(9_000)
-    for key in ("Shift+ArrowRight", "r"):
-        page.keyboard.press(key)
-    page.clock.fast_forward(2_000)
-    kept = page.evaluate("window.ulpscopeEarlyKeys()")
-    assert [(one["key"], one["shiftKey"]) for one in kept] == [("ArrowRight", True)]
-    page.keyboard.press("n")  # once asked for, none are kept any more
-    assert page.evaluate("window.ulpscopeEarlyKeys()") == []
-
-
-@pytest.mark.thorough
-def test_a_chosen_position_holds_after_keys(page: Page, dashboard: Dashboard):
-    """What another control selects counts, and the next key starts from there."""
-    opened(page, dashboard, f"near_ties?{AT_36}")
-    page.keyboard.press("ArrowRight")
-    expect_position(page, 37)
-    settle(page)
-    page.get_by_label("Position, 0 to 286").fill("100")
-    page.get_by_label("Position, 0 to 286").press("Enter")
-    expect_position(page, 100)
-    page.get_by_role("heading", name="Near ties").click()
-    page.keyboard.press("ArrowRight")
-    expect_position(page, 101)
-
-
-@pytest.mark.thorough
-def test_the_keys_are_listed(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"overview?{AT_36}")
-    page.get_by_role("button", name="Keys").click()
-    expect(page.get_by_text("previous, next near tie")).to_be_visible()
 
 
 def viewer(browser: Browser, **options: object) -> Page:
@@ -295,27 +200,6 @@ def test_a_copied_link_opens_as_exactly_the_same_view_for_a_new_viewer(
 
 
 @pytest.mark.thorough
-def test_a_link_made_by_clicking_opens_as_the_same_view(browser: Browser, dashboard: Dashboard):
-    page = viewer(browser, permissions=["clipboard-read", "clipboard-write"])
-    opened(page, dashboard, "overview?run=batch-1-against-n&position=0")
-    choose(page, "^Variant", "prefill")
-    choose(page, "Color by", "KL")
-    page.locator(".token[data-position='41']").click()
-    expect_position(page, 41)
-    settle(page)
-    link = copied(page)
-    expect(page.get_by_text("Copied", exact=True)).to_be_hidden(timeout=10_000)
-    before = shown(page)
-    other = viewer(browser)
-    other.goto(link)
-    settle(other)
-    assert parse_qs(urlsplit(link).query)["variant"] == ["prefill"]
-    expect_shown(other, before)
-    page.context.close()
-    other.context.close()
-
-
-@pytest.mark.thorough
 def test_without_a_clipboard_the_link_is_there_to_be_copied_by_hand(browser: Browser, dashboard: Dashboard):
     page = viewer(browser)
     page.add_init_script(
@@ -328,16 +212,6 @@ def test_without_a_clipboard_the_link_is_there_to_be_copied_by_hand(browser: Bro
     assert field.input_value() == page.url
     selected = field.evaluate("(e) => e.value.slice(e.selectionStart, e.selectionEnd)")
     assert selected == page.url
-    page.context.close()
-
-
-@pytest.mark.thorough
-def test_without_the_newer_clipboard_the_older_way_copies(browser: Browser, dashboard: Dashboard):
-    page = viewer(browser)
-    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined});")
-    opened(page, dashboard, f"overview?{AT_36}")
-    page.get_by_role("button", name="Copy link").click()
-    expect(page.get_by_text("Copied", exact=True)).to_be_visible()
     page.context.close()
 
 
@@ -370,59 +244,3 @@ def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: D
     expect(page.locator(".legend .unit").get_by_text("largest difference, logits")).to_be_visible()
     page.go_forward()
     expect(page.locator(".legend .unit").get_by_text("KL, nats, log scale")).to_be_visible()
-
-
-@pytest.mark.parametrize(
-    ("link", "sentence"),
-    [
-        ("run=" + quote("![x](http://x.example/y.png)<img src=http://x.example/z.png>"), "There is no run '![x](http"),
-        ("run=fresh-against-cached&position=-3", "this run has 0 to 441"),
-        ("run=fresh-against-cached&position=1e9", "'1e9', which is no number"),
-        ("run=fresh-against-cached&prompt=7", "asks for prompt 7; this run has 0 to 1"),
-        (
-            "run=fresh-against-cached&variant=" + quote("<script>alert(1)</script>"),
-            "asks for variant '<script>alert(1)</script>'",
-        ),
-    ],
-)
-def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(
-    page: Page, dashboard: Dashboard, link: str, sentence: str
-):
-    opened(page, dashboard, f"near_ties?{link}")
-    expect(page.locator("h1")).to_have_text("Runs")
-    expect(page.locator("[data-testid=stAlert]").filter(has_text=sentence)).to_be_visible()
-    assert page.locator("[data-testid=stAlert] img, [data-testid=stAlert] a").count() == 0
-
-
-@pytest.mark.thorough
-def test_the_sidebar_fits_in_both_themes(browser: Browser, dashboard: Dashboard):
-    for scheme in ("light", "dark"):
-        page = viewer(browser, color_scheme=scheme)
-        opened(page, dashboard, f"overview?{AT_36}")
-        expect(page.get_by_role("button", name="next near tie")).to_be_in_viewport()
-        picture(page, f"selection-{scheme}")
-        page.context.close()
-
-
-@pytest.mark.thorough
-def test_on_a_telephone_a_link_closes_the_list_that_lies_over_the_page(browser: Browser, dashboard: Dashboard):
-    page = browser.new_context(viewport={"width": 390, "height": 844}).new_page()
-    opened(page, dashboard, f"overview?{AT_36}")
-    page.locator("[data-testid=stExpandSidebarButton]").click()
-    link = page.get_by_role("link", name="Flips", exact=True)
-    assert link.get_attribute("href").endswith(f"/flips?{AT_36}")
-    link.click()
-    expect(page.locator("h1")).to_have_text("Flips")
-    expect(link).not_to_be_in_viewport()
-    page.context.close()
-
-
-@pytest.mark.thorough
-def test_the_open_page_is_marked_and_its_own_link_makes_no_step(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"flips?{AT_36}")
-    link = page.get_by_role("link", name="Flips", exact=True)
-    expect(link).to_have_attribute("aria-current", "page")
-    before = page.evaluate("history.length")
-    link.click()
-    settle(page)
-    assert page.evaluate("history.length") == before

@@ -78,18 +78,6 @@ def test_a_cell_leads_to_its_run_and_to_the_other_build(page: Page, dashboard: D
     assert f"run={run_id_of(cells[0].asked, {'build': '2'})}" in page.url
 
 
-def test_a_cell_that_is_being_computed_is_seen_and_then_done(page: Page, dashboard: Dashboard, sweep):
-    ledger, cells = sweep
-    with ledger.claim(cells[1].asked) as is_ours:
-        assert is_ours
-        page.goto(f"{dashboard.url}/matrix")
-        settle(page)
-        expect(page.get_by_text("1 running")).to_be_visible()
-        write(ledger.store, run_id_of(cells[1].asked, {}), cells[1].request, moved=0.5)
-    expect(page.get_by_text("1 bug suspected, 1 rounding")).to_be_visible()  # nobody asked for it
-    expect(page.get_by_text("1 running")).to_have_count(0)
-
-
 @pytest.fixture(scope="module")
 def machines(dashboard: Dashboard) -> Iterator[str]:
     store = Store(dashboard.store)

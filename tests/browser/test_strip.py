@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 
 import numpy as np
 import pytest
@@ -13,12 +12,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.overview import COLOURS
 from core.judging.ingest import ingest
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.browser.driving import ROOT, Dashboard, settle
+from tests.browser.driving import Dashboard, settle
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
-LONG = 4096
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "</span>",
@@ -104,40 +101,6 @@ def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dash
     page.context.close()
 
 
-@pytest.mark.thorough
-def test_the_tooltip_has_the_figures_of_the_position(page: Page, dashboard: Dashboard):
-    with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
-        table = run.positions(0)
-        row = table[(table["prompt"] == 1) & (table["position"] == 30)].iloc[0]
-        vocabulary, ids = run.vocabulary, run.header.prompts[1].token_ids
-    opened(page, dashboard, f"overview?{AT_36}")
-    token(page, 30).hover()
-    tip = page.get_by_role("tooltip")
-    expect(tip).to_be_visible()
-    said = tip.inner_text()
-    for part in (
-        "position 30",
-        f"({ids[30]})",
-        "FLIP",
-        f"({row['reference_token']}) → ",
-        f"({row['variant_token']})",
-        f"{row['max_ulps']:,}",
-        f"{row['max_abs']:.4g} logits",
-        f"{row['neq']:,} of 4,096",
-        f"{row['kl']:.4g} nats",
-        "ULPs of bfloat16",
-        "near tie",
-        f"{row['reference_margin_ulps']} / {row['variant_margin_ulps']} ULPs",
-    ):
-        assert part in said, part
-    assert vocabulary[int(row["variant_token"])] in said
-    token(page, 31).hover()
-    expect(tip).to_contain_text("position 31")
-    assert "FLIP" not in tip.inner_text()
-    page.get_by_role("heading", name="Overview").hover()
-    expect(tip).to_be_hidden()
-
-
 def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashboard: Dashboard):
     opened(page, dashboard, f"overview?{AT_36}")
     assert page.locator(".strip [tabindex]").count() == 1
@@ -169,56 +132,6 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
-@pytest.mark.thorough
-def test_after_a_click_the_arrow_keys_go_on_from_there(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"overview?{AT_36}")
-    token(page, 50).click()
-    expect(page.get_by_role("heading", name="Top tokens at position 50", exact=True)).to_be_visible()
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("heading", name="Top tokens at position 51", exact=True)).to_be_visible()
-    expect(page.locator(".strip .here")).to_have_attribute("data-position", "51")
-
-
-@pytest.mark.thorough
-def test_the_selected_token_is_scrolled_into_the_strip(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, "overview?run=fresh-against-cached&prompt=1&position=286")
-    expect(token(page, 286)).to_be_attached()
-    inside = """() => { const box = ROOT_OF.querySelector('.strip').getBoundingClientRect(),
-      at = ROOT_OF.querySelector('.here').getBoundingClientRect();
-      return at.top >= box.top && at.bottom <= box.bottom; }""".replace("ROOT_OF", ROOT_OF)
-    assert page.evaluate(inside)
-    page.keyboard.press("p")
-    page.keyboard.press("p")
-    expect(page.get_by_role("heading", name="Top tokens at position 36", exact=True)).to_be_visible()
-    assert page.evaluate(inside)
-
-
-@pytest.mark.thorough
-def test_a_step_sends_no_figures_of_the_strip_again_and_builds_nothing_anew(page: Page, dashboard: Dashboard):
-    frames: list[bytes] = []
-    page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: frames.append(_bytes(frame))))
-    opened(page, dashboard, f"overview?{AT_36}")
-    assert any(b"reference_margin" in frame for frame in frames)
-    page.evaluate(f"{ROOT_OF}.querySelectorAll('.strip .token').forEach((e) => (e.isOld = true))")
-    frames.clear()
-    token(page, 40).click()
-    expect(page.get_by_role("heading", name="Top tokens at position 40", exact=True)).to_be_visible()
-    settle(page)
-    assert frames
-    assert not any(b"reference_margin" in frame for frame in frames)
-    frames.clear()
-    page.get_by_role("combobox", name=re.compile("Color by")).click()
-    page.get_by_role("option", name="max ULPs", exact=True).click()
-    expect(page.locator(".legend .unit")).to_have_text("max ULPs of bfloat16, log scale")
-    assert any(b"reference_margin" in frame for frame in frames)  # the twin: a new colour is sent
-    assert page.evaluate(f"[...{ROOT_OF}.querySelectorAll('.strip .token')].filter((e) => e.isOld).length") == 287
-    expect(page.locator(".strip .here")).to_have_attribute("data-position", "40")
-
-
-def _bytes(frame: bytes | str) -> bytes:
-    return frame if isinstance(frame, bytes) else frame.encode()
-
-
 def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Dashboard):
     run = run_of(dashboard, "hostile", HOSTILE)
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
@@ -230,69 +143,3 @@ def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Dashboard
     token(page, 0).hover()
     expect(page.get_by_role("tooltip")).to_contain_text("<img")
     assert page.evaluate(f"{ROOT_OF}.querySelectorAll('img, a, script').length") == 0
-
-
-@pytest.mark.thorough
-def test_4096_tokens_are_shown_and_chosen_without_a_wait(browser: Browser, dashboard: Dashboard):
-    """Measured inside the page: from the click to the frame that shows the selection, and the strip's own share of the
-    page's load.
-    """
-    words = [
-        "import",
-        " re",
-        "\n",
-        "def",
-        " __init__",
-        "(",
-        "self",
-        ",",
-        ")",
-        ":",
-        "\n    ",
-        " token",
-        " =",
-        " None",
-        " return",
-        " <b>",
-    ]
-    run = run_of(dashboard, "long-prompt", [words[i] for i in np.random.default_rng(1).integers(0, len(words), LONG)])
-    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-    opened(page, dashboard, f"overview?run={run}&position=100")
-    expect(token(page, LONG - 1)).to_be_attached()
-    settle(page)
-    shown, answered = [], []
-    for position in (2000, 140, 4000, 3000, 150):
-        times = page.evaluate(
-            """async (position) => {
-              const token = ROOT_OF.querySelector(`[data-position='${position}']`);
-              const start = performance.now();
-              const until = (is) => new Promise((done) => {
-                const look = () =>
-                  (is() ? requestAnimationFrame(() => done(performance.now() - start)) : setTimeout(look, 4));
-                look();
-              });
-              token.click();
-              return [await until(() => token.classList.contains('here')),
-              await until(() => [...document.querySelectorAll('h3')]
-                .some((h) => h.textContent.endsWith(' ' + position)))];
-            }""".replace("ROOT_OF", ROOT_OF),
-            position,
-        )
-        shown.append(times[0])
-        answered.append(times[1])
-        settle(page)
-    print(
-        f"4096 tokens: selection shown in {statistics.median(shown):.0f} ms, figures of the position in"
-        f" {statistics.median(answered):.0f} ms"
-    )
-    assert all(here < there for here, there in zip(shown, answered, strict=True))  # it does not wait for the server
-    rebuilt = min(  # of three: other processes share the machine
-        page.evaluate(
-            """() => { const strip = ROOT_OF.querySelector('.strip'); const start = performance.now();
-              const parts = [...strip.childNodes].map((n) => n.cloneNode(true)); strip.replaceChildren(...parts);
-                strip.offsetHeight; return performance.now() - start; }""".replace("ROOT_OF", ROOT_OF)
-        )
-        for _ in range(3)
-    )
-    print(f"building and laying out {LONG} tokens: {rebuilt:.0f} ms")
-    page.context.close()

@@ -8,14 +8,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from core.runs.file.evidence import PRECISION, RUNGS, SCREENING
 from core.runs.reader import RunReader
-from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
-from tests.app.test_copied_texts import harmful, of_a_stranger
-from tests.browser.driving import ROOT, Dashboard, pause, picture, settle
+from tests.browser.driving import Dashboard, pause, picture, settle
 from tests.core.runs.judged_runs import CASES, judged_run
 
 
@@ -53,28 +50,6 @@ def plot(page: Page, key: str) -> Locator:
     return page.locator(f".st-key-{key} .js-plotly-plot")
 
 
-@pytest.mark.parametrize(("verdict", "scheme"), [*((verdict, "light") for verdict in CASES), ("bug suspected", "dark")])
-def test_every_verdict_opens_the_page(browser: Browser, dashboard: Dashboard, runs: Store, verdict, scheme):
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(f"{dashboard.url}/overview?run=v-{verdict.split()[0]}&position=40")
-    settle(page)
-    expect(badge(page)).to_contain_text(verdict)
-    page.locator(".st-key-ladder_fold summary").click()
-    settle(page)
-    asked = {row.rung for row in CASES[verdict][2]}
-    rungs = [rung for rung in RUNGS if rung not in (PRECISION, SCREENING) or rung in asked]
-    expect(page.locator(".st-key-ladder [data-testid=stExpander]")).to_have_count(len(rungs))
-    assert page.locator("[data-testid=stException]").count() == 0
-    if verdict == "bug suspected":
-        unfold(page, "float32 microscope")
-        expect(plot(page, "floor_pair_float32")).to_be_visible()
-        unfold(page, "Structure")
-        expect(plot(page, "floor_residues")).to_be_visible()
-    picture(page, f"verdict-{verdict.split()[0]}-{scheme}")
-    context.close()
-
-
 def test_a_click_on_the_plot_selects_the_position(page: Page, dashboard: Dashboard, runs: Store):
     page.goto(f"{dashboard.url}/overview?run=v-bug&position=10")
     settle(page)
@@ -108,53 +83,6 @@ def test_the_report_unfolds_with_a_button_that_copies_it(page: Page, dashboard: 
     copied = page.evaluate("navigator.clipboard.readText()")
     assert "| float32 | passed |" in copied
     assert f"{dashboard.url}/overview?run=v-rounding&variant=decode&position=10" in copied
-
-
-def test_the_gallery_shows_verdicts_and_filters_by_them(page: Page, dashboard: Dashboard, runs: Store):
-    # that of these tests, the labelled one of the sample runs, and what other tests left in the store
-    shown = Store(dashboard.store, [ROOT / "tests" / "runs"])
-    bugs = sum("bug suspected" in card.pair_verdicts for card in list_runs(shown)[0])
-    assert bugs >= 2
-    page.goto(dashboard.url)
-    settle(page)
-    picture(page, "verdict-gallery")
-    page.get_by_role("combobox", name="Verdict").click()
-    page.get_by_role("option", name="bug suspected").click()
-    expect(page.get_by_text(re.compile(rf"^{bugs} of \d+ runs"))).to_be_visible()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("run_id", ["v-bug", "v-unjudged"])
-def test_nothing_is_wider_than_a_phone(browser: Browser, dashboard: Dashboard, runs: Store, run_id: str):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    page = context.new_page()
-    page.goto(f"{dashboard.url}/overview?run={run_id}&position=40")
-    settle(page)
-    if run_id == "v-bug":
-        unfold(page, "float32 microscope")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    picture(page, f"verdict-{run_id}-dark-390")
-    context.close()
-
-
-@pytest.mark.thorough
-def test_nothing_that_cannot_be_seen_reaches_the_clipboard(page: Page, dashboard: Dashboard, runs: Store):
-    """Of a run every text of which is planted: its command, and its report."""
-    of_a_stranger(runs.path_of(judged_run(runs, None, run_id="v-stranger")))
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto(f"{dashboard.url}/overview?run=v-stranger")
-    settle(page)
-    page.locator(".st-key-judge_command summary").click()
-    page.locator(".st-key-copy_report summary").click()
-    settle(page)
-    copied = []
-    for block in page.locator("div:has(> pre)").all():
-        block.hover()
-        block.get_by_role("button", name="Copy to clipboard").click()
-        copied.append(page.evaluate("navigator.clipboard.readText()"))
-    runs.delete("v-stranger")
-    assert [harmful(text) for text in copied] == [[], []]
-    assert copied[0].startswith("ulpscope judge --model $'x")
 
 
 @pytest.mark.thorough
