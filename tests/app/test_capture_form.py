@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.capture.form import PROMPT_BYTES, SMALL_BYTES, CaptureForm, is_small, split_prompts
-from app.capture.recent_models import recent_models, remember_model
 from app.shell.jobs import PromptFile
 from core.capture_request import CaptureRequest
 from core.prompt_files import read_prompts
@@ -74,26 +72,6 @@ def test_a_line_of_three_dashes_separates_prompts_and_nothing_else_does():
     assert split_prompts(" \n") == ()
 
 
-def test_models_are_remembered_newest_first_once_each_and_twenty_of_them(tmp_path):
-    store = tmp_path / "runs"
-    assert recent_models(store) == []
-    for number in range(25):
-        remember_model(store, f"model {number}")
-    remember_model(store, "model 10")
-    assert recent_models(store)[:3] == ["model 10", "model 24", "model 23"]
-    assert len(recent_models(store)) == 20
-    assert [path.name for path in store.iterdir()] == [".recent-models.json"]
-
-
-@pytest.mark.parametrize("content", ["", "{", "{}", "5", '["a", 5, null, "", "b"]'])
-def test_a_file_of_models_that_is_none_is_no_reason_to_fail(tmp_path, content):
-    (tmp_path / ".recent-models.json").write_text(content)
-    assert recent_models(tmp_path) == (["a", "b"] if content.startswith("[") else [])
-    remember_model(tmp_path, "c")
-    assert recent_models(tmp_path)[0] == "c"
-    assert json.loads((tmp_path / ".recent-models.json").read_text())[0] == "c"
-
-
 @pytest.mark.parametrize(
     ("files", "small"),
     [
@@ -111,12 +89,6 @@ def test_a_model_is_small_by_the_bytes_of_its_weights(tmp_path, files, small):
     assert is_small(str(tmp_path)) == small
     for name in files:
         assert is_small(str(tmp_path / name)) == (files[name] <= SMALL_BYTES)
-
-
-@pytest.mark.parametrize("model", ["", "gpt2", "~nobody/x", "a\0b"])
-def test_a_model_that_is_not_on_this_machine_is_not_small(model):
-    assert not is_small(model)
-    assert is_small("smollm2")  # whether or not it has been got yet
 
 
 def test_a_form_that_judges_is_the_command_judge():

@@ -8,20 +8,15 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.components import code_block
 from core.capture_request import CaptureRequest
-from core.runs.ops_run import read_ops, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
-from core.runs.reports.ops_wording import markdown
-from core.runs.reports.run_json import ops_json, run_json
+from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
 from core.text import is_seen
-from tests.app.opening import ROOT, codes, followed, said
+from tests.app.opening import codes, followed, said
 from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.judged_runs import judged_run
-from tests.core.runs.made_runs import copied
-from tests.core.runs.test_ops_run import header, row_of
 from tests.shell import words_of
 
 # Line ends, ^C and ^Z, a colour, a backspace, right to left, an isolate, nothing of no width, a letter that is drawn as
@@ -53,16 +48,6 @@ def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
     asked = request_of_a_stranger(planted).to_json().replace("'", "''")
     damaged(path, f"UPDATE run SET request = '{asked}' WHERE kind = 'capture'")
     return path
-
-
-@pytest.fixture
-def parted(store: Store) -> str:
-    """A run whose sides went on with texts of their own."""
-    path = copied(store.directory / "parted.duckdb")
-    path.chmod(0o644)
-    path.write_bytes((ROOT / "tests" / "runs" / "continuations-that-part.duckdb").read_bytes())
-    of_a_stranger(path)
-    return "parted"
 
 
 def opened(page: str, open_: tuple[str, ...] = (), **link: str) -> AppTest:
@@ -102,21 +87,6 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, store: Stor
     assert "which runs code" in said(app)
 
 
-def test_nothing_unseen_is_copied_of_texts_either(parted: str) -> None:
-    found = codes(opened("flips", run=parted))
-    assert any("\\u202e" in text for text in found)
-    assert [(harmful(text), text) for text in found if harmful(text)] == []
-
-
-def test_unseen_characters_in_a_block_would_be_seen(parted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twins: without the block's own look, and without the shell's quotes."""
-    monkeypatch.setattr(code_block, "legible", lambda text: text)
-    assert "unseen" in {what for text in codes(opened("flips", run=parted)) for what in harmful(text)}
-    assert harmful("ulpscope capture\n: pwned") == ["lines"]
-    assert harmful("ulpscope capture --trust-remote-code") == ["code of a model"]
-    assert harmful("a\x00b") == harmful("a\u2066b") == ["unseen"]
-
-
 def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(store: Store) -> None:
     run_id = judged_run(store, None, run_id="stated", request=None)
     damaged(store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
@@ -129,27 +99,3 @@ def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(stor
         told = run_json(run)
         assert (told["command"], told["stated_command"]) == ("", f"{STATED}\\x1b")
         assert STATED not in issue_text(run, run.pairs, "")
-
-
-def test_an_answer_and_a_report_have_the_command_of_the_options(store: Store) -> None:
-    path = of_a_stranger(store.path_of(judged_run(store, "rounding", run_id="mine")))
-    with RunReader(path) as run:
-        told = run_json(run)
-        report = issue_text(run, run.pairs, "")
-    assert harmful(told["command"]) == []
-    assert told["command"].startswith("ulpscope capture --model $'x")
-    assert "stated_command" not in told
-    assert harmful(report) == []
-
-
-def test_probes_of_operations_state_a_command_and_offer_none(store: Store) -> None:
-    about = header(command=f"{STATED}{PLANTED}", note=PLANTED, device_name=PLANTED)
-    run_id = write_ops_run(store, about, [row_of()], run_id="ops")
-    app = opened("ops")
-    assert codes(app) == []
-    (column,) = {name for table in app.table for name in table.value.index if "states it" in str(name)}
-    assert column == "command, as the file states it"
-    run = read_ops(store, run_id)
-    assert "Command, as the file states it: `" in markdown(run)
-    assert ops_json(run)["command"] == ""
-    assert ops_json(run)["stated_command"].isprintable()

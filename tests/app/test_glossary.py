@@ -7,13 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
-
 from app.overview import COLOURS
 from app.shell import glossary, wording
 from core.runs.file.evidence import RUNGS
 from core.runs.file.records import VERDICTS
-from tests.app.opening import opened
 
 ROOT = Path(__file__).resolve().parents[2]
 # Columns whose headings are everyday words, units, or a condition in words.
@@ -68,15 +65,6 @@ def test_every_term_on_a_page_is_in_the_glossary():
     assert undefined(terms, glossary.meanings()) == set()
 
 
-def test_a_term_that_nobody_defined_and_a_definition_that_was_taken_away_are_found():
-    planted = set(
-        labels('st.columns(2)[0].metric("Wasserstein", 1)\nCOLUMNS = {"heft": st.column_config.TextColumn()}')
-    )
-    assert undefined(planted, glossary.meanings()) == {"Wasserstein", "heft"}
-    without = {word: meaning for word, meaning in glossary.meanings().items() if word not in ("tie", "near tie")}
-    assert {"Ties", "Near ties"} <= undefined(on_pages(), without)
-
-
 def test_every_verdict_has_a_definition_of_its_own():
     assert {*VERDICTS, *wording.VERDICTS} <= set(glossary.meanings())
 
@@ -85,19 +73,3 @@ def test_no_word_is_defined_twice():
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     names = [name for row in re.findall(r"^\| (.+?) \|", text, re.M) if row != "word" for name in row.split(", ")]
     assert sorted(names) == sorted(glossary.meanings())
-
-
-@pytest.mark.parametrize("page", ["overview", "layers"])
-def test_the_definitions_of_a_page_are_the_glossary_and_the_figures(page):
-    (shown,) = [each.value for each in opened(page).markdown if "#### " in each.value]
-    for word, meaning in glossary.meanings().items():
-        assert word in shown
-        assert meaning.partition("[")[0] in shown
-    assert "| `neq` | elements |" in shown
-    assert "](" not in shown
-
-
-def test_what_the_pages_read_of_the_documents_is_in_the_image():
-    copied = re.findall(r"^COPY (docs/.+) docs/$", (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8"), re.M)
-    read = re.findall(r'_text\("(.+?)"\)', (ROOT / "app" / "shell" / "glossary.py").read_text(encoding="utf-8"))
-    assert {path for line in copied for path in line.split()} == {f"docs/{name}" for name in read}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -56,18 +55,6 @@ def test_a_tile_holds_its_cells_as_they_are(client):
     cells = np.frombuffer(answer.content, "<u2").reshape(64, 1024)
     assert np.argwhere(cells).tolist() == [[ROW, TOKEN - 1024]]
     assert cells.max() == 1
-
-
-def test_a_tile_lists_no_directory(client, monkeypatch):
-    """A tile opens its run by the file's own name: listing a store of thousands for each of hundreds is slow."""
-    listed = []
-    for name in ("listdir", "scandir"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *place, real=real: listed.append(place) or real(*place))
-    assert tile(client).status_code == 200
-    assert listed == []
-    assert client.get("/tiles/on/0").status_code == 400  # the twin: of a beginning of an id one cannot know without
-    assert len(listed) == 1
 
 
 def test_a_tile_in_which_nothing_differs_has_no_body(client):
@@ -179,31 +166,6 @@ def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store, 
     assert tile(client).content != before
 
 
-def test_nothing_is_written_by_looking(client, store):
-    before = {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")}
-    for order in ("id", "rank"):
-        tile(client, order=order, measure="difference")
-    assert {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")} == before
-
-
-def test_what_is_kept_stays_below_its_limit_and_the_latest_stay():
-    kept = routes.ArrayCache(10_000)
-    for number in range(100):
-        kept.get((number,), lambda: np.zeros(1000, np.uint8))
-        assert sum(cells.nbytes for cells in kept._arrays.values()) <= 10_000
-    made = []
-    kept.get((99,), lambda: made.append(99) or np.zeros(1, np.uint8))
-    kept.get((0,), lambda: made.append(0) or np.zeros(1, np.uint8))
-    assert made == [0]
-
-
-def test_empty_arrays_count_too():
-    kept = routes.ArrayCache(10_000)
-    for number in range(1000):
-        kept.get((number,), lambda: np.zeros(0, np.uint8))
-    assert len(kept._arrays) < 100
-
-
 def test_what_many_ask_for_at_once_is_made_once():
     kept, asking, made = routes.ArrayCache(1 << 20), [], []
 
@@ -222,15 +184,3 @@ def test_what_many_ask_for_at_once_is_made_once():
     for thread in threads:
         thread.join()
     assert len(made) == 1
-
-
-def test_what_could_not_be_made_is_tried_again():
-    kept = routes.ArrayCache(1 << 20)
-
-    def fail() -> np.ndarray:
-        raise OSError("gone")
-
-    for _ in range(2):
-        with pytest.raises(OSError, match="gone"):
-            kept.get(("key",), fail)
-    assert kept.get(("key",), lambda: np.ones(1, np.uint8)).tolist() == [1]

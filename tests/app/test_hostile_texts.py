@@ -178,24 +178,6 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(store: Store) -> N
         assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
 
 
-@pytest.mark.parametrize(
-    ("page", "where"),
-    [
-        ("overview", "app.shell.widgets.escaped"),
-        ("overview", "app.shell.widgets.code"),
-        ("layers", "app.shell.widgets.escaped"),
-    ],
-)
-def test_without_its_signs_escaped_each_kind_is_seen(
-    page: str, where: str, hostile: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The twin."""
-    hostile(SAMPLES[0])
-    monkeypatch.setattr(where, lambda text: text)
-    found = {what for _, text in texts(opened(page, run="mine")) for what in live(text)}
-    assert {"a link", "HTML", "emphasis", "an address", "a heading"} <= found
-
-
 @pytest.mark.parametrize("text", [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"])
 def test_the_measure_sees_all_that_a_text_can_become(text: str) -> None:
     assert set(live(text)) >= {"a link", "HTML", "emphasis", "a colour", "an address", "a heading"}

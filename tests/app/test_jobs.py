@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from app.shell.jobs import Job, Jobs, PromptFile
 from core import subprocess_json
 from core.errors import UsageError
 from core.runs.reader import RunReader
-from tests.shell import words_of
 from tests.waiting import until
 
 
@@ -31,35 +29,6 @@ def jobs(tmp_path):
 def wait(jobs: Jobs, number: int, holds: Callable[[Job], bool]) -> Job:
     (job,) = until(lambda: [job for job in jobs.all() if job.number == number and holds(job)], about=jobs.all)
     return job
-
-
-@pytest.mark.parametrize(
-    ("device", "queue"),
-    [(None, job_module.ANY_DEVICE), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:12", "cuda:12")],
-)
-def test_a_device_has_a_queue_of_one_name(device, queue):
-    assert job_module.queue_of(device) == queue
-
-
-NO_DEVICES = [
-    "",
-    "the store",
-    "best there is",
-    "CPU",
-    "cpu:0",
-    "cuda:00",
-    "cuda:-1",
-    "cuda:999",
-    "cuda:٣",
-    "meta",
-    "cpu\n",
-]
-
-
-@pytest.mark.parametrize("text", NO_DEVICES)
-def test_a_text_that_names_no_device_is_no_queue(text):
-    with pytest.raises(UsageError, match="expected cpu, cuda or cuda:N"):
-        job_module.queue_of(text)
 
 
 @pytest.mark.parametrize("queue", ["a queue of my own", "cuda", "cpu ", ""])
@@ -152,67 +121,6 @@ def test_files_are_taken_in_one_at_a_time_beside_captures_and_apart_from_their_l
     assert told == ["cancelled"]
 
 
-def test_whoever_is_told_of_a_job_may_ask_for_all_of_them(jobs, monkeypatch, tmp_path):
-    """Told while the list is locked, it would wait for itself for ever, and with it everybody who asks for the list."""
-    program(
-        monkeypatch,
-        tmp_path,
-        "import json; print(json.dumps({'stage': 'done', 'rows_done': 2, 'rows_total': 2, 'run_id': 'r'}))",
-    )
-    told: list[str] = []
-    submitting = threading.Thread(
-        target=lambda: jobs.submit(
-            ["x"], title="t", device="cpu", on_change=lambda _: told.append(jobs.all()[0].state)
-        ),
-        daemon=True,
-    )
-    submitting.start()
-    submitting.join(10)
-    assert not submitting.is_alive()
-    wait(jobs, 1, lambda job: job.is_over and told[-1] == "done")
-    assert told[0] == "waiting"
-    assert "running" in told
-
-
-def test_the_command_of_a_job_can_be_copied():
-    job = Job(1, "t", "cpu", ("capture", "--prompt=def f(x):\n  return 'x'"))
-    assert words_of(job.command) == ["ulpscope", *job.arguments]
-
-
-def test_a_process_that_cannot_be_understood_ends_in_a_sentence(jobs):
-    job = jobs.submit(["nonsense"], title="odd", device="cpu")
-    failed = wait(jobs, job.number, lambda j: j.is_over)
-    assert failed.state == "failed"
-    assert "nonsense" in failed.message
-
-
-def test_numbers_are_never_used_twice(jobs):
-    first = jobs.submit(["nonsense"], title="first", device="cpu")
-    wait(jobs, first.number, lambda j: j.is_over)
-    jobs.forget(first.number)
-    assert jobs.submit(["nonsense"], title="second", device="cpu").number == first.number + 1
-
-
-def test_a_job_that_cannot_even_start_does_not_hold_up_the_next(jobs):
-    broken = jobs.submit(["capture", "--prompt=a\x00b"], title="a NUL", device="cpu")
-    after = jobs.submit(["nonsense"], title="after", device="cpu")
-    assert "could not be run" in wait(jobs, broken.number, lambda j: j.is_over).message
-    assert "nonsense" in wait(jobs, after.number, lambda j: j.is_over).message
-
-
-def test_stopping_starts_nothing_more(jobs, monkeypatch, tmp_path):
-    program(monkeypatch, tmp_path, STAYS)
-    running = jobs.submit([], title="running", device="cpu")
-    waiting = jobs.submit([], title="waiting", device="cpu")
-    wait(jobs, running.number, lambda j: j.state == "running")
-    working = [thread for thread in threading.enumerate() if thread.name == "ulpscope-job"]
-    assert working
-    jobs.stop()
-    for thread in working:  # each has looked for the next job when it ends
-        thread.join(60)
-    assert wait(jobs, waiting.number, lambda j: True).state == "waiting"
-
-
 def program(monkeypatch, tmp_path, source: str) -> None:
     """In place of the command line: a program that is given the job's arguments."""
     monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
@@ -235,18 +143,6 @@ def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jo
     jobs.cancel(first.number)
     wait(jobs, second.number, lambda j: j.state == "running")
     assert wait(jobs, other.number, lambda j: True).state == "running"
-
-
-def test_a_job_whose_device_is_not_known_has_the_machine_for_itself(jobs, monkeypatch, tmp_path):
-    program(monkeypatch, tmp_path, STAYS)
-    first = jobs.submit([], title="1", device="cuda:0")
-    unknown = jobs.submit([], title="2", device=job_module.ANY_DEVICE)
-    behind = jobs.submit([], title="3", device="cpu")  # does not overtake: the one before it would wait for ever
-    wait(jobs, first.number, lambda j: j.stage == "begun")
-    assert [job.state for job in jobs.all()] == ["waiting", "waiting", "running"]
-    jobs.cancel(first.number)
-    wait(jobs, unknown.number, lambda j: j.stage == "begun")
-    assert wait(jobs, behind.number, lambda j: True).state == "waiting"
 
 
 STUBBORN = """
@@ -360,21 +256,6 @@ def test_a_file_is_taken_in_by_the_process_that_was_loaded_before(jobs):
     assert jobs.store.path_of(job.run_id).is_file()
     assert jobs._spare is None  # it was used up
     assert spare.code == 0
-
-
-def test_what_a_loaded_process_refuses_is_told_as_by_any_other(jobs, tmp_path):
-    (tmp_path / "no.npz").write_bytes(b"nonsense")
-    jobs.warm()
-    job = ingested(jobs, tmp_path / "no.npz")
-    assert job.state == "failed"
-    assert "no.npz: begins with" in job.message
-
-
-def test_a_loaded_process_ends_when_nobody_brings_a_file(jobs, monkeypatch):
-    monkeypatch.setattr(job_module, "SPARE_SECONDS", 0.05)
-    jobs.warm()
-    spare = jobs._spare
-    until(lambda: not spare.is_alive and jobs._spare is None)
 
 
 def test_a_loaded_process_goes_with_the_server(jobs):

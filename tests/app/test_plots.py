@@ -5,7 +5,6 @@ picked.
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +18,6 @@ from app.near_ties import parts
 from tests.app.opening import figures_of, opened
 
 DRAWS = {"bar", "heatmap", "scatter"}  # what our figures are made of
-
-
-def test_the_library_is_of_the_version_that_python_spells_figures_for():
-    whole = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    version = re.search(r"plotly\.js v(\d+\.\d+\.\d+)", whole[:300])
-    assert version is not None
-    assert f"plotly-cartesian-{version[1]}.min.js" == plots.LIBRARY.name
 
 
 @pytest.mark.parametrize(
@@ -54,17 +46,6 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
     assert not re.search(r'moduleType:\s*"trace",\s*name:\s*"surface"', bundle)  # which is what makes it small
 
 
-def test_a_zoom_is_of_the_run_the_pair_and_the_prompt():
-    revisions = {
-        (prompt, position): figures_of(
-            opened("near_ties", run="fresh-against-cached", prompt=str(prompt), position=str(position))
-        )[0]["revision"]
-        for prompt in (0, 1)
-        for position in (3, 4)
-    }
-    assert revisions[0, 3] == revisions[0, 4] != revisions[1, 3] == revisions[1, 4]
-
-
 SOUND = {"points": [[3, 0, 17.0], [4, 0, 18.5]], "is_brush": True}
 
 
@@ -88,12 +69,6 @@ def test_what_a_browser_says_is_taken_where_it_makes_sense(monkeypatch, said, ex
     monkeypatch.setattr(st, "session_state", {"chart": {"picked": said}})
     assert plots.picked("chart") == expected
     assert plots.picked("another") == plots.Picked()
-
-
-@pytest.mark.parametrize(("place", "expected"), [(0, 3), (2, 17), (3, None)])
-def test_one_number_of_the_point_that_was_clicked(monkeypatch, place, expected):
-    monkeypatch.setattr(st, "session_state", {"chart": {"picked": SOUND}})
-    assert plots.chosen("chart", place) == expected
 
 
 VIEW: Any = SimpleNamespace(
@@ -128,12 +103,6 @@ def test_a_click_that_makes_no_sense_selects_nothing_and_breaks_nothing(monkeypa
     parts.follow(VIEW, "near_ties", "this prompt")
     assert not {"prompt", "position"} & st.session_state.keys()
     assert st.session_state[parts.BRUSHED] == "before"
-
-
-@pytest.mark.parametrize("value", ["module", float("nan"), float("inf")])
-def test_what_is_no_number_is_none(monkeypatch, value):
-    monkeypatch.setattr(st, "session_state", {"chart": {"picked": {"points": [[value]], "is_brush": False}}})
-    assert plots.chosen("chart", 0) is None
 
 
 def test_figures_are_spelled_with_their_height_and_whole():

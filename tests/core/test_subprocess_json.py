@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core import subprocess_json
-from core.subprocess_json import Child, object_of
+from core.subprocess_json import Child
 
 STAYS = 'import signal; print(\'{"stage": "begun"}\', flush=True); signal.pause()'
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAYS.removeprefix('import signal; ')}"
@@ -13,20 +13,6 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAY
 
 def child(program: str, **bounds) -> Child:
     return Child(["-c", program], **bounds)
-
-
-@pytest.mark.parametrize("text", ["5", "null", "[1]", "plain words", "", "[" * 100_000])
-def test_what_is_no_object_of_json_means_nothing(text: str) -> None:
-    assert object_of(text) == {}
-    assert object_of('{"stage": "x"}') == {"stage": "x"}
-
-
-def test_its_objects_are_heard_line_by_line_and_all_else_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess_json, "_LONGEST", 1000)
-    lines = ['{"a": 1}', "words", "[2]", '{"long": "' + "x" * 5000 + '"}', '{"b": 3}']
-    with child(f"print(*{lines!r}, sep='\\n')") as process:
-        assert list(process.said()) == [{"a": 1}, {"b": 3}]
-    assert process.code == 0
 
 
 def test_one_answer_may_take_several_lines_and_is_none_where_it_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +72,6 @@ def test_one_that_takes_too_long_is_killed(is_patient: bool) -> None:
     with child(STAYS, seconds=0.2, is_patient=is_patient) as process:
         list(process.said())
     assert (process.is_late, process.code) == (True, -9)
-
-
-def test_one_that_is_in_time_is_not() -> None:
-    """The twin."""
-    with child("print('{}')", seconds=600) as process:
-        list(process.said())
-    assert (process.is_late, process.code) == (False, 0)
-    assert not process._watch.is_alive() or process._watch.finished.is_set()
 
 
 @pytest.mark.parametrize(("program", "patience", "code"), [(STAYS, 600, -15), (STUBBORN, 0.1, -9), (STAYS, 0, -9)])

@@ -39,15 +39,6 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return found
 
 
-def chosen() -> AppTest:
-    """The page with the model chosen."""
-    app = followed("capture")
-    app.session_state["capture_model"] = "smollm2"
-    app.run()
-    assert not app.exception
-    return app
-
-
 def keys(app: AppTest) -> set[str]:
     return {str(button.key) for button in app.button}
 
@@ -65,28 +56,6 @@ def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_
     assert [(job.arguments, job.device) for job in submitted] == [(GET, GETTING)]
     assert "capture_get" not in keys(app)
     assert "capture_get_cancel" in keys(app)
-
-
-def test_how_it_stands_is_told_in_mb(submitted):
-    submitted.append(Job(7, "t", GETTING, GET, state="running", stage="downloading", rows_done=12, rows_total=92))
-    assert "downloading: 12 of 92 MB" in said(chosen()).replace("\\", "")
-
-
-def test_a_failure_is_its_sentence_beside_another_try(submitted):
-    submitted.append(Job(7, "t", GETTING, GET, state="failed", message="pip could not download it."))
-    app = chosen()
-    assert "pip could not download it" in said(app)
-    assert "capture_get" in keys(app)
-
-
-def test_a_model_that_is_here_is_captured_like_any_other(submitted, tmp_path):
-    (tmp_path / "cache" / "models" / "smollm2").mkdir(parents=True)
-    (tmp_path / "cache" / "models" / "smollm2" / "config.json").touch()
-    submitted.append(Job(7, "t", GETTING, GET, state="done", seconds=5.0))
-    app = chosen()
-    assert not app.button(key="capture_start").disabled
-    assert not {"capture_get", "open_7"} & keys(app)  # a model is no run
-    assert "in 5 s" in said(app)
 
 
 def test_a_viewer_of_a_hosted_server_is_offered_no_model(submitted, monkeypatch):

@@ -54,39 +54,6 @@ def test_every_page_has_an_empty_state(page, monkeypatch):
     assert ("No runs yet" in said(app)) == (page == "runs" or PAGES[page].shows != "store")
 
 
-def test_the_address_says_what_is_shown():
-    app = opened("overview", run="batch-1-against-n", variant="decode+batch:8", position="41")
-    assert app.query_params["variant"] == "decode+batch:8"
-    assert app.query_params["position"] == "41"
-    assert "Top tokens at position 41" in said(app)
-
-
-def test_changing_the_position_changes_the_address():
-    app = opened("overview", run="batch-1-against-n")
-    app.number_input(key="position").set_value(17).run()
-    assert app.query_params["position"] == "17"
-    assert "Top tokens at position 17" in said(app)
-
-
-def test_the_first_flip_can_be_reached_from_the_flips_page():
-    app = opened("flips", run="fresh-against-cached", position="0")
-    next(button for button in app.button if "first flip" in button.label).click().run()
-    assert not app.exception
-    assert "Why it could flip" in said(app)
-    assert app.query_params["position"] == "144"
-
-
-def test_a_bit_identical_pair_is_said_to_be_one(tmp_path, own_store):
-    from core.judging.ingest import ingest
-
-    run_id = ingest(own_store, [ROOT / "tests" / "cases" / "identical_bf16_bits.npz"])
-    for page in PAGES:
-        app = opened(page, run=run_id)
-        assert not app.exception, page
-    assert "Bit-identical" in said(opened("overview", run=run_id))
-    assert "No flips" in said(opened("flips", run=run_id))
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "case",
@@ -99,14 +66,6 @@ def test_every_page_draws_a_dump_of_every_form(case, own_store):
     for page in PAGES:
         app = opened(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
         assert not app.exception, (page, [e.value for e in app.exception])
-
-
-def test_nan_mismatches_are_called_more_than_rounding(own_store):
-    from core.judging.ingest import ingest
-
-    run_id = ingest(own_store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"])
-    assert "rounding cannot produce it" in said(opened("overview", run=run_id))
-    assert "order of summation" not in said(opened("overview", run="fresh-against-cached"))
 
 
 def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
@@ -151,20 +110,6 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
         app = opened(page, run="damaged")
         assert not app.exception, page
         assert any("damaged.duckdb" in str(error.value).replace("\\", "") for error in app.error), page
-
-
-def test_nan_is_never_outlined_as_the_argmax(own_store):
-    from core.judging.ingest import ingest
-    from core.runs.reader import RunReader
-    from core.runs.views.elements import top_of_both
-
-    with RunReader(own_store.path_of(ingest(own_store, [ROOT / "tests" / "cases" / "nonfinite_fp32.npz"]))) as run:
-        for position in range(run.header.rows):
-            top = top_of_both(run, 0, 0, position)
-            for side in ("reference", "variant"):
-                best = top[top[f"{side}_rank"] == 1]
-                assert len(best) == 1
-                assert best[f"{side}_logit"].notna().all()
 
 
 @pytest.mark.spread(5)

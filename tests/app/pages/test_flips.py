@@ -12,7 +12,6 @@ from streamlit.testing.v1 import AppTest
 from app.flips import parts
 from core.runs.reader import RunReader
 from core.runs.views.elements import top_of_both
-from core.runs.views.verdicts import NOT_JUDGED, Finding
 from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,12 +49,6 @@ def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_
     assert found["variant's token, rank on the other side (1 = argmax)"].iloc[2] == top.loc[512, "reference_rank"] == 2
 
 
-def test_figures_are_numbers_so_that_their_columns_sort_as_such():
-    found = table(opened())
-    for name in found.columns.difference(["reference token", "variant token"]):
-        assert pd.api.types.is_numeric_dtype(found[name]), name
-
-
 def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     app = opened(prompt="1", position="36")
     app.segmented_control(key="flips_listed").set_value("flips and near ties").run()
@@ -67,35 +60,6 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
     assert "Why it could flip" in said(linked)
     assert "is no flip" in said(opened(prompt="1", position="142"))
-
-
-def test_the_reason_has_the_margin_the_bound_and_how_both_tokens_moved():
-    text = said(opened(prompt="1", position="36"))
-    assert "the reference's, 0 logits (0 ULPs)" in text
-    assert "is 0.03125 logits, twice that 0.0625" in text
-    assert "moved by -0.03125, the variant's by +0.03125" in text
-    assert "First minus second: 0 → -0.0625" in text
-    assert "lower token id counts" in text
-
-
-def test_a_judged_run_says_what_its_verdict_says_of_the_differences():
-    """The shipped run was judged: its flips are rounding, and no controls are asked for."""
-    text = said(opened(prompt="1", position="36"))
-    assert "only controls can answer" not in text
-    assert "Pair verdict: **rounding**." in text
-    assert "All 4 flips lie within the noise" in text
-
-
-def test_a_run_that_was_not_judged_says_that_controls_would_tell():
-    told = parts.is_it_rounding(Finding(NOT_JUDGED, "No controls were run.", (), False))
-    assert "controls can tell whether differences" in told
-
-
-@pytest.mark.parametrize("name", ["bug suspected", "nondeterministic", "undecided", "a verdict of tomorrow"])
-def test_every_verdict_is_told_by_its_name_and_sentence_as_plain_text(name):
-    told = parts.is_it_rounding(Finding(name, "1,200 times the floor, at `k_proj` of **layer 3**.", (), True))
-    assert f"Pair verdict: **{name}**. 1,200 times the floor" in told
-    assert "**layer" not in told
 
 
 def position(**figures) -> pd.Series:

@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import navigation
-from app.gallery import SORTS, actions
-from app.gallery import table as listing
 from app.gallery.filters import Filters, matching
 from app.gallery.table import listed
 from app.shell import exports, store_cache
@@ -167,36 +164,6 @@ def test_what_is_asked_for_is_what_is_shown(asked, shown):
     assert [card.run_id for card in matching(CARDS, Filters(**asked), LABELS, PROMPTS)] == shown
 
 
-def test_every_order_that_is_offered_is_one_that_is_known():
-    assert {asked["sort"] for asked, _ in ASKED if "sort" in asked} | {"newest"} == set(SORTS)
-
-
-def test_names_verdicts_and_numbers_of_the_runs_fit_side_by_side_at_1280_pixels():
-    """The table is 848 pixels wide there, of which the boxes take 33."""
-    named = [listing.COLUMNS[name]["width"] for name in ("verdict", "differ", "flips", "rms row ULPs", "dtype")]
-    assert listing._NAME + sum(named) == 815
-    assert listing._NAME - listing._TAGS + sum(named) + listing.COLUMNS["tags"]["width"] == 815
-    figure = 7  # pixels, beside 16 of a cell's edges
-    assert listing.COLUMNS["rms row ULPs"]["width"] >= len("-1.23e+308") * figure + 16
-    assert listing.COLUMNS["flips"]["width"] >= len("99,999") * figure + 16
-    assert listing.COLUMNS["differ"]["width"] >= len("NaN or infinity") * 6 + 16
-
-
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        ("Where it starts: layers, kernels, remedies, bfloat16", 1),  # the longest of the shipped runs
-        ("WHERE IT STARTS: LAYERS, KERNELS, REMEDIES, BFLOAT16", 2),
-        ("x" * 120, 3),
-        ("舍入还是错误" * 5, 2),
-        ("long " * 100, 5),
-        ("", 1),
-    ],
-)
-def test_a_long_name_is_broken_into_lines(name, lines):
-    assert listing._lines(["short", name], listing._NAME) == lines
-
-
 LINKS = {
     "search": ("scheduler", {"fresh-against-cached"}),  # the name of no run, a word of a prompt
     "dtype": ("float32", {"float32-three-paths"}),
@@ -238,35 +205,6 @@ def test_a_judged_run_stands_for_the_run_that_it_judges_which_a_link_still_opens
     assert "open_judged_run" not in keys(app)
 
 
-def test_every_setting_of_the_gallery_is_tried_by_a_link():
-    assert {setting.name for setting in navigation.settings_of("runs")} == set(LINKS)
-
-
-def test_a_link_to_a_device_or_a_tag_that_no_run_has_shows_none_and_says_what_it_asks_for():
-    app = opened(tag="gone", device="<b>tpu</b>")
-    assert names(app) == []
-    assert (app.multiselect(key="gallery_tags").value, app.selectbox(key="gallery_device").value) == (
-        ["gone"],
-        "<b>tpu</b>",
-    )
-    assert f"0 of {len(SAMPLES)} runs" in said(app)
-
-
-def test_several_tags_are_asked_for_together_and_a_link_restores_them(own_store):
-    odd = "50%, <b>x</b>"  # a comma and a percent sign of its own
-    labels.write(own_store.directory, "injected-bug", Labels(("seen", odd)))
-    labels.write(own_store.directory, "fresh-against-cached", Labels(("seen",)))
-    app = opened()
-    app.multiselect(key="gallery_tags").set_value(["seen"]).run()
-    assert len(names(app)) == 2
-    app.multiselect(key="gallery_tags").set_value(["seen", odd]).run()
-    assert len(names(app)) == 1
-    assert app.query_params["tag"] == "seen,50%25%2C <b>x</b>"
-    again = opened(tag=app.query_params["tag"])
-    assert again.multiselect(key="gallery_tags").value == ["seen", odd]
-    assert names(again) == names(app)
-
-
 def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
     own_store.directory.mkdir()
     (own_store.directory / "torn.duckdb").write_bytes(b"no run")
@@ -294,45 +232,6 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     app.text_input(key="gallery_search").set_value("import parser zebra").run()
     assert read == [len(SAMPLES)]  # nothing is read twice
     assert names(app) == []
-
-
-def test_of_a_store_only_the_run_that_came_is_read(mine, own_store, monkeypatch):
-    app = opened()
-    read = []
-    original = store_cache.read_cards
-
-    def counted(store, paths):
-        read.extend(path.stem for path in paths)
-        return original(store, paths)
-
-    monkeypatch.setattr(store_cache, "read_cards", counted)
-    copied(own_store.directory / "another.duckdb")
-    app.run()
-    assert len(names(app)) == len(SAMPLES) + 2
-    assert read == ["another"]
-    mine.unlink()
-    app.run()
-    assert len(names(app)) == len(SAMPLES) + 1
-    assert read == ["another"]
-
-
-def test_a_first_visit_is_told_what_this_is_and_which_runs_are_worth_opening(own_store):
-    app = opened()
-    assert "bit for bit" in said(app)
-    assert "noise floor" in said(app)
-    links = [element.proto for element in app.main if element.type == "page_link"] or [
-        element.proto for element in app.get("page_link")
-    ]
-    queries = {link.label: link.query_string for link in links}
-    flip = next(query for label, query in queries.items() if "flip that rounding explains" in label)
-    assert "run=fresh-against-cached" in flip
-    assert "position=144" in flip  # its first flip, as the Flips page says
-    assert "run=injected-bug" in next(query for label, query in queries.items() if "injected bug" in label)
-
-
-def test_with_a_run_of_ones_own_the_introduction_is_gone(mine):
-    """The twin of the test above."""
-    assert "own rounding floor" not in said(opened())
 
 
 def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
@@ -375,33 +274,6 @@ def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, ow
     assert own_store.discarded() == []
 
 
-def test_ticked_runs_that_a_filter_hides_are_counted_and_can_be_unticked(mine, own_store):
-    labels.write(own_store.directory, "mine", Labels(("seen",)))
-    app = opened()
-    app.session_state["ticked"] = ["mine", "injected-bug"]
-    app.multiselect(key="gallery_tags").set_value(["seen"]).run()
-    assert "2 runs ticked" in said(app)
-    assert "1 of them not shown" in said(app)
-    app.button(key="untick").click().run()
-    assert "ticked" not in said(app).lower().replace("tick some", "")
-    assert app.session_state["ticked"] == []
-
-
-def test_several_ticked_runs_are_tagged_together(mine, own_store):
-    labels.write(own_store.directory, "mine", Labels(("old",), "a note"))
-    app = opened()
-    app.session_state["ticked"] = ["mine", "injected-bug"]
-    app.run()
-    app.selectbox(key="tag_of_several").set_value("old").run()
-    app.button(key="add_tag").click().run()
-    assert labels.read_all(own_store.directory)[0] == {
-        "mine": Labels(("old",), "a note"),
-        "injected-bug": Labels(("old",)),
-    }
-    app.button(key="remove_tag").click().run()
-    assert labels.read_all(own_store.directory)[0] == {"mine": Labels((), "a note")}
-
-
 def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     app = labelling(run="mine")
     tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
@@ -419,72 +291,6 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     assert app.multiselect(key="gallery_tags").options == ["<b>x</b>", "nightly"]
     app.text_input(key="gallery_search").set_value("nightly").run()
     assert len(names(app)) == 1
-
-
-def test_a_run_is_pinned_in_its_labels_and_a_tag_for_several_leaves_it_pinned(mine, own_store):
-    app = labelling(run="mine")
-    pinned = next(each for each in app.checkbox if str(each.key).startswith("pinned_"))
-    assert pinned.value is False
-    pinned.check()
-    next(button for button in app.button if button.label == "Save").click().run()
-    assert not app.exception
-    assert labels.read(own_store.directory, "mine") == Labels(pinned=True)
-    assert "pinned" in [each.value for each in app.caption]
-    (card,) = [card for card in list_runs(own_store)[0] if card.run_id == "mine"]
-    actions._tag([card], "new", True)
-    assert labels.read(own_store.directory, "mine") == Labels(("new",), pinned=True)
-
-
-def test_a_note_that_is_being_typed_stays_while_another_saves_and_is_added_to_theirs(mine, own_store):
-    labels.write(own_store.directory, "mine", Labels(("old", "going")))
-    app = labelling(run="mine")
-    typed = next(each for each in app.text_area if str(each.key).startswith("note_"))
-    labels.write(own_store.directory, "mine", Labels(("old", "going", "theirs"), "theirs", pinned=True))
-    app.run()
-    assert "Somebody else has changed these" in said(app)
-    note = next(each for each in app.text_area if str(each.key).startswith("note_"))
-    assert note.key == typed.key  # the same field to the browser, which keeps what is typed in it
-    note.set_value("mine")
-    next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["old", "new"])
-    next(button for button in app.button if button.label == "Save").click().run()
-    assert not app.exception
-    assert labels.read(own_store.directory, "mine") == Labels(("old", "theirs", "new"), "theirs\n\nmine", pinned=True)
-    assert "both are kept" in said(app)
-    assert next(each for each in app.text_area if str(each.key).startswith("note_")).value == "theirs\n\nmine"
-
-
-def test_theirs_are_shown_where_the_viewer_wants_them(mine, own_store):
-    app = labelling(run="mine")
-    next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("mine")
-    labels.write(own_store.directory, "mine", Labels((), "theirs"))
-    app.run()
-    next(button for button in app.button if button.label == "Show theirs").click().run()
-    assert not app.exception
-    assert next(each for each in app.text_area if str(each.key).startswith("note_")).value == "theirs"
-    assert "Somebody else" not in said(app)
-
-
-def test_labels_too_long_are_a_sentence_and_nothing_is_written(mine, own_store):
-    app = labelling(run="mine")
-    next(each for each in app.multiselect if str(each.key).startswith("tags_")).set_value(["x" * 41])
-    next(button for button in app.button if button.label == "Save").click().run()
-    assert not app.exception
-    assert "has 41 characters" in said(app)
-    assert labels.read_all(own_store.directory) == ({}, [])
-
-
-def test_damaged_labels_are_a_sentence_and_are_put_aside_when_new_ones_are_saved(mine, own_store):
-    labels.write(own_store.directory, "other", Labels(("x",)))
-    labels.path_of(own_store.directory, "mine").write_text("broken")
-    app = labelling(run="mine")
-    assert "mine.json: no labels" in said(app)
-    assert len(names(app)) == len(SAMPLES) + 1
-    next(each for each in app.text_area if str(each.key).startswith("note_")).set_value("new")
-    next(button for button in app.button if button.label == "Save").click().run()
-    assert "were put aside as .labels/mine.damaged-" in said(app)
-    assert labels.read(own_store.directory, "mine") == Labels((), "new")
-    (aside,) = own_store.directory.glob(".labels/mine.damaged-*")
-    assert aside.read_text() == "broken"
 
 
 def unfolded(app: AppTest, rows: list[int]) -> AppTest:
@@ -518,35 +324,6 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     assert own_store.discarded() == []
     assert not (own_store.directory / ".trash" / entry.entry).exists()
     assert "Recently deleted" not in said(app)
-
-
-def test_restoring_where_a_run_of_that_id_is_again_is_a_sentence(mine, own_store):
-    own_store.discard("mine")
-    copied(mine)
-    app = unfolded(opened(), [0])
-    app.button(key="restore").click().run()
-    assert not app.exception
-    assert "'mine' is there again" in said(app)
-    assert len(own_store.discarded()) == 1
-
-
-def test_a_run_that_somebody_else_deleted_meanwhile_is_a_sentence(mine, own_store):
-    app = opened(run="mine")
-    mine.unlink()
-    app.button(key="delete").click().run()
-    assert not app.exception
-    assert "run 'mine'" in said(app)
-    assert own_store.discarded() == []
-
-
-def test_the_last_run_can_be_had_back_from_an_empty_gallery(mine, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    app = opened(run="mine")
-    app.button(key="delete").click().run()
-    assert "No runs yet" in said(app)
-    assert "Recently deleted: 1 run" in said(app)
-    app.button(key="undo_delete").click().run()
-    assert len(names(app)) == 1
 
 
 def test_a_judged_runs_verdict_is_a_filter_and_an_order(own_store):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -12,8 +10,6 @@ from app.heatmap import canvas
 from app.shell import selection, store_cache
 from core.judging.ingest import ingest
 from tests.app import opening
-
-MAIN = str(Path(__file__).resolve().parents[3] / "app" / "main.py")
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -33,10 +29,6 @@ def sentences(app: AppTest) -> str:
 
 
 NAMES = ("rows", "tokens", "order", "cells", "token")
-
-
-def test_the_address_of_a_whole_run_says_nothing_of_the_heatmap():
-    assert said(opened(), *NAMES) == {}
 
 
 @pytest.mark.parametrize(
@@ -71,18 +63,6 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_whole_run(link, sen
     assert said(app, *NAMES) == {}
 
 
-def test_words_that_are_none_are_left_out():
-    assert said(opened(order="sideways", cells="x"), *NAMES) == {}
-
-
-def test_a_selected_token_is_told_with_both_logits_and_ranks():
-    app = opened(position="89", token="301")
-    assert "at position 89" in sentences(app)
-    (table,) = (frame.value for frame in app.dataframe if "rank (1 = argmax)" in frame.value)
-    assert len(table) == 2
-    assert all(float(value) == float(value) for value in table["logit"])
-
-
 def test_the_texts_of_tokens_stay_inert(tmp_path):
     import numpy as np
 
@@ -104,13 +84,6 @@ def test_the_texts_of_tokens_stay_inert(tmp_path):
     heading = next(element.value for element in app.subheader if element.value.startswith("Token"))
     assert "[x](" not in heading
     assert "<script>" not in heading.replace("\\<script\\>", "")
-
-
-def test_a_window_belongs_to_its_run():
-    app = opened(rows="80:97", order="rank", token="301")
-    app.selectbox(key="run").set_value("fresh-against-cached").run()
-    assert not app.exception
-    assert said(app, *NAMES) == {}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from app.capture import preview, recent_models
 from app.shell.jobs import ANY_DEVICE, Job, Jobs
-from app.verdict.panel_actions import _judging, _queue
+from app.verdict.panel_actions import _judging
 from core.errors import UsageError
 from core.runs.file.evidence import RUNGS
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.app.hosting.test_roles import ADA, GRACE, sits
+from tests.app.hosting.test_roles import ADA, sits
 from tests.app.opening import opened, said
-from tests.core.runs.judged_runs import REQUEST, judged_run
+from tests.core.runs.judged_runs import judged_run
 
 
 @pytest.fixture(autouse=True)
@@ -40,51 +37,9 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     return found
 
 
-def has_told(monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
-    looks = preview.Previews(Path("runs"))
-    looks._devices = devices
-    monkeypatch.setattr("app.verdict.panel_actions.previews", lambda: looks)
-
-
 def judging(store: Store, **about: object):
     with RunReader(store.path_of(judged_run(store, None, run_id="mine", **about))) as run:
         return _judging(SimpleNamespace(run=run))
-
-
-@pytest.mark.parametrize(
-    ("device", "told", "queue"),
-    [
-        (None, (), ANY_DEVICE),
-        ("cpu", (), "cpu"),
-        ("cuda", ("cpu", "cuda:0"), "cuda:0"),
-        ("cuda:1", (), ANY_DEVICE),  # nobody has looked yet which devices there are: it waits for all the others
-    ],
-)
-def test_a_job_waits_in_the_queue_of_its_device(monkeypatch, device, told, queue):
-    has_told(monkeypatch, *told)
-    assert _queue(device) == queue
-
-
-def test_a_device_that_is_known_not_to_be_here_is_refused_by_name(monkeypatch):
-    has_told(monkeypatch, "cpu", "cuda:0")
-    with pytest.raises(UsageError, match="captured on cuda:7"):
-        _queue("cuda:7")
-
-
-def test_a_device_that_a_file_makes_up_gets_a_sentence_and_no_job(own_store, submitted):
-    run_id = judged_run(own_store, None, request=dataclasses.replace(REQUEST, device="the store"))
-    app = opened("overview", run=run_id)
-    assert "names no device" in said(app).replace("\\", "")
-    assert [button for button in app.button if button.key == "judge"] == []
-    assert submitted == []
-
-
-def test_on_ones_own_machine_nothing_is_asked_and_what_is_loaded_is_said(own_store, submitted, tmp_path):
-    app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
-    assert f"It loads the model folder `{tmp_path}` of this server" in said(app)
-    assert not app.checkbox
-    app.button(key="judge").click().run()
-    assert len(submitted) == 1
 
 
 def test_a_model_that_only_the_file_asks_for_is_loaded_once_an_editor_agrees(
@@ -133,15 +88,6 @@ def test_a_model_whose_name_hides_something_is_not_loaded(own_store, hidden):
         judging(own_store, **hidden)
 
 
-@pytest.mark.parametrize("folder", ["{there}", pytest.param("/no/such/folder", marks=pytest.mark.thorough)])
-def test_a_viewer_does_not_learn_which_folders_there_are(own_store, monkeypatch, tmp_path, folder):
-    sits(monkeypatch, GRACE)
-    app = opened("overview", run=judged_run(own_store, None, model=folder.format(there=tmp_path)))
-    said_of_it = [each.value for each in app.caption if "editors can judge" in each.value or "folder" in each.value]
-    assert len(said_of_it) == 1
-    assert "editors can judge it" in said_of_it[0]
-
-
 def test_a_file_that_only_a_run_file_names_is_never_loaded_and_one_that_was_captured_with_is(own_store, tmp_path):
     """A GGUF is a file, which a stranger's run may call what it likes: `owner/model` is also a relative path."""
     model = tmp_path / "m.gguf"
@@ -153,44 +99,6 @@ def test_a_file_that_only_a_run_file_names_is_never_loaded_and_one_that_was_capt
         found = _judging(SimpleNamespace(run=run))
     assert found.loads == f"the model file `{model}` of this server"
     assert not found.needs_yes
-
-
-def test_a_model_of_a_package_is_loaded_once_it_is_here(own_store, tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
-    with RunReader(own_store.path_of(judged_run(own_store, None, run_id="mine", model="smollm2"))) as run:
-        with pytest.raises(UsageError, match="SmolLM2-135M-Instruct is not"):
-            _judging(SimpleNamespace(run=run))
-        (tmp_path / "models" / "smollm2").mkdir(parents=True)
-        (tmp_path / "models" / "smollm2" / "config.json").touch()
-        found = _judging(SimpleNamespace(run=run))
-    assert found.loads == "SmolLM2-135M-Instruct, which a package brought to this server"
-    assert not found.needs_yes
-
-
-@pytest.mark.parametrize(
-    ("costs", "refusal", "shown"),
-    [
-        ({"forwards": 1024}, "", "1,024 forwards of the sides"),
-        ({}, "The model's folder is empty.", "several times the work of the capture. The model's folder is empty."),
-    ],
-)
-def test_what_judging_costs_is_a_dry_runs_estimate_asked_for_once_the_page_is_drawn(
-    own_store, monkeypatch, tmp_path, costs, refusal, shown
-):
-    asked: list[list[str]] = []
-
-    def look(self, viewer, arguments):
-        asked.append(list(arguments))
-        return preview.Answer(costs, refusal, time.monotonic())
-
-    monkeypatch.setattr(preview.Previews, "look", look)
-    app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
-    assert asked == []
-    assert "are being counted" in said(app)
-    app.run()
-    assert not app.exception
-    assert shown in said(app).replace("\\", "")
-    assert {"--judge", "--prompts", "--model"} <= set(asked[0])
 
 
 def test_a_model_of_the_hub_that_nobody_here_asked_for_is_not_even_looked_up(own_store, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from core.runs.reader import RunReader
 from core.runs.views.kernels import in_words, place_in_words, side_by_side
 from core.runs.views.layers import kernels_where_it_starts
-from tests.app.opening import codes, opened
+from tests.app.opening import opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import layer_run, with_kernels
 
@@ -24,26 +24,6 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
     assert table["only in"].tolist() == ["reference", "variant", "", ""]
     assert table["ratio"].tolist()[2:] == [3.0, 1.0]
     assert any("one forward of `side_0` and 3 of 40 forwards of `side_1`" in element.value for element in app.caption)
-
-
-def test_filters_leave_what_they_say(own_store):
-    app = opened("kernels", run=kernel_run(own_store))
-    app.segmented_control(key="kernels_shown").set_value("differ").run()
-    assert app.dataframe[0].value["kernel"].tolist() == [NARROW, WIDE, REDUCE]
-    app.segmented_control(key="kernels_library").set_value("torch").run()
-    assert "launched by one side only" in app.success[0].value
-    app.segmented_control(key="kernels_shown").set_value("products").run()
-    assert app.dataframe[0].value["kernel"].tolist() == ["aten::mm"]
-    app.segmented_control(key="kernels_library").set_value("any").run()
-    app.toggle(key="kernels_apart").set_value(True).run()
-    assert app.dataframe[0].value["in"].tolist()[2] == "model.layers.*.mlp.down_proj"
-    assert not app.exception
-
-
-def test_a_run_that_was_not_watched_says_what_to_do(own_store):
-    app = opened("kernels", run=kernel_run(own_store, watched=False))
-    assert "without watching kernels" in app.info[0].value
-    assert codes(app) == []  # of a run that does not say by which command it was made, no other is shown
 
 
 def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
@@ -63,11 +43,3 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     there = app.dataframe[0].value
     assert there["in"].tolist() == ["model.layers.0.norm"]
     assert (there["shapes, reference"][0], there["shapes, variant"][0]) == ("bfloat16 [1, 8]", "bfloat16 [2, 8]")
-
-
-def test_without_modules_in_the_run_the_page_says_what_would_bring_the_place(own_store):
-    app = opened("kernels", run=kernel_run(own_store))
-    assert "With `--layers` beside `--kernels`" in app.info[0].value
-    assert [element.value for element in app.subheader] == ["All kernels"]
-    equal = opened("kernels", run=with_kernels(own_store, layer_run(own_store, {})))
-    assert "module that was compared differs" in equal.success[0].value

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from app.matrix import parts
-from app.shell import store_cache
 from core.runs.store.store import Store
 from core.sweeps.ledger import Ledger, run_id_of
 from core.sweeps.plan import read_plan
@@ -65,20 +64,6 @@ def test_the_axes_and_the_figure_are_in_the_link(sweep):
     assert _grid(app)[1][1] == "Δ 12.5%"
 
 
-def test_an_axis_that_is_not_shown_is_a_filter(sweep):
-    app = opened("matrix", down="dtype", across="model")
-    assert _grid(app) == [["", "m", "n"], ["bfloat16", "Δ bug suspected 1/2", "failed 1/2, 1 missing"]]
-    app.selectbox(key="matrix_of_path").set_value("chunked:8").run()
-    assert _grid(app) == [["", "m", "n"], ["bfloat16", "rounding", "missing"]]
-
-
-def test_a_store_without_a_sweep_says_how_to_begin_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "none"))
-    app = opened("matrix")
-    assert not app.exception
-    assert "No sweep was run" in plain(app)
-
-
 def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
     ledger, now, before = sweep
     (kept,) = ledger.plans()
@@ -112,33 +97,3 @@ def test_the_growth_over_layers_stands_below_where_modules_were_compared(sweep):
     assert latest["y"] == then["y"]
     assert then["line"]["dash"] == "dot"
     assert latest["customdata"][3][:4] == [0, 0, 3, f"{growth[3]:.3g} row ULPs"]
-
-
-def test_cells_of_a_large_sweep_are_left_to_the_matrix_page_unless_asked_for(sweep, monkeypatch):
-    _, now, before = sweep
-    monkeypatch.setattr(store_cache, "MOST_CELLS", 4)
-    app = opened("runs")
-    assert len(app.dataframe[0].value) == 4  # as few as these are listed
-    monkeypatch.setattr(store_cache, "MOST_CELLS", 3)
-    app = opened("runs")
-    assert not app.exception
-    assert not app.dataframe
-    (toggle,) = app.toggle
-    assert toggle.label == "with 4 runs of sweeps"
-    toggle.set_value(True).run()
-    assert len(app.dataframe[0].value) == 4
-    assert app.query_params["sweeps"] == "listed"
-    linked = opened("overview", run=now)
-    assert linked.title[0].value == "Overview"
-    assert list(linked.selectbox(key="run").options) == [now]
-    compared = opened("compare", run=now, **{"with": before})
-    assert not compared.exception
-    assert len(compared.multiselect(key="compare_runs").options) == 1  # its other build
-    assert opened("overview", run="cell-none").title  # and what is not there is said
-
-
-def test_an_instrument_that_lists_every_cell_would_be_noticed(sweep, monkeypatch):
-    monkeypatch.setattr(store_cache, "MOST_CELLS", 3)
-    cards = store_cache.cards
-    monkeypatch.setattr(store_cache, "cards", lambda **_: cards(of_cells=True))
-    assert opened("runs").dataframe

@@ -64,10 +64,6 @@ def test_the_count_in_words_is_that_of_the_file_and_the_table_lists_it(link, col
     assert listed(app) == sorted(position for _, position in either)
 
 
-def test_another_threshold_gives_another_count():
-    assert listed(opened(threshold="0")) != listed(opened(threshold="4"))
-
-
 def brush(app: AppTest, rows: list[int], stamp: str = f"{RUN} 0 1") -> AppTest:
     """As the chart's callback leaves it; Streamlit's harness has no charts to drag in."""
     app.session_state[parts.BRUSHED] = (stamp, rows)
@@ -84,15 +80,6 @@ def test_a_brush_lists_its_positions_whatever_the_threshold_and_can_be_cleared()
     assert "positions selected" not in said(app)
 
 
-@pytest.mark.parametrize("stamp", [f"{RUN} 1 1", f"{RUN} 0 0", f"{RUN} 0 all", "other 0 1"])
-def test_a_brush_over_another_pair_or_prompt_lists_nothing_here(stamp):
-    assert len(listed(brush(opened(), [442], stamp))) == 35
-
-
-def test_rows_that_the_run_does_not_have_are_not_brushed():
-    assert listed(brush(opened(), [442 + 7, 10**9, -1])) == [7]
-
-
 def test_controls_are_in_the_address_and_come_back_from_it():
     app = opened()
     app.segmented_control(key="top_form").set_value("ranks").run()
@@ -107,10 +94,3 @@ def test_controls_are_in_the_address_and_come_back_from_it():
     again = opened(top="ranks", unit="logits", logits="0.02")
     assert "2 tokens of 8 change places" in said(again)
     assert "≤ 0.02 logits" in said(again)
-
-
-def test_the_form_of_the_best_tokens_is_the_same_on_every_page():
-    app = opened(top="ranks")
-    app.switch_page("../pages/overview.py").run()
-    assert "Ranks of the 8 largest logits" in said(app)
-    assert app.query_params["top"] == "ranks"

@@ -12,7 +12,7 @@ from app.shell import store_changes
 from app.shell.jobs import Jobs
 from core.runs.sparse_run import sparse_of
 from core.runs.store.store import Store
-from tests.app.opening import followed, opened, said
+from tests.app.opening import opened, said
 from tests.core.probing import odd_server as odd
 from tests.waiting import until
 
@@ -44,13 +44,6 @@ def button(app: Any) -> Any:
     return app.button(key="probe_start")
 
 
-@pytest.mark.usefixtures("store")
-def test_without_an_address_there_is_nothing_to_press() -> None:
-    app = opened("probe")
-    assert "Give the address" in said(app)
-    assert button(app).disabled
-
-
 def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict[str, Any]]) -> None:
     app = opened("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
@@ -71,24 +64,6 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict
     assert job["prompts"].content == b'{"prompt": "one"}\n{"prompt": "two"}\n'
     assert job["secrets"] == {"ULPSCOPE_PROBE_KEY": "sk-secret"}
     assert "sk-secret" not in job["title"]
-
-
-@pytest.mark.usefixtures("store")
-def test_the_form_outlives_another_page_and_the_key_does_not() -> None:
-    app = opened("probe")
-    app.text_input(key="probe_url").set_value("http://127.0.0.1:9").run()
-    app.number_input(key="probe_load").set_value(3).run()
-    app.multiselect(key="probe_tests").set_value(["rerun"]).run()
-    app.text_input(key="probe_key").set_value("sk-secret").run()
-    kept = app.session_state["probe_kept"]
-    assert "sk-secret" not in str(kept)
-    again = followed("probe")  # without the widgets' values, as after another page
-    again.session_state["probe_kept"] = kept
-    again.run()
-    assert again.text_input(key="probe_url").value == "http://127.0.0.1:9"
-    assert again.number_input(key="probe_load").value == 3
-    assert again.multiselect(key="probe_tests").value == ["rerun"]
-    assert again.text_input(key="probe_key").value == ""
 
 
 @pytest.mark.usefixtures("lined_up")

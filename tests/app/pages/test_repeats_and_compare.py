@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-
-import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.compare import charts as compare_charts
 from app.compare import parts as compare_parts
-from app.repeats import charts as repeats_charts
-from app.repeats import pairwise_job
-from app.repeats import parts as repeats_parts
 from app.shell.store_cache import open_run
-from core.errors import StoreError
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
-from core.runs.views.compare import Compared, flip_sets
-from core.runs.views.repeats import classes_of, pairwise
+from core.runs.views.compare import Compared
+from core.runs.views.repeats import classes_of
 from tests.app.pages.test_verdict import opened, said
 from tests.app.test_selection import followed
 from tests.core.runs.views.test_repeats import stored
-from tests.waiting import until
 
 SAMPLES = [
     "fresh-against-cached",
@@ -63,82 +54,6 @@ def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_sto
     ]
 
 
-def test_a_large_comparison_waits_to_be_asked_for(own_store, monkeypatch):
-    monkeypatch.setattr("app.repeats.parts.WITHOUT_ASKING", 10)
-    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
-    app = opened("repeats", run=run.run_id)
-    (button,) = [each for each in app.button if each.label == "Compare every two"]
-    assert "reads" in said(app)
-    button.click().run()
-    assert not app.exception
-    assert "of every two classes" in said(app)
-
-
-def test_the_page_is_drawn_while_classes_are_compared_and_the_figures_come_by_themselves(own_store, monkeypatch):
-    may_go_on = threading.Event()
-
-    def slow(run, tick):
-        for done in range(1, 101):
-            tick(done, 100)
-            if done == 40:
-                may_go_on.wait(20)
-        return pairwise(run)
-
-    monkeypatch.setattr("app.repeats.pairwise_job.pairwise", slow)
-    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
-    app = opened("repeats", run=run.run_id)
-    assert len(table(app, "classes")) == 3
-    assert "of every two classes" not in said(app)
-    may_go_on.set()
-    until(lambda: pairwise_job.comparison(run).is_over)
-    app.run()
-    assert not app.exception
-    assert "of every two classes" in said(app)
-
-
-def test_a_stopped_comparison_is_offered_again_and_begins_anew(own_store, monkeypatch):
-    monkeypatch.setattr("app.repeats.parts.WITHOUT_ASKING", 10)
-    began = []
-
-    def endless(run, tick):
-        began.append(run.run_id)
-        until(lambda: tick(1, 100) or len(began) > 1)  # the first time until it is stopped, which `tick` raises
-        return pairwise(run)
-
-    monkeypatch.setattr("app.repeats.pairwise_job.pairwise", endless)
-    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
-    app = opened("repeats", run=run.run_id)
-    button(app, "Compare every two").click().run()
-    button(app, "Stop").click().run()
-    until(lambda: app.session_state["classes_asked"][run.run_id].is_over)
-    app.run()
-    button(app, "Compare every two").click().run()
-    assert not app.exception
-    assert began == [run.run_id] * 2
-    assert "of every two classes" in said(app)
-
-
-def test_a_run_that_cannot_be_read_is_a_sentence_and_not_asked_for_ever(own_store, monkeypatch):
-    def damaged(run, tick):
-        raise StoreError("x.duckdb: its logits are damaged.")
-
-    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
-    monkeypatch.setattr("app.repeats.pairwise_job.pairwise", damaged)
-    assert "its logits are damaged" in said(opened("repeats", run=run.run_id))
-    monkeypatch.setattr("app.repeats.pairwise_job.pairwise", pairwise)
-    assert "of every two classes" in said(opened("repeats", run=run.run_id))
-
-
-def button(app: AppTest, label: str):
-    (found,) = [each for each in app.button if each.label == label]
-    return found
-
-
-def test_equal_sides_are_said_to_be(own_store):
-    run = stored(own_store.directory, ["decode", "decode+batch:2", "decode+batch:4"], [0, 0, 0])
-    assert "All 3 sides are equal" in said(opened("repeats", run=run.run_id))
-
-
 def test_two_runs_stand_side_by_side_with_ratios(own_store):
     app = followed("compare", run="fresh-against-cached", **{"with": "float32-three-paths"})
     figures = app.dataframe[0].value
@@ -161,14 +76,6 @@ def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
         assert "No run has a flip" in said(app)
 
 
-@pytest.mark.parametrize(
-    "asked", ["nothing", "nothing~3", "batch-1-against-n~99", "~", ",,,", "<b>x</b>", "batch-1-against-n~x" * 40]
-)
-def test_links_that_make_no_sense_are_a_sentence_at_most(asked):
-    app = followed("compare", run="fresh-against-cached", **{"with": asked})
-    assert not app.exception
-
-
 def test_a_variant_out_of_a_link_is_the_one_compared():
     cards = {card.run_id: card for card in list_runs(open_store())[0]}
     assert cards["batch-1-against-n"].pairs == 3
@@ -178,14 +85,6 @@ def test_a_variant_out_of_a_link_is_the_one_compared():
     boxes[0].set_value(1).run()
     assert app.session_state["compare_with"] == "batch-1-against-n~1"
     assert app.query_params["with"] == ["batch-1-against-n~1"] or app.query_params["with"] == "batch-1-against-n~1"
-
-
-def test_names_of_others_are_inert_in_the_figures():
-    figure = repeats_charts.class_matrix(np.array([[np.nan, 3.0], [3.0, np.nan]]), ["<b>a</b>", "b" * 90], "neq")
-    assert "<b>a" not in figure.to_json().replace("\\u003c", "<")
-    figure = compare_charts.runs_by_distance([("<i>x</i>", np.array([1.0]), np.array([0.5]))])
-    assert "<i>x" not in figure.to_json().replace("\\u003c", "<")
-    assert compare_parts.MOST + 1 <= 6
 
 
 def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
@@ -205,25 +104,3 @@ def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
             compare_parts.distributions(compared).query("run == @run.run_id and distance_ulps > 0")["elements"].sum()
         )
         assert counted == run.pairs[0].summary.neq
-
-
-def test_flips_of_a_comparison_are_one_row_a_run(own_store):
-    run = open_run("fresh-against-cached")
-    twice = [Compared(run, run.pairs[0], run.positions(0))] * 2
-    table = compare_parts.flips_exported(flip_sets(twice), twice)
-    flips = run.positions(0).query("is_flip")
-    assert len(table) == 2 * len(flips) == 8
-    assert set(table["position"]) == set(flips["position"])
-    assert compare_parts.flips_exported([], twice).columns.tolist() == table.columns.tolist()
-
-
-def test_every_two_classes_are_exported_with_their_names(own_store):
-    run = open_run("batch-1-against-n")
-    groups = classes_of(run)
-    table = repeats_parts.pair_table(pairwise(run), groups, run)
-    assert table[["side", "other_side"]].to_numpy().tolist() == [
-        ["decode", "decode+batch:2"],
-        ["decode", "prefill"],
-        ["decode+batch:2", "prefill"],
-    ]
-    assert table["neq"].tolist()[:2] == [run.pairs[0].summary.neq, run.pairs[2].summary.neq]

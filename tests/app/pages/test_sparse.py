@@ -99,33 +99,9 @@ def test_every_page_says_what_it_has(page: str, sentence: str) -> None:
 
 
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize("page", ["overview", "flips", "near_ties", "heatmap"])
-@pytest.mark.parametrize("run", ["bare", "drafted"])
-def test_a_run_of_which_little_can_be_compared_has_every_page(page: str, run: str) -> None:
-    app = opened(page, run=run)
-    app.session_state["causes"] = app.session_state["sparse_report"] = app.session_state["sparse_provenance"] = True
-    app.run()
-    assert not app.exception
-
-
-@pytest.mark.usefixtures("store")
-def test_placeholders_stand_before_everything_on_the_overview() -> None:
-    app = opened("overview", run="drafted")
-    assert "placeholders at 1 of 3 tokens of 'on': 0.0" in app.warning[0].value.replace("\\", "").lower()
-    assert {m.label: m.value for m in opened("overview", run="bare").metric}["Largest difference sent"] == "unknown"
-
-
-@pytest.mark.usefixtures("store")
 def test_a_link_selects_a_position_and_one_beyond_is_refused() -> None:
     assert "at position 7" in said(opened("overview", run="apart", variant="warm", position="7"))
     assert "this run has 0 to 23" in said(opened("overview", run="apart", position="99"))
-
-
-@pytest.mark.usefixtures("store")
-def test_the_gallery_lists_it_and_opens_it() -> None:
-    app = opened("runs", run="apart")
-    assert "apart" in said(app)
-    assert "[npz](" not in "".join(str(element.value) for element in app.markdown)
 
 
 @pytest.mark.usefixtures("store")
@@ -135,21 +111,3 @@ def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
     app.session_state["causes"] = True
     app.run()
     assert "No simple cause found." in said(app)
-
-
-def test_a_run_of_several_ways_opens_at_the_first_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
-    made = [engine_side("cold", 1, 8), engine_side("again", 1, 8), engine_side("warm", 2, 8)]
-    write_sparse_run(Store(tmp_path), SparseHeader("ways"), made, run_id="ways")
-    app = opened("overview", run="ways")
-    assert app.query_params["variant"] == "warm"
-    ways = app.dataframe[0].value
-    assert ways["variant"].tolist() == ["again", "warm"]
-    assert ways["that differ"].tolist()[0] == 0
-
-
-@pytest.mark.usefixtures("store")
-def test_the_gallery_finds_it_by_what_was_generated() -> None:
-    app = opened("runs")
-    app.text_input(key="gallery_search").set_value("cat<b>").run()
-    assert "1 of " in said(app)

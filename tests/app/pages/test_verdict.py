@@ -5,7 +5,6 @@ is supplied.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,37 +14,18 @@ from streamlit.testing.v1 import AppTest
 from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
-from app.verdict.panel_actions import is_loadable
 from core.runs.file.evidence import (
     PRECISION,
     RUNGS,
     SCREENING,
-    AloneFigures,
     Check,
     Evidence,
     ModulesFigures,
-    OtherRowFloorFigures,
     RerunFigures,
     Unmeasured,
 )
-from core.runs.file.records import VERDICTS
-from core.runs.reader import RunReader
-from core.runs.store.cards import list_runs
-from core.runs.store.store import Store
 from tests.app.opening import codes, figures_of, followed
-from tests.core.runs.judged_runs import (
-    BLOCKS,
-    CASES,
-    EXACT_FAILED,
-    EXACT_PASSED,
-    REQUEST,
-    RERUN_PASSED,
-    floors,
-    judged_run,
-    ratio_row,
-)
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.core.runs.judged_runs import CASES, REQUEST, floors, judged_run, ratio_row
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -71,22 +51,6 @@ def label(app: AppTest) -> str:
     return next(element.value for element in app.markdown if "-badge[" in element.value)
 
 
-def with_figures(row: Evidence, **figures: object) -> Evidence:
-    """The row with some of its figures changed."""
-    return dataclasses.replace(row, figures=dataclasses.replace(row.figures, **figures))
-
-
-def test_the_ladder_is_one_line_that_counts_its_rungs_until_it_is_opened(own_store):
-    run_id = judged_run(own_store, "bug suspected")
-    folded = followed("overview", run=run_id).run()
-    assert not folded.exception
-    (line,) = (step.label for step in folded.expander if step.label.startswith("Evidence"))
-    rows = CASES["bug suspected"][2]
-    assert f"{len({row.rung for row in rows})} of {len(RUNGS) - 2} rungs run: 1 failed" in line
-    assert not [step for step in folded.expander if "not run" in step.label]
-    assert len(opened(run=run_id).expander) > len(folded.expander) + 8
-
-
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("verdict", CASES)
 def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, verdict):
@@ -107,31 +71,6 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
     assert not [button for button in app.button if button.key == "judge"]
 
 
-def test_every_verdict_has_a_colour():
-    assert set(VERDICTS) | {"not judged"} == set(wording.VERDICTS)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "sentence"),
-    [(0.9557, "In bfloat16 it is 0.96 times the floor."), (2.5, "In bfloat16 it is 2.50 times the floor.")],
-)
-def test_the_sentence_changes_when_the_row_does(own_store, ratio, sentence):
-    rows = [with_figures(row, noise_ratio=ratio) if row.rung == "own dtype" else row for row in CASES["rounding"][2]]
-    app = opened(run=judged_run(own_store, "rounding", evidence=rows))
-    assert sentence in said(app)
-    assert "All 2 flips lie within the noise" in said(app)
-
-
-def test_what_a_row_says_is_said_and_nothing_else_of_that_rung(own_store):
-    says = "Whatever was found, it is written here."
-    rows = [dataclasses.replace(RERUN_PASSED, says=says, control="a control of mine"), EXACT_FAILED]
-    page = said(opened(run=judged_run(own_store, "bug suspected", evidence=rows)))
-    assert says in page
-    assert "Control: a control of mine" in page
-    assert RERUN_PASSED.says not in page
-    assert "multiple of 16" not in page  # the structure row was left out
-
-
 def test_figures_and_plots_unfold_with_their_row(own_store):
     run_id = judged_run(own_store, "bug suspected")
     closed = opened(run=run_id)
@@ -140,17 +79,6 @@ def test_figures_and_plots_unfold_with_their_row(own_store):
     app = opened(run=run_id, open_=("rung_float32_0", "rung_structure_0"))
     assert len(figures_of(app)) == charts_then + 3  # pair and floor, their ratio, residues
     assert any("24.3" in table.value.to_string().replace("\\", "") for table in app.table)
-    assert "in blocks of 16" in said(app)
-
-
-def test_a_second_row_of_a_rung_is_drawn_in_its_own_dtype(own_store):
-    """As a mixture of experts has them: what float32 showed is noted, float64 decides."""
-    wider = with_figures(EXACT_FAILED, compute_dtype="float64")
-    noted = dataclasses.replace(EXACT_FAILED, outcome="noted")
-    run_id = judged_run(own_store, "bug suspected", evidence=[noted, wider, BLOCKS], wider_floor=True)
-    app = opened(run=run_id, open_=("rung_float32_0", "rung_float32_1", "rung_structure_0"))
-    assert "both in float32" in said(app)
-    assert "both in float64" in said(app)
     assert "in blocks of 16" in said(app)
 
 
@@ -176,12 +104,6 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     assert "gap nothing differs" in page
 
 
-def test_a_structure_without_a_block_draws_no_residues(own_store):
-    rows = [EXACT_FAILED, with_figures(BLOCKS, block=None)]
-    app = opened(run=judged_run(own_store, "bug suspected", evidence=rows), open_=("rung_structure_0",))
-    assert "in blocks of" not in said(app)
-
-
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, monkeypatch):
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "not judged" in label(app)
@@ -204,28 +126,6 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     assert b'"token_ids": [2, 3, 4' in prompts.content
 
 
-@pytest.mark.spread(1)
-@pytest.mark.parametrize(
-    ("state", "shown"), [("running", "judging decode"), ("failed", "no such model"), ("done", "Open the judged run")]
-)
-def test_how_the_judging_stands_is_shown_where_it_was_started(own_store, monkeypatch, state, shown):
-    run_id = judged_run(own_store, None, run_id="mine")
-    job = Job(
-        1,
-        "Judge Judged: None (mine)",
-        "cpu",
-        (),
-        state,
-        "judging decode: other neighbours",
-        run_id="mine",
-        message="no such model" if state == "failed" else "",
-    )
-    monkeypatch.setattr("app.shell.jobs.Jobs.all", lambda self: [job])
-    app = opened(run=run_id)
-    assert shown in said(app) + " ".join(button.label for button in app.button)
-    assert bool([button for button in app.button if button.key == "judge"]) == (state != "running")
-
-
 def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_store, monkeypatch):
     judged_run(own_store, None, run_id="mine")
     judged_run(own_store, None, run_id="better")
@@ -238,30 +138,6 @@ def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_st
         app.run()
         assert not app.exception
         assert app.query_params["run"] == opened_run
-
-
-def test_a_model_that_is_not_here_gets_a_sentence_and_no_button(own_store):
-    app = opened(run=judged_run(own_store, None, model="/models/gone"))
-    assert "is not on this machine" in said(app)
-    assert not [button for button in app.button if button.key == "judge"]
-
-
-@pytest.mark.parametrize(
-    ("model", "loadable"),
-    [
-        ("sample_runs/model", True),
-        ("gpt2", True),
-        ("Qwen/Qwen2.5-0.5B", True),
-        ("/no/such/folder", False),
-        ("a/b/c", False),
-        ("../no such folder", False),
-        ("~nobody-of-that-name/x", False),
-        ("a b", False),
-        ("x\0y", False),
-    ],
-)
-def test_a_folder_that_is_there_or_a_hub_id_can_be_loaded(model, loadable):
-    assert is_loadable(model) == loadable
 
 
 def test_a_dump_without_controls_is_undecided_and_says_what_is_missing(own_store):
@@ -295,29 +171,6 @@ def test_markup_in_evidence_is_rendered_inert(own_store):
     assert "[x](http" not in raw
     assert "\\*\\*loud\\*\\* \\:red\\[red\\]" in raw
     assert not any("[y](http" in table.value.to_string() for table in app.table)
-
-
-def test_a_card_knows_the_verdict_of_each_pair_and_the_gallery_filters_by_it(own_store):
-    for verdict in (*CASES, None):
-        judged_run(own_store, verdict, run_id=f"v-{verdict}".replace(" ", "-"))
-    cards = {card.run_id: card for card in list_runs(own_store)[0]}
-    assert cards["v-bug-suspected"].pair_verdicts == ("bug suspected",)
-    assert (cards["v-None"].pair_verdicts, cards["v-None"].verdicts) == (("not judged",), "")
-    app = opened("runs")
-    assert set(app.selectbox(key="gallery_verdict").options) == {"any", *wording.VERDICTS}
-    for verdict in CASES:
-        app.selectbox(key="gallery_verdict").set_value(verdict).run()
-        assert not app.exception
-        table = app.dataframe[0].value
-        assert f"Judged: {verdict}" in table["name"].tolist()
-        assert all(verdict in row for row in table["verdict"])
-
-
-def test_the_gravest_verdict_of_a_run_comes_first(own_store):
-    judged_run(own_store, "rounding")
-    (card,) = list_runs(Store(own_store.directory))[0]
-    card = dataclasses.replace(card, pair_verdicts=("rounding", "bug suspected", "rounding", "of a later version"))
-    assert wording.verdicts(card) == ["bug suspected", "rounding", "of a later version"]
 
 
 @pytest.mark.parametrize(
@@ -367,14 +220,6 @@ def test_the_plot_holds_pair_and_floor_of_both_dtypes_the_flips_and_the_position
     assert list(pairs[0].customdata[5][:1]) == [5]  # what a click selects
 
 
-def test_a_position_where_nothing_differs_is_a_gap_and_no_logarithm_of_nought():
-    table = floor_table()
-    table["pair_rms"] = 0.0
-    figure = charts.pair_and_floor(table, 0, "bfloat16", np.array([10]))
-    assert np.isnan(trace(figure, "this pair")[0].y).all()
-    assert not trace(figure, "flip")
-
-
 def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
     ratio = np.ones(96)
     ratio[[32, 33]] = 1000
@@ -382,18 +227,6 @@ def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
     assert list(trace(drawn, "stands out")[0].x) == [32, 33]
     assert any(shape.y0 == 4.4 for shape in drawn.layout.shapes)
     assert not trace(charts.floor_ratio(np.arange(96), ratio, None, 0, "bfloat16", np.array([], int)), "stands out")
-
-
-def test_residues_count_where_in_a_block_faults_begin():
-    figure = charts.residues(np.array([32, 33, 64, 80]), np.array([32, 64, 80]), 16)
-    assert list(trace(figure, "begins")[0].y) == [3] + [0] * 15
-    assert list(trace(figure, "goes on")[0].y) == [0, 1] + [0] * 14
-
-
-def test_floors_of_a_stored_run_are_those_that_were_written(own_store):
-    with RunReader(own_store.path_of(judged_run(own_store, "rounding"))) as run:
-        table = run.floor_positions(0)
-    assert table[table["compute_dtype"] == "float32"]["pair_rms"].tolist() == floors()[1].pair_rms.tolist()
 
 
 MODULES = ModulesFigures(
@@ -418,51 +251,3 @@ def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
     assert "<b>x" not in drawn.replace("\\u003c", "<")
     assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
     assert figure.data[1].y[3] == 1e-3
-
-
-def test_modules_alone_are_drawn_for_each_side(own_store):
-    """Two rows of one rung: charts of one name would end the page."""
-    figures = AloneFigures(
-        largest_ratio_allowed=10.0,
-        modules_beyond=("model.layers.0.self_attn",),
-        largest_ratio_of_others=1.5,
-        modules=MODULES.modules,
-        alone_rms=(0.0, 1e-3, 2e-6, 1e-6),
-        own_rounding_rms=(0.0, 1e-6, 1e-6, 1e-6),
-    )
-    rows = [
-        Evidence(Check.ALONE, "c", figures, "noted", f"Given what ran before it in '{side}', layer 0 differs.", side)
-        for side in ("decode", "<b>x</b>")
-    ]
-    run_id = judged_run(own_store, "bug suspected", evidence=rows)
-    app = opened(run=run_id, open_=("rung_modules_0", "rung_modules_1"))
-    assert not app.exception
-    assert said(app).count("beside the model's own rounding") == 2
-
-
-def test_growth_over_no_modules_draws_nothing(own_store):
-    none = dataclasses.replace(MODULES, first_module=None, modules=(), pair_rms=(), floor_rms=())
-    row = Evidence(Check.GROWTH, "c", none, "noted", "says")
-    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]), open_=("rung_modules_0",))
-    assert "output of every module" not in said(app)
-
-
-def test_another_row_beside_the_floor_draws_no_chart_of_the_pair(own_store):
-    """Both in float32: charts of one name would end the page."""
-    figures = OtherRowFloorFigures(
-        rows=4,
-        row=0,
-        other_row=3,
-        bit_identical=False,
-        compute_dtype="float32",
-        noise_ratio=0.5,
-        worst_position_ratio=1.0,
-        positions_beyond=0,
-        nonfinite_mismatch=0,
-    )
-    row = Evidence(Check.OTHER_ROW_FLOOR, "'decode+row:3' against 'decode'", figures, "passed", "By half the floor.")
-    app = opened(
-        run=judged_run(own_store, "rounding", evidence=[row, EXACT_PASSED]),
-        open_=("rung_neighbours_0", "rung_float32_0"),
-    )
-    assert said(app).count("Pair over floor at each position") == 1

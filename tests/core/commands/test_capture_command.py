@@ -18,21 +18,6 @@ MODEL = ("--model", "sample_runs/model")
 WALK = "def walk(self, path):\n    return [step for step in path if step]\n"
 
 
-@pytest.fixture
-def chat_model(tmp_path):
-    """The sample model with a chat template, and without any weights: enough to tokenize and to plan."""
-    folder = tmp_path / "chat"
-    folder.mkdir()
-    for file in (ROOT / "sample_runs" / "model").iterdir():
-        (folder / file.name).symlink_to(file)
-    template = (
-        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}#"
-        " assistant:{% endif %}"
-    )
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
 def test_a_capture_ends_with_its_figures_and_what_to_type_next_and_its_id_is_all_of_stdout(cli):
     done = cli("capture", *MODEL, "--prompt", WALK)
     assert done.returncode == 0, done.stderr
@@ -59,29 +44,6 @@ def test_every_prompt_of_a_file_and_of_the_options_becomes_a_prompt_in_that_orde
     texts = texts_of(tmp_path / "runs", json.loads(done.stdout)["run_id"])
     assert texts[:4] == ["typed", "first line", "second line", "third"]
     assert len(texts) == 5
-
-
-def test_chat_puts_each_text_between_the_words_of_the_template(cli, tmp_path, chat_model):
-    (tmp_path / "chats.jsonl").write_text(
-        json.dumps({"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]})
-        + '\n{"text": "three"}\n'
-    )
-    done = cli(
-        "capture",
-        "--model",
-        chat_model,
-        "--prompts",
-        tmp_path / "chats.jsonl",
-        "--chat",
-        "--system",
-        "Be short.",
-        "--json",
-    )
-    assert done.returncode == 0, done.stderr
-    assert texts_of(tmp_path / "runs", json.loads(done.stdout)["run_id"]) == [
-        "# system: Be short.\n# user: one\n# assistant: two\n",
-        "# system: Be short.\n# user: three\n# assistant:",
-    ]
 
 
 @pytest.mark.spread(5)
@@ -138,35 +100,6 @@ def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp
     assert foreseen["name"] == shown["name"]
 
 
-def test_a_dry_run_for_people_names_every_side_and_the_cost(cli):
-    done = cli("capture", *MODEL, "--prompt", WALK, "--reference", "decode", "--sweep", "batch=2,4", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    for words in ("decode+batch:2", "decode+batch:4", "forwards", "The run file takes", "Caches are compared too."):
-        assert words in done.stdout
-
-
-@pytest.mark.spread(3)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--variant", "decode+batches:2"],
-        ["--variant", "prefill"],
-        ["--variant", "reuse:4000"],
-        ["--variant", "decode+tf32"],
-        ["--dtype", "int8"],
-        ["--device", "tpu"],
-        ["--device", "cuda:99"],
-        ["--model", "no/such/folder"],
-    ],
-)
-def test_what_a_capture_refuses_a_dry_run_refuses_in_the_same_words(cli, tmp_path, arguments):
-    given = ["capture", *MODEL, "--prompt", WALK, *arguments]
-    real, dry = cli(*given), cli(*given, "--dry-run")
-    assert (real.returncode, dry.returncode) == (2, 2)
-    assert real.stderr == dry.stderr
-    assert not list(tmp_path.glob("runs/*"))
-
-
 @pytest.fixture
 def out_of_memory(monkeypatch):
     """The base `static` gives a few positions and then runs out of memory, as a device does."""
@@ -205,34 +138,6 @@ def test_where_a_later_side_fails_those_before_it_are_kept_with_the_same_bits(cl
     }
 
 
-@pytest.mark.spread(1)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--variant", "static", "--keep-finished"],  # one side had finished, and one is no pair
-        ["--reference", "static", "--variant", "decode", "--keep-finished"],
-        ["--variant", "decode", "--variant", "static"],  # nobody asked for it
-    ],
-)
-def test_with_fewer_than_two_finished_sides_or_unasked_nothing_is_stored(cli, tmp_path, out_of_memory, arguments):
-    done = cli("capture", *MODEL, "--prompt", WALK, *arguments)
-    assert done.returncode == 2
-    assert "path 'static': out of memory" in done.stderr
-    assert done.stdout == ""
-    assert not list(tmp_path.glob("runs/*"))
-    assert not list(tmp_path.glob("runs/.partial*"))
-
-
-def test_a_program_reads_the_id_of_what_was_kept_from_the_last_line_and_the_reason_from_the_errors(cli, out_of_memory):
-    arguments = ["--variant", "decode", "--variant", "static", "--keep-finished", "--progress", "json"]
-    done = cli("capture", *MODEL, "--prompt", WALK, *arguments)
-    assert done.returncode == 2
-    last = json.loads(done.stdout.splitlines()[-1])
-    assert last["stage"] == "done"
-    assert last["run_id"]
-    assert done.stderr.startswith("error: path 'static': out of memory")
-
-
 @pytest.mark.thorough
 def test_a_dry_run_reads_no_weights(tmp_path):
     """The weights of this copy are a hole of the right size: a capture of it would give zeros, a dry run is the
@@ -264,23 +169,3 @@ def test_a_dry_run_reads_no_weights(tmp_path):
     for moving in ("free_bytes", "devices", "model", "in_words"):  # as busy as the machine is
         del first[moving], second[moving]
     assert first == second
-
-
-@pytest.mark.model
-def test_a_dry_run_foresees_a_side_of_another_engine(cli):
-    """Its modifiers are the engine's own, of which the costs of our paths know nothing."""
-    done = cli(
-        "capture",
-        *MODEL[:2],
-        "--prompt",
-        WALK,
-        "--variant",
-        "llamacpp:decode+kv:f32",
-        "--dtype",
-        "float32",
-        "--dry-run",
-        "--json",
-    )
-    assert done.returncode == 0, done.stderr
-    reference, variant = json.loads(done.stdout)["sides"]
-    assert (reference["forwards"], variant["forwards"]) == (1, variant["positions"])

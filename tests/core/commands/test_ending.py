@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
 import pytest
-import typer
 
 from core.capture_request import CaptureRequest
 from core.commands.ending import next_commands, tell_end
@@ -34,30 +32,6 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
         f"ulpscope show {RUN} --store {SAMPLES}",
         f"ulpscope verdict {RUN} --store {SAMPLES}    # the evidence",
     ]
-
-
-def test_a_command_that_has_printed_its_verdict_does_not_print_it_again(capfd):
-    tell_end(RUN, [], "bar", False, SAMPLES, has_said_verdict=True)
-    said = capfd.readouterr().err
-    assert "rounding: decode" not in said
-    assert f"show {RUN} --store {SAMPLES} --markdown" in said
-
-
-@pytest.mark.parametrize(("progress", "as_json"), [("bar", True), ("json", False)])
-def test_a_program_gets_one_object_and_nothing_else(capfd, progress, as_json):
-    tell_end(RUN, [], progress, as_json, SAMPLES)
-    printed = capfd.readouterr()
-    assert json.loads(printed.out)["run_id"] == RUN
-    assert printed.err == ""
-
-
-def test_what_is_less_than_was_asked_for_comes_last_with_exit_code_2(capfd):
-    with pytest.raises(typer.Exit) as ended:
-        tell_end(RUN, ["one side failed."], "bar", False, SAMPLES)
-    assert ended.value.exit_code == 2
-    printed = capfd.readouterr()
-    assert printed.out == f"{RUN}\n"
-    assert printed.err.endswith("error: one side failed.\n")
 
 
 REQUEST = CaptureRequest(model="m", prompts=("a b",), variants=("decode",))

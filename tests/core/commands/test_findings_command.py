@@ -5,7 +5,6 @@ capture holds it.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -15,25 +14,9 @@ from core.inference.controls import remedies as remedies_control
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 from core.runs.tables.remedies import advice
-from core.runs.writer import RunWriter
-from tests.core.runs.damaging import damaged
-from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_lists, kernel_run
+from tests.core.runs.kernel_runs import kernel_run
 from tests.core.runs.layer_runs import layer_run, with_kernels
-from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.remedy_runs import ROWS, remedy_run
-
-
-def test_kernels_are_printed_side_by_side(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    cli("list")
-    kernel_run(open_store())
-    done = cli("kernels", "kernels", "--differing")
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in (NARROW, WIDE, REDUCE))
-    assert "aten::mm" not in done.stdout
-    (pair,) = json.loads(cli("kernels", "kernels", "--json").stdout)["pairs"]
-    assert [each["only"] for each in pair["kernels"]] == ["reference", "variant", "", ""]
-    assert pair["kernels"][2]["ratio"] == 3.0
 
 
 def test_remedies_are_printed_with_what_could_not_be_measured(cli, monkeypatch):
@@ -82,52 +65,6 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
     with RunReader(open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"])) as run:
         assert run.kernels == {}
         assert run.remedies == {}
-
-
-def test_the_sentence_is_of_the_whole_lists_whatever_the_table_shows(cli, monkeypatch):
-    """The reductions run on both sides; moved to another module on one of them, they are no kernel of one side only."""
-    monkeypatch.setenv("COLUMNS", "250")
-    cli("list")
-    run_id = kernel_run(open_store())
-    damaged(open_store().path_of(run_id), "UPDATE kernel SET module = 'lm_head' WHERE side = 1 AND name LIKE 'splitK%'")
-    whole, *narrowed = (
-        cli("kernels", run_id, *options).stdout.splitlines()[-1] for options in ((), ("--modules",), ("--differing",))
-    )
-    assert f"'{REDUCE}' 3 times" in whole
-    assert narrowed == [whole, whole]
-
-
-def test_what_one_pair_lacks_does_not_hide_what_the_others_have(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    cli("list")
-    store = open_store()
-    header = header_of(lengths=(3,), sides=3)
-    note = "The kernels of 'side_2' were not watched: memory."
-    with RunWriter(store, header, run_id="partly") as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
-        for listed in kernel_lists():
-            writer.write_kernels(listed)
-        writer.write_remedies(0, ROWS)
-        writer.finish(note=note)
-    for command in ("kernels", "remedies"):
-        done = cli(command, "partly")
-        assert done.returncode == 0, done.stderr
-        assert f"side_2: no {command}; they could not be had." in done.stdout
-        refused = cli(command, "partly", "--variant", "side_2")
-        assert refused.returncode == 2
-        assert f"could not be had: {note}" in refused.stderr
-
-
-def test_a_difference_without_a_size_is_printed(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    cli("list")
-    remedy_run(
-        open_store(), rows=(replace(ROWS[0], max_abs=None, rms=None, max_ulps=None, noise_ratio=None), *ROWS[1:])
-    )
-    done = cli("remedies", "remedies")
-    assert done.returncode == 0, done.stderr
-    assert "undefined" in done.stdout
 
 
 def test_kernels_begin_where_the_sides_begin_to_differ(cli, monkeypatch):

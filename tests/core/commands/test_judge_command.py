@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from transformers import DynamicCache
 
 from core.inference.paths import paths
@@ -57,18 +56,6 @@ def test_a_bug_is_suspected_with_exit_code_1(cli, monkeypatch):
     assert "times" in done.stdout
 
 
-@pytest.mark.thorough
-@pytest.mark.model
-def test_capture_judges_where_it_is_asked_to_and_not_otherwise(cli):
-    judged = cli("capture", *MODEL, "--prompt", "def main():", "--variant", "decode", "--judge", "--json")
-    plain = cli("capture", *MODEL, "--prompt", "def main():", "--variant", "decode", "--json")
-    for done, has_verdict in ((judged, True), (plain, False)):
-        assert done.returncode == 0, done.stderr
-        with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
-            assert (run.pairs[0].verdict is not None) is has_verdict
-            assert bool(run.evidence(0)) is has_verdict
-
-
 @pytest.mark.model
 def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, monkeypatch):
     from core.errors import CaptureError
@@ -84,17 +71,3 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         assert run.pairs[0].verdict is None
         assert "was not judged" in run.header.provenance.note
-
-
-def test_judge_loads_no_torch_before_it_has_to():
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys, core.__main__; print('torch' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "False"
-    assert torch.get_num_threads() >= 1

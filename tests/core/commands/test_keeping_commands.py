@@ -6,12 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from core.__main__ import app
-from core.errors import StoreError
 from core.runs.store import labels
-from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
 
@@ -45,28 +41,6 @@ def test_a_sample_run_among_those_to_delete_leaves_all(
     assert (done.returncode, done.stdout) == (2, "")
     assert "read-only sample run; nothing was deleted" in done.stderr
     assert len(list(store.glob("*.duckdb"))) == 2
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-@pytest.mark.parametrize("command", ["delete", "restore"])
-def test_what_was_changed_before_one_that_fails_is_reported(
-    command: str, options: list[str], store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process: nothing but a disk that fails stops it in the middle."""
-    whole, made = getattr(Store, command), []
-
-    def failing(self: Store, name: str) -> str:
-        if made:
-            raise StoreError("the disk is gone.")
-        made.append(name)
-        return whole(self, name)
-
-    names = ["a", "b"] if command == "delete" else [Store(store).discard(name) for name in ("a", "b")]
-    monkeypatch.setenv("ULPSCOPE_STORE", str(store))
-    monkeypatch.setattr(Store, command, failing)
-    done = CliRunner().invoke(app, [command, *names, *(["--yes"] if command == "delete" else []), *options])
-    assert isinstance(done.exception, StoreError) or done.exit_code == 2
-    assert json.loads(done.stdout) == {f"{command}d": ["a"]} if options else f"{command}d a" in done.stdout
 
 
 @pytest.mark.thorough

@@ -47,22 +47,6 @@ def told(cli: Any, *words: str) -> Any:
     return json.loads(cli(*words, "--json").stdout)
 
 
-def test_the_report_has_numbers_bounds_and_nulls(cli: Any, changed: list[str]) -> None:
-    top = rows_of(COMPLETION)[1]["top_logprobs"]
-    said = told(cli, "compare", *changed, "--positions")
-    assert (said["reference"], said["variant"], said["values"], said["keys"]) == ("A", "B", "logprob", "token_id")
-    assert said["positions"] == 3
-    assert [row["position"] for row in said["flips"]] == [20]
-    flip = said["flips"][0]
-    assert (flip["reference_token"], flip["variant_token"]) == (top[0]["id"], top[1]["id"])
-    assert flip["reference_margin"] == top[0]["logprob"] - top[1]["logprob"]
-    assert flip["max_abs"] == [top[0]["logprob"] - top[1]["logprob"], None]
-    assert said["summary"]["max_ulps"] is None
-    assert said["summary"]["flips"] == 1
-    assert said["summary"]["listed_that_differ"] == 2
-    assert [row["is_flip"] for row in said["by_position"]] == [False, True, False]
-
-
 @pytest.mark.parametrize(
     ("condition", "outcome"),
     [
@@ -120,12 +104,6 @@ def test_a_difference_of_responses_without_a_cause_leaves_the_verdict_open(cli: 
     assert (gate["outcome"], gate["conditions"][0]["figure"]) == ("undecided", "undecided")
 
 
-def test_equal_answers_do_not_pass_for_equal_rows(cli: Any, tmp_path: Path) -> None:
-    said = told(cli, "compare", *written(tmp_path, COMPLETION, COMPLETION), "--fail-on", "bits,flips")
-    assert [one["outcome"] for one in said["gate"]["conditions"]] == ["undecided", "passed"]
-    assert said["summary"]["bit_identical"] is None
-
-
 def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[str]) -> None:
     for words, sentence in (
         (("--fail-on", "ulps:4"), "--fail-on ulps:4: ULPs of elements need both sides' complete logits"),
@@ -134,44 +112,9 @@ def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[
         assert sentence in run(cli, "compare", *changed, *words, code=2)
 
 
-def test_reports_of_the_gate_are_written(cli: Any, changed: list[str], tmp_path: Path) -> None:
-    junit, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
-    run(cli, "compare", *changed, "--fail-on", "flips", "--junit", str(junit), "--markdown", str(markdown), code=1)
-    for report in (junit, markdown):
-        assert "has another best token at 1 of 3 positions" in report.read_text()
-
-
-def test_answers_of_one_file_are_its_sides(cli: Any, tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text("\n".join(json.dumps(COMPLETION) for _ in range(3)))
-    said = told(cli, "compare", str(path))
-    assert said["reference"] == "answer 1"
-    assert [pair["variant"] for pair in said["pairs"]] == ["answer 2", "answer 3"]
-
-
-def test_answers_are_put_beside_each_other_by_their_prompts(cli: Any, tmp_path: Path) -> None:
-    prompts = [{"prompt": tokens} for tokens in (list(range(5, 25)), list(range(25, 45)))]
-    asked = [{"request": prompt, "response": COMPLETION} for prompt in prompts]
-    paths = [tmp_path / "A.json", tmp_path / "B.json"]
-    paths[0].write_text(json.dumps(asked))
-    paths[1].write_text(json.dumps(asked[::-1]))
-    said = told(cli, "compare", *map(str, paths))
-    assert all(prompt["parting"] is None and prompt["prompt_tokens_compared"] for prompt in said["prompts"])
-    assert said["positions"] == 6
-
-
 def test_a_dump_beside_responses_is_refused(cli: Any, changed: list[str], tmp_path: Path) -> None:
     (tmp_path / "C.npz").write_bytes(b"PK\x03\x04")
     assert "expected files of one kind" in run(cli, "compare", changed[0], str(tmp_path / "C.npz"), code=2)
-
-
-def test_inspect_says_what_responses_are(cli: Any, changed: list[str]) -> None:
-    said = told(cli, "inspect", *changed)
-    assert said["kind"] == "sparse"
-    assert [side["name"] for side in said["sides"]] == ["A", "B"]
-    assert said["sides"][0]["formats"] == ["llama.cpp completion"]
-    assert (said["prompts"], said["positions"], said["tokens"]) == (1, 3, "ids")
-    assert "llama.cpp completion" in run(cli, "inspect", *changed)
 
 
 def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[str], tmp_path: Path) -> None:

@@ -68,17 +68,6 @@ def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothi
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.thorough
-def test_without_the_watcher_it_would_not_end(tmp_path):
-    process = started(tmp_path, planted="stopping._watch = lambda *_: None")
-    process.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(3)
-    process.kill()
-    process.communicate()
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 IMPATIENT = """
 import os, signal, threading, typer
 from core.commands.terminal.console import stoppable
@@ -120,32 +109,3 @@ except typer.Exit as left:
 def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
     done = subprocess.run([sys.executable, "-c", SWALLOWED], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (EXIT_CODE, f"{stopping.SENTENCE}\n")
-
-
-LATE = """
-import os, signal, threading
-from core.commands.terminal.console import stoppable
-with stoppable():
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
-    except KeyboardInterrupt:
-        pass  # the run had got its name already
-for thread in threading.enumerate():
-    if thread.name == "ulpscope-stopping":
-        thread.join()  # it stands back, or ends the process
-print("done")
-"""
-
-
-def test_a_request_that_comes_too_late_changes_nothing():
-    done = subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
-def test_after_a_block_that_was_not_stopped_the_handlers_are_those_from_before():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with stopping.stopping(lambda: None):
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    assert signal.set_wakeup_fd(-1) == -1

@@ -70,12 +70,6 @@ def test_what_a_command_prints_gives_the_terminal_no_orders(command: tuple[str, 
     assert "owned" in said or command[0] in ("label", "export", "audit")
 
 
-def test_rich_alone_lets_them_through(cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin."""
-    monkeypatch.setattr(console, "printable", lambda text: text)
-    assert "\x1b]0;owned" in cli("show", "mine").stdout
-
-
 def test_other_letters_are_printed_as_they_are() -> None:
     assert (
         console.printable("größer \N{GREEK SMALL LETTER PI}\n日本語 ≡ ·")

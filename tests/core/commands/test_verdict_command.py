@@ -46,43 +46,6 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     assert {card["name"] for card in listed} == {"d", "d, judged", "the fault"}
 
 
-def test_a_judged_run_replaces_the_old_one_in_lists_with_its_tags_until_it_is_deleted(cli, dump):
-    def listed(*options: str) -> list[str]:
-        return [card["run_id"] for card in json.loads(cli("list", "--json", *options).stdout)]
-
-    run_id, pair, _ = dump
-    cli("label", run_id, "--tag", "nightly", "--note", "why")
-    judged = json.loads(cli("verdict", run_id, "--float32", pair, "--json").stdout)["run_id"]
-    assert listed() == [judged]
-    assert set(listed("--all")) == {run_id, judged}
-    assert "1 run replaced by a judged run" in cli("list").stderr
-    assert (open_store().labels(judged).tags, open_store().labels(judged).note) == (("nightly",), "why")
-    assert cli("show", run_id).returncode == 0
-    assert cli("delete", judged, "--yes").returncode == 0
-    assert listed() == [run_id]
-
-
-def test_a_simple_cause_is_part_of_the_verdict(cli, tmp_path):
-    logits = in_bfloat16(X, HEAD, 1)
-    late = np.concatenate([logits[1:], logits[:1]])
-    run_id = json.loads(cli("ingest", saved(tmp_path / "late.npz", reference=logits, variant=late), "--json").stdout)[
-        "run_id"
-    ]
-    (told,) = json.loads(cli("verdict", run_id, "--json").stdout)["pairs"]
-    assert told["causes"][0]["name"] == "shifted rows"
-    assert told["causes"][0]["says"] in told["because"]
-
-
-def test_the_command_that_the_verdict_names_works_as_it_stands(cli, dump):
-    run_id, pair, _ = dump
-    because = json.loads(cli("verdict", run_id, "--json").stdout)["pairs"][0]["because"]
-    command = because.split("`")[1].split()
-    assert command[0] == "ulpscope"
-    done = cli(*[pair if word == "PAIR_IN_FLOAT32.npz" else word for word in command[1:]])
-    assert done.returncode == 0, done.stderr
-    assert "rounding" in done.stdout
-
-
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
@@ -99,15 +62,3 @@ def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arg
     assert done.returncode == 2
     assert sentence in done.stderr.replace("\n", " ")
     assert len(open_store().paths()) == 1
-
-
-def test_a_capture_is_sent_to_judge(cli):
-    from tests.core.runs.made_runs import made
-
-    run_id = made(open_store()).stem
-    done = cli("verdict", run_id)
-    assert done.returncode == 0
-    assert "not judged" in done.stdout
-    done = cli("verdict", run_id, "--rerun", "x.npz")
-    assert done.returncode == 2
-    assert "is a capture" in done.stderr

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from core.commands.terminal.stopping import EXIT_CODE
-from core.engines import registry
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 from tests.core.engines.test_process import is_there
@@ -166,58 +165,6 @@ def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
     assert by_name["model.layers.0.self_attn.v_proj"]["ratio"] < 10
     assert by_name["model.layers.0.self_attn.o_proj"]["ratio"] > 100
     assert by_name["model.layers.2"]["positions"] == pair["positions"]
-
-
-def test_a_run_that_cannot_hold_the_logits_names_one_that_can(captured):
-    said, _ = captured(dtype="bfloat16")
-    assert said.returncode == 2
-    assert "float32 --reference prefill+dtype:bfloat16" in said.stderr
-
-
-SCALED = """
-import torch
-import transformers
-from ulpscope_engine import serve
-HELLO = {"engine": "Scaled", "version": "1", "dtypes": ["float32"], "bases": {"prefill": {"says": "all"}}}
-
-def load(request):
-    model = transformers.AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32).eval()
-
-    def run(ids, rows):
-        with torch.inference_mode():
-            rows(0, (model(torch.tensor([ids])).logits[0] * SCALE).numpy())
-
-    return {"vocab": 4096, "parts": {}}, run
-
-serve(HELLO, load)
-"""
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("scale", [1.25, None])
-def test_simple_causes_are_looked_for_in_a_pair_of_an_engine(cli, tmp_path, scale):
-    """One that sends processed logits is found out; llama.cpp's float16 cache is none of them."""
-    adapter, store = tmp_path / "scaled.py", str(tmp_path / "store")
-    adapter.write_text(SCALED.replace("SCALE)", f"{scale})"))
-    given = ["--model", MODEL, "--dtype", "float32", "--prompt-file", "sample_runs/prompts/short.txt"]
-    side = "llamacpp:decode" if scale is None else "scaled:prefill"
-    said = cli("capture", *given, "--variant", side, "--engine", f"scaled={sys.executable},{adapter}", "--store", store)
-    assert said.returncode == 0, said.stderr
-    (path,) = open_store(tmp_path / "store").paths()
-    said = cli("explain", path.stem, "--store", store)
-    assert said.returncode == 0, said.stderr
-    assert ("1.25" in said.stdout or "0.8" in said.stdout) == (scale is not None), said.stdout
-    assert ("no simple cause" in said.stdout.lower()) == (scale is None), said.stdout
-
-
-def test_an_engine_of_another_interpreter_is_listed_with_where_it_is(cli, tmp_path, monkeypatch):
-    """Of one that is asked for where it is not as well."""
-    monkeypatch.setattr(registry, "_given", {})
-    python = tmp_path / "python"
-    python.symlink_to(sys.executable)
-    said = cli("engines", "--engine", f"sglang={python}", "--engine", f"ct2={python}")
-    words = "".join(said.stdout.replace("│", " ").split())
-    assert words.count(str(tmp_path)[-12:]) == 2, said.stdout
 
 
 def test_engines_are_listed_with_what_they_can_do(cli):

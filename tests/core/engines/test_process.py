@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.engines import registry
 from core.engines.description import EngineDescription
 from core.engines.process import EngineProcess
 from core.errors import CaptureError, UsageError
@@ -143,22 +142,6 @@ def test_an_engine_that_hangs_is_ended(adapter):
     assert process.has_ended
 
 
-def test_a_long_step_that_says_so_is_no_hang(adapter):
-    process = adapter(
-        """
-        def run(ids, rows):
-            for _ in range(8):
-                threading.Event().wait(0.5)
-                rows.working("still at it")
-            rows(0, np.zeros((1, 8), np.float32))
-        serve(hello, lambda request: (said, run))
-        """,
-        quiet_seconds=3,
-    )
-    process.load({})
-    assert len(list(process.run([1]))) == 1
-
-
 def is_there(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -263,23 +246,6 @@ def test_a_hello_of_another_version_is_refused(hello):
         EngineDescription.of("toy", hello)
 
 
-@pytest.mark.parametrize("text", ["x", "=python", "a b=python", "new=python", "llamacpp=python,nowhere.py", "x="])
-def test_an_option_that_names_no_engine_is_refused(text):
-    with pytest.raises(UsageError):
-        registry.use(text)
-
-
-def test_rows_are_checked_against_memory_of_their_own(adapter):
-    """A carrier that is read only may not be handed on as if it could be written to."""
-    process = adapter(
-        "def run(ids, rows):\n    rows(0, np.arange(8, dtype=np.float32)[None])\n"
-        "serve(hello, lambda request: (said, run))"
-    )
-    process.load({})
-    (rows,) = process.run([5])
-    assert np.array_equal(rows.bits.view(np.float32)[0], np.arange(8))
-
-
 def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
     """As it stands there, beside the library that it is written for."""
     page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="utf-8")
@@ -298,16 +264,3 @@ def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
         assert process.load({"model": "m", "modifiers": {"kv": "f32"}})["vocab"] == 4
         (rows,) = process.run([1, 2, 3])
     assert rows.bits.view(np.float32).tolist() == [[32.0] * 4] * 3
-
-
-def test_the_configuration_says_where_engines_are(monkeypatch, tmp_path):
-    """The environment comes before it, and what is no place is one sentence."""
-    file = tmp_path / "ulpscope.toml"
-    file.write_text('[engines]\nplaces = ["vllm=/opt/vllm/bin/python", "ct2=/opt/ct2/bin/python"]\n')
-    monkeypatch.setenv("ULPSCOPE_CONFIG", str(file))
-    monkeypatch.setenv("ULPSCOPE_ENGINE_CT2", "/home/me/bin/python")
-    assert registry.location_of("vllm").python == "/opt/vllm/bin/python"
-    assert registry.location_of("ct2").python == "/home/me/bin/python"
-    file.write_text('[engines]\nplaces = ["/opt/vllm/bin/python"]\n')
-    with pytest.raises(UsageError, match="expected NAME=PYTHON"):
-        registry.location_of("vllm")

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from benchmarks.verdicts.other_engines import (
-    FED,
-    PLANTED,
-    SCALED,
-    SETTINGS,
-    TEMPLATE,
-    WIDE,
-    chat,
-    edit,
-    fed_one_more,
-    planted,
-    planted_folder,
-)
-from core.disk import WRITING
-from core.engines import registry
-from core.engines.process import EngineProcess
+from benchmarks.verdicts.other_engines import PLANTED, SCALED, SETTINGS, WIDE, edit, planted, planted_folder
 from core.errors import CaptureError, UsageError
-from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.judge_model import judge
 from core.inference.controls.module_growth import KeptOutputs
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.models import engine_files
@@ -39,8 +21,6 @@ from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
-from core.runs.file.evidence import Check
-from tests.core.inference.models import small_gguf
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
@@ -91,12 +71,6 @@ def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
     assert found.dtype == torch.float32
     assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
     assert torch.equal(_logits(loaded, path, ids), found)  # the process is kept, and repeats itself
-
-
-@pytest.mark.thorough
-def test_transformers_compiled_agrees_with_itself(loaded, ids):
-    reference, found = _logits(loaded, "prefill", ids), _logits(loaded, "transformers:prefill+run:compile", ids)
-    assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
 
 
 def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_coarse(loaded, ids):
@@ -163,35 +137,12 @@ def test_a_gguf_written_here_is_the_model(family):
     assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
 
 
-def test_a_gguf_that_was_given_is_both_sides(tmp_path):
-    """transformers dequantises it and llama.cpp takes it as it is, `weights:own`, or what was dequantised."""
-    small_gguf.write(tmp_path / "given.gguf")
-    given, tokens = load_model(str(tmp_path / "given.gguf"), dtype="float32", device="cpu"), [5, 9, 20, 31, 7, 9, 14]
-    reference = _logits(given, "prefill", tokens)
-    scale = float(reference.abs().max())
-    assert float((_logits(given, f"llamacpp:prefill+{WIDE}", tokens) - reference).abs().max()) < 2e-5 * scale
-    own = float((_logits(given, f"llamacpp:prefill+weights:own+{WIDE}", tokens) - reference).abs().max())
-    assert 2e-5 * scale < own < 0.1 * scale  # its products of 4 bits by 8
-    with pytest.raises(CaptureError, match="leave weights:own out"):
-        _logits(_gemma()[0], "llamacpp:prefill+weights:own", tokens)
-
-
 def test_a_family_that_is_not_written_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
     ).eval()
     with pytest.raises(CaptureError, match="'gpt2' model is not written"):
         _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
-
-
-@pytest.mark.parametrize(("dtype", "short", "allowed"), [("float16", "f16", 4e-3), ("bfloat16", "bf16", 3e-2)])
-def test_weights_of_16_bits_are_written_as_they_are(dtype, short, allowed):
-    """llama.cpp rounds what they are multiplied by as they are: a few steps of the dtype, and not the same bits."""
-    torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).to(getattr(torch, dtype)).float().eval()
-    tiny, tokens = loaded_from(model), list(range(1, 100, 2))
-    reference, found = (_logits(tiny, path, tokens) for path in ("prefill", f"llamacpp:prefill+weights:{short}+{WIDE}"))
-    assert 0 < float((found - reference).abs().max()) < allowed * float(reference.abs().max())
 
 
 def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
@@ -221,99 +172,6 @@ def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
 def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
     found = judge(loaded, [ids], variant=path)
     assert found.name == verdict, found.because
-
-
-@contextmanager
-def counted(monkeypatch):
-    """One entry a prompt that an engine computes."""
-    calls, run = [], EngineProcess.run
-    with monkeypatch.context() as patch:
-        patch.setattr(EngineProcess, "run", lambda process, ids: (calls.append(ids), run(process, ids))[1])
-        yield calls
-
-
-def test_models_for_engines_make_room_and_nothing_is_left_of_a_killed_process(tmp_path):
-    for age in range(8):
-        made = tmp_path / f"{age}.gguf"
-        made.write_text("")
-        os.utime(made, (1000 - age,) * 2)
-    (tmp_path / f"{WRITING}1").mkdir()
-    (tmp_path / ".lock").write_text("")
-    engine_files._make_room(tmp_path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == [".lock", *(f"{age}.gguf" for age in range(5))]
-
-
-def test_a_session_computes_an_engines_logits_once_and_judges_as_without(loaded, ids, monkeypatch):
-    reference, variants = f"llamacpp:prefill+{WIDE}", ["decode", "prefill+attn:eager"]
-    with counted(monkeypatch) as of_each:
-        alone = [judge(loaded, [ids], reference=reference, variant=one, until_decided=False) for one in variants]
-    session = JudgingSession(loaded, [ids])
-    with counted(monkeypatch) as of_session:
-        together = [judge_pair(loaded, [ids], reference, one, session=session).verdict for one in variants]
-        kept = session.kept(side_of(reference))
-        before = len(of_session)
-        logits = whole_side(kept.run_on(loaded), ids)
-        assert len(of_session) == before
-    assert together == alone
-    assert len(of_session) <= len(of_each) - 2  # its logits and their digest; modules are followed for each pair
-    assert torch.equal(logits, _logits(loaded, reference, ids))
-
-
-def test_the_ladder_says_which_parts_of_an_engine_are_float32(loaded, ids):
-    for path, parts in (
-        ("llamacpp:prefill", "weights float32, kv float16, attention float16 where it is flash attention, activations"),
-        (f"llamacpp:prefill+{WIDE}", "weights float32, kv float32, attention float32, activations float32, acc"),
-    ):
-        found = judge(loaded, [ids], variant=path)
-        (row,) = [row for row in found.evidence if row.check == Check.WIDE_PAIR]
-        assert f"; in '{path}' {parts}" in row.control
-
-
-def test_what_each_setting_contributes_is_said(loaded, ids):
-    found = judge(loaded, [ids], variant="llamacpp:decode")
-    (row,) = [row for row in found.evidence if row.check == "an engine's settings"]
-    assert row.figures.settings == ("kv:f16", "flash:auto")
-    assert min(row.figures.setting_noise_ratios) > 50
-    assert row.figures.widest_noise_ratio < 2
-    assert "With kv:f32+flash:off:" in found.because
-
-
-def _gemma():
-    torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["gemma"]).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return loaded_from(model), tuple(range(1, 100, 2))
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
-def test_a_gelu_that_no_setting_widens_is_a_lower_precision_with_its_size(path):
-    """llama.cpp looks GELU up in a table of float16: beside the model that does so too it is within the floor."""
-    gemma, prompt = _gemma()
-    found = judge(gemma, [prompt], variant=path)
-    assert found.name == "lower precision", found.because
-    (row,) = [row for row in found.evidence if row.check == "an engine's settings"]
-    assert row.figures.settings[-1] == "gelu:float16"
-    assert row.figures.setting_noise_ratios[-1] > 50
-    assert row.figures.widest_noise_ratio < 2
-    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
-    assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= set(alone.figures.modules_beyond)
-    assert "model.embed_tokens" not in alone.figures.modules_beyond
-
-
-def test_a_fault_beside_a_gelu_that_no_setting_widens_is_a_bug(monkeypatch, tmp_path):
-    """An epsilon a hundred times as large moves the logits less than the GELU does."""
-    gemma, prompt = _gemma()
-    path = f"llamacpp:prefill+{WIDE}"
-    sound = judge(gemma, [prompt], variant=path)
-    edited = edit(gguf_of(gemma, "float32"), tmp_path / "edited.gguf", {"gemma.attention.layer_norm_rms_epsilon": 1e-4})
-    monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
-    registry.end_all()
-    found = judge(gemma, [prompt], variant=path)
-    assert found.name == "bug suspected", found.because
-    assert found.noise_ratio < 1.1 * sound.noise_ratio
 
 
 MODULES_OF = {
@@ -363,28 +221,6 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(loade
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
 
 
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode", "ct2:prefill"])
-def test_an_engine_that_adds_a_token_of_its_own_is_called_a_bug(loaded, ids, path):
-    """As one that puts a BOS before ids that have one already."""
-    with fed_one_more(ids[0]):
-        assert judge(loaded, [ids], variant=path).name == "bug suspected", FED
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "ct2:prefill"])
-def test_a_chat_served_in_another_template_is_called_a_bug(loaded, path):
-    """The words are the same, and what stands before them is not; where modules show, the embedding is named."""
-    prompt, in_another = chat(loaded, 40)
-    with in_another:
-        found = judge(loaded, [prompt], variant=path)
-    assert found.name == "bug suspected", TEMPLATE
-    named = [row.figures.modules_beyond for row in found.evidence if row.check == "each module alone"]
-    if path.startswith("llamacpp"):
-        assert "model.embed_tokens" in named[0]
-    assert judge(loaded, [prompt], variant=path).name == "rounding"  # in the chat's own template
-
-
 def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids, monkeypatch, tmp_path):
     """llama.cpp checks the shapes of tensors against it."""
     edited = edit(gguf_of(loaded, "float32"), tmp_path / "edited.gguf", {"llama.attention.head_count_kv": 1})
@@ -419,24 +255,6 @@ def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):
     assert found.ratios.max() < LARGEST_ALONE / 2
 
 
-def test_a_float16_cache_is_in_the_attention_and_nowhere_else(loaded, ids):
-    found = judge(loaded, [ids], variant="llamacpp:prefill+flash:off")
-    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
-    assert alone.figures.modules_beyond == tuple(f"model.layers.{n}.self_attn" for n in range(3))
-
-
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama 3 RoPE"])
-def test_the_modules_of_other_families_have_their_names(family):
-    torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-        found = modules_alone(loaded_from(model), list(range(1, 60, 2)), side_of(f"llamacpp:decode+{WIDE}"))
-    assert {"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj"} <= set(found.names)
-    assert found.ratios.max() < LARGEST_ALONE / 2
-
-
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:prefill", "llamacpp:decode"])
 def test_being_followed_changes_no_bit(loaded, ids, path):
     trace = KeptOutputs(ids, range(len(ids)))
@@ -445,13 +263,6 @@ def test_being_followed_changes_no_bit(loaded, ids, path):
         followed = whole_side(side_of(path).run_on(loaded, trace), ids)
     assert len(trace.kept) > 10
     assert torch.equal(followed, _logits(loaded, path, ids))
-
-
-def test_an_engine_that_cannot_be_followed_says_so(loaded, ids):
-    with pytest.raises(CaptureError, match="CTranslate2 shows nothing"):
-        modules_alone(loaded, ids, side_of("ct2:prefill"))
-    with pytest.raises(CaptureError, match="batch are not followed"):
-        modules_alone(loaded, ids, side_of(f"llamacpp:prefill+{WIDE}+batch:2"))
 
 
 @pytest.mark.thorough
@@ -499,21 +310,6 @@ def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(l
         assert float((found - _logits(loaded, "prefill", ids[:12])).abs().max()) < 1e-3
 
 
-def test_a_fault_that_a_setting_switches_on_is_no_lower_precision(loaded, ids, monkeypatch):
-    """A cache said to be float16 that keeps four bits: the model is sound with float32, the setting is not."""
-    about = dict(registry.described("llamacpp").modifiers)
-    about["kv"] = {**about["kv"], "bits": {**about["kv"]["bits"], "q4_0": 11}}
-    told = registry.described("llamacpp")
-    monkeypatch.setitem(
-        registry._described,
-        ("llamacpp", registry.location_of("llamacpp")),
-        type(told)(**{**vars(told), "modifiers": about}),
-    )
-    found = judge(loaded, [ids], variant="llamacpp:prefill+kv:q4_0")
-    assert found.name == "bug suspected"
-    assert "fault in what they switch" in found.because
-
-
 # ---- refused before anything is loaded
 
 
@@ -531,9 +327,3 @@ def test_what_an_engine_cannot_do_is_refused_by_its_name(path, sentence):
     with pytest.raises(UsageError) as caught:
         parse_path(path)
     assert sentence in str(caught.value)
-
-
-def test_two_ways_to_write_a_side_are_one():
-    assert str(parse_path("LLAMACPP:decode+flash:off+kv:F32")) == "llamacpp:decode+kv:f32+flash:off"
-    assert parse_path("llamacpp:decode") == parse_path("llamacpp:decode")
-    assert parse_path("transformers:decode") != parse_path("decode")

@@ -69,16 +69,6 @@ def test_what_parts_in_bfloat16_is_a_thousand_times_closer_in_float32(
     assert float((logits_of(path, wide, prompt(wide)) - exact).abs().max()) < rounding / 1000
 
 
-def test_another_prompts_cache_would_not_be_a_thousand_times_closer(shipped: Callable[[str], LoadedModel]) -> None:
-    """The twin of the test above: one token of the prefix is another one."""
-    narrow, wide = shipped("bfloat16"), shipped("float32")
-    ids = prompt(wide)
-    exact = logits_of("prefill", wide, ids)
-    rounding = float((logits_of("prefill", narrow, ids).float() - exact).abs().max())
-    wrong = logits_of("reuse:31", wide, [*ids[:5], (ids[5] + 1) % wide.token_limit, *ids[6:]])
-    assert float((wrong - exact)[31:].abs().max()) > rounding / 1000
-
-
 BATCHED = """
 from core.inference.models.model import load_model
 from tests.core.inference.sameness import logits_of

@@ -10,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
 
 from core.errors import UsageError
-from core.judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test, tail_threshold
+from core.judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test
 from core.runs.file.evidence import FAILED, PASSED
 
 VOCAB, LENGTH, DRAWS = 60, 40, 8
@@ -202,22 +201,6 @@ def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median() -> No
     test = tried(2, 1, tail)
     assert test.ratio > 10
     assert test.outliers.tolist() == list(range(12, LENGTH))
-
-
-@pytest.mark.parametrize("count", [60, 3000])
-@pytest.mark.parametrize("chance", [1e-4, 1e-6])
-def test_the_tail_of_normal_values_lies_beyond_the_true_one_and_not_far(count: int, chance: float) -> None:
-    """scipy knows where theirs is. Few values are given more room."""
-    true = stats.norm.isf(chance)
-    found = [tail_threshold(np.random.default_rng(seed).standard_normal(count), chance) for seed in range(50)]
-    assert np.quantile(found, 0.1) > true
-    assert np.median(found) < (2 if count == 60 else 1.4) * true
-
-
-def test_heavier_tails_get_more_room_than_a_normal_guess_would_give() -> None:
-    values = np.random.default_rng(0).standard_t(4, 3000)
-    normal = stats.norm.isf(1e-6) * 1.4826 * np.median(np.abs(values))
-    assert tail_threshold(values, 1e-6) > 1.5 * normal
 
 
 def test_rows_say_what_was_seen_and_how_small_a_fault_would_not_be() -> None:

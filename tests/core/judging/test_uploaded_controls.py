@@ -2,7 +2,6 @@
 refused.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from core.runs.file.evidence import (
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
-from tests.core.runs.made_runs import made
 from tests.covering import few, thorough
 
 X, HEAD = states()
@@ -126,43 +124,6 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(sid
     (tmp_path / "c").mkdir()
     run = judged(tmp_path / "c", variant, rerun=one_bit)
     assert row_of(run, RERUN).outcome == FAILED
-
-
-@pytest.mark.parametrize(("is_freed", "verdict"), [(False, "nondeterministic"), (True, "bug suspected")])
-def test_a_rerun_of_float32_is_compared_with_the_floor(is_freed, verdict, tmp_path):
-    again = in_float32(X, HEAD, 9)
-    if is_freed:
-        again[29, 5] += 12.6
-    store = Store(tmp_path / "store")
-    own = saved(tmp_path / "own.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(X, HEAD, 2))
-    rerun = saved(tmp_path / "rerun.npz", variant=again)
-    floor = saved(tmp_path / "floor.npz", **FLOOR)
-    with RunReader(store.path_of(ingest(store, [own]))) as first:
-        new = judge_stored(store, first, measure_controls(first, rerun=[rerun], floor=[floor]))
-    run = RunReader(store.path_of(new))
-    figures = row_of(run, RERUN).figures
-    assert run.pairs[0].verdict == verdict
-    assert figures.beyond_noise_floor == is_freed
-    assert (figures.rerun_noise_ratio > 100) if is_freed else (0.2 < figures.rerun_noise_ratio < 4)
-
-
-def test_a_rerun_without_a_floor_is_given_in_row_ulps(tmp_path):
-    variant = in_bfloat16(X, HEAD, 2)
-    again = variant.copy()
-    row = variant[29]
-    step = 2.0 ** (np.floor(np.log2(np.abs(row).max())) - 7)  # of bfloat16
-    again[29, 5] = np.float32(np.round(row[5] / step) * step + 4 * step)
-    run = judged(tmp_path, variant, rerun={"variant": again})
-    figures = row_of(run, RERUN).figures
-    assert run.pairs[0].verdict == "nondeterministic"
-    assert figures.rerun_row_ulps == pytest.approx(abs(float(again[29, 5]) - float(row[5])) / step)
-    assert figures.rerun_noise_ratio is None
-
-
-def test_one_side_alone_may_be_called_again(tmp_path):
-    variant = in_bfloat16(X, HEAD, 2)
-    run = judged(tmp_path, variant, rerun={"variant": variant})
-    assert "'reference' was not called again" in row_of(run, RERUN).says
 
 
 def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(tmp_path):
@@ -297,12 +258,6 @@ def test_what_is_no_control_is_refused_in_a_sentence_and_changes_nothing(case, t
     assert len(Store(tmp_path / "store").paths()) == 1
 
 
-def test_a_capture_is_not_judged_as_a_dump(tmp_path):
-    store = Store(tmp_path)
-    with RunReader(made(store)) as run, pytest.raises(UsageError, match="is a capture"):
-        judge_stored(store, run, measure_controls(run))
-
-
 def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
     """A run file may come from anybody: copying and changing it runs nothing of it."""
     import duckdb
@@ -323,15 +278,6 @@ def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
     assert path.read_bytes() == real
 
 
-def test_figures_of_evidence_are_json_without_nan(tmp_path):
-    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 1)}
-    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=pair)
-    assert run.pairs[0].verdict == "rounding"
-    assert "two sides are equal" in run.pairs[0].because
-    for row in run.evidence(0):
-        json.dumps(row.figures.to_json(), allow_nan=False)
-
-
 # ---- controls that would turn a fault into rounding
 
 
@@ -339,29 +285,6 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair
     run = judged(tmp_path, in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert run.pairs[0].verdict == "bug suspected"
     assert "'variant' in bfloat16 is" in run.pairs[0].because
-
-
-def test_swapped_names_are_noticed(tmp_path):
-    """Of three sides, one of which computes another function."""
-    other = with_fault(X, factor=1.5)
-    dump = saved(
-        tmp_path / "d.npz",
-        reference=in_bfloat16(X, HEAD, 1),
-        good=in_bfloat16(X, HEAD, 2),
-        bad=in_bfloat16(other, HEAD, 3),
-    )
-    wide = saved(
-        tmp_path / "w.npz",
-        reference=in_float32(X, HEAD, 1),
-        good=in_float32(other, HEAD, 3),
-        bad=in_float32(X, HEAD, 2),
-    )
-    store = Store(tmp_path / "s")
-    with (
-        RunReader(store.path_of(ingest(store, [dump]))) as run,
-        pytest.raises(DumpError, match="are the names swapped"),
-    ):
-        measure_controls(run, float32=[wide])
 
 
 WRONG = {
@@ -450,23 +373,6 @@ def test_a_floor_that_is_none_decides_nothing(floor, sentence, tmp_path):
         assert "times smaller than in bfloat16" in decided.says
 
 
-def test_the_fault_of_the_cases_above_is_thousands_of_floors_large(tmp_path):
-    pair = {"reference": PAIR["reference"], "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
-    run = judged(tmp_path, in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=pair, floor=FLOOR)
-    assert run.pairs[0].verdict == "bug suspected"
-    assert run.pairs[0].noise_ratio > 2000
-
-
-def test_ways_given_twice_count_once_and_are_said(tmp_path):
-    floor = {**FLOOR, "again": FLOOR["way_12"]}
-    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=PAIR, floor=floor)
-    assert run.pairs[0].verdict == "rounding"
-    assert "'way_12' bit for bit" in row_of(run, FLOAT32).control
-    (tmp_path / "b").mkdir()
-    plain = judged(tmp_path / "b", in_bfloat16(X, HEAD, 2), float32=PAIR, floor=FLOOR)
-    assert run.pairs[0].noise_ratio == plain.pairs[0].noise_ratio
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("floor", "sentence"),
@@ -493,33 +399,9 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     assert [row.outcome for row in judged_run.evidence(0) if row.rung == FLOAT32] == [MISSING]
 
 
-def test_a_floor_whose_ways_leave_a_few_positions_alone_still_decides(tmp_path):
-    """Position 0 is computed alike on every path; there the median position stands for it."""
-    floor = {name: np.concatenate([FLOOR["way_11"][:2], logits[2:]]) for name, logits in FLOOR.items()}
-    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=PAIR, floor=floor)
-    assert run.pairs[0].verdict == "rounding"
-
-
 def test_a_floor_without_the_pair_in_float32_is_refused(tmp_path):
     with pytest.raises(UsageError, match="give --float32 beside --floor"):
         judged(tmp_path, in_bfloat16(X, HEAD, 2), floor=FLOOR)
-
-
-def test_what_earlier_controls_found_is_not_forgotten(tmp_path):
-    variant = in_bfloat16(X, HEAD, 2)
-    leaked = variant.copy()
-    leaked[3] = variant[4]
-    first = judged(tmp_path, variant, neighbours={"variant": leaked})
-    assert first.pairs[0].verdict == "bug suspected"
-    store = Store(tmp_path / "store")
-    pair = saved(tmp_path / "pair.npz", **PAIR)
-    again = RunReader(store.path_of(judge_stored(store, first, measure_controls(first, float32=[pair]))))
-    assert again.pairs[0].verdict == "bug suspected"
-    assert {row_of(again, NEIGHBOURS).outcome, row_of(again, FLOAT32).outcome} == {FAILED, PASSED}
-    rerun = saved(tmp_path / "rerun.npz", variant=variant)
-    third = RunReader(store.path_of(judge_stored(store, again, measure_controls(again, rerun=[rerun]))))
-    assert row_of(third, FLOAT32).outcome == PASSED
-    assert third.pairs[0].verdict == "bug suspected"
 
 
 @pytest.mark.spread(2)

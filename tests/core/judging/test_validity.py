@@ -5,22 +5,17 @@ are undecided.
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from core.commands.comparing import pair_table
 from core.judging.constant_rows import Filling
 from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
-from core.runs.dumps.dump import open_dump
 from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, SCREENING, STRUCTURE, VALIDITY
 from core.runs.file.evidence import FLOAT32 as FLOAT32_RUNG
 from core.runs.reader import RunReader
-from core.runs.reports.issue_markdown import issue_text
-from core.runs.reports.report_json import as_json, over_logits, over_margins, over_positions, report_of_dump
 from core.runs.store.store import Store
-from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
+from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, saved, states
 
 X, HEAD = states()
 PLAIN = in_bfloat16(X, HEAD, 1)
@@ -135,12 +130,6 @@ def test_token_ids_beyond_the_vocabulary_are_not_those_of_the_logits(tmp_path):
     assert pair.verdict == "invalid dump"
 
 
-def test_log_probabilities_on_both_sides_are_noted(tmp_path):
-    run = stored(tmp_path, reference=_log_softmax(PLAIN), variant=_log_softmax(OTHER))
-    assert run.pairs[0].verdict == "undecided"
-    assert "Both sides hold log-probabilities" in " ".join(row.says for row in run.evidence(0))
-
-
 TOP_20 = [
     _top(_log_softmax(side / 2), 20, -np.inf)
     for side in (PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape))
@@ -164,52 +153,6 @@ def test_negative_logits_cut_to_the_top_20_are_no_log_probabilities(tmp_path):
     assert "hold logits cut" in run.pairs[0].because
 
 
-def test_a_cut_of_no_one_size_is_told_with_its_range(tmp_path):
-    variant = np.concatenate([_top(OTHER[:1], 20, -np.inf), _top(OTHER[1:], 30, -np.inf)])
-    assert "masked (20 to 30 tokens" in stored(tmp_path, reference=PLAIN, variant=variant).pairs[0].because
-
-
-def test_kl_of_a_cut_dump_says_over_how_many_positions_it_is_wherever_it_is_shown(tmp_path):
-    reference, variant = TOP_20
-    kept = np.isfinite(reference), np.isfinite(variant)
-    variant[:14] = np.where(kept[0][:14], OTHER[:14], -np.inf)  # there the variant has mass wherever the reference has
-    reference[40:43] = np.nan
-    infinite = int((kept[0] & ~kept[1])[14:].any(axis=1).sum()) - int((kept[0] & ~kept[1])[40:43].any(axis=1).sum())
-    defined = ROWS - 3 - infinite
-    assert (defined, infinite) == (14, ROWS - 17)  # every other row lacks a token, or the case shows nothing
-    run = stored(tmp_path, reference=reference, variant=variant)
-    summary = run.pairs[0].summary
-    finite = int((np.isfinite(reference) & np.isfinite(variant)).sum())
-    assert (summary.kl_positions, summary.kl_infinite, summary.margin_positions, summary.finite) == (
-        defined,
-        infinite,
-        ROWS,
-        finite,
-    )
-    words = f"over 14 of {ROWS} positions; infinite at {infinite}; undefined at 3"
-    assert over_positions(summary, ROWS) == words
-    assert words in issue_text(run, run.pairs, "")
-    assert f"over {finite:,} of {ROWS * VOCAB:,} logits" in issue_text(run, run.pairs, "")
-    with open_dump([tmp_path / "dump.npz"]) as dump:
-        pairs, classes = report_of_dump(dump)
-    assert pairs[0].summary == summary  # straight from the dump and from the stored run
-    cells = [str(cell) for column in pair_table(pairs, "float32", ROWS, VOCAB).columns for cell in column.cells]
-    assert f"mean KL is {words}" in cells
-    told = as_json(pairs, classes, compute_dtype="float32", rows=ROWS, vocab=VOCAB, prompts=1)["summary"]
-    assert (told["kl_positions"], told["kl_infinite"]) == (14, infinite)
-
-
-def test_figures_over_every_position_say_nothing_of_it(tmp_path):
-    run = stored(tmp_path, reference=PLAIN, variant=OTHER)
-    summary = run.pairs[0].summary
-    assert (over_positions(summary, ROWS), over_logits(summary, ROWS * VOCAB), over_margins(summary, ROWS)) == (
-        "",
-        "",
-        "",
-    )
-    assert " over " not in issue_text(run, run.pairs, "").split("| rung")[0]
-
-
 def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
     """The twin of the truncated ones: what one value fills to less than a half."""
     masked = [side.copy() for side in (PLAIN, OTHER)]
@@ -217,14 +160,6 @@ def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
         side[:, : VOCAB // 2 - 1] = -np.inf
     run = stored(tmp_path, reference=masked[0], variant=masked[1])
     assert run.pairs[0].verdict == "likely rounding"
-
-
-def test_a_mask_that_both_sides_share_is_noted(tmp_path):
-    masked = [_top(PLAIN, 20, -np.inf), None]
-    masked[1] = np.where(np.isinf(masked[0]), -np.inf, OTHER)
-    run = stored(tmp_path, reference=masked[0], variant=masked[1])
-    assert run.pairs[0].verdict == "likely rounding"
-    assert "masked alike" in " ".join(row.says for row in run.evidence(0))
 
 
 def test_of_two_tokens_that_tie_nothing_is_called_truncated(tmp_path):
@@ -254,15 +189,6 @@ def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
     assert watch.first_row == min(filled)
     assert watch.value == -3.0
     assert kept - 30 <= watch.kept <= kept  # a drawn logit may be -3.0 too
-
-
-def test_logits_of_bfloat16_with_their_many_equal_values_are_not_filled():
-    values = (np.random.default_rng(1).standard_normal((200, 5000)) * 0.01 + 5).astype(ml_dtypes.bfloat16)
-    assert len(np.unique(values)) < 10  # as coarse as it gets
-    watch = Filling(BFLOAT16)
-    watch.see(values.view(np.uint16))
-    share = max(np.bincount(row.view(np.uint16)).max() for row in values) / 5000
-    assert (watch.rows > 0) == (share > 0.5)
 
 
 def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_block(tmp_path):
@@ -360,33 +286,3 @@ def test_odd_emitted_tokens_are_refused_in_a_sentence(emitted, sentence, tmp_pat
     with pytest.raises(DumpError, match=sentence.replace("(", r"\(")):
         ingest(store, [saved(tmp_path / "dump.npz", reference=PLAIN, variant=OTHER, **emitted)])
     assert store.paths() == []
-
-
-def test_emitted_tokens_come_back_from_an_export(tmp_path):
-    from core.runs.dumps.export import export_npz
-
-    emitted = {"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(OTHER)}
-    run = stored(tmp_path, reference=PLAIN, variant=OTHER, **emitted)
-    export_npz(run, tmp_path / "out.npz")
-    out = np.load(tmp_path / "out.npz")
-    for key, tokens in emitted.items():
-        assert np.array_equal(out[key], tokens)
-
-
-def test_one_prompt_of_several_may_have_emitted_nothing(tmp_path):
-    tokens = [_emitted(side).reshape(2, ROWS // 2) for side in (PLAIN, OTHER)]
-    for each in tokens:
-        each[0] = -1
-        each[1, 0] = -1
-    sides = [side.reshape(2, ROWS // 2, VOCAB) for side in (PLAIN, OTHER)]
-    run = stored(
-        tmp_path, reference=sides[0], variant=sides[1], **{"emitted:reference": tokens[0], "emitted:variant": tokens[1]}
-    )
-    assert list(run.generations) == [1]
-    assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
-
-
-def test_float32_logits_lack_a_floor_and_not_a_pair(tmp_path):
-    run = stored(tmp_path, reference=in_float32(X, HEAD, 1), variant=in_float32(X, HEAD, 2))
-    assert run.pairs[0].verdict == "likely rounding"
-    assert "--floor WAYS_IN_FLOAT32.npz" in run.pairs[0].because

@@ -82,13 +82,3 @@ def test_a_sum_of_squares_is_that_of_exact_numbers():
     values = np.arange(1.0, 97.0)
     for count in (0, 32, 64, 96):
         assert summed(values, count) == sum(int(value) ** 2 for value in values[:count])
-
-
-def test_lanes_fold_to_the_sum_of_exact_numbers():
-    @njit
-    def folded(lanes, first, count):
-        return reproducible.fold(lanes, first, count)
-
-    for first, count in ((0, 1), (3, 2), (4, 64)):
-        lanes = np.arange(100.0) ** 2
-        assert folded(lanes.copy(), first, count) == lanes[first : first + count].sum()

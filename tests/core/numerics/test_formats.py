@@ -1,6 +1,5 @@
 """Ordinals, spacing and lossless moves over every bit pattern there is (float32: a random million)."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -8,8 +7,6 @@ import torch
 from core.errors import UsageError
 from core.numerics.formats import (
     BFLOAT16,
-    FLOAT8_E4M3FN,
-    FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
     FORMATS,
@@ -20,7 +17,6 @@ from core.numerics.formats import (
     narrow,
     ordinals,
     spacings,
-    values_at,
     values_of,
     widen,
 )
@@ -46,12 +42,6 @@ def finite_patterns(fmt: FloatFormat) -> np.ndarray:
     return bits[np.isfinite(oracle.values(bits, fmt))]
 
 
-def wrapping_ordinals(bits: np.ndarray, fmt: FloatFormat) -> np.ndarray:
-    """The planted fault: -0 is one step below +0, as in two's complement taken at its word."""
-    signed = bits.view(f"i{fmt.itemsize}").astype(np.int64)
-    return np.where(signed < 0, -(1 << (fmt.bits - 1)) - signed - 1, signed)
-
-
 def ordinals_in_order(order, fmt: FloatFormat) -> bool:
     bits = finite_patterns(fmt)
     return np.array_equal(order(bits, fmt), oracle.ordinal(oracle.values(bits, fmt), fmt))
@@ -60,17 +50,6 @@ def ordinals_in_order(order, fmt: FloatFormat) -> bool:
 @FMT
 def test_ordinals_are_the_ranks_of_the_values(fmt):
     assert ordinals_in_order(ordinals, fmt)
-
-
-@FMT
-def test_the_value_at_an_ordinal_is_the_one_that_has_it(fmt):
-    bits = finite_patterns(fmt)
-    assert np.array_equal(values_at(ordinals(bits, fmt), fmt), values_of(bits, fmt))  # +0 equals -0
-
-
-@FMT
-def test_an_order_with_two_zeros_would_be_noticed(fmt):
-    assert not ordinals_in_order(wrapping_ordinals, fmt)
 
 
 @FMT
@@ -129,12 +108,6 @@ def test_spacing_agrees_with_numpy_and_torch():
     brain = torch.arange(0x7F7F, dtype=torch.int16).view(torch.bfloat16)
     gaps = torch.nextafter(brain, torch.full_like(brain, torch.inf)).double() - brain.double()
     assert spacings(brain.double().numpy(), BFLOAT16).tolist() == gaps.tolist()
-
-
-@pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2], ids=lambda f: f.name)
-def test_spacing_at_one_is_the_machine_epsilon_of_ml_dtypes(fmt):
-    assert spacings(np.array(1.0), fmt) == float(ml_dtypes.finfo(fmt.values).eps)
-    assert np.isnan(spacings(np.array([np.nan]), fmt)).all()
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT16, FLOAT32], ids=lambda f: f.name)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from core.numerics import grid
 from core.numerics.grid import find_grid, margin_ulps, sent_error
 
 Rows = list[NDArray[np.float64]]
@@ -93,17 +92,3 @@ def test_a_row_off_the_grid_refuses_it() -> None:
     rows[11] = rows[11].copy()
     rows[11][1:4] += 0.0013  # no multiple of a spacing, and they cannot all be near 0, where any value fits
     assert find_grid(rows) is None
-
-
-def test_rows_of_two_kinds_are_no_grid_of_the_finer_format() -> None:
-    """Three values in a row from anywhere lie on some float16 grid, and would name it for rows of bfloat16."""
-    rows, _ = sent("bfloat16", 5.0, 8.0, 20)
-    assert find_grid([*rows, np.array([-0.1, -3.0, -3.7])]) is None
-
-
-def test_a_grid_taken_for_granted_would_be_claimed_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: without a bound on the chance, two values of float32 alone lie on some grid."""
-    rows = sent("float32", 5.0, 8.0, 2)[0]
-    assert all(find_grid([row]) is None for row in rows)
-    monkeypatch.setattr(grid, "CHANCE", float("inf"))
-    assert any(find_grid([row]) is not None for row in rows)

@@ -69,11 +69,3 @@ def test_rows_by_rank_hold_every_token_once_whatever_the_bits(fmt):
 def test_the_compiled_maxima_are_those_of_numpy(positions, tokens):
     cells = np.random.default_rng(2).integers(0, 1 << 16, (130, 333), dtype=np.uint16)
     assert np.array_equal(pyramid.maxima(cells, positions, tokens), pyramid.pool(cells, positions, tokens))
-
-
-def test_a_mean_in_place_of_a_maximum_would_be_seen():
-    """The twin: the mean of a cell with one differing element is not its maximum."""
-    cells = np.zeros((64, 64), np.uint16)
-    cells[17, 33] = 1
-    assert pyramid.maxima(cells, 64, 64).tolist() == [[1]]
-    assert cells.mean().astype(np.uint16) == 0

@@ -54,13 +54,6 @@ def test_an_exact_sum_is_that_of_fractions_rounded_once(values, cut, count):
     assert total.over(count) == mean.numerator / mean.denominator
 
 
-def test_sums_of_floats_by_chunks_would_be_noticed():
-    """The twin: what totals did once, an exact sum a chunk and a float sum of those."""
-    values = [1.0, 2.0**-53, 2.0**-53, 2.0**-53]
-    by_chunks = [sum(map(math.fsum, (values[:cut], values[cut:]))) for cut in range(4)]
-    assert len(set(by_chunks)) > 1
-
-
 def test_a_chunk_added_twice_or_left_out_would_be_noticed():
     a, b = rows_of_all_kinds(1, 20, 60, BFLOAT16)
     whole = total_of(a, b, BFLOAT16, [])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.judging.judge_sparse import judge_probe
-from core.probing.client import Budget, Client, ProbeError
+from core.probing.client import Budget, Client
 from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Ask, LlamaCpp, Server, find_server
@@ -124,19 +124,6 @@ def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server:
     pairs = pairs_of(found.sides)
     verdicts = judge_probe(found.sides, pairs, ways_of(found.sides, Plan(PROMPTS, ("rerun",)), [server, other]))
     assert {one.name for one in verdicts} == {"identical"}
-
-
-@pytest.mark.parametrize(("requests", "kept"), [(4, 2), (3, 1), (2, 1)])
-def test_what_had_come_when_the_budget_was_spent_is_kept(server: Server, requests: int, kept: int) -> None:
-    found = probed(server, "rerun,order", budget=Budget(requests))
-    assert len(found.sides[0].responses) == kept
-    assert f"the {requests} requests of --max-requests are spent" in found.stopped
-    assert any("The probe ended early" in note for note in found.notes)
-
-
-def test_one_answer_alone_is_nothing_to_compare(server: Server) -> None:
-    with pytest.raises(ProbeError, match="could be compared has come"):
-        probed(server, "rerun", budget=Budget(1))
 
 
 def test_the_command_stores_a_run_without_the_key(llama: str, cli: Any, tmp_path: Path, monkeypatch: Any) -> None:

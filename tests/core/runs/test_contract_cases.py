@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from core.judging.ingest import ingest
@@ -76,11 +75,6 @@ def example(path: Path) -> dict[str, Any]:
     return json.loads(path.with_suffix(".json").read_text())
 
 
-def test_every_dump_has_its_example():
-    assert len(CASES) >= 6
-    assert [path.stem for path in CASES] == sorted(path.stem for path in CASES[0].parent.glob("*.json"))
-
-
 @CASE
 def test_the_example_comes_out_of_the_dump(path):
     got = from_dump(path)
@@ -104,68 +98,3 @@ def test_dump_and_run_file_say_the_same_and_no_more(path, tmp_path):
         for pair in (found, *found.get("pairs", ())):
             del pair["verdict"], pair["because"]
     assert unlike(stored, direct) == unlike(direct, stored) == []
-
-
-def _changed(path: Path, out: Path) -> Path:
-    """A copy of the dump in which one element of the second side has another mantissa."""
-    with np.load(path) as dump:
-        arrays = {key: dump[key] for key in dump.files}
-    side = [key for key in arrays if key not in ("token_ids", "tokens", "compute_dtype", "meta")][1]
-    bits = arrays[side].copy().view(f"u{arrays[side].dtype.itemsize}")
-    step = 1 << 17 if bits.dtype.itemsize == 4 else 2  # stays a bfloat16 value where the dump is one upcast
-    bits[..., 1234] ^= (
-        bits.dtype.type(step)
-        if bits[..., 1234].size == 1
-        else np.where(np.arange(bits[..., 1234].size).reshape(bits[..., 1234].shape) == 5, step, 0).astype(bits.dtype)
-    )
-    arrays[side] = bits.view(arrays[side].dtype)
-    np.savez(out, **arrays)
-    return out
-
-
-@pytest.mark.spread(2)
-@CASE
-def test_one_changed_element_would_be_noticed(path, tmp_path):
-    changed = _changed(path, tmp_path / path.name)
-    want = example(path)
-    assert any("neq" in bad or "max_ulps" in bad or "ulp_histogram" in bad for bad in unlike(from_dump(changed), want))
-    assert unlike(from_run(changed, tmp_path / "store"), want) != []
-
-
-@pytest.mark.parametrize(
-    ("spoil", "seen"),
-    [
-        (lambda report: report["summary"].update(neq=float(report["summary"]["neq"])), "/summary/neq"),
-        (
-            lambda report: report["summary"].update(mean_ulps=report["summary"]["mean_ulps"] * (1 + 1e-8)),
-            "/summary/mean_ulps",
-        ),
-        (
-            lambda report: report["by_position"][3].update(kl=report["by_position"][3]["kl"] * (1 + 3e-6)),
-            "/by_position[3]/kl",
-        ),
-        (lambda report: report["by_position"].pop(), "/by_position"),
-        (lambda report: report["flips"][0].update(variant_token=0), "/flips[0]/variant_token"),
-        (lambda report: report["ulp_histogram"].pop("1"), "/ulp_histogram/1"),
-    ],
-    ids=[
-        "a float for a count",
-        "a mean a little off",
-        "a kl a little off",
-        "a position short",
-        "another token",
-        "a distance short",
-    ],
-)
-def test_a_small_lie_in_a_report_would_be_noticed(spoil, seen):
-    path = CASES[0]
-    report = from_dump(path)
-    spoil(report)
-    assert [bad.split(":")[0] for bad in unlike(report, example(path))] == [seen]
-
-
-def test_repeats_are_grouped_by_their_bits(tmp_path):
-    path = next(path for path in CASES if path.stem == "six_repeats_bf16")
-    for report in (from_dump(path), from_run(path, tmp_path)):
-        assert report["classes"] == example(path)["classes"]
-        assert len(report["pairs"]) == 5

@@ -4,21 +4,15 @@ tidies up.
 
 from __future__ import annotations
 
-import os
-import random
-import resource
 import signal
 import subprocess
 import sys
-import threading
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from core.errors import StoreError
 from core.runs.reader import RunReader
-from core.runs.store import partial as partial_module
 from core.runs.store import store as store_module
 from core.runs.store.cards import list_runs
 from core.runs.store.partial import Partial, sweep
@@ -26,8 +20,6 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import ROOT, calm_sides, header_of, made, write_run
 from tests.waiting import until
-
-KILLS = 30
 
 
 def _writer(store: Store, *arguments: str, **options) -> subprocess.Popen:
@@ -47,68 +39,6 @@ def _check_whole(store: Store) -> int:
         with RunReader(store.path_of(card.run_id)) as run:
             assert len(run.read_rows(1, 0, run.header.rows)) == len(run.positions(0)) == run.header.rows
     return len(cards)
-
-
-NURSERY = """
-import os, signal, sys, time
-from pathlib import Path
-from core.runs.store.store import Store
-from core.numerics.divergence import compare
-from tests.core.runs.made_runs import calm_sides, header_of, made
-compare(*calm_sides(header_of()), header_of().format)  # compiled once, not in every child; 8 rows start no thread
-for line in sys.stdin:
-    after_first, moment = line.split()
-    finished, first = os.pipe()
-    child = os.fork()
-    if child == 0:
-        while True:
-            made(Store(Path(sys.argv[1])))
-            os.write(first, b".")
-    if after_first == "True":
-        os.read(finished, 1)
-    time.sleep(float(moment))  # the moment at which it dies
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(finished), os.close(first)
-    print("killed", flush=True)
-"""
-
-
-@pytest.mark.thorough  # a dozen kills of tests/faults are not
-def test_a_writer_killed_at_any_moment_leaves_no_half_run_and_no_lock(tmp_path: Path) -> None:
-    """Forked from one warm process, so that a kill falls into the writing and not into the start of Python."""
-    store = Store(tmp_path / "store")
-    made(store)  # compiled kernels, imported modules
-    store.delete(store.paths()[0].stem)
-    moments = random.Random(2)
-    with_leftovers = 0
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(store.directory)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    seen = 0
-    for kill in range(
-        KILLS
-    ):  # every other one counts from a first run that was finished, or a slow machine would reach none
-        nursery.stdin.write(f"{kill % 2 == 1} {moments.uniform(0.01, 0.3)}\n")
-        nursery.stdin.flush()
-        assert nursery.stdout.readline() == "killed\n"
-        with_leftovers += bool(_partials(store))
-        now = _check_whole(store)
-        assert now >= seen
-        seen = now
-    nursery.stdin.close()
-    assert nursery.wait(60) == 0
-    assert with_leftovers >= KILLS // 3  # the kills did fall into writing
-    assert seen > 0
-    made(store)  # a next writer works, and sweeps
-    assert _partials(store) == []
-    assert _check_whole(store) == seen + 1
 
 
 def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(tmp_path: Path) -> None:
@@ -168,67 +98,6 @@ def test_a_finished_run_is_held_until_it_is_in_place(tmp_path: Path, monkeypatch
     made(store)
     assert swept_by_others == [0]
     assert _check_whole(store) == 1
-
-
-def test_without_its_lock_a_partial_run_would_be_swept(tmp_path: Path) -> None:
-    partial = Partial.make(tmp_path, "x")
-    assert partial is not None
-    assert sweep(tmp_path) == []
-    assert partial._lock is not None
-    os.close(partial._lock)
-    assert sweep(tmp_path) == [partial.directory]
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_sweep_that_finds_a_directory_before_its_lock_costs_the_writer_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
-    """The name may be one that was promised to somebody: another will not do."""
-    lock, swept = partial_module._lock, []
-
-    def late(directory: Path) -> int | None:
-        if len(swept) < times:
-            swept.append(None)  # first, since a sweep locks too
-            monkeypatch.setattr(partial_module, "_lock", lock)
-            assert sweep(tmp_path) == [directory]
-            monkeypatch.setattr(partial_module, "_lock", late)
-        return lock(directory)
-
-    monkeypatch.setattr(partial_module, "_lock", late)
-    store = Store(tmp_path)
-    own = store.new_partial("promised", datetime.now(UTC), "promised")
-    assert len(swept) == times
-    assert own.path == tmp_path / ".partial-promised" / "promised.duckdb"
-    assert sweep(tmp_path) == []  # it is locked
-    with pytest.raises(StoreError, match="is being written"):  # the twin: a name that is taken is not waited for
-        store.new_partial("promised", datetime.now(UTC), "promised")
-    own.remove()
-
-
-def test_names_are_made_beside_sweeps_that_never_rest(tmp_path: Path) -> None:
-    is_over = threading.Event()
-
-    def sweeping() -> None:
-        while not is_over.is_set():
-            sweep(tmp_path)
-
-    sweepers = [threading.Thread(target=sweeping) for _ in range(2)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in sweepers:
-            thread.start()
-        for number in range(300):
-            own = Partial.make(tmp_path, f"run{number}")
-            assert own is not None
-            assert own.directory.is_dir()
-            own.remove()
-    finally:
-        is_over.set()
-        for thread in sweepers:
-            thread.join()
-        sys.setswitchinterval(interval)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path: Path) -> None:
@@ -316,16 +185,6 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Pat
     assert found.stdout.count("\n") == 1
     assert "cannot be" in found.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.thorough
-def test_with_room_enough_the_same_script_writes_a_run(tmp_path: Path) -> None:
-    limit = str(min(1 << 30, resource.getrlimit(resource.RLIMIT_FSIZE)[1] % (1 << 62) or 1 << 30))
-    found = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path), limit], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (found.returncode, found.stdout) == (0, "")
-    assert _check_whole(Store(tmp_path)) == 1
 
 
 def test_a_store_that_cannot_be_made_or_written_to_is_one_sentence(tmp_path: Path) -> None:

@@ -10,22 +10,17 @@ import numpy as np
 import pytest
 
 from core.errors import UsageError
-from core.runs import writer as writing
-from core.runs.file.database import Database
 from core.runs.file.evidence import Check, Evidence, Unmeasured
 from core.runs.file.records import FloorRows, Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.tables import schema, sparse
 from core.runs.tables.kernels import KernelList, KernelRow
 from core.runs.tables.kv_cache import KvPart
 from core.runs.tables.layer_spool import LayerModule, LayerPart
 from core.runs.tables.layers import LayerRows
 from core.runs.tables.remedies import RemedyRow
-from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
-from tests.covering import few
 
 NOTE = "decode+batch:3 failed (out of memory)."
 
@@ -114,28 +109,6 @@ def test_what_is_kept_equals_row_for_row_a_run_of_those_sides_alone(tmp_path, wr
     assert not list(tmp_path.glob(".partial*"))
 
 
-FILLED_AT_THE_END = {"side", "pair", "ulp_histogram"}
-FILLED_BEFORE = [
-    name
-    for name, table in TABLES.items()
-    if {"side", "pair"} & set(table.names) and table not in sparse.TABLES and name not in FILLED_AT_THE_END
-]  # those of lists of some tokens have a writer of their own
-
-
-@pytest.mark.spread(2)
-@pytest.mark.parametrize("forgotten", few(FILLED_BEFORE, "layer", "evidence", "kv", "logits"))
-def test_a_table_that_was_forgotten_would_be_seen(tmp_path, monkeypatch, forgotten):
-    def forgetful(database: Database, first: int) -> None:
-        with monkeypatch.context() as planted:
-            planted.delitem(schema.TABLES, forgotten)
-            schema.delete_sides(database, first)
-
-    monkeypatch.setattr(writing, "delete_sides", forgetful)
-    store = Store(tmp_path)
-    kept, alone = tables(stopped_at(store, 5)), tables(of_two(store))
-    assert {name for name in kept if kept[name] != alone[name]} == {forgotten}
-
-
 def test_with_fewer_than_two_finished_sides_nothing_is_stored(tmp_path):
     with pytest.raises(UsageError, match="run needs at least two"):
         stopped_at(Store(tmp_path), 7, sides=2)
@@ -151,18 +124,6 @@ def test_without_asking_for_it_an_unfinished_side_is_still_refused(tmp_path):
         with pytest.raises(UsageError, match="side 'side_2' has 0 of 8 rows"):
             writer.finish()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_whole_run_is_finished_the_same_either_way(tmp_path):
-    store, header = Store(tmp_path), header_of()
-    bits = calm_sides(header)
-    whole = write_run(store, header, bits, "whole")
-    with RunWriter(store, header, run_id="asked") as writer:
-        for side in range(2):
-            writer.write(side, 0, bits[side])
-        assert writer.finished_sides == ("side_0", "side_1")
-        asked = store.path_of(writer.finish(only_finished=True))
-    assert tables(whole) == tables(asked)
 
 
 @pytest.mark.thorough

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -13,8 +12,8 @@ import pytest
 import torch
 
 from core.errors import CaptureError, UlpscopeError, UsageError
-from core.inference.capture.capture import CapturePlan, Progress, plan_capture, run_capture
-from core.inference.models.bits import bits_of, own_bits
+from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
+from core.inference.models.bits import bits_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import batch, paths
 from core.inference.paths.paths import Base, Emit, PromptBatch
@@ -89,21 +88,6 @@ def test_the_same_capture_twice_gives_the_same_bits(llama_bfloat16: LoadedModel)
     assert collect(plan).digest() == collect(plan).digest()
 
 
-def _noisy(batch: PromptBatch, emit: Emit) -> None:
-    shape = (batch.positions, batch.loaded.vocab_size)
-    emit(0, torch.rand(shape).to(batch.loaded.torch_dtype))
-
-
-def test_another_seed_shows_in_the_digest_of_a_random_path(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin of the test above: the digest can differ, and the seed, not the sides before, decides what is drawn."""
-    monkeypatch.setitem(paths.BASES, "noisy", Base(_noisy))
-    plan = plan_capture(llama, PROMPTS, "noisy", ["decode"])
-    assert collect(plan).digest() == collect(plan).digest()
-    assert collect(plan).digest() != collect(replace(plan, seed=1)).digest()
-    after = plan_capture(llama, PROMPTS, "decode", ["noisy"])
-    assert np.array_equal(collect(plan).side(0), collect(after).side(1))
-
-
 @pytest.mark.parametrize("rows_a_chunk", [1, 4, 1000])
 def test_chunks_of_any_size_give_the_same_bits(
     rows_a_chunk: int, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
@@ -114,21 +98,6 @@ def test_chunks_of_any_size_give_the_same_bits(
     sink = collect(plan)
     assert sink.digest() == expected
     assert all(len(part) <= rows_a_chunk for side in sink.sides for part in side)
-
-
-def test_decoded_tokens_reach_the_sink_many_at_a_time(llama: LoadedModel) -> None:
-    sink = collect(plan_capture(llama, PROMPTS, "prefill", ["decode"]))
-    assert [len(parts) for parts in sink.sides] == [1, 1]
-
-
-def test_progress_counts_the_rows_of_all_sides(llama: LoadedModel) -> None:
-    plan = plan_capture(llama, PROMPTS, "prefill", ["decode"])
-    seen: list[Progress] = []
-    run_capture(plan, Collected(), seen.append)
-    assert seen[-1].rows_done == seen[-1].rows_total == 2 * plan.header.rows
-    assert [p.rows_done for p in seen] == sorted({p.rows_done for p in seen})
-    assert [p.seconds for p in seen] == sorted(p.seconds for p in seen)
-    assert {(p.side, p.side_name) for p in seen} == {(0, "prefill"), (1, "decode")}
 
 
 def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> None:
@@ -147,10 +116,6 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
         origin.versions
     )
     assert origin.versions["torch"] == torch.__version__
-
-
-def test_a_prompt_may_be_token_ids(llama: LoadedModel) -> None:
-    assert plan_capture(llama, [[5, 6, 7]], "prefill", ["decode"]).token_ids == ((5, 6, 7),)
 
 
 @pytest.mark.parametrize(
@@ -268,27 +233,6 @@ def test_a_sinks_own_error_is_not_taken_for_torchs(llama: LoadedModel) -> None:
         run_capture(plan_capture(llama, ["x"], "prefill", ["decode"]), FullDisk())
 
 
-class FullAtTheCaches(FullDisk):
-    """A sink whose disk is full when the caches come."""
-
-    def write(self, side: int, row: int, bits: np.ndarray) -> None: ...
-
-    def write_kv(self, side: int, part: KvPart) -> None:
-        raise OSError(28, "No space left on device")
-
-
-def test_nor_is_that_of_its_caches_or_of_whoever_is_told_how_far_it_is(llama: LoadedModel) -> None:
-    plan = plan_capture(llama, ["x"], "prefill", ["decode"])
-    with pytest.raises(OSError, match="No space left"):
-        run_capture(plan, FullAtTheCaches())
-
-    def cancel(_: Progress) -> None:
-        raise RuntimeError("cancelled")
-
-    with pytest.raises(RuntimeError, match="cancelled"):
-        run_capture(plan, Collected(), cancel)
-
-
 def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
@@ -306,22 +250,6 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypa
         run_capture(plan_capture(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())
     assert caught.traceback
     assert events == ["entered", "left"]  # the traceback keeps frames alive: nothing but closing undoes it
-
-
-@pytest.mark.model
-def test_the_bits_handed_over_keep_nothing_larger_alive(llama: LoadedModel) -> None:
-    """Of a batch only the prompt's row is handed over; as a view it would keep the logits of all rows."""
-    sink = collect(plan_capture(llama, PROMPTS, "prefill+batch:8", ["decode+batch:4"]))
-    for chunks in sink.sides:
-        for bits in chunks:
-            held = bits
-            while isinstance(held.base, np.ndarray):
-                held = held.base
-            assert held.nbytes <= 2 * bits.nbytes
-    large = torch.zeros((8, 4, 16))
-    assert own_bits(large[3]).base is not None
-    assert not np.shares_memory(own_bits(large[3]), large.numpy())
-    assert np.shares_memory(own_bits(large), large.numpy())  # the twin: what is whole is not copied
 
 
 @pytest.mark.model

@@ -72,23 +72,11 @@ def test_on_a_drifting_machine_what_is_twice_as_slow_keeps_a_half_and_what_costs
         assert timing.is_narrow
 
 
-def test_the_twin_that_runs_one_contender_after_the_other_is_misled_by_the_drift():
-    machine = Machine(drifting)
-    plain, same = ([machine.contender(name, 2.0)() for _ in range(6)] for name in ("plain", "same"))
-    assert throughput.timing_of(plain, same).share < 0.75
-
-
 def test_contenders_take_turns_after_one_that_does_not_count():
     machine = Machine(lambda now: 1.0 if now > 3 else 50.0)  # a cold start
     timings = machine.timed(a=1.0, b=1.0, c=1.0)
     assert machine.ran == ["a", "b", "c"] * (1 + throughput.LEAST_TURNS)
     assert [timing.share for timing in timings] == [1, 1, 1]
-
-
-def test_a_single_busy_moment_moves_no_share():
-    plain, other = [1.0] * 12, [1.25] * 11 + [40.0]
-    timing = throughput.timing_of(plain, other)
-    assert (timing.share, timing.low, timing.high) == pytest.approx((0.8, 0.8, 0.8))
 
 
 def noisy(seed: int, spread: float) -> Machine:
@@ -106,14 +94,6 @@ def test_turns_go_on_until_the_share_is_narrow_and_no_further():
     kept = Kept(hopeless.share, hopeless.low, hopeless.high)
     assert not kept.is_told
     assert kept.in_words().startswith("too noisy to say (")
-
-
-def test_turns_end_when_their_time_is_over():
-    timing = noisy(3, 1.0).timed(plain=4.0, other=4.0)[1]  # some 10 s a turn
-    assert throughput.LEAST_TURNS <= len(timing.seconds) < throughput.MOST_TURNS
-    hurried = noisy(3, 1.0)
-    work = [hurried.contender(name, 0.5) for name in ("plain", "other")]  # some 6 s for the least turns
-    assert len(throughput.by_turns(work, [0, 0], longest=1.0, clock=hurried)[1].seconds) == throughput.LEAST_TURNS
 
 
 def test_a_share_is_the_ratio_of_the_rates_beside_it_whatever_the_turns():
@@ -137,12 +117,6 @@ def test_the_interval_is_that_of_the_sign_test():
         timing = throughput.timing_of(np.exp(chance.normal(0, 0.3, 9)).tolist(), [1.0] * 9)
         missed += not timing.low <= 1 <= timing.high
     assert missed / 2000 < 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5
-
-
-def test_a_few_turns_have_a_share_and_no_interval():
-    timing = throughput.timing_of([1.0, 1.1, 1.2], [2.0, 2.0, 2.0])
-    assert (timing.share, timing.low, timing.high) == (0.55, None, None)
-    assert not timing.is_narrow
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from benchmarks.verdicts.engines import Engine, prefill, walk
 from benchmarks.verdicts.mutations import MUTATIONS, scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from benchmarks.verdicts.variations import VARIATIONS, in_float64, reordering
+from benchmarks.verdicts.variations import VARIATIONS, in_float64
 from core.inference.controls.answer_precision import narrow_answers
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.models.model import LoadedModel
@@ -105,22 +105,6 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
     assert "returns the same logits" in found.seen
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_an_engine_of_float16_weights_is_named_so(name: str) -> None:
-    loaded = tiny_model(name, "float16")
-    found = narrow_answers(loaded, tiny_prompts(loaded), side_of(served(copy.deepcopy(loaded.model), upcast)))
-    assert found is not None
-    assert found.dtype == "float16"
-
-
-@pytest.mark.model
-def test_a_path_that_rounds_its_weights_back_is_found_out(narrow: LoadedModel) -> None:
-    found = narrow_answers(narrow, [range(5, 29)], side_of("decode+dtype:bfloat16"))
-    assert found is not None
-    assert "logits are bfloat16 values" in found.seen
-
-
 def always_in_float32(weights: Any, compute: Engine) -> Engine:
     wide = copy.deepcopy(weights).float()
     return lambda _, ids: compute(wide, ids)
@@ -165,13 +149,6 @@ OWN_FLOAT32 = (
 )
 
 
-@pytest.mark.model
-def test_a_float32_model_is_promised_float32_so_nothing_is_excused() -> None:
-    loaded = tiny_model("llama")
-    engine = served(copy.deepcopy(loaded.model).bfloat16(), upcast)
-    assert narrow_answers(loaded, [range(5, 29)], side_of(engine)) is None
-
-
 # What the ladder makes of it.
 
 
@@ -204,19 +181,6 @@ def test_a_correct_engine_of_bfloat16_is_no_suspect(
 
 
 @pytest.mark.model
-def test_two_engines_of_bfloat16_are_both_named(narrow: LoadedModel, held: Any) -> None:
-    def ours(_: Any, ids: torch.Tensor) -> torch.Tensor:
-        return decode(held, ids)
-
-    def theirs(_: Any, ids: torch.Tensor) -> torch.Tensor:
-        return reordering(3)(held, ids)
-
-    verdict = judge_pair(narrow, short(narrow), ours, theirs).verdict
-    assert verdict.name == "undecided"
-    assert rows(verdict)[FLOAT32].figures == Unmeasured(computes_in={"ours": "bfloat16", "theirs": "bfloat16"})
-
-
-@pytest.mark.model
 def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedModel, held: Any) -> None:
     def engine(_: Any, ids: torch.Tensor) -> torch.Tensor:
         return decode(held, ids).roll(1, 0)
@@ -229,20 +193,8 @@ def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedM
 
 
 @pytest.mark.model
-def test_the_same_bits_are_identical_whatever_they_are_computed_in(narrow: LoadedModel, held: Any) -> None:
-    assert judge_pair(narrow, short(narrow), "prefill", served(held, prefill)).verdict.name == "identical"
-
-
-@pytest.mark.model
 def test_a_fault_of_a_callable_that_follows_the_model_is_still_decided_in_float32(narrow: LoadedModel) -> None:
     """The twin: nothing is excused where float32 is to be had."""
     verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", scaled_value(1.01)).verdict
     assert verdict.is_bug_suspected
     assert rows(verdict)[FLOAT32].figures.compute_dtype == "float32"
-
-
-def test_a_float32_head_gives_logits_off_the_grid(narrow: LoadedModel, held: Any) -> None:
-    """Which is why the grid alone does not find it out."""
-    with torch.inference_mode():
-        logits = head_in_float32(held, torch.tensor(range(5, 29)))
-    assert float((logits.bfloat16().float() == logits).double().mean()) < 0.01

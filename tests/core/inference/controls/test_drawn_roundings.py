@@ -12,16 +12,15 @@ import torch
 from benchmarks.verdicts import sixteen
 from benchmarks.verdicts.engines import PREFIX, Engine, cache_of, other_tokens, prefill, walk
 from benchmarks.verdicts.mutations import MUTATIONS
-from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.variations import in_float64
-from core.inference.controls import drawn_roundings, rounding_floor
+from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding, errors_of, sixteen_rows
-from core.inference.controls.judge_model import judge, judge_pair
+from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.ladder.structure import BLOCKS
-from core.judging.sixteen_bits import sixteen_test
 from core.runs.file.evidence import FAILED, MISSING, OWN_DTYPE, PASSED
 from tests.covering import few
 
@@ -51,16 +50,6 @@ def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow: LoadedM
     assert first.dtype == torch.bfloat16
     assert torch.equal(first, again)
     assert float((first != other).double().mean()) > 0.5
-
-
-@pytest.mark.model
-def test_equal_values_are_rounded_alike_so_prompts_that_begin_alike_share_their_first_errors(
-    narrow: LoadedModel,
-) -> None:
-    """As kernels do: else a mean over prompts would lose what the first token does to all of them."""
-    one, two = drawn_forward(narrow, [7, 8, 9, 10, 11, 12], 1), drawn_forward(narrow, [7, 8, 9, 40, 41, 42], 1)
-    assert torch.equal(one[:3], two[:3])
-    assert not torch.equal(one[3:], two[3:])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -112,35 +101,6 @@ def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
 
 def decode(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return walk(model, ids, range(1, len(ids)))
-
-
-@pytest.mark.model
-def test_sums_are_those_of_all_logits_however_few_prompts_are_held_at_once(narrow: LoadedModel, monkeypatch) -> None:
-    prompts = [tuple(range(5, 29)), tuple(range(40, 50)), tuple(range(60, 90))]
-    with torch.inference_mode():
-        whole = errors_of(narrow, prompts, [side_of("prefill")], range(2))
-        monkeypatch.setattr(rounding_floor, "_PLAIN_BYTES", 1)
-        monkeypatch.setattr(drawn_roundings, "_CHUNK_BYTES", 8 * narrow.vocab_size * 7)
-        parts = errors_of(narrow, prompts, [side_of("prefill")], range(2))
-        with in_float32(narrow) as widened:
-            exact = [prefill(widened.model, torch.tensor(ids)).double().numpy() for ids in prompts]
-        error = [
-            prefill(narrow.model, torch.tensor(ids)).double().numpy() - e for ids, e in zip(prompts, exact, strict=True)
-        ]
-    for one, other in zip((*whole[0], *whole[1]), (*parts[0], *parts[1]), strict=True):
-        assert one.rest is not None
-        assert float(one.rest.mean()) < float(one.squares.mean())
-        for key in ("squares", "by_token", "means", "mean_squares", "gains"):
-            np.testing.assert_allclose(getattr(one, key), getattr(other, key), rtol=1e-9, atol=1e-15)
-    found, every = parts[0][0], np.concatenate(error)
-    np.testing.assert_allclose(found.squares, (every**2).mean(1), rtol=1e-9)
-    np.testing.assert_allclose(found.by_token, (every**2).mean(0), rtol=1e-9)
-    means = np.stack([each.mean(0) for each in error])
-    np.testing.assert_allclose(found.means, means.sum(0), rtol=1e-9, atol=1e-15)
-    np.testing.assert_allclose(found.mean_squares, (means**2).sum(0), rtol=1e-9)
-    centred = [each - each.mean(1, keepdims=True) for each in exact]
-    gains = [(e * c).sum() / (c**2).sum() for e, c in zip(error, centred, strict=True)]
-    np.testing.assert_allclose(found.gains, gains, rtol=1e-9)
 
 
 # What they say.
@@ -213,19 +173,6 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
 
 
 @pytest.mark.model
-def test_both_sides_wrong_alike_are_no_bug_of_either(narrow: LoadedModel) -> None:
-    other = tiny_model("llama", "bfloat16", seed=8).model
-
-    def rounded_elsewhere(_: Any, ids: torch.Tensor) -> torch.Tensor:
-        logits = prefill(other, ids)
-        return torch.where(torch.arange(len(ids))[:, None] % 3 == 0, logits * (1 + 2**-7), logits)
-
-    verdict = judge_pair(narrow, tiny_prompts(narrow), lambda _, ids: prefill(other, ids), rounded_elsewhere).verdict
-    assert verdict.name == "undecided"
-    assert "Neither side is what" in verdict.because
-
-
-@pytest.mark.model
 def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     narrow: LoadedModel, held: Any, monkeypatch
 ) -> None:
@@ -238,19 +185,6 @@ def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     assert row.outcome == MISSING
     assert failed == [None]
     assert "like its rounding drawn anew" in row.says
-
-
-@pytest.mark.model
-def test_an_engine_of_another_16_bit_dtype_is_not_measured_by_this_ones_rounding() -> None:
-    """A checkpoint of bfloat16 that is loaded in float16: 8 times as fine, so a correct engine is up to 10 of its
-    floors away and may be more.
-    """
-    loaded = tiny_model("llama", "bfloat16")
-    prompts = tiny_prompts(loaded)
-    held = copy.deepcopy(loaded.model)
-    verdict = judge(loaded.model.half(), prompts, variant=lambda _, ids: prefill(held, ids).float())
-    assert verdict.name == "undecided"
-    assert "load the model in bfloat16" in verdict.because
 
 
 # The trial.
@@ -283,21 +217,3 @@ def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says
     missed = list(sixteen.missed(tried))
     for one in bugs:  # which are not seen depends on the processor
         assert one.is_seen or any(line.startswith(f"| {one.case} | ") for line in missed)
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_logits_at_the_temperature_of_another_are_seen_over_prompts(narrow: LoadedModel) -> None:
-    """0.3 % too large: a sixth of the rounding, which no position shows."""
-    generator = torch.Generator().manual_seed(5)
-    prompts = [tuple(torch.randint(1, narrow.token_limit, (24,), generator=generator).tolist()) for _ in range(12)]
-    side = side_of(lambda model, ids: prefill(model, ids).float() * 1.003)
-    with torch.inference_mode():
-        (scaled, plain), draws = errors_of(narrow, prompts, [side, side_of("prefill")], range(DRAWS))
-    lengths = [24] * 12
-    assert sixteen_test(plain, draws, lengths).is_passed
-    test = sixteen_test(scaled, draws, lengths)
-    assert test.ratio < 1.2
-    assert not len(test.outliers)
-    assert test.gain is not None
-    assert test.gain > test.gain_allowed

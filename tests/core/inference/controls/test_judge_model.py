@@ -4,26 +4,20 @@ afterwards.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import attention, prefill, replaced
+from benchmarks.verdicts.engines import prefill, replaced
 from benchmarks.verdicts.mutations import norm_epsilon_of_layer, scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.errors import CaptureError, UsageError
-from core.inference.controls import judge_model, judging_session, module_rungs, rounding_floor
+from core.errors import CaptureError
+from core.inference.controls import judge_model, judging_session
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.reordering import reordered
-from core.inference.models import float64
 from core.inference.models.float64 import in_float64
 from core.inference.models.model import LoadedModel
-from core.inference.paths.bases import BASES
-from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import digests_of
 from core.judging.ladder.verdict import Verdict
 from core.runs.file.evidence import (
@@ -39,7 +33,6 @@ from core.runs.file.evidence import (
     SAMPLER,
     SCREENING,
     STRUCTURE,
-    SYMMETRY,
     VALIDITY,
     Check,
     Evidence,
@@ -175,120 +168,12 @@ def _at_3(value: float, *dtypes: torch.dtype) -> Any:
 
 
 @pytest.mark.model
-def test_the_side_that_is_not_finite_is_named_and_how_many_more_there_are(small: LoadedModel) -> None:
-    verdict = judge_pair(small, [PROMPT[:9], PROMPT], _at_3(torch.nan), "prefill").verdict
-    assert "prompt 0, token 7" in verdict.because
-    assert "54 logits at 27 positions" in verdict.because
-    assert verdict.first_place == (0, 3)
-    both = judge_pair(small, [PROMPT], _at_3(torch.nan), _at_3(-torch.inf)).verdict
-    assert "'engine' is -infinity at position 3" in both.because
-    assert "where 'engine' is NaN" in both.because
-
-
-@pytest.mark.model
-def test_a_nan_that_only_16_bits_have_has_its_place_too(narrow: LoadedModel) -> None:
-    verdict = judge_pair(narrow, [PROMPT], "prefill", _at_3(torch.inf, torch.bfloat16)).verdict
-    assert verdict.is_bug_suspected
-    assert "position 3, token 7" in verdict.because
-    assert (verdict.first_place, verdict.noise_ratio) == ((0, 3), None)
-
-
-@pytest.mark.model
-def test_an_overflow_of_float16_is_named_with_its_module_and_nothing_contradicts_it() -> None:
-    """Attention scores beyond 65,504, as large biases of queries and keys make; float32 is finite."""
-    loaded = tiny_model("llama", "float16")
-
-    def change(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        overflow = (query * 3e4) - (query * 3e4) if query.dtype == torch.float16 else query * 0
-        return query + overflow, key, value  # infinity less infinity
-
-    verdict = judge_pair(loaded, [PROMPT], "prefill", _in_attention(change)).verdict
-    assert verdict.is_bug_suspected
-    assert "Overflow of float16 (largest 65,504) at model.layers.0.self_attn." in verdict.because
-    assert "In float32 'engine' is finite" in verdict.because
-    assert (verdict.first_place, verdict.noise_ratio) == ((0, 0), None)
-    evidence = rows(verdict)
-    assert evidence[STRUCTURE].says == "It begins at position 0."
-    assert evidence[STRUCTURE].figures.first == (0, 0)
-    assert Check.GROWTH not in [row.check for row in verdict.evidence]
-
-
-@pytest.mark.model
 def test_a_nan_needs_no_floor(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.inference.controls.reordering.reordering_refusal", lambda _: "its weights are int8")
     verdict = judge_pair(small, [PROMPT], "prefill", _at_3(torch.nan)).verdict
     assert verdict.is_bug_suspected
     assert "'engine' is NaN at position 3" in verdict.because
     assert (verdict.first_place, verdict.noise_ratio) == ((0, 3), None)
-
-
-def _in_attention(change: Any) -> Any:
-    """A plain forward whose first layer's queries, keys and values are changed."""
-
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        def changed(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
-            if module.layer_idx == 0:
-                query, key, value = change(query, key, value)
-            return original(module, query, key, value, mask, options)
-
-        with attention(model, changed):
-            return prefill(model, ids)
-
-    return engine
-
-
-def _times_at_0(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone()
-    changed[:, 0, 0] *= 1.01
-    return changed
-
-
-@pytest.mark.model
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
-        (lambda query, key, value: (query, key, _times_at_0(value)), 0),
-        (lambda query, key, value: (query, _times_at_0(key), value), 1),
-        (lambda query, key, value: (_times_at_0(query), key, value), None),
-        (lambda query, key, value: (query * 1.01, key, value), 1),
-    ],
-    ids=["the value of position 0", "the key of position 0", "the query of position 0", "the scale"],
-)
-def test_a_fault_of_attention_at_position_0_is_named_where_it_can_show(
-    change: Any, place: int | None, small: LoadedModel
-) -> None:
-    """Position 0 sees one key, whose weight is 1 whatever query, key and scale are; logits there say so bit for bit."""
-    engine = _in_attention(change)
-    with torch.inference_mode():
-        ids = torch.tensor(PROMPT)
-        moved = (prefill(small.model, ids) != engine(small.model, ids)).any(-1)
-    assert (moved.nonzero()[0].item() if moved.any() else None) == place
-    verdict = judge_pair(small, [PROMPT], "prefill", engine).verdict
-    assert verdict.first_place == (None if place is None else (0, place))
-    assert ("where attention has one key" in rows(verdict)[STRUCTURE].says) == (place == 1)
-
-
-@pytest.mark.model
-def test_what_both_sides_mask_alike_is_no_fault(small: LoadedModel) -> None:
-    def masked(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        logits = prefill(model, ids).clone()
-        logits[:, 300:] = -torch.inf
-        return logits
-
-    def masked_decode(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        logits = scaled_value(1.0)(model, ids)
-        logits[:, 300:] = -torch.inf
-        return logits
-
-    assert judge_pair(small, [PROMPT], masked, masked_decode).verdict.name in ("rounding", "identical")
-
-
-@pytest.mark.model
-def test_a_fault_in_both_sides_alike_is_not_seen(small: LoadedModel) -> None:
-    """The limit that docs/verdict.md names: two sides are compared with each other."""
-    engine = scaled_value(1.5)
-    verdict = judge_pair(small, [PROMPT], engine, engine).verdict
-    assert verdict.name == "identical"
 
 
 # What cannot be run.
@@ -333,11 +218,6 @@ def test_what_cannot_be_judged_is_refused_first(prompts: Any, options: Any, sent
     assert str(caught.value) == sentence
 
 
-def test_a_path_that_is_none_is_refused_with_what_exists(small: LoadedModel) -> None:
-    with pytest.raises(UsageError, match="no base 'decoed'; bases"):
-        judge_pair(small, [PROMPT], "prefill", "decoed")
-
-
 # Missing controls.
 
 
@@ -370,23 +250,6 @@ def test_a_large_fault_of_such_an_engine_is_seen_in_its_own_dtype(narrow: Loaded
 
 
 @pytest.mark.model
-def test_16_bits_without_float32_only_note_what_reorderings_do_not_explain(narrow: LoadedModel, monkeypatch) -> None:
-    """Sums in float32 make reorderings of a narrow model move next to nothing, where another kernel's rounding moves
-    all.
-    """
-
-    def too_large(_: LoadedModel) -> Any:
-        raise CaptureError("its weights in float32 take another 9 TB.")
-
-    for module in (judge_model, rounding_floor):
-        monkeypatch.setattr(module, "in_float32", too_large)
-    verdict = judge_pair(narrow, [PROMPT], "prefill", lambda model, ids: prefill(model, ids).roll(1, 0)).verdict
-    assert verdict.name == "undecided"
-    assert rows(verdict)[OWN_DTYPE].outcome == NOTED
-    assert "9 TB" in verdict.because
-
-
-@pytest.mark.model
 def test_a_model_whose_maps_cannot_be_reordered_is_undecided(
     small: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,15 +261,6 @@ def test_a_model_whose_maps_cannot_be_reordered_is_undecided(
     assert verdict.name == "undecided"
     assert rows(verdict)[FLOAT32].outcome == MISSING
     assert "load it without quantisation" in verdict.because
-
-
-@pytest.mark.model
-def test_no_room_for_float64_costs_only_the_symmetry(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(float64.memory, "free_bytes", lambda _: 1000)
-    verdict = judge_pair(small, [PROMPT], "prefill", "decode").verdict
-    assert verdict.name == "rounding"
-    assert rows(verdict)[SYMMETRY].outcome == MISSING
-    assert "weights in float64 take another" in rows(verdict)[SYMMETRY].says
 
 
 # What is left afterwards.
@@ -499,45 +353,6 @@ def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: Lo
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("factor", "outcome", "name"),
-    [(1.0, PASSED, "rounding"), (1.0 + 1e-6, PASSED, "rounding"), (3.0, MISSING, "undecided")],
-)
-def test_experts_without_float64_say_what_stays_in_doubt(factor, outcome, name, monkeypatch) -> None:
-    """A jump at one position may be a near tie; that the pair passes may be the floor's."""
-    loaded = tiny_model("mixtral")
-
-    def too_large(_: LoadedModel) -> Any:
-        raise CaptureError("the weights in float64 take another 9 TB.")
-
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        logits = scaled_value(1.0)(model, ids)
-        logits[20] *= factor
-        return logits
-
-    monkeypatch.setattr(judge_model, "in_float64", too_large)
-    verdict = judge_pair(loaded, [PROMPT], "prefill", engine).verdict
-    assert rows(verdict)[FLOAT32].outcome == outcome
-    assert verdict.name == name
-    assert "router between two experts can" in rows(verdict)[FLOAT32].says
-    assert "9 TB" in rows(verdict)[FLOAT32].says
-
-
-@pytest.mark.model
-def test_lowered_precision_of_experts_is_seen_in_float32_without_float64() -> None:
-    """TF32 is gone in float64, so what is larger everywhere in float32 must not be asked for there."""
-    loaded = tiny_model("mixtral")
-
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        logits = prefill(model, ids)
-        return logits * (1 + 2.0**-12) if logits.dtype == torch.float32 else logits
-
-    verdict = judge_pair(loaded, [PROMPT], "prefill", engine).verdict
-    assert verdict.is_bug_suspected
-    assert [row.figures.compute_dtype for row in verdict.evidence if row.rung == FLOAT32] == ["float32"]
-
-
-@pytest.mark.model
-@pytest.mark.parametrize(
     ("name", "is_unsteady", "outcome", "verdict"),
     [
         ("mixtral", False, NOTED, "identical or rounding"),
@@ -581,41 +396,6 @@ def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel)
     assert _other_row(verdict).outcome == PASSED
 
 
-@pytest.mark.model
-def test_other_bits_in_another_row_are_held_against_the_floor(
-    small: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on two threads in float32, where rows 5 and 7 of 8 are summed in another order than row 0. Here: a reordering
-    by row.
-    """
-    monkeypatch.setitem(BASES, "by_row", replace(BASES["prefill"], compute=_summed_by_row))
-    verdict = judge_pair(small, [PROMPT], "prefill", "by_row+batch:4").verdict
-    row = _other_row(verdict)
-    assert (row.outcome, row.figures.bit_identical) == (PASSED, False)
-    assert 0 < row.figures.noise_ratio < 4
-    assert verdict.name == "identical"  # in row 0
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_computed_in_another_row_only_is_a_bug(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: the pair itself is sound, because its prompt is in row 0."""
-    monkeypatch.setitem(BASES, "by_row", replace(BASES["prefill"], compute=_wrong_in_later_rows))
-    verdict = judge_pair(tiny_model("llama", dtype), [PROMPT], "prefill", "by_row+batch:4").verdict
-    assert _other_row(verdict).outcome == FAILED
-    assert verdict.name == "bug suspected"
-    assert "depends on the row" in verdict.because
-
-
-def _summed_by_row(batch: PromptBatch, emit: Emit) -> None:
-    with nullcontext() if batch.row == 0 else reordered(batch.loaded.model, 7):
-        BASES["prefill"].compute(batch, emit)
-
-
-def _wrong_in_later_rows(batch: PromptBatch, emit: Emit) -> None:
-    BASES["prefill"].compute(batch, lambda at, logits: emit(at, logits * (1 + 1e-3 * batch.row)))
-
-
 # float64.
 
 
@@ -648,18 +428,3 @@ def test_float64_is_undone_however_it_ends(error: type[BaseException], narrow: L
         raise error
     assert state(narrow) == before
     assert torch.zeros(1, dtype=torch.float32).dtype == torch.float32
-
-
-@pytest.mark.model
-def test_a_verdict_stands_where_its_modules_cannot_be_taken_one_at_a_time(small: LoadedModel, monkeypatch) -> None:
-    """Some models compute no float64: torch's error is a missing row, not the end of the judgement."""
-
-    def fails(*_: object) -> None:
-        raise RuntimeError("not implemented for 'Double'")
-
-    monkeypatch.setattr(module_rungs, "modules_alone", fails)
-    verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", scaled_value(1.01)).verdict
-    assert verdict.is_bug_suspected
-    (row,) = [row for row in verdict.evidence if row.check == Check.ALONE]
-    assert row.outcome == MISSING
-    assert "modules cannot be taken one" in row.says

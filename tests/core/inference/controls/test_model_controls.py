@@ -26,7 +26,6 @@ from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, SYMMETRY
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views.verdicts import finding
 from tests.core.judging.engine_dumps import saved
 
 pytestmark = pytest.mark.model
@@ -79,15 +78,6 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, dumped,
     outcomes = _outcomes(run)
     assert (outcomes[OWN_DTYPE], outcomes[FLOAT32], outcomes[SYMMETRY]) == (PASSED, PASSED, PASSED)
     assert set(run.floor_positions(0)["compute_dtype"]) == {"bfloat16", "float32"}
-
-
-def test_without_the_float32_pair_the_model_alone_decides_nothing_about_a_pair_within_its_floor(
-    narrow, dumped, tmp_path
-):
-    own, _, _ = dumped
-    run = _judged(Store(tmp_path / "s"), own, narrow)
-    assert run.pairs[0].verdict == "undecided"
-    assert _outcomes(run)[OWN_DTYPE] == PASSED
 
 
 def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, dumped, tmp_path):
@@ -198,26 +188,6 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
                 assert ("in bfloat16" in run.pairs[0].because) == (not given)
 
 
-@pytest.mark.thorough
-def test_the_model_that_was_just_refused_is_not_asked_for(narrow, of_another, tmp_path):
-    """Nor anywhere else on the ladder; without a pair in float32 that is what is left."""
-    own, pair, _ = of_another
-    run = _judged(Store(tmp_path / "s"), own, narrow)
-    assert run.pairs[0].because.endswith(f"`ulpscope verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz`.")
-    arrays = dict(np.load(pair))
-    arrays["variant"][::2] = arrays["reference"][::2]  # shrinks too little to be clear
-    arrays["variant"][1::2] += (arrays["variant"][1::2] - arrays["reference"][1::2]) * 100
-    odd = saved(tmp_path / "odd.npz", **arrays)
-    run = _judged(Store(tmp_path / "t"), own, narrow, float32=[odd])
-    assert run.pairs[0].verdict == "undecided"
-    assert "--float32 PAIR_IN_FLOAT32.npz --floor WAYS_IN_FLOAT32.npz" in run.pairs[0].because
-    texts = [
-        run.pairs[0].because,
-        *(rung.supply for rung in finding(run, run.pairs[0], run.positions(0)).rungs if not rung.rows),
-    ]
-    assert not [text for text in texts if "--model" in text]
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("is_earlier", [False, True])
 def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is_earlier, narrow, dumped, tmp_path):
@@ -246,22 +216,6 @@ def test_a_floor_far_from_the_models_own_is_left_aside_and_the_models_decides(is
     assert "model's: 'way 1' is up" in aside.says
     assert "this model's own rounding floor" in decided.says
     assert ("of an earlier verdict" in decided.control) == is_earlier
-
-
-def test_a_floor_of_the_models_own_ways_is_not(narrow, dumped, tmp_path):
-    """The twin."""
-    own, pair, prompts = dumped
-    given = dict(np.load(pair))
-    with in_float32(narrow) as wide:
-        ways = {
-            path: _side(wide, path, prompts)
-            for path in ("prefill", "decode+batch:3", "chunked:5", "prefill+attn:eager")
-        }
-    floor = saved(tmp_path / "floor.npz", token_ids=given["token_ids"], prompt_lengths=given["prompt_lengths"], **ways)
-    run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair], floor=[floor])
-    (row,) = [row for row in run.evidence(0) if row.rung == FLOAT32]
-    assert run.pairs[0].verdict == "rounding"
-    assert "times the uploaded rounding floor" in row.says
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
@@ -21,17 +18,15 @@ from transformers import DynamicCache
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.controls import module_growth
 from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.module_growth import KeptOutputs, growth_over_modules
+from core.inference.controls.module_growth import KeptOutputs
 from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
-from core.inference.paths.batch import Emit, PromptBatch, ignore
-from core.inference.paths.engines import side_of
+from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.modules import traced_modules
-from core.runs.file.evidence import MISSING, MODULES, PASSED, Evidence, ModulesFigures
+from core.runs.file.evidence import PASSED, Evidence, ModulesFigures
 from tests.covering import few, thorough
 
 pytestmark = pytest.mark.model
@@ -110,29 +105,6 @@ def test_what_is_wrong_after_the_modules_is_said_to_be(loaded, monkeypatch):
     assert "wrong comes after them" in row.says
 
 
-@pytest.mark.parametrize(
-    "path", ["prefill", "decode+batch:3+row:2+pad:left:4", "blocks:8", "reuse:7", "static", "chunked:5+pad:right:3"]
-)
-def test_what_is_kept_is_what_the_module_puts_out_at_those_positions(path, loaded):
-    """Against hidden_states of transformers' own forward; paths that round otherwise, to a tolerance a thousand times
-    below the values.
-    """
-    ids = tiny_prompts(loaded)[0]
-    positions = [0, 3, 11, 12, len(ids) - 1]
-    with torch.inference_mode():
-        states = loaded.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        trace = KeptOutputs(ids, positions)
-        with open_path(parse_path(path), loaded, trace=trace) as run, _followed(loaded, trace):
-            run(ids, ignore)
-    block = BLOCKS[
-        {"gpt2": "gpt2", "gemma2": "gemma2", "mixtral": "mixtral"}.get(loaded.model.config.model_type, "llama")
-    ]
-    for layer in range(len(states) - 2):  # the last of transformers' is behind the final norm
-        found = trace.kept[block.format(layer)]
-        expected = states[layer + 1][0, positions]
-        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-
-
 def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
     ids = tiny_prompts(loaded)[0]
     before = _hooks(loaded)
@@ -155,31 +127,6 @@ def _hooks(loaded: LoadedModel) -> dict[str, int]:
     return {name: len(module._forward_hooks) for name, module in traced_modules(loaded.model).items()}
 
 
-def test_memory_is_bounded_and_the_wanted_positions_come_first(monkeypatch):
-    loaded = tiny_model("llama")
-    prompts = tiny_prompts(loaded)
-    each = len(traced_modules(loaded.model)) * 64 * 4
-    monkeypatch.setattr(module_growth, "KEPT_BYTES", 6 * each)
-    last = sum(map(len, prompts)) - 1
-    with torch.inference_mode():
-        found = growth_over_modules(loaded, prompts, (side_of("prefill"), side_of("decode")), [0], [last, 5])
-    assert found.positions <= 6
-    assert module_growth._chosen(loaded, [len(ids) for ids in prompts], [last, 5])[1][-1] == len(prompts[1]) - 1
-    assert np.isfinite(found.pair_rms).all()
-
-
-@pytest.mark.thorough
-def test_a_model_without_blocks_misses_only_this(monkeypatch):
-    def refuse(model: object) -> None:
-        raise CaptureError("a Thing has no list of 3 blocks to look into.")
-
-    monkeypatch.setattr(module_growth, "traced_modules", refuse)
-    loaded = tiny_model("llama")
-    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", "decode").verdict
-    assert verdict.name == "rounding"
-    assert [row.outcome for row in verdict.evidence if row.rung == MODULES] == [MISSING]
-
-
 # ---- callables: nobody tells which positions their forwards compute
 
 
@@ -193,19 +140,6 @@ def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(case)
     found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine).verdict
     assert found.name == "bug suspected"
     assert "self_attn" in _rows(list(found.evidence)).figures.first_module
-
-
-def test_a_callable_that_computes_its_tokens_in_several_rows_is_not_followed_into_the_wrong_one():
-    loaded = tiny_model("llama")
-
-    def third_of_four(model, ids):
-        logits = model(ids.repeat(4, 1)).logits
-        return logits[2] * 1.01
-
-    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", third_of_four).verdict
-    assert found.name == "bug suspected"
-    (row,) = [row for row in found.evidence if row.rung == MODULES or row.outcome == MISSING]
-    assert "could not be followed" in row.says
 
 
 def test_a_module_that_puts_out_nan_is_named(monkeypatch):
@@ -227,44 +161,7 @@ def test_a_module_that_puts_out_nan_is_named(monkeypatch):
     json.dumps(row.figures.to_json(), allow_nan=False)
 
 
-def test_a_callable_whose_forwards_cannot_be_followed_is_said_to_be():
-    loaded = tiny_model("llama")
-
-    def by_embeddings(model, ids):
-        return model(inputs_embeds=model.get_input_embeddings()(ids[None])).logits[0]
-
-    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", by_embeddings).verdict
-    assert found.name == "identical"
-    (row,) = [row for row in found.evidence if row.rung == MODULES and row.outcome == MISSING]
-    assert "could not be followed" in row.says
-
-
-def test_a_head_in_slices_over_equal_rows_is_still_followed(monkeypatch):
-    """Each slice calls the model again, with the tokens of every row: nothing of that is to be guessed from the
-    tokens.
-    """
-    monkeypatch.setattr("core.inference.paths.batch.columns_at_once", lambda *_: 5)
-    loaded = tiny_model("llama")
-    row = _judged(loaded, "prefill+batch:3+neighbours:same")
-    assert row.outcome == PASSED
-    assert row.figures.first_module is None
-
-
 # ---- engines that hand in what their modules put out
-
-
-def test_the_worked_example_of_the_documentation_names_its_module():
-    text = (Path(__file__).parents[4] / "docs" / "extend.md").read_text(encoding="utf-8")
-    (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "watch(" in block]
-    loaded = tiny_model("llama")
-    known = {"torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded)}
-    exec(example.replace("from ulpscope.", "from core."), known)
-    growth, alone = known["growth"], known["alone"]
-    assert growth.figures.first_module == "model.layers.1"
-    assert growth.figures.modules == tuple(f"model.layers.{number}" for number in range(3))
-    assert "enters at model.layers.1" in growth.says
-    assert alone.figures.modules_beyond == ("model.layers.1",)  # and not layer 2, which was fed what it put out
-    assert alone.figures.largest_ratio_of_others < 2
 
 
 def _in_parts(model, ids, watch, fault=1.0, at=1):
@@ -300,17 +197,6 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
     assert _rows(list(found.evidence)).figures.first_module == "model.layers.1"
 
 
-@pytest.mark.thorough
-def test_an_engine_without_a_fault_leaves_the_floor_at_no_module_that_it_hands_in():
-    """The twin."""
-    loaded = tiny_model("llama")
-    found = judge_pair(loaded, tiny_prompts(loaded), "decode", _in_parts).verdict
-    assert found.name == "rounding"
-    row = _rows(list(found.evidence))
-    assert row.outcome == PASSED
-    assert row.figures.modules == tuple(f"model.layers.{number}" for number in range(3))
-
-
 @pytest.mark.parametrize(
     ("name", "tensor", "start", "sentence"),
     [
@@ -341,22 +227,3 @@ def test_what_is_no_output_of_a_module_is_refused_in_a_sentence(name, tensor, st
 
     with pytest.raises(CaptureError, match=f"'engine' {sentence}" if sentence.startswith("hands") else sentence):
         judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine)
-
-
-@pytest.mark.parametrize(
-    ("width", "times", "sentence"),
-    [(32, 1, "hands in 'model.norm' with 32 features; the other side has 64"), (64, 2, "hands in positions twice")],
-)
-def test_outputs_that_cannot_be_compared_leave_the_modules_out_and_the_verdict_alone(width, times, sentence):
-    loaded = tiny_model("llama")
-
-    def engine(model, ids, watch):
-        for _ in range(times):
-            watch("model.norm", torch.ones(len(ids), width))
-        return model(ids[None]).logits[0]
-
-    found = judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine).verdict
-    assert found.name == "identical"
-    (row,) = [row for row in found.evidence if row.rung == MODULES]
-    assert row.outcome == MISSING
-    assert sentence in row.says

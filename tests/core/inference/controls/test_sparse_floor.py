@@ -15,7 +15,7 @@ from core.inference.controls.rounding_floor import whole_side
 from core.inference.controls.sparse_floor import floor_of_lists
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import open_path, parse_path
-from core.judging.judge_sparse import ListFloor, judge_with_floor, other_weights
+from core.judging.judge_sparse import judge_with_floor
 from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
 from core.runs.sparse_run import SparseHeader, SparseRun, SparseVerdict, pairs_of, sparse_of, write_sparse_run
 from core.runs.store.store import Store
@@ -83,14 +83,6 @@ def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
     assert "neither side is" in found.because
 
 
-def test_a_verdict_that_needs_no_floor_stays(loaded: LoadedModel) -> None:
-    run = run_of(*(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")))
-    floor = floor_of_lists(loaded, run, run.pairs[0])
-    for name in ("nondeterministic", "identical", "invalid dump"):
-        earlier = SparseVerdict("decode", name, "as it was.")
-        assert judge_with_floor(earlier, run.pairs[0], floor) == earlier
-
-
 def test_tokens_that_are_not_known_cannot_be_read(loaded: LoadedModel) -> None:
     rows = [rows_of(loaded, path) for path in ("prefill", "decode")]
     run = run_of(*(side(loaded, f"{number}", each, has_ids=False) for number, each in enumerate(rows)))
@@ -135,29 +127,3 @@ def test_explain_says_which_side_is_not_the_models(cli: Any, tmp_path: Path) -> 
     assert "'theirs' is not" in theirs["causes"][0]["says"]
     assert theirs["causes"][0]["parameters"]["floors_of_variant"] > 1000
     assert cached["causes"] == []
-
-
-def test_a_floor_without_size_names_no_cause_and_equal_sides_are_no_floors_apart() -> None:
-    zeros = np.zeros(3)
-    assert ListFloor("'m'", "bfloat16", zeros, zeros, np.zeros((2, 3))).from_model == (0.0, 0.0)
-    off = ListFloor("'m'", "bfloat16", zeros + 1, zeros, np.array([zeros, zeros + 1]))
-    assert off.ratio == np.inf
-    assert other_weights(("a", "b"), off) is None
-
-
-def test_options_of_a_model_need_one(cli: Any) -> None:
-    refused = cli("explain", "any", "--dtype", "float32")
-    assert refused.returncode == 2
-    assert "--model names" in refused.stderr
-
-
-def test_explain_asks_the_model_of_a_complete_run_too(cli: Any, tmp_path: Path) -> None:
-    texts = ["--prompt", TEXT, "--dtype", "float32", "--store", str(tmp_path)]
-    made = cli("capture", "--model", str(MODEL), "--reference", "prefill", "--variant", "decode", *texts)
-    assert made.returncode == 0, made.stderr
-    run_id = made.stdout.split()[-1]
-    done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")
-    assert json.loads(done.stdout)["pairs"][0]["causes"] == []
-    done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--dtype", "bfloat16", "--json")
-    (found,) = json.loads(done.stdout)["pairs"]
-    assert found["causes"] == []  # within a floor of bfloat16

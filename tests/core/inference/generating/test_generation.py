@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.errors import CaptureError, UsageError
+from core.errors import CaptureError
 from core.inference.capture.capture import run_capture
-from core.inference.generating import generation, search
+from core.inference.generating import search
 from core.inference.generating.generation import best_and_margin, continue_all, end_tokens, plan_generation
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import parse_path
@@ -70,24 +70,6 @@ def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: Loade
     ids = tokens(loaded)[:20]
     ((found, _),) = continue_all(parse_path(path), loaded, [ids], LENGTH)
     assert found == generated(loaded, ids, LENGTH)
-
-
-@pytest.mark.model
-def test_a_step_at_a_wrong_position_is_caught_by_the_same_comparison(llama: LoadedModel, monkeypatch) -> None:
-    """The twin: without position ids, tokens behind left padding believe to stand further right; learned positions show
-    it.
-    """
-    from core.inference.paths.batch import PromptBatch
-
-    ids = tokens(llama)[:20]
-    real = PromptBatch.step
-
-    def stale(self, token, done, cache):
-        return real(self, token if done == 0 else token * 0, done, cache)
-
-    monkeypatch.setattr(PromptBatch, "step", stale)
-    ((found, _),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
-    assert found != generated(llama, ids, LENGTH)
 
 
 @pytest.mark.model
@@ -223,22 +205,6 @@ def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
 ) -> None:
     with pytest.raises(CaptureError, match=sentence):
         plan_generation(llama, ["def walk"], reference, ["decode"], tokens=tokens_asked)
-
-
-@pytest.mark.model
-def test_no_tokens_are_no_continuation(llama: LoadedModel, model_of) -> None:
-    with pytest.raises(UsageError, match="at least one token"):
-        plan_generation(llama, ["def walk"], "prefill", ["decode"], tokens=0)
-    with pytest.raises(CaptureError, match="no key/value cache"):
-        plan_generation(model_of("mamba"), ["def walk"], "prefill", ["prefill+batch:2"], tokens=3)
-
-
-@pytest.mark.model
-def test_progress_counts_prompts_over_all_sides(llama: LoadedModel) -> None:
-    told: list[generation.GenerationProgress] = []
-    plan_generation(llama, ["def walk", "x = 1"], "prefill", ["decode"], tokens=3, on_progress=told.append)
-    assert [step.prompts_done for step in told] == [1, 2, 3, 4]
-    assert {step.prompts_total for step in told} == {4}
 
 
 @pytest.mark.model

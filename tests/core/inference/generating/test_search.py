@@ -5,9 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from core.errors import CaptureError, UsageError
+from core.errors import CaptureError
 from core.inference.generating import search as module
 from core.inference.generating.search import search
 from core.inference.models.model import LoadedModel, load_model
@@ -117,14 +116,6 @@ def test_continuations_that_never_part_tell_the_closest_call(llama: LoadedModel)
 
 
 @pytest.mark.model
-def test_it_stops_at_as_many_prompts_as_were_asked_for(searched: Searched) -> None:
-    found = search(searched.loaded, searched.prompts, "prefill", searched.variant, flips=1)
-    assert len(found.flipped_prompts) == 1
-    assert found.flipped_prompts[0] == next(n for n, positions in enumerate(searched.expected) if positions)
-    assert "flip was found" in found.why
-
-
-@pytest.mark.model
 def test_identical_paths_have_no_flip_and_the_closest_call_is_told(searched: Searched) -> None:
     found = search(searched.loaded, searched.prompts, "prefill", "prefill+attn:sdpa")
     assert found.flips == ()
@@ -187,44 +178,3 @@ def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: L
     assert told[-1].prompts == told[-1].prompts_total == 1
     with pytest.raises(CaptureError, match="no prompt can be searched"):
         search(llama, [""], "prefill", "decode")
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("options", [{"flips": 0}, {"minutes": 0.0}, {"tokens": -1}])
-def test_a_search_for_nothing_is_refused(options: dict, llama: LoadedModel) -> None:
-    with pytest.raises(UsageError, match="at least one flip"):
-        search(llama, ["x"], "prefill", "decode", **options)
-    with pytest.raises(UsageError, match="against itself"):
-        search(llama, ["x"], "prefill", "prefill")
-
-
-def test_batches_grow_and_lose_no_prompt() -> None:
-    prompts = [(n, (n,)) for n in range(200)]
-    batches = list(module._batches(prompts))
-    assert [len(batch) for batch in batches] == [4, 8, 16, 32, 64, 64, 12]
-    assert [prompt for batch in batches for prompt in batch] == prompts
-    assert torch.get_num_threads() >= 1
-
-
-@pytest.mark.model
-def test_what_was_searched_and_what_was_found_are_counted_alike(searched: Searched) -> None:
-    """It ends with the prompt that was still missing: nothing beyond it is computed, counted or left out."""
-    found = search(searched.loaded, searched.prompts, "prefill", searched.variant, flips=1)
-    first = next(n for n, positions in enumerate(searched.expected) if positions)
-    assert found.prompts == first + 1
-    assert [flip.position for flip in found.flips] == searched.expected[first]
-
-
-@pytest.mark.model
-def test_margins_that_are_no_numbers_are_not_told_as_such(llama: LoadedModel, monkeypatch) -> None:
-    def nothing(loaded, path, prompts, seed):
-        for ids in prompts:
-            tokens = torch.full((len(ids),), int("batch" in str(path)))
-            yield module._Scored(tokens, torch.full((len(ids),), torch.nan, dtype=torch.double))
-
-    monkeypatch.setattr(module, "_scores", nothing)
-    found = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2")
-    assert {flip.reference_margin for flip in found.flips} == {None}
-    assert found.closest is None
-    with pytest.raises(UsageError, match="--max-minutes"):
-        search(llama, ["x"], "prefill", "decode", minutes=float("nan"))

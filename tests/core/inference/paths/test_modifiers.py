@@ -203,22 +203,6 @@ def test_the_prompt_stands_in_the_row_asked_for_and_the_others_keep_their_order(
     assert torch.equal(third, torch.cat([first[1:3], own, first[3:]]))
 
 
-def test_neighbours_are_the_same_or_random_by_seed(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = torch.tensor([tokens(llama)])
-    assert torch.equal(_batch_of("watching+batch:3+neighbours:same", llama, monkeypatch), own.expand(3, -1))
-    torch.manual_seed(1)
-    first = _batch_of("watching+batch:3+neighbours:random", llama, monkeypatch)
-    torch.rand(5)  # what was drawn before does not matter, the seed does
-    again = _batch_of("watching+batch:5+neighbours:random", llama, monkeypatch)
-    torch.manual_seed(2)
-    other = _batch_of("watching+batch:3+neighbours:random", llama, monkeypatch)
-    assert torch.equal(first, again[:3])
-    assert torch.equal(first[:1], other[:1])
-    assert not torch.equal(first[1:], other[1:])
-    assert first[1:].unique().numel() > 30
-    assert int(first.max()) < llama.token_limit
-
-
 def test_padding_surrounds_every_row(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = _batch_of("watching+batch:2", llama, monkeypatch)
     assert torch.equal(_batch_of("watching+batch:2+pad:left:3", llama, monkeypatch)[:, 3:], plain)
@@ -264,19 +248,6 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
     assert all(bits.dtype.itemsize == 4 for parts in sink.sides.values() for bits in parts)
     assert not any((bits & 0xFFFF).any() for bits in sink.sides[1])  # every value is a bfloat16
     assert any((bits & 0xFFFF).any() for bits in sink.sides[0])
-
-
-def test_a_side_is_made_ready_once_for_all_prompts(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[str] = []
-
-    @contextmanager
-    def watched(batch: PromptBatch) -> Iterator[PromptBatch]:
-        entered.append("once")
-        yield batch
-
-    monkeypatch.setitem(paths.MODIFIERS, "watched", Modifier(watched))
-    run_capture(plan_capture(llama, ["def walk", "The ferry", "x"], "prefill+watched", ["decode"]), _Collected())
-    assert entered == ["once"]
 
 
 # Refusals.
@@ -367,26 +338,6 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dt
     assert forwards == ["computed"]
 
 
-def test_the_shortest_prompt_decides_what_can_be_reused(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match="path 'reuse:4': a prompt"):
-        plan_capture(llama, [[5] * 20, [5, 6]], "prefill", ["reuse:4"])
-
-
-def test_without_a_compiler_compile_is_refused(llama: LoadedModel) -> None:
-    without = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
-    sentence = (
-        r"^path 'prefill\+compile': torch.compile needs a C\+\+ compiler, and none is installed here; install g\+\+ or"
-    )
-    with without, pytest.raises(CaptureError, match=sentence):
-        plan_capture(llama, ["x"], "prefill", ["prefill+compile"])
-
-
-def test_prompts_that_have_no_real_neighbours_may_have_random_ones(llama: LoadedModel) -> None:
-    plan = plan_capture(llama, [tokens(llama)], "prefill", ["prefill+batch:2+neighbours:random"])
-    assert not plan.paths[1].has_real_neighbours
-    assert parse_path("prefill+batch:2").has_real_neighbours
-
-
 @pytest.mark.parametrize(
     ("path", "rows"),
     [
@@ -424,28 +375,3 @@ def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(
 
 
 # What CUDA adds; nothing above says that a kernel obeys its switch.
-
-
-@pytest.mark.gpu
-@pytest.mark.model
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize(
-    ("path", "dtype"),
-    [
-        ("prefill+tf32", "float32"),
-        ("prefill+sdpa:math", "bfloat16"),
-        ("prefill+sdpa:flash", "bfloat16"),
-        ("prefill+sdpa:efficient", "float32"),
-        ("prefill+reduced:on", "bfloat16"),
-        ("prefill+reduced:off", "float16"),
-        ("decode+compile", "float32"),
-        ("blocks:8+batch:3+row:2", "bfloat16"),
-    ],
-)
-def test_the_paths_of_a_gpu_run_and_leave_no_trace(path: str, dtype: str, model_folders: dict[str, FilePath]) -> None:
-    loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cuda")
-    before = state(loaded)
-    with torch.inference_mode():
-        rows = len(logits_of(path, loaded))
-    assert rows == len(tokens(loaded))
-    assert state(loaded) == before

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from core.inference.models.model import LoadedModel
-from core.inference.paths import neighbours
 from core.inference.paths.neighbours import neighbour_rows
 
 
@@ -24,21 +23,9 @@ def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
     assert are_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
 
 
-def test_copies_of_the_prompt_are_no_proper_neighbours(llama: LoadedModel) -> None:
-    ids = list(range(5, 22))
-    rows = neighbour_rows(llama.tokenizer, ids, 3)
-    assert not are_proper(torch.cat([rows, torch.tensor([ids])]), ids)
-    assert not are_proper(torch.cat([rows, rows[:1]]), ids)
-
-
 def test_a_prompt_that_is_one_of_the_windows_is_not_its_own_neighbour(llama: LoadedModel) -> None:
     window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
     assert are_proper(neighbour_rows(llama.tokenizer, window, 8), window)
-
-
-def test_a_smaller_batch_is_the_beginning_of_a_larger_one(llama: LoadedModel) -> None:
-    ids = list(range(20))
-    assert torch.equal(neighbour_rows(llama.tokenizer, ids, 7)[:3], neighbour_rows(llama.tokenizer, ids, 3))
 
 
 def test_a_prompt_longer_than_the_text_has_neighbours_too(llama: LoadedModel) -> None:
@@ -50,13 +37,3 @@ def test_more_rows_than_windows_repeat_windows(llama: LoadedModel) -> None:
     rows = neighbour_rows(llama.tokenizer, [5], 400)
     assert rows.shape == (400, 1)
     assert 5 not in rows
-
-
-def test_a_prompt_with_an_opening_token_has_neighbours_that_open_alike(llama: LoadedModel) -> None:
-    rows = neighbour_rows(llama.tokenizer, [llama.tokenizer.bos_token_id, 5, 6, 7], 4)
-    assert (rows[:, 0] == llama.tokenizer.bos_token_id).all()
-    assert (rows[:, 1:] != llama.tokenizer.bos_token_id).all()
-
-
-def test_the_text_is_of_the_promised_size() -> None:
-    assert 6_000 <= len(neighbours._text()) <= 8_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,9 +14,8 @@ from core.errors import CaptureError, UsageError
 from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, paths
 from core.inference.paths.engines import side_of
-from core.inference.paths.modifiers import MODIFIERS
 from core.inference.paths.paths import Base, Emit, Modifier, PromptBatch, parse_path
-from tests.core.inference.conftest import MODELS, WINDOW
+from tests.core.inference.conftest import MODELS
 from tests.core.inference.paths.test_modifiers import ON_A_MACHINE
 from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
 from tests.covering import covering
@@ -80,17 +78,6 @@ def test_models_with_a_running_state_take_the_paths_that_copy_it(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["mistral-window", "gemma2", "gemma3"])
-def test_the_windows_of_these_models_do_drop_tokens(name: str, model_of: Callable[[str], LoadedModel]) -> None:
-    """Or the tests above would say nothing about sliding windows."""
-    loaded = model_of(name)
-    cache = DynamicCache(config=loaded.model.config)
-    with torch.inference_mode():
-        loaded.model(torch.tensor([tokens(loaded)]), past_key_values=cache, use_cache=True)
-    assert cache.layers[0].keys.shape[-2] == WINDOW - 1 < len(tokens(loaded))
-
-
-@pytest.mark.model
 @pytest.mark.parametrize("path", ["chunked:5", "reuse:7", "blocks:8", "static", "decode+batch:3+neighbours:random"])
 def test_a_path_taken_twice_gives_the_same_bits(path: str, llama_bfloat16: LoadedModel) -> None:
     assert torch.equal(logits_of(path, llama_bfloat16), logits_of(path, llama_bfloat16))
@@ -136,13 +123,6 @@ def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below
     assert torch.allclose(
         logits_of(path, loaded, short), logits_of("prefill", loaded, short), atol=float32_bound(loaded), rtol=0
     )
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("base", ["decode", "static"])
-def test_without_that_refusal_the_cache_would_be_silently_wrong(base: str, model_of, monkeypatch) -> None:
-    monkeypatch.setitem(paths.BASES, "faulty", Base(paths.BASES[base].compute))
-    assert not computes_the_same("faulty", model_of("longrope"))
 
 
 def _shifted(batch: PromptBatch, emit: Emit) -> None:
@@ -289,14 +269,6 @@ def test_padding_without_positions_or_without_a_mask_is_caught(
     assert computes_the_same(f"{base}+faulty", model_of(name)) is not is_caught
 
 
-def test_the_faulty_batches_differ_from_the_right_ones_in_nothing_else(llama: LoadedModel) -> None:
-    given = replace(PromptBatch(llama), prompt=(5, 6, 7), left=2)
-    assert given.attention_mask.tolist() == [[0, 0, 1, 1, 1]]
-    assert given.position_ids.tolist() == [[0, 0, 0, 1, 2]]
-    assert replace(given, left=0, right=2).position_ids.tolist() == [[0, 1, 2, 2, 2]]
-    assert torch.equal(_Unplaced(llama, prompt=(5, 6, 7), left=2).token_ids, given.token_ids)
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
@@ -326,13 +298,6 @@ def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
     assert str(parse_path(text)) == canonical
     assert parse_path(text) == parse_path(canonical)
     assert hash(parse_path(text)) == hash(parse_path(canonical))
-
-
-def test_different_paths_differ() -> None:
-    assert (
-        len({parse_path(text) for text in ["prefill", "decode", "prefill+batch:2", "prefill+batch:3", "chunked:2"]})
-        == 5
-    )
 
 
 BASES_ARE = "bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."
@@ -388,17 +353,6 @@ def test_a_path_that_does_not_parse_is_answered_with_what_exists(text: str, sent
     with pytest.raises(UsageError) as caught:
         parse_path(text)
     assert str(caught.value) == sentence
-
-
-@pytest.mark.parametrize("name", ["decode", ""])
-def test_a_modifier_that_does_not_exist_is_answered_with_all_that_do(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_path(f"prefill+{name}")
-    said, _, listed = str(caught.value).rstrip(".").partition("; modifiers are ")
-    assert said == f"path 'prefill+{name}': no modifier '{name}'"
-    forms = listed.split(", ")
-    assert [form.partition(":")[0] for form in forms] == list(MODIFIERS)
-    assert {"batch:N", "pad:left|right:N", "dtype:float32|float16|bfloat16", "tf32"} <= set(forms)
 
 
 def _float64(batch: PromptBatch, emit: Emit) -> None:

@@ -12,11 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.controls.rounding_floor import divergence, whole_side
 from core.inference.models.model import LoadedModel
-from core.inference.paths import batch, paths, sliced_head
+from core.inference.paths import batch, sliced_head
 from core.inference.paths.engines import side_of
-from core.inference.paths.paths import Base, open_path, parse_path
+from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.kernels import kernels_of
-from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.sameness import computes_the_same, logits_of, tokens
 
 PATHS = [
@@ -49,21 +48,6 @@ def test_slices_differ_from_the_whole_by_the_heads_rounding_only(loaded, monkeyp
     weight = loaded.model.get_output_embeddings().weight
     bound = 2 * weight.shape[1] * 2.0**-24 * float(weight.norm(dim=1).max()) * weight.shape[1] ** 0.5 * 4
     assert float((logits_of("prefill", loaded) - whole).abs().max()) <= bound
-
-
-@pytest.mark.model
-def test_a_slice_of_other_columns_is_caught_by_the_same_check(llama, monkeypatch) -> None:
-    """The twin: a body that hands out the columns one further left."""
-
-    class Shifted(sliced_head._Standing):
-        def __call__(self, *positional, **named):
-            first, last = self.columns.start, self.columns.stop
-            self.columns = slice(max(0, first - 1), max(0, first - 1) + last - first)
-            return super().__call__(*positional, **named)
-
-    in_slices_of(monkeypatch, llama, 5)
-    monkeypatch.setattr(sliced_head, "_Standing", Shifted)
-    assert not computes_the_same("prefill", llama)
 
 
 @pytest.mark.model
@@ -180,36 +164,3 @@ def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monk
         CONSUMERS[consumer](llama, path)
     assert len(alive) >= len(tokens(llama)) // 5
     assert not any(alive)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("where", ["consumer", "base"])
-def test_a_slice_that_somebody_keeps_is_seen_by_the_same_count(where, llama, monkeypatch) -> None:
-    """The twin: of every piece a single row is kept, a view."""
-    kept: list[torch.Tensor] = []
-
-    def keeping(given: batch.PromptBatch, emit: batch.Emit) -> None:
-        def keep(position: int, logits: torch.Tensor) -> None:
-            kept.append(logits[-1:])
-            emit(position, logits)
-
-        given.forward(0, given.positions, keep)
-
-    in_slices_of(monkeypatch, llama, 5)
-    monkeypatch.setitem(paths.BASES, "keeping", Base(keeping))
-    with slices_alive(llama) as alive:
-        if where == "consumer":
-            side_of("prefill").run_on(llama)(tokens(llama), lambda _, logits: kept.append(logits[-1:]))
-        else:
-            side_of("keeping").run_on(llama)(tokens(llama), batch.ignore)
-    assert alive == list(range(len(alive)))
-
-
-def test_small_forwards_are_not_sliced() -> None:
-    assert sliced_head.columns_at_once(rows=1, vocab=128_256, itemsize=2) > 500
-    assert sliced_head.columns_at_once(rows=1 << 20, vocab=1 << 20, itemsize=4) == 1
-    assert batch.columns_at_once is sliced_head.columns_at_once
-
-
-def test_the_architectures_above_are_those_of_the_other_paths() -> None:
-    assert len(CONFIGS) >= 11

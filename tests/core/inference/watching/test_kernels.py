@@ -4,7 +4,6 @@ print.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,32 +139,6 @@ def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel,
 
 
 @pytest_model
-def test_of_many_forwards_the_first_and_the_last_are_looked_at():
-    loaded = tiny_model("llama")
-    ids = tiny_prompts(loaded)[0]
-    assert len(ids) > FORWARDS
-    listed = kernels_of(loaded, side_of("decode"), ids)
-    assert (listed.forwards, listed.of) == (FORWARDS, len(ids))
-    assert launches(listed, "aten::embedding") == FORWARDS
-    keys = {row.detail for row in listed.rows if row.name.startswith("aten::_scaled_dot_product")}
-    assert any(f"x{len(ids)}x" in detail for detail in keys), "the last forward's keys are of the whole prompt"
-
-
-@pytest_model
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
-def test_mkl_names_the_product_of_a_linear_map_with_its_sizes():
-    """y = x W^T of x [rows, in] is column-major SGEMM(T, N, out, rows, in)."""
-    loaded = tiny_model("llama")
-    ids = tiny_prompts(loaded)[0]
-    listed = kernels_of(loaded, side_of("prefill"), ids)
-    weight = loaded.model.model.layers[1].mlp.up_proj.weight
-    products = [row for row in listed.rows if row.module == "model.layers.1.mlp.up_proj" and row.library == "MKL"]
-    assert [(row.name, row.detail) for row in products] == [
-        ("SGEMM", f"T,N,{weight.shape[0]},{len(ids)},{weight.shape[1]}")
-    ]
-
-
-@pytest_model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype: str):
     loaded = tiny_model("llama", dtype)
@@ -227,12 +200,6 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module():
 
 
 @pytest_model
-def test_the_same_path_twice_launches_the_same(loaded: LoadedModel):
-    pairs = side_by_side(*_both(loaded, "prefill"))
-    assert not [pair for pair in pairs if pair.only or is_multiplied(pair)]
-
-
-@pytest_model
 def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest.CaptureFixture[str]):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
@@ -264,18 +231,3 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytes
         assert launches(sliced, name) == launches(whole, name) > 0
     reused = kernels_of(loaded, side_of("reuse:7"), ids)  # the earlier call and the fresh rest
     assert (reused.forwards, reused.of) == (2, 2)
-
-
-@pytest_model
-@pytest.mark.thorough
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
-def test_what_a_compiler_traces_is_not_counted_as_launched():
-    """As many products as there are linear maps, and no norm of torch's own: those are fused. Traced, each would count
-    once more.
-    """
-    loaded = tiny_model("gpt2")
-    ids = tiny_prompts(loaded)[0][:6]
-    plain, compiled = (kernels_of(loaded, side_of(path), ids) for path in ("prefill", "prefill+compile"))
-    assert (compiled.forwards, compiled.of) == (1, 1)
-    assert launches(compiled, "aten::addmm") == launches(plain, "aten::addmm") == 4 * loaded.model.config.n_layer
-    assert launches(compiled, "aten::native_layer_norm") == 0 < launches(plain, "aten::native_layer_norm")

@@ -10,14 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, FalconConfig, OPTConfig, PhiConfig
+from transformers import AutoModelForCausalLM, FalconConfig, OPTConfig, PhiConfig
 
-from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.tiny_models import tiny_model
 from core.errors import CaptureError, UsageError
-from core.inference.capture import capture
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.controls import reordering
 from core.inference.models.model import LoadedModel, loaded_from
@@ -158,56 +156,6 @@ def _never_seen(name: str) -> set[str]:
     return {f"backbone.layers.{block}.mixer.dt_proj" for block in (0, 1)} if name == "mamba" else set()
 
 
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("name", few(["llama", "qwen3", "opt", "qwen2-moe", "gpt2"], "opt", "qwen2-moe"))
-def test_figures_equal_those_of_hooks_of_ones_own(name, tmp_path):
-    """Token by token against the whole prompt, in float64 numpy, from outputs that a hook of this test gathered."""
-    loaded = model_of(name)
-    with captured(tmp_path, loaded, "decode", layer_floor=0) as run:
-        modules, along = modules_of(run.layers(0)), run.layer_positions(0, 0)
-    whole = _gathered(loaded, [IDS])
-    steps = _gathered(loaded, [(token,) for token in IDS])
-    assert len(modules) > 20
-    for each in modules[:-1]:
-        a, b = whole[each.module], steps[each.module]
-        difference = b.astype(np.float64) - a.astype(np.float64)
-        assert (each.neq, each.elements) == (np.count_nonzero(a != b), a.size), each.module
-        assert each.rms == pytest.approx(float(np.sqrt((difference**2).mean())), rel=1e-9, abs=0)
-        assert each.max_abs == np.abs(difference).max()
-        here = along[along["ordinal"] == each.ordinal]
-        assert here["rms"].to_numpy() == pytest.approx(np.sqrt((difference**2).mean(1)), rel=1e-9, abs=0)
-    assert modules[-1].neq == run_logits_neq(tmp_path)
-
-
-def run_logits_neq(folder: Path) -> int:
-    with RunReader(Store(folder).paths()[0]) as run:
-        return run.pairs[0].summary.neq
-
-
-def _gathered(loaded: LoadedModel, forwards: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """By module, [positions, width]: outputs of forwards that go on from each other."""
-    kept: dict[str, list[np.ndarray]] = {}
-
-    def keep(name: str) -> Callable:
-        def hook(_: Any, __: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            kept.setdefault(name, []).append(first.numpy().reshape(len(tokens), -1).copy())
-
-        return hook
-
-    handles = [each.module.register_forward_hook(keep(each.name)) for each in watched_modules(loaded.model)]
-    past = DynamicCache(config=loaded.model.config)
-    try:
-        with torch.inference_mode():
-            for tokens in forwards:
-                cached = {"past_key_values": past, "use_cache": True} if len(forwards) > 1 else {"use_cache": False}
-                loaded.model(torch.tensor([tokens]), **cached)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: np.concatenate(parts) for name, parts in kept.items()}
-
-
 def test_watching_changes_no_bit_and_leaves_no_hook(tmp_path):
     loaded = model_of("mixtral")
     bits = []
@@ -249,15 +197,6 @@ def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch
     assert found.largest.ratio > 100
 
 
-def test_a_reference_other_than_prefill_has_the_floor_of_prefill(tmp_path):
-    floors = []
-    for reference, variant in (("prefill", "decode"), ("decode", "prefill")):
-        with captured(tmp_path / reference, model_of("llama"), variant, reference=reference) as run:
-            floors.append([each.floor_rms for each in modules_of(run.layers(0))])
-    assert floors[0] == floors[1]
-    assert all(floor is not None for floor in floors[0])
-
-
 def test_a_head_in_slices_changes_nothing_of_it(tmp_path, monkeypatch):
     with captured(tmp_path / "whole", model_of("llama"), "prefill+batch:2+row:1") as run:
         whole = run.layers(0)
@@ -265,24 +204,6 @@ def test_a_head_in_slices_changes_nothing_of_it(tmp_path, monkeypatch):
     with captured(tmp_path / "slices", model_of("llama"), "prefill+batch:2+row:1") as run:
         assert run.layers(0)["module"].tolist() == whole["module"].tolist()
         assert run.layers(0).loc[:27, "neq"].tolist() == whole.loc[:27, "neq"].tolist()
-
-
-def test_as_many_positions_are_looked_at_as_fit_the_wanted_and_the_last_first(tmp_path, monkeypatch):
-    loaded = tiny_model("llama")
-    prompts = tiny_prompts(loaded)
-    row_bytes = (sum(each.width for each in watched_modules(loaded.model)) + loaded.vocab_size) * 4
-    monkeypatch.setattr(layer_capture, "SPOOL_BYTES", 7 * row_bytes)
-    with captured(tmp_path, loaded, "decode", ids=prompts, layer_positions=[5], layer_floor=0) as run:
-        looked_at = [sorted(set(run.layer_positions(0, prompt)["position"])) for prompt in (0, 1)]
-        assert sum(map(len, looked_at)) == 7
-        for positions, ids in zip(looked_at, prompts, strict=True):
-            assert {5, len(ids) - 1} <= set(positions)
-        assert run.layers(0)["positions"].tolist() == [len(looked_at[p]) for p in run.layers(0)["prompt"]]
-
-
-def test_without_a_budget_problem_all_positions_are_looked_at(tmp_path):
-    plan = plan_capture(model_of("llama"), [IDS, IDS[:4]], "prefill", ["decode"], layers=True)
-    assert plan.layers.positions == (tuple(range(13)), tuple(range(4)))
 
 
 def test_what_cannot_be_watched_is_refused_before_anything_runs():
@@ -313,26 +234,6 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     assert found is not None
     assert not found.has_floor
     assert reordering.reordering_refusal(loaded.model) is None
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("variant", ["decode+faulty", "chunked:7+faulty", "prefill+batch:3+faulty"])
-def test_modules_are_compared_alike_beside_the_forwards_and_between_them(
-    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With every core at work parts are not copied, and compared before the model goes on: it may add to them in place
-    afterwards.
-    """
-    loaded, found = model_of("llama"), []
-    plant(monkeypatch, loaded, watched_modules(loaded.model)[3].name, lambda output: output * 1.001)
-    for is_beside in (True, False):
-        monkeypatch.setattr(layer_capture, "has_a_core_to_spare", lambda _, is_beside=is_beside: is_beside)
-        monkeypatch.setattr(capture, "has_a_core_to_spare", lambda _, is_beside=is_beside: is_beside)
-        with captured(tmp_path / str(is_beside), loaded, variant, layer_floor=2) as run:
-            found.append((run.layers(0), run.layer_positions(0, 0)))
-    assert found[0][0]["neq"].sum() > 0
-    for beside, between in zip(*found, strict=True):
-        assert beside.equals(between)
 
 
 @pytest.mark.thorough

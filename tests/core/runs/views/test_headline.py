@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from core.runs.file.evidence import Check, Unmeasured
-from core.runs.views.headline import NoiseRatio, noise_ratios, ulp_percentile
-from tests.core.runs.judged_runs import CASES, EXACT_FAILED, EXACT_PASSED, OWN, Evidence
+from core.runs.views.headline import ulp_percentile
 
 
 @pytest.mark.parametrize(
@@ -34,19 +30,3 @@ def test_percentiles_are_those_of_numpy_over_every_element():
     histogram = dict(zip(values.tolist(), counts.tolist(), strict=True))
     for share in (0.1, 0.5, 0.99):
         assert ulp_percentile(histogram, share) == np.quantile(distances, share, method="inverted_cdf")
-
-
-def test_the_ratio_that_decides_comes_first_with_its_limit():
-    assert noise_ratios(CASES["rounding"][2]) == [
-        NoiseRatio("float32", 0.9557, 4.0),
-        NoiseRatio("bfloat16", 1.2504, 10.0),
-    ]
-    assert noise_ratios([OWN]) == [NoiseRatio("bfloat16", 1.2504, 10.0)]
-    assert noise_ratios(CASES["undecided"][2])[0].compute_dtype == "bfloat16"
-    assert noise_ratios([Evidence(Check.UPLOADED_FLOOR, "", Unmeasured(), "missing", "")]) == []
-
-
-def test_a_ratio_is_said_with_its_bound():
-    assert noise_ratios([EXACT_PASSED])[0].words == "0.96x the noise floor in float32 (limit 4x)"
-    assert noise_ratios([EXACT_FAILED])[0].multiple == "24.3x"
-    assert "nan" not in NoiseRatio("float32", math.inf, 4.0).words

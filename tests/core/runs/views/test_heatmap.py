@@ -146,19 +146,6 @@ def test_one_differing_element_is_seen_at_every_level(one_differs):
     assert seen(one_differs, lambda tile: tile_cells(one_differs, 0, tile, "id", "ulps", nothing_kept))
 
 
-def test_a_nearest_neighbour_reduction_would_lose_it(one_differs):
-    """The twin: one element of each cell, as an image is commonly made smaller, shows it at the finest level only."""
-    sides = [one_differs.read_rows(side, 0, one_differs.header.rows) for side in (0, 1)]
-    elements = slow_elements(sides, one_differs.header.format, "id", "ulps")
-
-    def nearest(tile: Tile) -> np.ndarray:
-        tall, wide = 1 << tile.row_level, 1 << tile.column_level
-        small = elements[::tall, ::wide]
-        return small[tile.row * TILE_ROWS :, tile.column * TILE_COLUMNS :][:TILE_ROWS, :TILE_COLUMNS]
-
-    assert not seen(one_differs, nearest)
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measure):
@@ -218,16 +205,6 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
                 tile_cells(one_differs, 0, Tile(row_level, column_level - 1, 0, 0), "id", "ulps", nothing_kept)
 
 
-def test_a_run_too_large_to_read_whole_is_shown_in_ulps_by_token_id_only(one_differs, monkeypatch):
-    monkeypatch.setattr(heatmap, "WHOLE_RUN", one_differs.header.rows * VOCAB - 1)
-    assert tile_cells(one_differs, 0, Tile(0, 5, 0, 0), "id", "ulps", nothing_kept).size
-    assert tile_cells(one_differs, 0, Tile(0, 5, 0, 0), "id", "row_ulps", nothing_kept).size
-    for order, measure in (("rank", "ulps"), ("rank", "row_ulps"), ("id", "difference")):
-        assert not heatmap.is_offered(one_differs, order, measure)
-        with pytest.raises(UsageError, match="ULPs by token id only"):
-            tile_cells(one_differs, 0, Tile(0, 5, 0, 0), order, measure, nothing_kept)
-
-
 def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(tmp_path):
     store = Store(tmp_path)
 
@@ -250,10 +227,3 @@ def test_a_rectangle_too_large_to_search_is_refused(one_differs, monkeypatch):
         heatmap.largest_in(one_differs, 0, (0, 11), (0, 100), "id", "ulps")
     with pytest.raises(UsageError, match="there are"):
         heatmap.largest_in(one_differs, 0, (0, 1), (5, 5), "id", "ulps")
-
-
-@pytest.mark.parametrize(
-    ("size", "cells", "level"), [(1, 64, 0), (64, 64, 0), (65, 64, 1), (128, 64, 1), (129, 64, 2), (128256, 1024, 7)]
-)
-def test_the_coarsest_level_is_the_first_that_fits_one_tile(size, cells, level):
-    assert heatmap.largest_level(size, cells) == level

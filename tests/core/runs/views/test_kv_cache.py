@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import duckdb
 import numpy as np
 import pytest
 
-from core.errors import StoreError, UsageError
+from core.errors import StoreError
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KINDS, KvPart
-from core.runs.views.kv_cache import by_head, by_layer, by_position, kv_json, summarize
+from core.runs.views.kv_cache import by_head, by_layer, by_position, summarize
 from tests.core.runs.cache_runs import both, cache, kv_run
-from tests.core.runs.made_runs import copied
 from tests.covering import covering
 
 
@@ -131,36 +128,6 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
         assert (first.first_layer, first.first_prompt, first.first_head, first.first_position) == (1, 0, 1, 3)
 
 
-def test_one_element_is_seen_in_its_layer_head_and_position_and_nowhere_else(tmp_path):
-    parts = []
-    for layer in range(3):
-        for kind in KINDS:
-            bits = cache(layer)
-            changed = bits.copy()
-            if (layer, kind) == (1, "value"):
-                changed[1, 3, 7] += 5
-            parts += both(KvPart(1, layer, kind, 0, bits), changed)
-    with read(tmp_path, parts) as run:
-        found = summarize(run.kv(0))
-        assert found is not None
-        assert (found.together.neq, found.together.first_layer, found.together.first_kinds) == (1, 1, ("value",))
-        assert (found.together.first_prompt, found.together.first_head, found.together.first_position) == (1, 1, 3)
-        assert by_head(run.kv(0), "value", "max_ulps").cells.tolist() == [[0, 0], [0, 5], [0, 0]]
-        assert not by_head(run.kv(0), "key", "max_ulps").cells.any()
-        largest = found.together.max_row_ulps
-        assert largest == by_head(run.kv(0), "value", "max_row_ulps").cells[1, 1] > 0
-        assert found.keys.max_row_ulps == 0
-        older = summarize(run.kv(0).assign(max_row_ulps=np.nan, rms_row_ulps=np.nan))  # as files of version 1 are read
-        assert older is not None
-        assert (older.together.max_row_ulps, older.keys.rms_row_ulps) == (None, None)
-        grids = by_position(run, 0, 1)
-        assert not grids["key"].max_ulps.any()
-        assert np.argwhere(grids["value"].max_ulps).tolist() == [[1, 3]]
-        assert np.argwhere(grids["value"].max_row_ulps).tolist() == [[1, 3]]
-        assert grids["value"].max_row_ulps.max() == largest
-        assert grids["value"].neq_share[1, 3] == 1 / 32  # two heads of 16 a position
-
-
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(("place", "columns"), covering([0, 1233, 2048, None], [800, 7, 1]))
 def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, columns, place):
@@ -190,29 +157,6 @@ def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
         assert np.isnan(grid.max_ulps).tolist() == [[True, True, False, False, False], [False] * 5]
 
 
-def test_layers_without_a_cache_are_left_out(tmp_path):
-    bits = cache(1)
-    parts = [
-        *both(KvPart(0, 3, "key", 0, bits[:, :3]), bits[:, :3].copy()),
-        *both(KvPart(0, 7, "key", 0, bits), bits ^ 1),
-    ]
-    with read(tmp_path, parts) as run:
-        assert by_head(run.kv(0), "key", "rms").layers.tolist() == [3, 7]
-        found = summarize(run.kv(0))
-        assert found is not None
-        assert found.layer_0_keys is None
-        assert found.together.first_layer == 7
-
-
-def test_layers_of_different_head_counts_share_one_grid(tmp_path):
-    one, four = cache(1, heads=1), cache(2, heads=4)
-    parts = [*both(KvPart(0, 0, "key", 0, one), one ^ 1), *both(KvPart(0, 1, "key", 0, four), four.copy())]
-    with read(tmp_path, parts) as run:
-        cells = by_head(run.kv(0), "key", "neq_share").cells
-        assert np.isnan(cells).tolist() == [[False, True, True, True], [False] * 4]
-        assert cells[0, 0] == 1
-
-
 def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
     bits = cache(1)
     bits[0, 1, 0] = 0x7FC0  # NaN
@@ -226,37 +170,6 @@ def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
         assert found.together.nonfinite_mismatch == 1
 
 
-def test_equal_caches_differ_nowhere(tmp_path):
-    bits = cache(4)
-    with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), bits.copy())) as run:
-        found = summarize(run.kv(0))
-        assert found is not None
-        assert (found.together.neq, found.together.first_layer, found.together.first_kinds) == (0, None, ())
-        assert found.together.first_position is None
-
-
-def test_a_run_without_caches_has_nothing_to_show(tmp_path):
-    with RunReader(copied(tmp_path / "plain.duckdb")) as run:
-        assert summarize(run.kv(0)) is None
-        assert by_position(run, 0, 0) == {}
-        assert kv_json(run, 0) is None
-
-
-def test_the_json_says_what_the_tables_say(tmp_path):
-    parts, _ = many()
-    with read(tmp_path, parts, lengths=(5, 4)) as run:
-        said = kv_json(run, 0)
-        assert json.loads(json.dumps(said, allow_nan=False)) == said
-        assert said is not None
-        assert said["variant"] == "side_1"
-        assert len(said["by_head"]) == 2 * 3 * 2 * 2
-        assert sum(row["neq"] for row in said["by_head"]) == said["summary"]["together"]["neq"]
-        assert [one["prompt"] for one in said["by_prompt"]] == [0, 1]
-        assert sum(one["together"]["neq"] for one in said["by_prompt"]) == said["summary"]["together"]["neq"]
-        assert said["by_head"][0]["first_position"] is None  # layer 0 is equal
-        assert said["summary"]["together"]["first_kinds"] == ["key", "value"]
-
-
 def test_positions_beyond_the_prompt_are_a_damaged_file(tmp_path):
     bits = cache(4)
     store = Store(tmp_path / "runs")
@@ -265,12 +178,3 @@ def test_positions_beyond_the_prompt_are_a_damaged_file(tmp_path):
         database.execute("UPDATE kv_position SET position = 9 WHERE position = 4")
     with RunReader(path) as run, pytest.raises(StoreError, match="positions 0 to 9"):
         by_position(run, 0, 1)
-
-
-def test_an_unknown_measure_is_refused(tmp_path):
-    bits = cache(4)
-    with (
-        read(tmp_path, both(KvPart(1, 0, "key", 0, bits), bits.copy())) as run,
-        pytest.raises(UsageError, match="neq_share, max_row_ulps, max_ulps, rms"),
-    ):
-        by_head(run.kv(0), "key", "kl")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import duckdb
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from core.runs.writer import RunWriter
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run, outputs
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import calm_sides, header_of
 
 NORM = LayerModule(0, "model.norm", "norm")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -83,14 +82,6 @@ def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(tmp_path):
     assert (row["dtype"], row["neq"], row["max_ulps"], row["max_abs"]) == ("float32", 5, 1, 2.0**-23)
 
 
-def test_a_position_that_is_computed_twice_counts_as_it_was_computed_last(tmp_path):
-    ones, stale = np.ones((5, 3)), np.full((2, 3), 4.0)
-    with compared(tmp_path, [[part(ones)], [part(ones[:3]), part(stale, first=3), part(ones[3:], first=3)]]) as run:
-        assert run.layers(0)["neq"].tolist() == [0]
-    with compared(tmp_path / "twin", [[part(ones)], [part(ones), part(stale, first=3)]]) as run:
-        assert run.layers(0)["neq"].tolist() == [6]
-
-
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "parts",
@@ -130,24 +121,10 @@ def test_a_module_that_is_nan_on_one_side_has_no_size(tmp_path):
         assert plain[name] is None, name
 
 
-def test_only_the_positions_looked_at_have_rows(tmp_path):
-    with compared(tmp_path, [[part(np.ones((2, 3)))], [part(np.full((2, 3), 2.0))]], [[1, 4]]) as run:
-        assert run.layer_positions(0, 0)["position"].tolist() == [1, 4]
-        assert run.layers(0)["first_position"].tolist() == [1]
-        assert run.layers(0)["positions"].tolist() == [2]
-
-
 @pytest.mark.parametrize("chosen", [[[0, 1]], [[0, 0], [1]], [[2, 1], [1]], [[3], [1]], [[-1], [1]]])
 def test_positions_that_are_no_ascending_ones_of_each_prompt_are_refused(chosen, tmp_path):
     with RunWriter(Store(tmp_path), header_of(lengths=(3, 5))) as writer, pytest.raises(UsageError, match="ascending"):
         writer.layers(chosen)
-
-
-def test_what_is_no_part_is_refused():
-    with pytest.raises(UsageError):
-        LayerModule(0, "x", "tower")
-    with pytest.raises(UsageError):
-        LayerPart(0, NORM, 0, np.zeros((2, 3), np.uint32), "bfloat16")
 
 
 # ---- what a page makes of them
@@ -170,17 +147,6 @@ def test_the_first_module_is_the_first_that_ran_and_differs(tmp_path):
     assert found[0].largest.ratio == pytest.approx(16 / np.sqrt(3 * WIDTH))
 
 
-def test_equal_outputs_name_no_module(tmp_path):
-    """The twin."""
-    store = Store(tmp_path)
-    with RunReader(store.path_of(layer_run(store, {}))) as run:
-        found = summarize(run.layers(0))
-        assert found is not None
-        assert found.first is None
-        assert found.largest is None
-        assert not np.nan_to_num(grid(run, 0, 0, "max_ulps").cells).any()
-
-
 def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(tmp_path):
     store = Store(tmp_path)
     with RunReader(store.path_of(layer_run(store, {(0, 1, 2): 3, **GROWING}))) as run:
@@ -193,17 +159,6 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(tmp_
     assert along["floor_rms"].to_numpy() == pytest.approx(2.0**-7)
     assert np.isinf(cells[0]).tolist() == [False, False, True, False, False]
     assert cells[4, 3] == pytest.approx(2 / np.sqrt(WIDTH))
-
-
-def test_without_a_floor_there_is_no_ratio(tmp_path):
-    store = Store(tmp_path)
-    with RunReader(store.path_of(layer_run(store, GROWING, floor_ulps=None))) as run:
-        found = summarize(run.layers(0))
-        assert found is not None
-        assert (found.has_floor, found.largest) == (False, None)
-        assert found.last.floor_rms is None
-        assert np.isnan(grid(run, 0, 0, "ratio").cells).all()
-        assert layers_json(run, 0)["by_module"][-1]["ratio"] is None
 
 
 def test_the_grid_pools_by_maximum_so_that_nothing_is_lost(tmp_path):
@@ -219,33 +174,6 @@ def test_the_grid_pools_by_maximum_so_that_nothing_is_lost(tmp_path):
         with pytest.raises(UsageError, match="asked for"):
             grid(run, 0, 0, "rms")
         assert all(grid(run, 0, 0, measure).measure == measure for measure in MEASURES)
-
-
-def test_the_rows_answer_in_plain_sql(tmp_path):
-    store = Store(tmp_path)
-    path = store.path_of(layer_run(store, GROWING))
-    with duckdb.connect(str(path), read_only=True) as database:
-        rows = database.execute(
-            """SELECT module, first_position FROM layer WHERE prompt = 1 AND neq > 0 ORDER BY ordinal LIMIT 1"""
-        ).fetchall()
-        assert rows == [("model.layers.0", 3)]
-        at = database.execute(
-            "SELECT position, max_ulps FROM layer_position WHERE prompt = 0 AND ordinal = 4 AND neq > 0 ORDER BY"
-            " position"
-        ).fetchall()
-        assert at == [(1, 4), (2, 8)]
-        bare = database.execute(
-            "SELECT table_name, column_name FROM duckdb_columns() WHERE table_name LIKE 'layer%' AND comment IS NULL"
-        ).fetchall()
-        assert bare == []
-
-
-def test_a_run_without_modules_has_nothing_to_show(tmp_path):
-    with RunReader(write_run(Store(tmp_path), header_of(), calm_sides(header_of()), "plain")) as run:
-        assert summarize(run.layers(0)) is None
-        assert run.layer_positions(0, 0).empty
-        assert layers_json(run, 0) is None
-        assert grid(run, 0, 0, "neq_share").cells.shape[0] == 0
 
 
 def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):

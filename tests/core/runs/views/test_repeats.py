@@ -73,26 +73,6 @@ def test_rows_taken_a_few_at_a_time_add_up_to_the_same_and_no_row_is_read_twice(
     assert sorted(read) == [(side, start, min(start + 2, ROWS)) for side in (1, 2, 3) for start in range(0, ROWS, 2)]
 
 
-def test_what_the_listener_raises_ends_the_comparison(tmp_path):
-    class EnoughError(Exception):
-        pass
-
-    def listen(done: int, total: int) -> None:
-        raise EnoughError
-
-    run = stored(tmp_path, [f"decode+batch:{n}" for n in (1, 2, 3)], [0, 1, 2])
-    with pytest.raises(EnoughError):
-        pairwise(run, listen)
-
-
-def test_a_class_that_is_missing_from_the_matrix_would_be_seen(tmp_path):
-    """The twin: one flipped bit makes a class of its own."""
-    run = stored(tmp_path, ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 1])
-    assert len(classes_of(run)) == 2
-    run = stored(tmp_path / "b", ["decode", "decode+batch:2", "decode+batch:4"], [0, 1, 2])
-    assert len(classes_of(run)) == 3
-
-
 @pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("paths", "expected"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -25,18 +24,15 @@ from benchmarks.verdicts.mutations import (
 )
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, four_bits, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from benchmarks.verdicts.trial import SHIPPED, model_named, try_case
-from core.inference.controls.drawn_roundings import PREFILL, beside_a_precision, sixteen_rows
+from core.inference.controls.drawn_roundings import PREFILL
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.controls.precisions import in_16_bits, search
+from core.inference.controls.precisions import search
 from core.inference.controls.precisions.catalogue import (
     CACHE,
-    LAYERS,
     LOGITS,
     NF4_LEVELS,
     Precision,
     Stored,
-    _weights_rounded,
     catalogue,
     integers,
     integers_with_zero,
@@ -44,31 +40,21 @@ from core.inference.controls.precisions.catalogue import (
     nf4,
     q4_0,
     q8_0,
-    scaled,
     through,
-    weights_are_of_16_bits,
 )
-from core.inference.controls.precisions.in_16_bits import _is_coarser, sixteen_bits_alone
-from core.inference.controls.precisions.lower_precision import lowered, ordinals
-from core.inference.controls.precisions.lowered_side import Lowered, answering
+from core.inference.controls.precisions.in_16_bits import sixteen_bits_alone
+from core.inference.controls.precisions.lower_precision import lowered
+from core.inference.controls.precisions.lowered_side import Lowered
 from core.inference.controls.precisions.search import PrecisionSearch
 from core.inference.controls.rounding_floor import in_float32, rounding_floor, whole_side
-from core.inference.models.dtype_conversion import converted
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.divergence import mean_squares
 from core.judging.ladder.structure import BLOCKS
-from core.judging.ladder.verdict import conclude
-from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED, PRECISION, Check, Evidence, Unmeasured
-from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION, NONDETERMINISTIC
+from core.runs.file.evidence import FAILED, PASSED, PRECISION, Evidence
+from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 
 pytestmark = pytest.mark.model
-TWO_AT_ONCE = {
-    "weights of 8 bits and an fp8 cache",
-    "weights of 4 bits and an fp8 cache (e5m2)",
-    "all of it in bfloat16 and an fp8 cache",
-}
-SHIPPED_MODEL = Path(__file__).parents[4] / "sample_runs" / "model" / "config.json"
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
 NAMED = {  # what the sentence has to name
     "int8 cache": "int8, a scale for each token and head",
@@ -141,13 +127,6 @@ def _asked(small: LoadedModel, engine: Engine, tokens: int) -> Lowered:
     return found
 
 
-def test_a_fault_on_top_may_spoil_all_but_a_fifth_of_the_positions(small: LoadedModel) -> None:
-    """The cache is rounded from 8 on and the stale slot read from 16 on: 8 of 40 positions are the cache's alone."""
-    found = _asked(small, stale_slot_in_fp8, 48)
-    assert (found.evidence.outcome, found.place) == (FAILED, (0, 16))
-    assert "KV cache in float8_e4m3fn, rounded" in found.evidence.says
-
-
 def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_one(small: LoadedModel) -> None:
     """Weights of 8 bits and an fp8 cache that is rounded from position 8 on; with a stale slot that is read from 16 on,
     and with a head's output that is scaled.
@@ -159,43 +138,6 @@ def test_two_precisions_at_once_are_both_named_and_a_fault_on_top_of_them_stays_
     wrong = _asked(small, with_weights(eight_bits, stale_slot_in_fp8), 20)
     assert (wrong.evidence.outcome, wrong.place) == (FAILED, (0, 16))
     assert "KV cache in float8_e4m3fn" in wrong.evidence.says
-
-
-def test_weights_of_16_bits_in_the_middle_of_two_values_fall_as_the_side_s_own_arithmetic_has_them() -> None:
-    """Of a checkpoint in bfloat16 many lie there. Scales in float32 alone leave something at position 0, which hid the
-    cache that is rounded from 8 on; with a stale slot that is read from 16 on as the twin.
-    """
-    with converted(tiny_model("llama", "bfloat16"), "float32") as widened:
-        assert weights_are_of_16_bits(widened.model)
-        assert not weights_are_of_16_bits(tiny_model("llama").model)
-        found = _asked(widened, with_weights(eight_bits, stored(fp8)), 14)
-        assert found.evidence.outcome == PASSED
-        assert all(each in found.evidence.says for each in NAMED_BOTH["weights of 8 bits and an fp8 cache"])
-        wrong = _asked(widened, with_weights(eight_bits, stale_slot_in_fp8), 20)
-        assert (wrong.evidence.outcome, wrong.place) == (FAILED, (0, 16))
-
-
-@pytest.mark.parametrize(
-    ("case", "is_explained"), [("fp8 cache", True), ("one layer's cache not updated for one token", False)]
-)
-def test_a_fault_that_an_fp8_cache_would_be_large_enough_for_is_not_made_of_what_it_rounds(
-    narrow: LoadedModel, case: str, is_explained: bool
-) -> None:
-    """Beside roundings drawn anew with such a cache the fault is 1.7 times as large, where 2 is rounding, and nowhere
-    stands out; 0.02 of what the cache makes is in it, and 1.1 in the cache.
-    """
-    engine, own, prompts = CASES[case].engine, copy.deepcopy(narrow.model), tiny_prompts(narrow)
-    assert engine is not None
-    side = side_of(lambda _, ids: engine(own, ids))
-    by_name = {each.name: each for each in catalogue(narrow)}
-    cache = replace(by_name["KV cache in float8_e4m3fn"], stored=Stored(8, 8))
-    with torch.inference_mode():
-        _, (failed,) = sixteen_rows(narrow, prompts, [side], ())
-        row, test = beside_a_precision(narrow, prompts, side, (), cache)
-    assert failed is not None
-    assert (row.outcome, in_16_bits.explains(failed.ratio, test.ratio)) == (PASSED, True)
-    assert test.holds_its_precisions == is_explained
-    assert test.held == (pytest.approx(1 if is_explained else 0, abs=0.25),)
 
 
 @pytest.mark.thorough
@@ -229,12 +171,6 @@ def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(
 
     verdict = judge_pair(small, _one_prompt(small), faulty, with_weights(four_bits)).verdict
     assert verdict.name == BUG_SUSPECTED, verdict.table()
-
-
-def test_a_fault_as_large_and_as_even_as_a_precision_is_not_excused(small: LoadedModel) -> None:
-    verdict = judge_pair(small, _one_prompt(small), "prefill", scaled_head(1.01)).verdict
-    assert verdict.name == BUG_SUSPECTED
-    assert _row(verdict.evidence).outcome == NOTED
 
 
 @pytest.mark.thorough
@@ -328,16 +264,6 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     assert "float8_e4m3fn with the scale 0.37" in verdict.because
 
 
-def test_a_precision_whose_logits_are_no_numbers_explains_nothing(small: LoadedModel) -> None:
-    """Over what is finite on both sides it would leave nothing at all."""
-    nothing = Precision(CACHE, "nothing at all", lambda values: values * torch.nan)
-    with torch.inference_mode(), nothing.side.open(small, None) as run:
-        assert whole_side(run, range(3, 9)).isnan().all()
-    verdict = judge(small, _one_prompt(small), variant=scaled_head(1.01), precisions=[nothing])
-    assert verdict.name == BUG_SUSPECTED
-    assert "nothing at all" not in _row(verdict.evidence).says
-
-
 def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: LoadedModel) -> None:
     def broken(_: torch.Tensor) -> torch.Tensor:
         raise ValueError("no such format here")
@@ -348,13 +274,6 @@ def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: Load
         judge(small, _one_prompt(small), variant=engine, precisions=[Precision(CACHE, "x", broken)]).name
         == LOWER_PRECISION
     )
-
-
-def test_the_lower_side_may_be_the_reference(small: LoadedModel) -> None:
-    engine = CASES["weights in NF4"].engine
-    assert engine is not None
-    verdict = judge_pair(small, _one_prompt(small), engine, "prefill").verdict
-    assert verdict.name == LOWER_PRECISION
 
 
 def test_the_model_is_what_it_was_after_every_precision(small: LoadedModel) -> None:
@@ -408,13 +327,6 @@ def test_two_precisions_at_once_are_those_of_an_engine_that_has_both(small: Load
     assert all(torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters())
 
 
-def test_the_same_tokens_may_have_been_answered_twice_each_time_otherwise(small: LoadedModel) -> None:
-    prompts = [tuple(range(3, 6)), tuple(range(3, 6))]
-    answers = [torch.zeros(3, 8), torch.ones(3, 8)]
-    side = answering("recorded", prompts, answers)
-    assert [whole_side(side.run_on(small), ids).unique().tolist() for ids in prompts] == [[0.0], [1.0]]
-
-
 # Formats
 
 
@@ -451,132 +363,7 @@ def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
     np.testing.assert_allclose(NF4_LEVELS, levels, atol=2e-7)
 
 
-def test_groups_end_with_the_row_and_zeros_stay_zeros() -> None:
-    values = torch.cat([torch.full((2, 32), 0.5), torch.full((2, 8), 100.0)], dim=1)
-    for rounding in (integers(4, 32), q8_0, q4_0):
-        found = rounding(values)
-        assert found.shape == values.shape
-        assert found[:, :32] == pytest.approx(0.5, rel=0.01)  # not by the scale of its neighbours
-    for rounding in (integers(8, 0), integers_with_zero(4, 32), q4_0, nf4, scaled(torch.float8_e4m3fn, 448, 0)):
-        assert rounding(torch.zeros(2, 64)).eq(0).all()
-
-
-def test_places_of_16_bit_values_follow_their_order() -> None:
-    values = torch.tensor([-1.0, -0.0, 0.0, 2.0**-133, 1.0, 1.0078125]).bfloat16()
-    places = ordinals(values)
-    assert places[1] == places[2] == 0
-    assert places.diff().ge(0).all()
-    assert places[5] - places[4] == 1
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "is_explained"),
-    [
-        (24.9, 1.38, True),
-        (3.36, 0.93, True),
-        (2.1, 1.6, True),
-        (2.2, 1.98, False),
-        (5.0, 1.99, True),
-        (1.1, 1.05, True),
-    ],
-)
-def test_a_precision_that_brings_a_fault_just_below_the_limit_of_16_bits_does_not_explain_it(
-    before: float, after: float, is_explained: bool
-) -> None:
-    assert in_16_bits.explains(before, after) == is_explained
-
-
-def test_a_cache_that_is_rounded_after_it_was_read_is_found_under_the_rounding_of_16_bits() -> None:
-    """The squares that are left rise at position 8 by 11 times, as an fp8 cache's do."""
-    random = np.random.default_rng(0)
-    rounding = np.exp(random.normal(0, 0.5, 30))
-    assert search._rises(rounding * np.where(np.arange(30) < 8, 1.0, 11.0)) == 8
-    assert search._rises(np.ones(30)) == search._rises(np.arange(30.0, 0.0, -1.0)) == 0
-    assert search._rises(np.ones(1)) == 0
-
-
 # The verdict
-
-
-def _evidence(rung: str, outcome: str) -> Evidence:
-    return Evidence(
-        next(check for check in Check if check.rung == rung), "", Unmeasured(), outcome, f"{rung} {outcome}."
-    )
-
-
-def test_what_the_rows_come_to() -> None:
-    beyond, lower = _evidence(FLOAT32, FAILED), _evidence(PRECISION, PASSED)
-    assert conclude([beyond, lower], is_bit_identical=False).name == LOWER_PRECISION
-    assert conclude([beyond, _evidence(PRECISION, NOTED)], is_bit_identical=False).name == BUG_SUSPECTED
-    on_top = conclude([beyond, _evidence(PRECISION, FAILED)], is_bit_identical=False)
-    assert (on_top.name, on_top.because) == (BUG_SUSPECTED, "float32 failed. precision failed.")
-    assert conclude([beyond, lower, lower], is_bit_identical=False).because == "precision passed. precision passed."
-    for outcome in (NOTED, FAILED):  # of the other side
-        both = [beyond, lower, _evidence(PRECISION, outcome)]
-        assert conclude(both, is_bit_identical=False).name == BUG_SUSPECTED
-    assert conclude([beyond, lower, _evidence("neighbours", FAILED)], is_bit_identical=False).name == BUG_SUSPECTED
-    assert conclude([beyond, lower, _evidence("sampler", FAILED)], is_bit_identical=False).name == BUG_SUSPECTED
-    assert conclude([beyond, lower, _evidence("rerun", FAILED)], is_bit_identical=False).name == NONDETERMINISTIC
-
-
-def _wrong(name: str, *, two: bool) -> list[str]:
-    """Cases of precisions, of two at once or of the others, that are not called what they are."""
-    loaded, prompts = model_named(name)
-    tried = [
-        try_case(case, name, loaded, prompts)
-        for case in CASES.values()
-        if (case.is_precision or case in ON_TOP) and case.applies(loaded) and (case.name in TWO_AT_ONCE) == two
-    ]
-    assert len(tried) >= (1 if two else 7)
-    wrong = [each for each in tried if not each.is_right]
-    wrong += [each for each in tried if two and not all(part in each.because for part in NAMED_BOTH[each.case])]
-    return [f"{each.case}: {each.verdict}: {each.because}" for each in wrong]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mixtral", "llama bfloat16"])
-def test_precisions_and_faults_on_top_of_them_on_other_models(name: str) -> None:
-    assert _wrong(name, two=False) == []
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gpt2",
-        "gemma2",
-        "mixtral",
-        "mixtral-ties",
-        "mistral-window",
-        "llama bfloat16",
-        "shipped bfloat16",
-        "shipped float32",
-    ],
-)
-def test_two_precisions_at_once_on_other_models(name: str) -> None:
-    if name in SHIPPED and not SHIPPED_MODEL.is_file():
-        pytest.skip("sample_runs/model is not built")
-    assert _wrong(name, two=True) == []
-
-
-def test_experts_and_norms_are_left_as_they_are_where_only_linear_layers_are_rounded(small: LoadedModel) -> None:
-    with _weights_rounded(small.model, lambda values: values * 0, is_all=False):
-        kept = {name for name, parameter in small.model.named_parameters() if parameter.any()}
-    assert {
-        name for name, _ in small.model.named_parameters() if "norm" in name or "embed" in name or "lm_head" in name
-    } == kept
-    assert "linear layers in x" in Precision(LAYERS, "x", lambda values: values).name
-
-
-@pytest.mark.parametrize(("dtype", "caches"), [("bfloat16", set()), ("float16", {"bfloat16"})])
-def test_what_rounds_nothing_in_16_bits_is_no_precision_there(dtype, caches):
-    """Rotary frequencies rounded with the weights stood out by 2.19 where 2.1 is allowed, and a cache `in bfloat16` of
-    a model in bfloat16 excused them.
-    """
-    loaded = tiny_model("llama", "bfloat16")
-    kept = {each.format for each in catalogue(loaded) if _is_coarser(each, getattr(torch, dtype))}
-    assert kept & {"bfloat16", "float16"} == caches
-    assert {"float8_e4m3fn", "NF4", "GGUF's Q8_0"} <= kept  # the twin: what does round
 
 
 def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
