@@ -87,7 +87,7 @@ $(VENV)/.thorough: $(VENV)/.development requirements-thorough.txt
 # What Python and numba compile once and keep: two workers that begin together would each do all of it, and the servers
 # and commands that they start as well.
 $(VENV)/.compiled: $(VENV)/.development core/numerics/kernel.py
-	$(BIN)/python -m tests.core.numerics.figure_bits "8 16 32" 1,100 >/dev/null & \
+	$(BIN)/python -c "from core.numerics.divergence import prepare; from core.numerics.formats import FORMATS; [prepare(f) for f in FORMATS.values()]" 2>/dev/null & \
 	$(BIN)/python -c "import core.inference.capture.throughput, app.api.routes, streamlit.testing.v1, hypothesis"; wait
 	touch $@
 

@@ -8,6 +8,7 @@ has, and nothing is taken as normal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..numerics.elementary import exp, log
 from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, DrawnFigures, Evidence
 from ..text import three_digits
 from .ladder.noise_ratio import FALSE_ALARM
@@ -277,12 +277,12 @@ def _places(
     places, their index if None.
     """
     numbers = np.arange(len(engine)) if numbers is None else numbers
-    logs, drawn = 0.5 * log(np.maximum(engine, _TINY)), 0.5 * log(np.maximum(draws, _TINY))
+    logs, drawn = 0.5 * np.log(np.maximum(engine, _TINY)), 0.5 * np.log(np.maximum(draws, _TINY))
     logs = logs - (0.0 if is_fault else max(0.0, float(np.median(logs))))
     drawn = drawn - np.median(drawn, axis=1, keepdims=True)
-    threshold = max(float(log(LEAST_AT_A_PLACE)), _threshold(drawn, false_alarm))
+    threshold = max(math.log(LEAST_AT_A_PLACE), _threshold(drawn, false_alarm))
     worst = int(np.argmax(logs))
-    return Places(what, float(exp(logs[worst])), int(numbers[worst]), float(exp(threshold)), numbers[logs > threshold])
+    return Places(what, math.exp(logs[worst]), int(numbers[worst]), math.exp(threshold), numbers[logs > threshold])
 
 
 def _signs(
@@ -315,7 +315,7 @@ def _threshold(drawn: NDArray[np.float64], false_alarm: float) -> float:
     """
     largest = drawn.max(axis=1)
     scale = float(largest.std(ddof=1)) * np.sqrt(6) / np.pi
-    gumbel = float(largest.mean()) + scale * (-log(false_alarm) - np.euler_gamma)
+    gumbel = float(largest.mean()) + scale * (-math.log(false_alarm) - np.euler_gamma)
     return max(tail_threshold(drawn.ravel(), false_alarm / drawn.shape[1]), float(gumbel))
 
 

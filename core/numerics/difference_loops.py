@@ -6,7 +6,6 @@ import numpy as np
 from numba import njit
 
 from .kernel import largest_finite, load_block, spacing_at_float32
-from .reproducible import SQUARES_AT_ONCE, sum_of_squares
 from .sizes import BLOCK
 
 _MAGNITUDE, _INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
@@ -75,13 +74,12 @@ def _add_finite(a_values, b_values, ulps, apart, apart_bits, n, counts, figures)
     counts[3] += n
 
 
-@njit(forceinline=True)
+@njit(fastmath={"reassoc"})
 def _squares(terms, n):
-    """Sum of the squares of terms[:n], a block's. Overwrites what follows them."""
-    count = (n + SQUARES_AT_ONCE - 1) // SQUARES_AT_ONCE * SQUARES_AT_ONCE
-    for i in range(n, count):
-        terms[i] = 0.0
-    return sum_of_squares(terms, count)
+    total = 0.0
+    for i in range(n):
+        total += terms[i] * terms[i]
+    return total
 
 
 @njit(forceinline=True)

@@ -6,9 +6,6 @@ histogram of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes
 and float64 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row
 with any NaN or infinity takes a slower loop that checks every element. Everything releases the GIL; threads are the
 caller's (numba's own pool aborts when two viewers use it at once).
-
-The figures of a row are the same bits on every processor: sums have a fixed number of lanes, folded in a fixed order,
-and no `fastmath` flag lets LLVM choose another (core.numerics.reproducible).
 """
 
 from __future__ import annotations

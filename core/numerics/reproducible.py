@@ -1,15 +1,10 @@
-"""Arithmetic for compiled loops whose results are the same bits on every processor, at every vector width.
-
-LLVM may not reorder any of it, as no `fastmath` flag is set. What is fused says so, exponentials and logarithms are our
-own, and sums go through a fixed number of lanes.
-"""
+"""Exponential, logarithm and lane sums for compiled loops, written so that LLVM vectorizes them."""
 
 from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 _LOG2E = 1.4426950408889634
@@ -128,42 +123,3 @@ def fold(lanes, first, count):
         for j in range(count):
             lanes[first + j] += lanes[first + count + j]
     return lanes[first]
-
-
-SQUARES_AT_ONCE = 32  # elements: four vectors of 8 float64, each of them as many registers as the processor needs
-_VECTOR = ir.VectorType(ir.DoubleType(), 8)
-
-
-@intrinsic
-def sum_of_squares(typingctx, values, count):
-    """Sum of the squares of values[:count] (float64), where count is a multiple of SQUARES_AT_ONCE.
-
-    In LLVM's vectors of a fixed width: left to its vectoriser, an order that is fixed costs twice as much as one that
-    is free.
-    """
-
-    def build(context, builder, signature, arguments):
-        index = ir.IntType(64)
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        lanes = [
-            cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, [0.0] * 8)) for _ in range(SQUARES_AT_ONCE // 8)
-        ]
-        step = ir.Constant(index, SQUARES_AT_ONCE)
-        with cgutils.for_range_slice(builder, ir.Constant(index, 0), arguments[1], step, index) as (start, _):
-            for part, lane in enumerate(lanes):
-                place = builder.gep(data, [builder.add(start, ir.Constant(index, 8 * part))])
-                term = builder.load(builder.bitcast(place, _VECTOR.as_pointer()), align=8)
-                builder.store(builder.fadd(builder.load(lane), builder.fmul(term, term)), lane)
-        first, second, third, fourth = map(builder.load, lanes)
-        total = builder.fadd(builder.fadd(first, third), builder.fadd(second, fourth))
-        for half in (4, 2, 1):
-            low, high = (
-                builder.shuffle_vector(
-                    total, total, ir.Constant(ir.VectorType(ir.IntType(32), half), list(range(begin, begin + half)))
-                )
-                for begin in (0, half)
-            )
-            total = builder.fadd(low, high)
-        return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
-
-    return types.float64(values, types.int64), build

@@ -8,39 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .divergence import DENSE_DISTANCES, EXACT_DISTANCES, RowFigures
 from .metrics import NULLABLE, Adding, How, Summary
-
-
-class ExactSum:
-    """A sum of float64 numbers without any rounding, so that neither their order nor how they were grouped shows in it.
-
-    Every finite float64 is a whole number of 2^-1074, and Python's integers hold as many of those as come.
-    """
-
-    def __init__(self) -> None:
-        self._units = 0
-
-    def add(self, values: NDArray) -> None:
-        """Finite values, whole numbers or truth values, of any shape. ValueError or OverflowError where one is not
-        finite.
-        """
-        if values.dtype.kind != "f":
-            self._units += sum(values.ravel().tolist()) << 1074
-            return
-        for value in values.ravel().tolist():
-            numerator, denominator = value.as_integer_ratio()
-            self._units += numerator << (1075 - denominator.bit_length())
-
-    def whole(self) -> int:
-        """The sum of whole numbers."""
-        return self._units >> 1074
-
-    def over(self, count: int) -> float:
-        """The sum divided by a positive count, rounded once. OverflowError where no float64 is as large."""
-        return self._units / (count << 1074)
 
 
 class _Total:
@@ -48,7 +18,8 @@ class _Total:
 
     def __init__(self, adding: Adding) -> None:
         self._adding = adding
-        self._sum, self._count = ExactSum(), 0
+        self._sum: float = 0
+        self._count = 0
         self._extreme: Any = None
 
     def add(self, figures: RowFigures) -> None:
@@ -59,8 +30,10 @@ class _Total:
             pick = _EXTREMES[self._adding.how]
             found = [] if self._extreme is None else [self._extreme]
             self._extreme = pick([*found, *known.tolist()], default=None)
-        elif self._adding.how is not How.DEFINED:
-            self._sum.add(known)
+        elif known.dtype.kind == "f":
+            self._sum = math.fsum([self._sum, *known.tolist()])
+        else:
+            self._sum += int(known.sum())
 
     def value(self) -> Any:
         """None where it is over nothing."""
@@ -68,12 +41,12 @@ class _Total:
         if how in _EXTREMES:
             return self._extreme
         if how is How.SUM:
-            return self._sum.whole()
+            return self._sum
         if how is How.DEFINED:
             return self._count
         if not self._count:
             return None
-        mean = self._sum.over(self._count)
+        mean = self._sum / self._count
         return math.sqrt(mean) if how is How.ROOT_MEAN else 1.0 - mean if how is How.REST else mean
 
 

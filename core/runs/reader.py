@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
-from ..numerics.elementary import exp
 from ..numerics.formats import format_named
 from ..numerics.metrics import Summary
 from ..text import shown
@@ -169,7 +170,7 @@ class RunReader(Figures):
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
         """The largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
         found = positions.read_top_tokens(self._database, side, prompt, position).to_pandas()
-        found["probability"] = exp(found["probability"].to_numpy(float))  # not DuckDB's, which hangs on the machine
+        found["probability"] = np.exp(found["probability"].to_numpy(float))
         return found
 
     def kv(self, pair: int) -> pd.DataFrame:

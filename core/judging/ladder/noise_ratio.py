@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...numerics.elementary import exp, log
 from .nonfinite import NotFinite
 
 # Noise ratios up to which a pair may be rounding; docs/verdict_calibration.md has the trial they were chosen by. In 16
@@ -118,9 +118,9 @@ def floor_test(
     ):  # beyond that the pair's own figures are those of a fault, which has failed already
         median = max(1.0, float(np.median(by_position)))
         if 2 * differs.sum() > positions:  # of a pair equal at most positions, the others are no measure of themselves
-            spread = max(spread, _robust_spread(log(by_position[differs])))
+            spread = max(spread, _robust_spread(np.log(by_position[differs])))
     z = NormalDist().inv_cdf(1 - false_alarm / positions)
-    threshold = float("inf") if is_16_bits else median * max(largest, float(exp(z * spread)))
+    threshold = float("inf") if is_16_bits else median * max(largest, math.exp(z * spread))
     if not_finite is not None:  # over the finite logits alone it would look small
         ratio = float("inf")
         by_position[not_finite.rows] = np.inf
@@ -159,7 +159,7 @@ def _spread_of_seeds(floor: NDArray[np.float64]) -> float:
     """Standard deviation of the log ratio of one seed to the others at a position."""
     others = _others(floor)
     known = (floor > 0) & (others > 0)
-    logs = 0.5 * log(floor[known] / others[known])
+    logs = 0.5 * np.log(floor[known] / others[known])
     return _robust_spread(logs)
 
 

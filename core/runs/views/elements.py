@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...numerics.elementary import exp
 from ...numerics.elements import distances, mismatch_mark
 from ...numerics.formats import values_of
 from ..reader import RunReader
@@ -67,7 +66,7 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
             table[f"{name}_rank"] = top["rank"].loc[ids].tolist()
         table[f"{name}_logit"] = chosen
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
-            table[f"{name}_probability"] = exp(chosen - run.logsumexp(side)[row])
+            table[f"{name}_probability"] = np.exp(chosen - run.logsumexp(side)[row])
     return pd.DataFrame(table)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.divergence import NEAR_TIE_ROW_ULPS
-from ...numerics.elementary import exp
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
 from ...text import number, plural
 from ..reader import RunReader
@@ -170,7 +169,7 @@ def flip_table(
         wanted = np.stack([tokens[side].fillna(-1).to_numpy(np.int64) for side in SIDES])
         logits, ranks, left = _of_tokens(run, index, rows, wanted, left)
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
-            shares = exp(logits - run.logsumexp(index)[rows])
+            shares = np.exp(logits - run.logsumexp(index)[rows])
         for place, side in enumerate(SIDES):
             probability[side, on], rank[side, on] = shares[place], ranks[place]
     for side in SIDES:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ....errors import CaptureError
 from ....judging.divergence import mean_squares
-from ....numerics.elementary import log
 from ...models.model import LoadedModel
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.engines import RunnableSide
@@ -195,7 +194,7 @@ class PrecisionSearch:
 
 def _rises(left: Squares) -> int:
     """Position from which on more is left: that at which two levels of its logarithm part best; 0 where none rises."""
-    logs = log(np.maximum(left, np.finfo(np.float64).tiny))
+    logs = np.log(np.maximum(left, np.finfo(np.float64).tiny))
     count = np.arange(1, len(logs))
     sums = np.cumsum(logs)
     rise = (sums[-1] - sums[:-1]) / (len(logs) - count) - sums[:-1] / count
