@@ -1,46 +1,42 @@
-"""Ops: which torch operations of a machine are the same from run to run, over batch sizes and at every row, machines
-beside each other.
-"""
+"""Ops: which torch operations of a machine keep their bits from run to run, over batch sizes and row positions."""
 
 import streamlit as st
 
+from app.components import plots
 from app.components.code_block import code_block
-from app.ops import PAGE, form, parts
-from app.shell import exports, store_changes, widgets
-from core.runs.reports.ops_wording import beside
-from core.text import plural
+from app.hosting import page_guard
+from app.ops import PAGE, parts
+from app.shell import exports, store_cache, store_changes, widgets
+from app.shell.job_list import job_list
+from core.text import legible, plural
 
-jobs = store_changes.jobs()
 widgets.title(PAGE)
-found = parts.cards()
-lead, probing = st.container(), st.container()
-with probing.expander("Probe this machine", expanded=not found):
-    form.start(jobs)
-if not found:
-    lead.info(
-        "No operations were probed yet. Probe this machine below, or on any machine from the command line; a run file"
-        " put into this store appears here."
-    )
-    code_block(parts.COMMAND)
+if st.session_state.pop("opened", False):
+    st.session_state["ops_run"] = st.session_state.pop("open_next", "")
+cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]
+with st.expander("Probe this machine", expanded=not cards):
+    if page_guard.may_edit():
+        parts.form()
+    job_list(store_changes.jobs(), of="ops")
+if not cards:
+    st.info("No operations were probed yet. Probe this machine above, or any machine from its command line.")
+    code_block("ulpscope ops --quick")
     st.stop()
-runs = parts.pick(found)
-if not runs:
-    st.stop()
-with lead:
-    parts.summary(runs)
-everything = beside(runs)
-shown = parts.ask(everything)
-if shown:
-    parts.table(shown, runs)
-    st.caption(
-        f"{len(shown):,} of {plural(len(everything), 'probe')}; a click on a row's box opens its classes."
-        + (" M1, M2 are the machines above." if len(runs) > 1 else "")
-    )
-else:
-    st.info("No probe is left by these filters.")
-selected = next((one for one in everything if parts.key_words(one) == st.session_state.get("ops_row")), None)
-if selected is not None:
-    parts.detail(selected, runs)
-exports.download({"probes": parts.listed(everything, runs)}, "ops", "ops")
-with st.expander("Versions, settings and commands"):
-    st.table(parts.provenance(runs), border="horizontal")
+run = store_cache.ops_run(parts.pick(cards))
+rows = parts.chosen(run.rows)
+st.caption(
+    f"{len(rows):,} of {plural(len(run.rows), 'probe')}. Run to run: the same call again. Batch size: row 0 alone"
+    " compared with row 0 among N rows. Row position: copies of one row at every index of a batch."
+)
+st.dataframe(parts.table(rows), hide_index=True, key="ops_table", placeholder="–")
+chart = parts.batch_chart(rows)
+if chart is not None:
+    st.caption("Distance of row 0 from batch size 1, in ULPs of the dtype.")
+    plots.draw(chart, key="ops_chart", picture=exports.picture("batch-sizes", [run.header.name]))
+exports.download({"probes": parts.table(run.rows)}, "ops", "ops")
+with st.expander("Versions, settings and command"):
+    about = run.header
+    facts = {"device": about.device, "chip": about.device_name, **about.versions}
+    facts["command, as the file states it"] = about.command
+    escaped = {widgets.escaped(name): widgets.escaped(legible(value)) for name, value in facts.items()}
+    st.table(escaped, border="horizontal")

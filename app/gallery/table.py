@@ -101,7 +101,7 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         selection = st.session_state[key]["selection"]
         chosen = shown[selection["cells"][0][0]] if selection["cells"] else None
         if chosen is not None and not chosen.sides:  # probes of operations
-            state.select(ops_runs=chosen.run_id, opened_ops=True)
+            state.select(ops_run=chosen.run_id, opened_ops=True)
         elif chosen is not None:
             state.select(run=chosen.run_id)
             state.new_run()

@@ -8,12 +8,9 @@ PAGE = Page(
     "Ops",
     "store",
     (
-        PageSetting("machines", "ops_runs", "", longest=1000),
+        PageSetting("probes", "ops_run", "", longest=200),
         PageSetting("op", "ops_op", ""),
         PageSetting("dtype", "ops_dtype", "any", words(["any", *LOGIT_FORMATS])),
-        PageSetting(
-            "show", "ops_shown", "all", {"all": "all", "no": "with a no", "disagree": "where machines disagree"}
-        ),
-        PageSetting("row", "ops_row", "", longest=200),
+        PageSetting("show", "ops_shown", "all", words(["all", "differing"])),
     ),
 )

@@ -20,6 +20,7 @@ def how_it_stands(job: Job) -> str:
     if job.state == "running" and job.rows_total:
         units = {GETTING: "MB", PROBING: "requests"}
         unit = "prompts" if job.stage.endswith(" writes") else units.get(job.device, "positions")
+        unit = "probes" if job.arguments[:1] == ("ops",) else unit
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s"
     if job.state == "done" and job.device in (GETTING, PROBING):
         return f"in {job.seconds:.0f} s"

@@ -12,9 +12,8 @@ from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from .file.database import Database
 from .store.store import Store
+from .tables import ops
 from .tables.amounts import check_amounts
-from .tables.ops import OpRow, insert_ops
-from .tables.ops import read_ops as read_rows
 from .tables.run import insert_run, read_run
 from .tables.schema import check_tables, create_tables
 
@@ -23,15 +22,12 @@ KIND = "ops"
 
 @dataclass(frozen=True)
 class OpsHeader:
-    """Everything about the run but its rows. dtypes: those probed; seed: of the inputs, which are the same bits on
-    every machine.
-    """
+    """Everything about the run but its rows. dtypes: those probed."""
 
     name: str
     device: str
     device_name: str
     dtypes: tuple[str, ...]
-    seed: int
     command: str
     model: str = ""
     note: str = ""
@@ -45,10 +41,10 @@ class OpsRun:
 
     run_id: str
     header: OpsHeader
-    rows: tuple[OpRow, ...]
+    rows: list[ops.OpRow]
 
 
-def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[OpRow], *, run_id: str | None = None) -> str:
+def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[ops.OpRow], *, run_id: str | None = None) -> str:
     """Store the probes as an immutable run; it appears when it is whole. -> its id"""
     if not rows:
         raise UsageError("no operation was probed; nothing was stored.")
@@ -64,7 +60,7 @@ def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[OpRow], *, run
             about = asdict(header) | {"compute_dtype": ", ".join(header.dtypes), "created": created}
             del about["dtypes"]
             insert_run(database, run_id=new_id, kind=KIND, revision="", vocab=0, positions=0, **about)
-            insert_ops(database, rows)
+            ops.insert_ops(database, rows)
             database.execute("COMMIT")
             database.close()
         except BaseException:
@@ -93,7 +89,7 @@ def ops_of(path: Path) -> OpsRun:
 
 
 def _read(database: Database, run_id: str) -> OpsRun:
-    kept = ("name", "created", "model", "device", "device_name", "seed", "command", "note")
+    kept = ("name", "created", "model", "device", "device_name", "command", "note")
     about = read_run(database, "kind", "compute_dtype", "versions", *kept)
     if about["kind"] != KIND:
         raise StoreError(f"run '{run_id}' holds logits and no probes of operations; `{COMMAND} show` shows it.")
@@ -103,4 +99,4 @@ def _read(database: Database, run_id: str) -> OpsRun:
             versions={str(key): str(value) for key, value in json.loads(about["versions"]).items()},
             **{name: about[name] for name in kept},
         )
-    return OpsRun(run_id, header, read_rows(database))
+    return OpsRun(run_id, header, ops.read_ops(database))

@@ -1,5 +1,5 @@
-"""Pages of the store in a real Chromium. Matrix: a cell is clicked, opened and compared, and one that is being computed
-is seen to be done. Ops: two machines beside each other, a row's classes, and a probe of this machine that is cancelled.
+"""Pages of the store in a real Chromium. Matrix: a cell is clicked, opened and compared.
+Ops: a stored run, and a probe of this machine that is cancelled.
 """
 
 from __future__ import annotations
@@ -7,22 +7,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from core.runs.ops_run import write_ops_run
 from core.runs.store.store import Store
-from core.runs.tables.ops import BatchClass
 from core.sweeps.ledger import Ledger, run_id_of
 from core.sweeps.plan import Cell, read_plan
 from tests.browser.driving import Dashboard, picture, settle
-from tests.core.runs.ops_runs import MM, SOFTMAX, probed
+from tests.core.runs.test_ops_run import STEADY, header, row_of
 from tests.core.sweeps.stand_in import write
 
 ROW, COLUMN = 35, 160  # pixels of a table of few columns: of a row, and well within the first column behind the names
-OTHER = replace(MM, classes=(BatchClass((1,), "a" * 16), BatchClass((2, 3, 4, 8), "d" * 16, 9, 3)))
 
 
 @pytest.fixture
@@ -78,34 +76,15 @@ def test_a_cell_leads_to_its_run_and_to_the_other_build(page: Page, dashboard: D
     assert f"run={run_id_of(cells[0].asked, {'build': '2'})}" in page.url
 
 
-@pytest.fixture(scope="module")
-def machines(dashboard: Dashboard) -> Iterator[str]:
-    store = Store(dashboard.store)
-    for name, device, rows in (("a-processor", "cpu", (MM, SOFTMAX)), ("a-card", "cuda:0", (OTHER, SOFTMAX))):
-        probed(store, name, *rows, chip=f"<b>{name}</b>", device=device)
-    yield "a-processor,a-card"
-    for name in ("a-processor", "a-card"):
-        store.delete(name)
-
-
 @pytest.mark.thorough
-def test_machines_stand_beside_each_other_and_this_one_is_probed(page: Page, dashboard: Dashboard, machines: str):
-    page.goto(f"{dashboard.url}/ops?machines={machines}")
+def test_probes_are_shown_and_this_machine_is_probed(page: Page, dashboard: Dashboard):
+    store = Store(dashboard.store)
+    write_ops_run(store, header(device_name="<b>a card</b>"), [row_of(), STEADY], run_id="a-card")
+    page.goto(f"{dashboard.url}/ops?probes=a-card&show=differing")
     settle(page)
     expect(page.locator("h1")).to_have_text("Ops")
-    expect(page.get_by_text("M2: cuda:0, <b>a-card</b>, torch 2.13.0")).to_be_visible()  # as text
-    page.get_by_text("where machines disagree").click()
-    settle(page)
     expect(page.get_by_text("1 of 2 probes")).to_be_visible()
-    table = page.locator("[data-testid=stDataFrame]").first
-    place = table.bounding_box()
-    assert place is not None
-    page.mouse.click(place["x"] + 16, place["y"] + 50)  # the box of the first row, which is drawn on a canvas
-    settle(page)
-    expect(page.get_by_role("heading", name="mm, float32, 256 to 256")).to_be_visible()
-    letters = page.locator(".js-plotly-plot .textpoint")
-    expect(letters).to_have_text(["A", "A", "A", "B", "B", "A", "C", "C", "C", "C"])
-    assert re.search(r"show=disagree.*row=mm", page.url)
+    expect(page.locator(".js-plotly-plot")).to_be_visible()
     picture(page, "ops")
 
     page.get_by_text("Probe this machine").first.click()
@@ -118,3 +97,4 @@ def test_machines_stand_beside_each_other_and_this_one_is_probed(page: Page, das
     expect(page.get_by_text("cancelled; nothing was stored")).to_be_visible()
     page.get_by_role("button", name="Dismiss").click()
     expect(page.get_by_text("cancelled; nothing was stored")).to_have_count(0)
+    store.delete("a-card")

@@ -12,7 +12,6 @@ from ..reader import RunReader
 from ..store.cards import RunCard
 from ..views.kv_cache import kv_json
 from ..views.request import typed_again
-from .ops_wording import QUESTIONS, says
 from .report_json import as_json, report_of_run
 
 _LONGEST_STATED = 2000  # characters
@@ -82,18 +81,8 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
 
 
 def ops_json(run: OpsRun) -> dict[str, Any]:
-    """Probes of operations: what the run says of itself, and a row a probe with its answers and their sentences."""
+    """Probes of operations: what the run says of itself, and its rows."""
     about = run.header
-    rows = [
-        {
-            **asdict(row),
-            "is_repeatable": row.is_repeatable,
-            "is_batch_invariant": row.is_batch_invariant,
-            "is_position_invariant": row.is_position_invariant,
-            "says": {question: says(row, question) for question in QUESTIONS},
-        }
-        for row in run.rows
-    ]
     created = about.created.isoformat() + "Z" if about.created is not None else None
-    told = {**asdict(about), **_commands(about.command, ""), "created": created, "rows": rows}
+    told = {**asdict(about), **_commands(about.command, ""), "created": created, "rows": run.rows}
     return {**({"run_id": run.run_id} if run.run_id else {}), **told}

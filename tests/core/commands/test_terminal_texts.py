@@ -26,7 +26,6 @@ COMMANDS = [
     ("layers", "mine"),
     ("layers", "bare"),
     ("ops", "--show", "probes"),
-    ("ops", "--show", "probes", "--markdown"),
     ("inspect", "FILE"),
     ("label", "mine"),
     ("show", ORDERS),

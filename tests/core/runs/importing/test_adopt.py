@@ -424,7 +424,7 @@ def test_a_macro_of_a_foreign_file_takes_no_functions_place_when_it_is_read(fore
 
 
 def test_probes_of_operations_come_in_too(store: Store, tmp_path: Path) -> None:
-    outside, rows = Store(tmp_path / "outside"), (row_of(), UNSTEADY, ABSENT)
+    outside, rows = Store(tmp_path / "outside"), [row_of(), UNSTEADY, ABSENT]
     path = outside.path_of(write_ops_run(outside, header(), rows))
     found = read_ops(store, taken(store, path))
     assert found.rows == rows
