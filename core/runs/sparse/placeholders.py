@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +30,8 @@ Rows = NDArray[np.bool_]
 class Placeholders:
     """Rows of one side that hold no values of a model.
 
-    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'missing' or 'certain'. tokens: such
-    rows, of: all rows of the side. what: clause on their values.
+    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'contradicted', 'missing' or 'certain'.
+    tokens: such rows, of: all rows of the side. what: clause on their values.
     """
 
     side: str
@@ -157,9 +158,22 @@ def _kinds(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
         found, times = np.unique(flat.largest[rows], return_counts=True)
         yield "no list", rows, _value(found[times.argmax()], certain) + _no_list(side, flat) + _of_drafts(side)
     if certain is not None:
-        together = float(flat.probability.max(initial=0.0))
-        yield "sum above 1", flat.probability > _MOST_TOGETHER, f"their probabilities add up to {number(together, 3)}"
+        together = flat.probability
+        what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"
+        yield "sum above 1", together > _MOST_TOGETHER, what
+        rows = (flat.largest == certain) & (together > 1 + _most_beside_one(flat.values))
+        what = f"{_value(np.float64(certain), certain)}, though its list adds up to more{_of_drafts(side)}"
+        yield "contradicted", rows, what
     yield "missing", flat.lacks_chosen, "null, -9999.0 or -inf for the emitted token"
+
+
+def _most_beside_one(values: NDArray[np.float64]) -> float:
+    """Largest probability that rounding leaves for the other tokens of a list that has 1 for one token."""
+    with np.errstate(over="ignore"):
+        narrow = [values.astype(dtype).astype(np.float64) for dtype in (np.float16, ml_dtypes.bfloat16)]
+    if any(np.array_equal(values, each) for each in narrow):
+        return _MOST_TOGETHER - 1  # a log-softmax in 16 bits
+    return 10 * ROUNDING + 4 * sent_error(values)
 
 
 def _impossible(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:

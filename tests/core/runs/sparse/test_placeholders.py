@@ -94,6 +94,26 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
     assert summary["max_abs"][0] == pytest.approx(0.001)
 
 
+def with_certain_token(rows: list[Token], at: int) -> list[Token]:
+    word, _, top = rows[at]
+    return [*rows[:at], (word, 0.0, {**top, word: 0.0}), *rows[at + 1 :]]
+
+
+def test_probability_1_that_its_own_list_contradicts_is_the_first_finding() -> None:
+    pair, verdict = judged(answer(*sound()), answer(*with_certain_token(sound(), 2)))
+    assert kinds(pair) == [("B", "contradicted", 1, 8)]
+    assert (pair.listed, pair.differing) == (3 * 7, 0)
+    assert verdict.because.startswith(
+        "placeholders at 1 of 8 tokens of 'B': 0.0 (probability 1), though its list adds up"
+    )
+
+
+def test_probability_1_of_a_log_softmax_in_bfloat16_contradicts_nothing() -> None:
+    rows = [(word, -0.125, {word: -0.125, " the": -2.5, " a": -3.25}) for word in WORDS]
+    pair, _ = judged(answer(*rows), answer(*with_certain_token(rows, 2)))
+    assert pair.placeholders == ()
+
+
 @pytest.mark.parametrize("value", [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0])
 def test_every_spelling_of_no_probability_is_one(value: Any) -> None:
     pair, verdict = judged(answer(*sound()), answer(*drafted({0, 1, 2, 3, 4}, value)))
