@@ -42,7 +42,7 @@ from .commands import (
     verdicts,
 )
 from .commands.sparse import explaining, probing
-from .commands.sweeps import sweeping, worker
+from .commands.sweeps import sweeping
 from .commands.terminal.console import err
 from .errors import UlpscopeError
 
@@ -70,7 +70,6 @@ app.command()(generating.search)
 app.command()(ops.ops)
 app.command()(throughput.throughput)
 app.command()(sweeping.sweep)
-app.command("sweep-worker", hidden=True)(worker.sweep_worker)
 app.command(hidden=True)(spare.spare)
 app.command("layers")(layers.layers)
 app.command()(findings.kernels)

@@ -20,7 +20,7 @@ from tests.core.conftest import environment
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # Pages that are not pasted: they need a server, root, a cluster, a bucket or other engines.
-NOT_PASTED = ("api", "hosting", "executors", "object_storage", "engines")
+NOT_PASTED = ("api", "hosting", "object_storage", "engines")
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -13,7 +13,7 @@ from app.components.code_block import code_block
 from app.matrix import charts
 from app.shell import exports, selection, store_cache, widgets
 from core.sweeps.history import CellChange, change_of
-from core.sweeps.ledger import FAILED, RUNNING, KeptPlan, Ledger
+from core.sweeps.ledger import FAILED, Ledger, StoredPlan
 from core.sweeps.matrix import FIGURES, Matrix, filtered, varying
 from core.sweeps.plan import AXES, in_short
 from core.text import number, percent, plural, shown
@@ -25,7 +25,7 @@ _PICKED = "matrix_picked"  # digest of the cell that was picked in a panel after
 
 
 def ledger() -> Ledger:
-    """The sweeps' side of the store, kept from rerun to rerun: it reads each card once."""
+    """The sweeps of the store, kept between reruns because it reads each card once."""
     store = store_cache.store()
     kept = st.session_state.get("matrix_ledger")
     if kept is None or kept.store.directory != store.directory:
@@ -33,7 +33,7 @@ def ledger() -> Ledger:
     return kept
 
 
-def pick(plans: Sequence[KeptPlan]) -> KeptPlan:
+def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
     """Draw the choice of a sweep, where there are several."""
     names = {plan.name: plan for plan in plans}
     if st.session_state.get("matrix_plan") not in names:
@@ -44,16 +44,9 @@ def pick(plans: Sequence[KeptPlan]) -> KeptPlan:
     return names[str(name)]
 
 
-def changes_of(found: Ledger, plan: KeptPlan) -> list[CellChange]:
-    """Every cell of a plan beside its last good run; of cells with nothing new the same objects as the last time."""
-    kept: dict[str, CellChange] = st.session_state.setdefault("matrix_changes", {})
-    changes = []
-    for state in found.states(plan.cells):
-        change = kept.get(state.cell)
-        if change is None or change.state is not state:
-            change = kept[state.cell] = change_of(state)
-        changes.append(change)
-    return changes
+def changes_of(found: Ledger, plan: StoredPlan) -> list[CellChange]:
+    """Every cell of a plan with its change since its last good run."""
+    return [change_of(state) for state in found.states(plan.cells)]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
@@ -155,8 +148,8 @@ def cell(change: CellChange) -> None:
     axes, now = change.state.axes, change.now
     where = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
     st.markdown(f"**{widgets.escaped(shown(where, 300))}**")
-    if change.state.state in (FAILED, RUNNING):
-        st.markdown(f"{change.state.state}: {widgets.escaped(change.state.says)}")
+    if change.state.state == FAILED:
+        st.markdown(f"failed: {widgets.escaped(change.state.says)}")
     if now is None:
         st.markdown("It has no run yet.")
         return
@@ -207,6 +200,5 @@ def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
 
 
 def empty() -> None:
-    """Say what to do where no sweep was run on this store."""
-    st.info("No sweep was run on this store. One is a plan of many captures; its cells appear here while it runs.")
+    st.info("No sweeps yet. Start one:")
     code_block("ulpscope sweep sample_runs/sweep.toml")

@@ -1,4 +1,4 @@
-"""Cards of runs of cells: the figures of a sweep's tables, read from a run file once and kept in cards.jsonl."""
+"""Cards of runs of cells: the figures of a sweep's tables, read from each run file once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CellCard:
 
     @classmethod
     def from_json(cls, value: Any) -> Self | None:
-        """Read a line of cards.jsonl; None for what is no card."""
+        """Read a stored card; None for what is no card."""
         try:
             card = cls(**{**value, "bits": tuple(value["bits"]), "growth": tuple(value["growth"])})
             return card if cell_of(card.run_id) and isinstance(card.versions, dict) else None

@@ -8,7 +8,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ AXES = ("model", "prompts", "reference", "engine", "path", "dtype", "device")
 OWN_ENGINE = "transformers"  # of this process; paths of it bear no name of an engine
 APART = ", apart"  # a transformers of another process, `transformers:decode` among the paths
 MOST_CELLS = 100_000
-CLUSTERS = ("slurm", "local")
 _DIGEST = 16  # hexadecimal digits, 64 bits: of 100,000 cells two are alike with a chance of 3e-10
 # key of the plan -> (axis, its values where the plan has none)
 _LISTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -65,33 +64,17 @@ class Cell:
         parts = (in_short("model", axes["model"]), sides, axes["dtype"], in_short("prompts", axes["prompts"]))
         return ", ".join(filter(None, (*parts, axes["device"])))
 
-
-@dataclass(frozen=True)
-class SlurmTable:
-    """Settings of a plan's jobs, from its [slurm]. cells: of one job at most; jobs: at once at most; minutes: after
-    which a job is queued again, and goes on; gpus: of a job whose cells are not for the processor; memory_gb: 0 is what
-    the partition gives; cluster: `slurm`, or `local`, which is submitit's own processes.
-    """
-
-    partition: str = ""
-    account: str = ""
-    minutes: int = 240
-    gpus: int = 0
-    cpus: int = 4
-    memory_gb: int = 0
-    cells: int = 20
-    jobs: int = 256
-    cluster: str = "slurm"
+    def is_unchanged(self) -> bool:
+        """Return whether the files of its prompts hold here and now what they held when the plan was read."""
+        return self.asked == _digest_of(self.request, self.axes["model"], _digest_of_prompts(self.request))
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A plan as its file has it, with every cell of it; text: the file's own."""
+    """Plan of a sweep, with every cell of it."""
 
     name: str
     cells: tuple[Cell, ...]
-    text: str
-    slurm: SlurmTable = SlurmTable()
 
     @cached_property
     def _by_digest(self) -> dict[str, Cell]:
@@ -113,14 +96,13 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
     for what cannot be understood; nothing is loaded.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        said = tomllib.loads(text)
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a plan ({error}).") from None
-    excluded, slurm = said.pop("exclude", []), _slurm(path, said.pop("slurm", {}))
+    excluded = said.pop("exclude", [])
     unknown = next((key for key in said if key not in _LISTS and key not in _SETTINGS), None)
     if unknown is not None:
-        known = joined([*_LISTS, *_SETTINGS, "exclude", "slurm"])
+        known = joined([*_LISTS, *_SETTINGS, "exclude"])
         raise UsageError(f"{path}: '{shown(unknown)}' is no key of a plan; there are {known}.")
     lists = {key: _texts(path, key, said.get(key, list(default))) for key, (_, default) in _LISTS.items()}
     settings = {key: _setting(path, key, said.get(key, default)) for key, (_, default) in _SETTINGS.items()}
@@ -152,7 +134,7 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
         cells.setdefault(asked, Cell(axes, request, asked))
     if not cells:
         raise UsageError(f"{path}: every cell is excluded.")
-    return SweepPlan(settings["name"] or path.stem, tuple(cells.values()), text, slurm)
+    return SweepPlan(settings["name"] or path.stem, tuple(cells.values()))
 
 
 def in_short(axis: str, value: str) -> str:
@@ -224,22 +206,6 @@ def _setting(path: Path, key: str, value: Any) -> Any:
     if key == "keep" and value not in KEEPS:
         raise UsageError(f"{path}: 'keep' is '{shown(value)}'; expected {joined(KEEPS)}.")
     return value
-
-
-def _slurm(path: Path, given: Any) -> SlurmTable:
-    if not isinstance(given, dict):
-        raise UsageError(f"{path}: 'slurm' is {shown(given)}; expected a [slurm] section.")
-    known = {field.name: type(field.default) for field in fields(SlurmTable)}
-    least = {"minutes": 1, "cpus": 1, "cells": 1, "jobs": 1}
-    for key, value in given.items():
-        if key not in known:
-            raise UsageError(f"{path}: [slurm] '{shown(key)}' is not known; there are {joined(list(known))}.")
-        expected = "a text" if known[key] is str else f"a whole number from {least.get(key, 0)} on"
-        if type(value) is not known[key] or (isinstance(value, int) and value < least.get(key, 0)):
-            raise UsageError(f"{path}: [slurm] '{key}' is {shown(value)}; expected {expected}.")
-    if given.get("cluster", "slurm") not in CLUSTERS:
-        raise UsageError(f"{path}: [slurm] 'cluster' is '{shown(given['cluster'])}'; expected {joined(CLUSTERS)}.")
-    return SlurmTable(**given)
 
 
 def _conditions(path: Path, given: Any) -> list[dict[str, tuple[str, ...]]]:

@@ -32,7 +32,7 @@ def sweep(dashboard: Dashboard, tmp_path: Path) -> Iterator[tuple[Ledger, tuple[
     cells = read_plan(tmp_path / "browser.toml").cells
     store = Store(dashboard.store)
     ledger = Ledger(store)
-    ledger.keep(read_plan(tmp_path / "browser.toml"))
+    ledger.write_plan(read_plan(tmp_path / "browser.toml"))
     for build, moved, verdict in (("1", 0.0, "rounding"), ("2", 2.0, "bug suspected")):
         write(store, run_id_of(cells[0].asked, {"build": build}), cells[0].request, moved=moved, verdict=verdict)
     yield ledger, cells

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,16 +22,15 @@ from ...runs.reports.gate_files import append, junit_text, markdown_text, write_
 from ...runs.store import labels
 from ...runs.store.store import open_store
 from ...sweeps.history import CellChange, change_of, conditions_of, gate_of
-from ...sweeps.ledger import DONE, FAILED, Ledger, in_ledger
+from ...sweeps.ledger import DONE, FAILED, CellOutcome, Ledger, in_ledger
 from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ...sweeps.ray_executor import compute_on_ray
-from ...sweeps.slurm_executor import compute_on_slurm
-from ...sweeps.workers import CellOutcome, compute_here
+from ...sweeps.workers import compute_here
 from ...text import plural, shown, size, three_digits
 from ..capturing import plan_of
 from ..request_options import EngineOption
 from ..terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
-from .worker import computed_here
+from .computing import compute_cell, outcome_of
 
 _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
@@ -38,7 +38,7 @@ _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 def sweep(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/sweeps.md).")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what each would compute.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Workers a device, as memory allows.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at once per device; each has its own copy of the model.")] = 1,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -46,22 +46,21 @@ def sweep(
             help="Compute on a Ray cluster: 'auto', HOST:PORT, or 'local', one of this machine (docs/sweeps.md).",
         ),
     ] = None,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Compute as jobs of Slurm, as [slurm] of the plan says (docs/executors.md).")
-    ] = False,
     build: Annotated[
-        str, typer.Option(help="Label of what is under test, such as a commit: another one is run anew.")
+        str, typer.Option(help="Label of what is under test, such as a commit. Another label computes the cells anew.")
     ] = "",
-    cell: Annotated[list[str] | None, typer.Option(help="Only this cell, here; may be given several times.")] = None,
+    cell: Annotated[
+        list[str] | None, typer.Option(help="Compute only this cell, in this process; may be given several times.")
+    ] = None,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print a command a missing cell, for a scheduler of your own; run nothing.")
+        bool, typer.Option("--print", help="Print one command per missing cell, for Slurm or another scheduler.")
     ] = False,
     against: Annotated[
-        str | None, typer.Option(help="Hold each cell against its run with this tag. Default: its last good run.")
+        str | None, typer.Option(help="Compare each cell with its run of this tag. Default: its last good run.")
     ] = None,
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(help="changed, bug, flips; several with commas. Exit code 1 where a cell has it."),
+        typer.Option(help="changed, bug, flips; separate several with commas. Exit code 1 if a cell has one."),
     ] = None,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write the gate as JUnit XML.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Add the gate as Markdown to a file.")] = None,
@@ -69,10 +68,10 @@ def sweep(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Run what a plan's cells lack: models x paths x dtypes x engines, each cell a run of the store.
+    """Run the missing cells of a sweep: models x paths x dtypes x engines, each cell a run of the store.
 
-    A cell's run is named by the digest of what was asked for and of what it was computed with, so a sweep that was
-    killed, extended or moved to another machine goes on, and nothing is computed twice.
+    Each run is named by the digest of its request and of its environment. A sweep that was killed, extended or moved to
+    another machine goes on; nothing is computed twice.
 
     For example:  ulpscope sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"
     """
@@ -80,8 +79,6 @@ def sweep(
     conditions = conditions_of(fail_on or ())
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown write a gate; add --fail-on changed,bug,flips.")
-    if ray and slurm:
-        raise UsageError("--ray and --slurm are two places to compute; choose one.")
     found = read_plan(plan, build)
     target = open_store(store)
     ledger = Ledger(target)
@@ -92,66 +89,48 @@ def sweep(
     if print_:
         _print_commands(plan, chosen, ledger, build, engine or (), store)
         return
-    began, pinned = Began(chosen), _tagged(ledger, against)
-    ledger.keep(found)
-    outcomes: Iterator[CellOutcome]
-    with stoppable(says=began.stopped), steps() as say:
-        tell, engines = began.teller(say), engine or ()
+    progress, pinned = _Progress(ledger, chosen), _tagged(ledger, against)
+    ledger.write_plan(found)
+    with stoppable(says=progress.stopped), steps() as say:
+        compute = partial(compute_cell, address=target.address, engines=tuple(engine or ()))
         if ray:
-            outcomes = compute_on_ray(chosen, target, ray, jobs=jobs, engines=engines, tell=tell, note=began.note)
-        elif slurm:
-            outcomes = compute_on_slurm(chosen, target, found.slurm, name=found.name, engines=engines, tell=tell)
+            outcomes = compute_on_ray(chosen, compute, target, ray, jobs=jobs)
         elif cell:
-            outcomes = (computed_here(target, one, say) for one in chosen)
+            outcomes = (outcome_of(target, one, say) for one in chosen)
         else:
-            outcomes = compute_here(chosen, target.directory, jobs=jobs, engines=engines, tell=tell)
+            outcomes = compute_here(chosen, compute, jobs=jobs, on_begin=lambda one: progress.tell(say, one.title))
         with closing(outcomes):  # type: ignore[type-var]
             for outcome in outcomes:
-                began.add(ledger, outcome)
-                say(began.in_short, began.count, len(chosen), "cells")
-    _tell_end(found, chosen, ledger, began, conditions, pinned, junit, markdown, as_json_)
+                progress.add(outcome)
+                progress.tell(say, "cells")
+    _report(found, chosen, ledger, progress, conditions, pinned, junit, markdown, as_json_)
 
 
 @dataclass
-class Began:
+class _Progress:
     """Outcomes of a sweep so far."""
 
+    ledger: Ledger
     cells: Sequence[Cell]
     outcomes: list[CellOutcome] = field(default_factory=list)
-    failed: list[CellOutcome] = field(default_factory=list)
 
     @property
-    def count(self) -> int:
-        return len(self.outcomes)
+    def failed(self) -> int:
+        return sum(outcome.state == FAILED for outcome in self.outcomes)
 
-    @property
-    def in_short(self) -> str:
-        """`3 failed` and the like, for a line of progress."""
-        return f"{len(self.failed)} failed" if self.failed else "cells"
-
-    def add(self, ledger: Ledger, outcome: CellOutcome) -> None:
+    def add(self, outcome: CellOutcome) -> None:
         self.outcomes.append(outcome)
+        self.ledger.record(outcome)
         if outcome.state == FAILED:
-            self.failed.append(outcome)
-            ledger.fail(outcome.cell.asked, outcome.says)
             err.print(f"failed: {outcome.cell.title}: {outcome.says}", markup=False, soft_wrap=True)
-        elif outcome.state == DONE:
-            ledger.succeed(outcome.cell.asked, outcome.run_id)
-            ledger.cards([outcome.run_id])
 
-    @staticmethod
-    def note(sentence: str) -> None:
-        """Say what is wrong beside the cells."""
-        err.print(sentence, markup=False, soft_wrap=True)
-
-    def teller(self, say: Tell) -> Callable[[Any], None]:
-        """Tell of the workers' steps, in front of how many cells are done."""
-        return lambda event: say(f"{event.cell.title}: {event.stage}", self.count, len(self.cells), "cells")
+    def tell(self, say: Tell, what: str) -> None:
+        failed = f" ({self.failed} failed)" if self.failed else ""
+        say(f"{what}{failed}", len(self.outcomes), len(self.cells), "cells")
 
     def stopped(self) -> str:
-        """Sentence on a sweep that is stopped: every cell that was finished stays."""
-        kept = sum(outcome.state == DONE for outcome in self.outcomes)
-        return f"stopped; {kept:,} of {len(self.cells):,} cells are in the store, and the sweep goes on from there."
+        done = sum(outcome.state == DONE for outcome in self.outcomes)
+        return f"stopped; {done:,} of {len(self.cells):,} cells are in the store, and the sweep goes on from there."
 
 
 def _print_commands(
@@ -212,31 +191,34 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
         )
 
 
-def _tell_end(
+def _report(
     plan: SweepPlan,
     cells: Sequence[Cell],
     ledger: Ledger,
-    began: Began,
+    progress: _Progress,
     conditions: Sequence[str],
     pinned: set[str],
     junit: Path | None,
     markdown: Path | None,
     as_json_: bool,
 ) -> None:
-    """Say what became of the cells, what changed, and what failed; exit code 1 by the gate, 2 where cells failed."""
+    """Print the cells with what changed; exit code 1 if the gate fails, 2 if cells failed."""
     states = ledger.states(in_ledger(cells))
-    ledger.share()
-    of_now = {outcome.cell.asked: outcome.run_id for outcome in began.outcomes}
+    of_now = {outcome.cell.asked: outcome.run_id for outcome in progress.outcomes}
     changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in states]
     gate = gate_of(changes, conditions) if conditions else None
     if gate is not None and junit is not None:
         write_whole(junit, junit_text(gate))
     if gate is not None and markdown is not None:
         append(markdown, markdown_text(gate))
-    there = sum(outcome.was_there for outcome in began.outcomes)
+    there = sum(outcome.was_there for outcome in progress.outcomes)
     if as_json_:
         about: dict[str, Any] = {"name": plan.name, "cells": [change.as_json() for change in changes]}
-        about |= {"computed": began.count - there - len(began.failed), "were_there": there, "failed": len(began.failed)}
+        about |= {
+            "computed": len(progress.outcomes) - there - progress.failed,
+            "were_there": there,
+            "failed": progress.failed,
+        }
         print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
     else:
         _print_changes(plan, changes)
@@ -244,7 +226,7 @@ def _tell_end(
             out.print(gate.table(), markup=False, soft_wrap=True)
     if gate is not None and gate.failed:
         raise typer.Exit(1)
-    if began.failed:
+    if progress.failed:
         raise typer.Exit(2)
 
 

@@ -6,10 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-import torch
-
 from ...capture_request import CaptureRequest
-from ..models import memory
 from ..models.model import revision_of
 from .capture import CapturePlan
 
@@ -35,17 +32,6 @@ def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]
         "versions": dict(about.versions),
         "build": request.build,
     }
-
-
-def needed_bytes(request: CaptureRequest, plan: CapturePlan) -> int:
-    """Memory that a capture takes at most, about: the weights, and where it is judged a copy of them in float32."""
-    in_float32 = plan.loaded.weight_bytes * 4 // plan.loaded.torch_dtype.itemsize
-    return plan.loaded.weight_bytes + (in_float32 if request.judge else 0)
-
-
-def free_bytes(plan: CapturePlan) -> int | None:
-    """Memory that is free on the plan's device; None where nobody says."""
-    return memory.free_bytes(torch.device(plan.loaded.device))
 
 
 def _digest(text: str) -> str:

@@ -15,12 +15,11 @@ import gzip
 import hashlib
 import json
 import os
-import secrets
 import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +31,6 @@ from ...errors import StoreError
 from ...packaged_models import cache_folder
 from ...text import shown, slug
 from .labels import FOLDER as LABELS
-from .lease import held
 from .objects import Object, Objects, has_md5, is_url
 
 INDEX = ".index.json.gz"
@@ -242,23 +240,6 @@ class Mirror:
             self._objects.remove(name)
         else:
             self._objects.write(name, body)
-
-    def lease(self, name: str) -> AbstractContextManager[bool]:
-        """Hold a name there among all machines; False where another holds it. The caller holds it on this machine."""
-        self._refuse_outage()
-        return held(self._objects, name, self.machine)
-
-    @property
-    def machine(self) -> str:
-        """Id of this machine among those that share the store, made once."""
-        path = self.folder / _STATE / "machine"
-        if (known := _read(path)) is None:
-            with suppress(FileExistsError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("x") as file:
-                    file.write(secrets.token_hex(8))
-            known = _read(path)
-        return (known or b"").decode("ascii", "replace")
 
     def tidy(self) -> None:
         """Send what waits, and remove what killed processes left behind there and here."""

@@ -11,7 +11,7 @@ import pytest
 
 from app.matrix import parts
 from core.runs.store.store import Store
-from core.sweeps.ledger import Ledger, run_id_of
+from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import read_plan
 from tests.app.opening import figures_of
 from tests.app.pages.test_every_page import opened, plain
@@ -39,8 +39,8 @@ def sweep(tmp_path, plan_file, monkeypatch):  # noqa: F811
             (same, 0.5, "rounding"),
         ):
             write(store, run_id_of(cell.asked, {"build": build}), cell.request, moved=moved, verdict=verdict)
-    ledger.fail(failed.asked, "no <b>room</b>")
-    ledger.keep(plan)
+    ledger.record(CellOutcome(failed, FAILED, says="no <b>room</b>"))
+    ledger.write_plan(plan)
     return ledger, run_id_of(changed.asked, {"build": "2"}), run_id_of(changed.asked, {"build": "1"})
 
 
@@ -85,7 +85,7 @@ def test_the_growth_over_layers_stands_below_where_modules_were_compared(sweep):
     for run_id in (now, before):
         store.delete(run_id)
         shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
-    (ledger.folder / "cards.jsonl").unlink()
+    shutil.rmtree(ledger.folder / "cards")
     app = opened("matrix")
     (shown,) = figures_of(app)
     _, then, latest, _ = shown["figure"]["data"]

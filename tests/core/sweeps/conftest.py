@@ -1,4 +1,4 @@
-"""Plans as files, and the stand-in for the worker that runs models."""
+"""Plans as files, and stores to compute them into."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.runs.store.store import Store
-from core.sweeps import workers
+from core.sweeps.plan import read_plan
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def plan_file(tmp_path: Path):
         place.mkdir(exist_ok=True)
         (place / "a.txt").write_text(prompt)
         (place / "b.jsonl").write_text('{"text": "one"}\n{"token_ids": [1, 2]}\n')
-        said = {"models": ["m"], "prompts": ["a.txt"], "paths": ["decode"], **keys}
-        excluded = said.pop("exclude", [])
-        lines = [f"{key} = {json.dumps(value)}" for key, value in said.items()]
+        lists = {"models": ["m"], "prompts": ["a.txt"], "paths": ["decode"], **keys}
+        excluded = lists.pop("exclude", [])
+        lines = [f"{key} = {json.dumps(value)}" for key, value in lists.items()]
         for one in excluded:
             lines += ["[[exclude]]", *(f"{axis} = {json.dumps(value)}" for axis, value in one.items())]
         (place / "sweep.toml").write_text("\n".join(lines))
@@ -38,6 +38,5 @@ def plan_file(tmp_path: Path):
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are the stand-in's."""
-    monkeypatch.setattr(workers, "PACKAGE", "tests.core.sweeps.stand_in")
+def cells_of(plan_file):
+    return lambda *paths, **keys: read_plan(plan_file(paths=list(paths), **keys)).cells

@@ -1,13 +1,9 @@
-"""A store's files alone say what became of every cell, whatever was killed, lost or damaged."""
+"""A store's files alone say what became of every cell, on every machine that shares it."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,10 +12,10 @@ import pytest
 from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
 from core.runs.views.layers import modules_of
-from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, Ledger, in_ledger, run_id_of
+from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, CellOutcome, Ledger, in_ledger, run_id_of
 from core.sweeps.plan import read_plan
+from tests.core.runs.store.machines import machines_of
 from tests.core.sweeps.stand_in import write
-from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "sample_runs"
@@ -40,7 +36,7 @@ def _state(ledger, cell):
     return state
 
 
-def test_the_run_of_a_cell_is_named_by_what_was_asked_and_with_what(cell):
+def test_the_run_of_a_cell_is_named_by_its_request_and_its_environment(cell):
     run_id = run_id_of(cell.asked, {"b": 1, "a": 2})
     assert run_id == run_id_of(cell.asked, {"a": 2, "b": 1})
     assert run_id != run_id_of(cell.asked, {"a": 2, "b": 2})
@@ -49,20 +45,25 @@ def test_the_run_of_a_cell_is_named_by_what_was_asked_and_with_what(cell):
 
 
 def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
-    assert _state(ledger, cell).state == MISSING
-    with ledger.claim(cell.asked) as is_ours:
-        assert is_ours
-        assert _state(ledger, cell).state == RUNNING
-        with Ledger(store).claim(cell.asked) as is_anothers:
-            assert not is_anothers
-        assert _state(ledger, cell).state == RUNNING
-    ledger.fail(cell.asked, "no room")
-    assert (_state(ledger, cell).state, _state(ledger, cell).says) == (FAILED, "no room")
     run_id = run_id_of(cell.asked, {})
+    assert _state(ledger, cell).state == MISSING
+    partial = store.new_partial(run_id, None, run_id)
+    assert _state(ledger, cell).state == RUNNING
+    partial.remove()
+    ledger.record(CellOutcome(cell, FAILED, says="no\x1b[31m room"))
+    assert (_state(ledger, cell).state, _state(ledger, cell).says.isprintable()) == (FAILED, True)
     write(store, run_id, cell.request)
-    ledger.succeed(cell.asked, run_id)
-    found = _state(ledger, cell)
-    assert (found.state, [card.run_id for card in found.cards]) == (DONE, [run_id])
+    ledger.record(CellOutcome(cell, DONE, run_id))
+    state = _state(ledger, cell)
+    assert (state.state, [card.run_id for card in state.cards]) == (DONE, [run_id])
+    store.delete(run_id)
+    assert _state(Ledger(store), cell).state == MISSING
+
+
+def test_the_latest_run_of_a_cell_is_first(ledger, cell, store):
+    for build in (1, 2):
+        write(store, run_id_of(cell.asked, {"build": build}), cell.request)
+    assert [card.run_id for card in _state(ledger, cell).cards] == [run_id_of(cell.asked, {"build": n}) for n in (2, 1)]
 
 
 def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
@@ -77,7 +78,7 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
     assert card.versions["engine"] == "1"
 
 
-def test_a_card_has_the_growth_over_the_blocks_that_the_layers_page_shows(ledger, cell, store):
+def test_a_card_has_the_growth_that_the_layers_page_shows(ledger, cell, store):
     run_id = run_id_of(cell.asked, {})
     shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
     growth = ledger.cards()[run_id].growth
@@ -85,107 +86,52 @@ def test_a_card_has_the_growth_over_the_blocks_that_the_layers_page_shows(ledger
         expected = [each.rms_row_ulps for each in modules_of(run.layers(0)) if each.kind == "residual"]
     assert len(growth) > 3
     assert growth == pytest.approx(expected, rel=1e-12)
-    assert Ledger(store).cards()[run_id].growth == growth  # out of cards.jsonl
 
 
-def test_cards_without_growth_as_they_were_once_kept_are_read_again(ledger, cell, store):
-    run_id = run_id_of(cell.asked, {})
-    write(store, run_id, cell.request)
-    kept = asdict(ledger.cards()[run_id])
-    del kept["growth"]
-    (ledger.folder / "cards.jsonl").write_text(json.dumps(kept) + "\n")
-    assert Ledger(store).cards()[run_id].growth == ()
-
-
-def test_a_state_with_nothing_new_is_the_same_object_and_one_with_a_run_more_or_less_is_not(ledger, plan_file, store):
-    cells = in_ledger(read_plan(plan_file(paths=["decode", "chunked:8"])).cells)
-    (first, _), requests = cells, read_plan(plan_file(paths=["decode", "chunked:8"])).cells
-    write(store, run_id_of(first[0], {"build": 1}), requests[0].request)
-    before = ledger.states(cells)
-    assert [state is kept for state, kept in zip(ledger.states(cells), before, strict=True)] == [True, True]
-    write(store, run_id_of(first[0], {"build": 2}), requests[0].request)
-    after = ledger.states(cells)
-    assert [len(state.cards) for state in after] == [2, 0]
-    assert after[1] is before[1]
-    assert after[0].cards[1] is before[0].cards[0]  # the latest first
-    store.delete(run_id_of(first[0], {"build": 1}))
-    store.delete(run_id_of(first[0], {"build": 2}))
-    assert [state.state for state in ledger.states(cells)] == [MISSING, MISSING]
-
-
-@pytest.mark.parametrize("damage", [b"", b"\0\xff", b"{", b'{"run_id": 1}\n', b"[[[[", b"null\n"])
-def test_figures_that_were_lost_or_damaged_are_read_from_the_runs_again(ledger, cell, store, damage):
-    write(store, run_id_of(cell.asked, {}), cell.request)
-    cards = ledger.cards()
-    place = ledger.folder / "cards.jsonl"
-    assert len(place.read_text().splitlines()) == 1
-    place.write_bytes(damage)
-    assert Ledger(store).cards() == cards
-    assert Ledger(store).cards() == cards
-
-
-def test_figures_that_are_kept_are_not_read_again(ledger, cell, store):
-    """The twin: with the run's file gone bad, only kept figures can be had."""
+@pytest.mark.parametrize("damage", [None, "", "{", "null", '{"run_id": 1}', "without growth"])
+def test_a_card_is_read_once_and_again_from_the_run_if_it_is_lost(ledger, cell, store, damage):
     run_id = run_id_of(cell.asked, {})
     write(store, run_id, cell.request)
     cards = ledger.cards()
+    path = ledger.folder / "cards" / f"{run_id}.json"
+    body = store.path_of(run_id).read_bytes()
     store.path_of(run_id).write_bytes(b"no run")
-    assert ledger.cards() == cards
-    (ledger.folder / "cards.jsonl").unlink()
-    assert Ledger(store).cards() == {}
+    assert Ledger(store).cards() == cards  # not out of the run
+    store.path_of(run_id).write_bytes(body)
+    if damage is None:
+        path.unlink()
+    elif damage == "without growth":
+        path.write_text(json.dumps({name: value for name, value in asdict(cards[run_id]).items() if name != "growth"}))
+    else:
+        path.write_text(damage)
+    assert Ledger(store).cards() == cards
 
 
-def test_a_run_that_was_deleted_is_no_cell_of_anything(ledger, cell, store):
-    run_id = run_id_of(cell.asked, {})
-    write(store, run_id, cell.request)
-    assert ledger.cards()
-    store.delete(run_id)
-    assert ledger.cards() == {}
-    assert _state(ledger, cell).state == MISSING
-
-
-def test_a_cell_whose_worker_was_killed_is_not_running(ledger, cell):
-    code = (
-        "import sys, time\nfrom pathlib import Path\nfrom core.runs.store.store import Store\n"
-        "from core.sweeps.ledger import Ledger\n"
-        "with Ledger(Store(Path(sys.argv[1]))).claim(sys.argv[2]):\n"
-        "    print('held', flush=True)\n    sys.stdin.read()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(ledger.store.directory), cell.asked],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        assert _state(ledger, cell).state == RUNNING
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        until(lambda: _state(ledger, cell).state == MISSING)
-    assert (ledger.folder / "claims" / cell.asked).exists()  # what it left is no claim
-    with ledger.claim(cell.asked) as is_ours:
-        assert is_ours
-
-
-def test_a_plan_is_kept_and_one_that_is_damaged_is_left_out(ledger, plan_file):
+def test_a_plan_replaces_the_older_one_of_its_name(ledger, plan_file):
+    ledger.write_plan(read_plan(plan_file(name="nightly")))
+    assert len(ledger.plans()[0].cells) == 1
     plan = read_plan(plan_file(name="nightly", dtypes=["bfloat16", "float32"]))
-    ledger.keep(plan)
-    ledger.keep(read_plan(plan_file(name="other")))
-    kept, other = ledger.plans()
-    assert (kept.name, other.name) == ("nightly", "other")
-    assert [asked for asked, _ in kept.cells] == [cell.asked for cell in plan.cells]
-    assert kept.cells[1][1] == dict(plan.cells[1].axes)
-    for path in ledger.folder.glob("plans/*.json"):
-        if json.loads(path.read_text())["name"] == "other":
-            path.write_text('{"name": "other", "cells": [[1]]}')
-    assert [plan.name for plan in ledger.plans()] == ["nightly"]
+    ledger.write_plan(plan)
+    ledger.write_plan(read_plan(plan_file(name="other")))
+    nightly, other = ledger.plans()
+    assert (nightly.name, other.name) == ("nightly", "other")
+    assert list(nightly.cells) == in_ledger(plan.cells)
 
 
-def test_what_failed_is_told_in_characters_that_can_be_seen(ledger, cell):
-    ledger.fail(cell.asked, "a\x1b[31m\nb")
-    assert ledger.failures()[cell.asked].isprintable()
-    (ledger.folder / "failed" / f"{cell.asked}.json").write_text("{")
-    assert ledger.failures() == {}
+def test_machines_that_share_a_store_of_objects_share_its_sweeps(request, plan_file, tmp_path, monkeypatch):
+    machine = machines_of("file", request, tmp_path, monkeypatch)
+    here, there, plan = Ledger(machine("a")), Ledger(machine("b")), read_plan(plan_file(paths=["decode", "chunked:8"]))
+    here.write_plan(plan)
+    here.record(CellOutcome(plan.cells[1], FAILED, says="no room"))
+    assert [stored.name for stored in there.plans()] == [plan.name]
+    assert [(state.state, state.says) for state in there.states(in_ledger(plan.cells))] == [
+        (MISSING, ""),
+        (FAILED, "no room"),
+    ]
+    run_id = run_id_of(plan.cells[1].asked, {})
+    write(there.store, run_id, plan.cells[1].request, verdict="bug suspected")
+    there.record(CellOutcome(plan.cells[1], DONE, run_id))
+    there.cards()
+    _, state = here.states(in_ledger(plan.cells))
+    assert (state.state, state.cards[0].verdict) == (DONE, "bug suspected")
+    assert not list(here.store.directory.glob("*.duckdb")), "a card is not a reason to fetch its run"
