@@ -10,14 +10,11 @@ if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
     sys.path.insert(0, str(ROOT))
 
 import streamlit as st  # noqa: E402  (the path above comes first)
-from starlette.middleware import Middleware  # noqa: E402
 from streamlit import delta_generator  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.components import copy_link, page_links, stepper  # noqa: E402
-from app.hosting import error_details, refuse_unsafe_start, request_heads  # noqa: E402
-from app.hosting import page_guard as of_signed_in  # noqa: E402
-from app.hosting.middleware import Gate  # noqa: E402
+from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, GROUPS, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 from app.shell import address, document, heatmap_window, sidebar, store_cache, widgets  # noqa: E402
@@ -61,27 +58,19 @@ def draw() -> None:
             copy_link.copy_link()
         with right:
             stepper.keys()
-    of_signed_in.sidebar()
+    members.sidebar()
     widgets.say_complaints()
     try:
         page.run()
     except UlpscopeError as error:  # a damaged block, or a run deleted between the sidebar and the page
-        st.error(widgets.escaped(error_details.told(error)))
+        st.error(widgets.escaped(str(error)))
 
 
 if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:
-    refuse_unsafe_start.check()
-    request_heads.limit()
     documents = document.routes([page.name for page in PAGES])
-    app = st.App(
-        __file__,
-        routes=[*documents, *ROUTES],
-        middleware=[Middleware(error_details.Unforeseen), Middleware(Gate)],
-        lifespan=lifespan,
-        on_script_error=error_details.on_page,
-    )
+    app = st.App(__file__, routes=[*documents, *ROUTES], middleware=gate.protection(), lifespan=lifespan)
     # a warning for whoever runs this file by `python`, who is not here: asking who did takes the first page 0.1 s
     delta_generator._use_warning_has_been_displayed = True
     gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again

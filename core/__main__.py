@@ -28,7 +28,6 @@ from .commands import (
     comparing,
     findings,
     generating,
-    hosting,
     inspecting,
     keeping,
     layers,
@@ -84,10 +83,6 @@ app.command()(models.model)
 app.command()(models.engines)
 app.command()(pushing.push)
 app.command()(serve.serve)
-app.command("configuration")(hosting.show_configuration)
-app.command("hash-password")(hosting.hash_password)
-app.command()(hosting.audit)
-app.add_typer(hosting.tokens_app, name="tokens")
 
 
 def main() -> None:

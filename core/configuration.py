@@ -2,8 +2,8 @@
 ULPSCOPE_CONFIG says.
 
 Every setting has an environment variable that overrides it: `[limits] file_bytes` is ULPSCOPE_LIMITS_FILE_BYTES. A word
-that is no setting is refused: a limit that was misspelt would be none. `docs/hosting.md` describes each; `python -m
-core configuration` prints what is in force.
+that is no setting is refused: a limit that was misspelt would be none. `docs/hosting.md` describes each; `ulpscope
+serve --check` prints what is in force.
 """
 
 from __future__ import annotations
@@ -55,64 +55,39 @@ class Limits:
 
 @dataclass(frozen=True)
 class Hosting:
-    """Address of the server, the proxies it trusts, and who may frame its pages."""
+    """Address of the server, its proxy, and whether it may change anything."""
 
-    public_url: str = (
-        ""  # https://ulpscope.example.org: for links in answers; a secure cookie is set where it begins with https
-    )
-    trusted_proxies: tuple[str, ...] = field(
-        default=(), metadata={"is": _NAMES}
-    )  # addresses or networks whose forwarded headers count
-    proxy_secret: str = field(
-        default="", repr=False, metadata=_SECRET
-    )  # that a trusted proxy sends along, so that no other program of its machine is taken for it
-    local_token: bool = False  # without a sign-in, ask for a random token that the printed address has
-    frame_ancestors: tuple[str, ...] = field(
-        default=(), metadata={"is": _NAMES}
-    )  # who else may show the pages in a frame: https://HOST
-    audit_bytes: int = field(default=16 << 20, metadata={"is": _BYTES})  # at which a new audit log is begun
-    audit_days: float = 365.0  # for which every event is kept at least; 0 is for ever
-    audit_kept_bytes: int = field(
-        default=1 << 30, metadata={"is": _BYTES}
-    )  # that logs put aside may take before those older than that are removed
+    public_url: str = ""  # https://ulpscope.example.org: for links, and the cookie is then sent over https only
+    proxy_secret: str = field(default="", repr=False, metadata=_SECRET)  # with which the proxy proves who it is
+    read_only: bool = False  # members see and download, nothing is changed
 
 
 @dataclass(frozen=True)
 class SignIn:
-    """Sign-in to the server: who gets in. Nothing set: nobody is asked, and the server stays on loopback.
+    """Sign-in to the server. Without any the server stays on loopback. Members may do everything.
 
-    Roles: a viewer sees and downloads, an editor also uploads, captures, tags and deletes. An entry of `viewers` and
-    `editors` is an address ("ada@example.org"), a domain ("@example.org") or "*", for identities from a proxy's header
-    or from OIDC.
+    An entry of `members` is an address ("ada@example.org"), a domain ("@example.org") or "*", for names from a proxy's
+    header or from OIDC.
     """
 
-    viewer_password: str = field(
-        default="", repr=False, metadata=_SECRET
-    )  # in the clear, or as `ulpscope hash-password` prints it
-    editor_password: str = field(default="", repr=False, metadata=_SECRET)
-    tokens: bool = False  # those of `ulpscope tokens`
-    header: str = ""  # the header in which a trusted proxy names the user, X-Forwarded-User
+    password: str = field(default="", repr=False, metadata=_SECRET)  # as `serve --hash-password` prints it, or in clear
+    tokens: bool = False  # those of `serve --token`
+    header: str = ""  # the header in which the proxy names the user, X-Forwarded-User
     oidc_issuer: str = ""  # https://accounts.example.org: its .well-known/openid-configuration is read
     oidc_client_id: str = ""
     oidc_client_secret: str = field(default="", repr=False, metadata=_SECRET)
-    viewers: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
-    editors: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
+    members: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
     session_hours: float = 12.0
-    attempts: int = (
-        10  # failed sign-ins from one address within `attempt_minutes`, after which it is refused for as long
-    )
-    attempt_minutes: float = 10.0
-    sign_ins: int = 300  # right ones from one address within `attempt_minutes`; with one credential five times as many
 
     @property
     def is_configured(self) -> bool:
         """Return whether there is any way to sign in."""
-        return bool(self.viewer_password or self.editor_password or self.tokens or self.header or self.oidc_issuer)
+        return bool(self.password or self.tokens or self.header or self.oidc_issuer)
 
 
 @dataclass(frozen=True)
 class Probing:
-    """Servers that editors may probe from the dashboard where a sign-in is configured; without one, any.
+    """Servers that members may probe from the dashboard where a sign-in is configured; without one, any.
 
     An entry is an address ("http://engine.internal:8000"), which may lie in the server's own network, or "*": any that
     has public addresses only.
@@ -279,7 +254,7 @@ def readable_secrets(found: Configuration, environment: Mapping[str, str]) -> li
 
 
 def as_json(found: Configuration) -> dict[str, Any]:
-    """Configuration in force, for `ulpscope configuration`; of a secret only whether it is set."""
+    """Configuration in force, for `serve --check`; of a secret only whether it is set."""
     said: dict[str, Any] = {"source": str(found.source) if found.source else None}
     for section in _SECTIONS:
         values = getattr(found, section)

@@ -7,7 +7,7 @@ import streamlit as st
 from app.capture import PAGE, costs, parts
 from app.capture.recent_models import remember_model
 from app.components.code_block import code_block
-from app.hosting import page_guard
+from app.hosting import members
 from app.shell import store_cache, store_changes, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.jobs import ANY_DEVICE, GETTING
@@ -25,9 +25,9 @@ widgets.title(PAGE)
 st.fragment(stand, run_every=2.0)()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-if not page_guard.may_edit():
+if not members.may_change():
     job_list(jobs)
-page_guard.only_editors("capture runs")
+members.stop_if_read_only()
 parts.remembered()
 # Each part has its place from the start of a run: a list that draws itself again must not move by what is above it,
 # or Streamlit writes it where no place is yet, which breaks the page.

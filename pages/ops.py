@@ -4,7 +4,7 @@ import streamlit as st
 
 from app.components import plots
 from app.components.code_block import code_block
-from app.hosting import page_guard
+from app.hosting import members
 from app.ops import PAGE, parts
 from app.shell import exports, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
@@ -15,7 +15,7 @@ if st.session_state.pop("opened", False):
     st.session_state["ops_run"] = st.session_state.pop("open_next", "")
 cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]
 with st.expander("Probe this machine", expanded=not cards):
-    if page_guard.may_edit():
+    if members.may_change():
         parts.form()
     job_list(store_changes.jobs(), of="ops")
 if not cards:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app.hosting import page_guard
+from app.hosting import members
 from app.probe import PAGE, form
 from app.shell import store_changes, widgets
 from app.shell.job_list import counted, job_list
@@ -13,8 +13,8 @@ widgets.title(PAGE)
 st.markdown(counted(jobs.all("probe"), "probe"))
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-if not page_guard.may_edit():
+if not members.may_change():
     job_list(jobs, of="probe")
-page_guard.only_editors("probe servers")
+members.stop_if_read_only()
 form.draw()
 job_list(jobs, of="probe")

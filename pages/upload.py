@@ -5,7 +5,7 @@ run.
 import streamlit as st
 
 from app.components.code_block import code_block
-from app.hosting import identity, page_guard
+from app.hosting import members
 from app.shell import store_cache, store_changes, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.widgets import PAGES
@@ -59,10 +59,10 @@ st.caption(
     "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file; nothing becomes a run before you save"
     " it."
 )
-page_guard.only_editors("upload dumps")
+members.stop_if_read_only()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-who = identity.current()
+who = members.current_member()
 uploads, listed = arrived(owner_of(who)), jobs.ingests()
 # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is
 # not heard.
@@ -76,7 +76,7 @@ with forms:
         for candidate in form.candidates(uploads):
             options = form.draw(candidate)
             if options is not None:
-                save(jobs, spool, candidate.uploads, title=options["name"], options=options, who=who.name)
+                save(jobs, spool, candidate.uploads, title=options["name"], options=options, who=who)
                 st.session_state["upload_saved"] = st.session_state.get("upload_saved", 0) + 1
                 st.rerun()
     except UlpscopeError as error:

@@ -22,7 +22,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.api.responses import NotFoundError, error, status_of
 from app.api.runs import path_of
-from app.hosting.error_details import without_places
 from core.errors import StoreError, UlpscopeError
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
@@ -62,7 +61,7 @@ async def _answered(request: Request, make: Callable[[Request], Response]) -> Re
     except UlpscopeError as failure:
         if request.url.path.startswith("/api/"):
             return error(str(failure), status_of(failure))
-        return PlainTextResponse(without_places(str(failure)), status_code=status_of(failure))
+        return PlainTextResponse(str(failure), status_code=status_of(failure))
 
 
 def _file(request: Request) -> Response:

@@ -25,15 +25,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.responses import NotFoundError, RefusedError, answer, api_path, page_url, refuse_unknown, whole
-from app.hosting.error_details import without_places
-from app.hosting.identity import identity_of
-from app.hosting.live_settings import now_in_force
+from app.hosting.members import member_of
 from app.shell import store_cache, store_changes
 from app.shell.jobs import Job
 from app.uploads import ingest_jobs, ingest_status
 from app.uploads.saving import save
 from app.uploads.spool import Spool, owner_of
-from core.configuration import Limits
+from core.configuration import Limits, configuration
 from core.errors import LimitError
 from core.runs.dumps.llamacpp_files import READERS
 from core.runs.importing.check_catalog import is_database
@@ -48,6 +46,7 @@ _PIECE_BYTES = 4 << 20  # written at a time, which bounds the memory of a reques
 _LONGEST_WAIT = 600  # seconds
 _LOOK_SECONDS = 0.2
 _OPTIONS = ("model", "compute_dtype", "reference", "holds")
+_audit = logging.getLogger("ulpscope.audit")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):")  # RFC 9530
 _IDLE_SECONDS = 120.0  # without a byte, after which a sender is gone
 
@@ -86,21 +85,14 @@ def _check_precondition(request: Request, name: str) -> None:
 
 def _begin_uploaded(request: Request, options: dict[str, str]) -> Job:
     spool = Spool(open_store())
-    owner = owner_of(identity_of(request.scope))
+    owner = owner_of(member_of(request))
     found = spool.find(request.query_params["upload"], owner)
     spool.finished(found.upload_id, owner)
-    return save(
-        store_changes.jobs(),
-        spool,
-        [found],
-        title=options["name"],
-        options=options,
-        who=identity_of(request.scope).name,
-    )
+    return save(store_changes.jobs(), spool, [found], title=options["name"], options=options, who=member_of(request))
 
 
 async def _begin_body(request: Request, options: dict[str, str]) -> Job:
-    limits, store = now_in_force().limits, open_store()
+    limits, store = configuration().limits, open_store()
     place = await to_thread.run_sync(_place, store, options["name"], _declared(request), limits)
     try:
         path = await _received(request, place, options["name"], limits)
@@ -110,7 +102,7 @@ async def _begin_body(request: Request, options: dict[str, str]) -> Job:
                 [path],
                 title=options["name"],
                 options=options,
-                who=identity_of(request.scope).name,
+                who=member_of(request),
                 place=place,
             )
         )
@@ -253,7 +245,7 @@ def _told(request: Request, job: Job) -> dict[str, Any]:
         "rows_done": job.rows_done,
         "rows_total": job.rows_total,
         "seconds": round(job.seconds, 3),
-        "message": without_places(job.message),
+        "message": job.message,
         "job": api_path(request, "ingests", run_id),
         "url": page_url(request, run_id),
     }
@@ -320,5 +312,5 @@ async def cancel_ingest(request: Request) -> Response:
             )
         raise NotFoundError(f"nothing is being taken in as run '{shown(run_id)}' by this server.")
     if await to_thread.run_sync(store_changes.jobs().cancel, job.number):
-        _audit.info("%a canceled the ingest of run %a", identity_of(request.scope).name, job.reserved)
+        _audit.info("%a canceled the ingest of run %a", member_of(request), job.reserved)
     return answer(_told(request, _job_of(job.reserved) or job))

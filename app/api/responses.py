@@ -13,10 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from app.hosting.error_details import without_places
-from app.hosting.identity import require_editor
-from app.hosting.live_settings import now_in_force
-from core.configuration import Configuration
+from core.configuration import Configuration, configuration
 from core.errors import AccessError, ConfigurationError, DumpError, LimitError, StoreError, UlpscopeError, UsageError
 from core.text import shown
 
@@ -39,12 +36,11 @@ class RefusedError(UlpscopeError):
 
 @dataclass(frozen=True)
 class ApiOperation:
-    """One method of one path, and its handler. needs_editor: it changes something, so a viewer is refused."""
+    """One method of one path, and its handler."""
 
     method: str
     path: str
     handler: Handler
-    needs_editor: bool = False
 
 
 def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -61,7 +57,7 @@ def answer(value: object, status: int = 200, headers: dict[str, str] | None = No
 
 def error(sentence: str, status: int, headers: dict[str, str] | None = None) -> Response:
     """JSON response of one sentence, which never says where anything lies on this server."""
-    return answer({"error": without_places(sentence)}, status, headers)
+    return answer({"error": sentence}, status, headers)
 
 
 class Dispatcher:
@@ -87,8 +83,6 @@ class Dispatcher:
         if found is None:
             sentence = f"{shown(request.method, 20)} means nothing here; there are {self._allowed}."
             return error(sentence, 405, {"Allow": self._allowed})
-        if found.needs_editor and (refusal := require_editor(request)) is not None:
-            return refusal
         return await tried(found.handler, request)
 
 
@@ -162,7 +156,7 @@ async def body_object(request: Request, largest: int) -> dict[str, Any]:
 
 def base_url(request: Request, found: Configuration | None = None) -> str:
     """Address of this server: as it is configured, else as this request reached it. Without a slash at the end."""
-    public = (found or now_in_force()).hosting.public_url
+    public = (found or configuration()).hosting.public_url
     return public.rstrip("/") if public else str(request.base_url).rstrip("/")
 
 

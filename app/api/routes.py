@@ -22,17 +22,17 @@ OPERATIONS = (
     ApiOperation("GET", "/api/openapi.json", openapi),
     ApiOperation("GET", "/api/runs", runs.list_runs),
     ApiOperation("GET", "/api/runs/{run_id}", runs.one_run),
-    ApiOperation("PUT", "/api/runs/{name}", ingest.put_run, needs_editor=True),
-    ApiOperation("DELETE", "/api/runs/{run_id}", runs.delete_run, needs_editor=True),
-    ApiOperation("POST", "/api/runs/{run_id}/restore", runs.restore_run, needs_editor=True),
+    ApiOperation("PUT", "/api/runs/{name}", ingest.put_run),
+    ApiOperation("DELETE", "/api/runs/{run_id}", runs.delete_run),
+    ApiOperation("POST", "/api/runs/{run_id}/restore", runs.restore_run),
     ApiOperation("GET", "/api/runs/{run_id}/labels", runs.run_labels),
-    ApiOperation("PUT", "/api/runs/{run_id}/labels", runs.put_labels, needs_editor=True),
+    ApiOperation("PUT", "/api/runs/{run_id}/labels", runs.put_labels),
     ApiOperation("GET", "/api/runs/{run_id}/file", downloads.run_file),
     ApiOperation("GET", "/api/runs/{run_id}/npz", downloads.run_npz),
     ApiOperation("GET", "/api/trash", runs.list_trash),
     ApiOperation("GET", "/api/ingests", ingest.list_ingests),
     ApiOperation("GET", "/api/ingests/{run_id}", ingest.one_ingest),
-    ApiOperation("DELETE", "/api/ingests/{run_id}", ingest.cancel_ingest, needs_editor=True),
+    ApiOperation("DELETE", "/api/ingests/{run_id}", ingest.cancel_ingest),
 )
 
 

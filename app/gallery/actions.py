@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from app.hosting import page_guard
+from app.hosting import members
 from app.shell import address, selection, store_cache, store_changes, widgets
 from app.shell.widgets import PAGES
 from core.runs.sparse_run import KIND as SPARSE
@@ -48,8 +48,8 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
         st.markdown(f"[Run file](/files/{_quoted(card.run_id)}.duckdb)", width="content")
         if card.sides and card.kind != SPARSE:
             st.markdown(f"[npz](/files/{_quoted(card.run_id)}.npz)", width="content")
-        if not page_guard.may_edit():
-            st.caption("viewers do not tag or delete", width="content")
+        if not members.may_change():
+            st.caption(members.READ_ONLY, width="content")
             return
         popover = st.popover("Tags & note", key="labelling", on_change="rerun")
         forms = st.session_state.setdefault("label_forms", {})
@@ -112,9 +112,9 @@ def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -
         + (f" · {hidden} of them not shown" if hidden else "")
     )
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        if not page_guard.may_edit():
+        if not members.may_change():
             st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
-            st.caption("viewers do not tag or delete", width="content")
+            st.caption(members.READ_ONLY, width="content")
             return
         known = sorted({tag for each in labels.values() for tag in each.tags}, key=str.casefold)
         tag = st.selectbox(

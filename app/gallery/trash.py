@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 import streamlit as st
 
-from app.hosting import page_guard
+from app.hosting import members
 from app.shell import store_cache, store_changes, widgets
 from core.runs.store.trash import Discarded
 from core.text import plural, size
@@ -77,8 +77,8 @@ def trash_list(trash: Sequence[Discarded]) -> None:
         rows = (st.session_state.get(key) or {}).get("selection", {}).get("rows", [])
         entries = [trash[row].entry for row in rows if row < len(trash)]
         with st.container(horizontal=True, vertical_alignment="center"):
-            if not page_guard.may_edit():
-                st.caption("Editors can restore them.")
+            if not members.may_change():
+                st.caption(members.READ_ONLY)
                 return
             st.button("Restore", key="restore", on_click=_restore, args=(entries,), disabled=not entries)
             st.button("Delete for good", key="purge", on_click=_purge, args=(entries,), disabled=not entries)

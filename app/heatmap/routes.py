@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from app.hosting.error_details import without_places
 from app.shell import store_cache, wording
 from core.errors import StoreError, UlpscopeError, UsageError
 from core.numerics import pyramid
@@ -121,13 +120,13 @@ def _in_thread(request: Request, make: Callable[[Request, RunReader], Response])
     try:
         run = store_cache.open_run(request.path_params["run_id"])
     except UlpscopeError as error:
-        return PlainTextResponse(without_places(str(error)), status_code=404)
+        return PlainTextResponse(str(error), status_code=404)
     try:
         return make(request, run)
     except UsageError as error:
-        return PlainTextResponse(without_places(str(error)), status_code=400)
+        return PlainTextResponse(str(error), status_code=400)
     except UlpscopeError as error:
-        return PlainTextResponse(without_places(str(error)), status_code=409)
+        return PlainTextResponse(str(error), status_code=409)
 
 
 async def tile(request: Request) -> Response:

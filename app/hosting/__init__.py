@@ -1,1 +1,1 @@
-"""Serving others: who is asking, what they may do, and the gate in front of everything."""
+"""The gate in front of the dashboard: members pass, everybody else gets nothing."""

@@ -1,192 +1,150 @@
-"""`/sign-in`, `/sign-out` and `/health`: the routes that the gate answers itself, before anything of the dashboard is
-reached.
-"""
+"""`/sign-in` and `/sign-out`, which the gate answers to anybody: a form for password or token, and OIDC."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route, Router
 
-from app.hosting import authentication, client_address, redirects, session_start, sign_in_page
-from app.hosting.audit_async import tell
-from app.hosting.live_settings import AuthStore, auth_store, is_secure, now_in_force
-from app.hosting.security_headers import frames
-from core.configuration import Configuration
-from core.errors import ConfigurationError
+from app.hosting import sign_in_page
+from app.hosting.access import Access
+from core.hosting.credentials import is_member
 
-LARGEST_FORM = 16 << 10  # bytes
-_FORM, _FORM_SECONDS = "a form", 3600
-_WRONG = "That is not right."
-_AGAIN = "The form was out of date or came from another site; try again."
+PATHS = ("/sign-in", "/sign-out", "/sign-in/oidc", "/sign-in/callback")
+# Signatures that only the provider can make, whatever it offers: no "none", no shared secret.
+_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+_LARGEST_FORM = 16 << 10  # bytes; anybody may send one
+_hashing = ThreadPoolExecutor(1, "passwords")  # one at a time: a hash takes 0.2 s of a core and 64 MB
+_audit = logging.getLogger("ulpscope.audit")
 _log = logging.getLogger(__name__)
-# One at a time: a look at a password takes 0.2 s of a core and 64 MB, and anybody may ask for it.
-_looking = ThreadPoolExecutor(1, "passwords")
 
 
-async def sign_in(request: Request) -> Response:
-    """Answer with the form; whoever is signed in already goes on."""
-    found, place = now_in_force(), auth_store()
-    target = (
-        redirects.safe(request.query_params["next"])
-        if "next" in request.query_params
-        else redirects.before(request.headers)
-    )
-    if request.method == "POST":
-        return await _signing_in(request, found, place)
-    if (await authentication.authenticate(request.scope, found, place)).identity is not None:
+def routes(access: Access) -> Router:
+    """Return the routes of a server's sign-in."""
+    config = access.config
+    provider = _provider(access) if config.sign_in.oidc_issuer else None
+
+    def form(target: str, problem: str = "", status: int = 200) -> Response:
+        words = {"password": config.sign_in.password, "token": config.sign_in.tokens}
+        secret = " or ".join(word for word, is_set in words.items() if is_set).capitalize()
+        host = urlsplit(config.sign_in.oidc_issuer).hostname or ""
+        if not secret and not host:
+            problem = "The proxy in front of this server did not name a member."
+        return sign_in_page.sign_in(secret, host, target, problem, status)
+
+    def begin(request: Request, member: str, way: str, target: str) -> Response:
+        access.begin(request, member, way)
+        _audit.info("%s signed in by %s from %s", member, way, _client(request))
         return RedirectResponse(target, 303)
-    return form(found, place, target)
 
-
-def form(found: Configuration, place: AuthStore, target: str, wrong: str = "", status: int = 200) -> Response:
-    """The sign-in page with a fresh token against forged forms, which its cookie has too."""
-    ways = found.sign_in
-    has_password = bool(ways.viewer_password or ways.editor_password)
-    secret = " or ".join(
-        word for word, is_set in (("password", has_password), ("token", ways.tokens)) if is_set
-    ).capitalize()
-    provider = urlsplit(ways.oidc_issuer).hostname or ""
-    if (
-        not secret and not provider
-    ):  # only the proxy can say who it is, and it did not, or named somebody who is in no list
-        wrong, status = (
-            wrong or "This server is reached through its sign-in proxy, which did not name anybody who may enter.",
-            403,
+    async def sign_in(request: Request) -> Response:
+        if request.method != "POST":
+            target = own_path(request.query_params.get("next", "/"))
+            return form(target) if access.member_of(request) is None else RedirectResponse(target, 303)
+        fields = await _fields(request)
+        target = own_path(fields.get("next", "/"))
+        entered = await asyncio.get_running_loop().run_in_executor(
+            _hashing, access.member_with, fields.get("secret", "")
         )
-    token = place.signed(_FORM, secrets.token_urlsafe(18))
-    answer: Response = sign_in_page.sign_in(secret, provider, token, target, wrong, status, frames(found))
-    session_start.set_cookie(answer, place, found, "form", token, _FORM_SECONDS)
-    return answer
+        if entered is None:
+            _audit.info("failed sign-in from %s", _client(request))
+            return form(target, "Wrong password or token.", 401)
+        return begin(request, *entered, target)
 
+    async def sign_out(request: Request) -> Response:
+        member = access.member_of(request)
+        if member is None:
+            return RedirectResponse("/sign-in", 303)
+        if request.method != "POST":
+            return sign_in_page.sign_out(member)
+        request.session.clear()
+        _audit.info("%s signed out", member)
+        return sign_in_page.sentence("Signed out", "This browser is signed out.")
 
-async def _signing_in(request: Request, found: Configuration, place: AuthStore) -> Response:
-    said = await _form_of(request)
-    if said is None:
-        return PlainTextResponse("A form of this page was expected.", 400)
-    target = redirects.safe(said.get("next", "/"))
-    if not _is_from_us(request, said, found, place):
-        return form(found, place, target, _AGAIN, 403)
-    ways = found.sign_in
-    address = client_address.client_of(request.scope, found.hosting)
-    try:
-        number, wait = await run_in_threadpool(
-            place.sessions.attempt, address, ways.attempts, 60 * ways.attempt_minutes
-        )
-        if wait:
-            return session_start.later(form(found, place, target, session_start.too_many(wait), 429), wait)
-        let_in = await asyncio.get_running_loop().run_in_executor(
-            _looking, authentication.with_secret, said.get("secret", ""), ways, place
-        )
-        if let_in is None:
-            await tell(place.directory, "nobody", "failed sign-in", address=address)
-            return form(found, place, target, _WRONG, 401)
-        # One refused here counts as failed, so that a right password is not looked at for ever, 0.2 s each.
-        if wait := await session_start.admitted(request, found, place, *let_in):
-            sentence = session_start.too_many(wait, session_start.RIGHT)
-            return session_start.later(form(found, place, target, sentence, 429), wait)
-        await run_in_threadpool(place.sessions.succeeded, number)
-        return await session_start.begin(request, found, place, let_in[0], let_in[1], target)
-    except (sqlite3.Error, OSError, ConfigurationError) as error:
-        _log.error("nobody can sign in: %s", error)
-        return form(found, place, target, session_start.NO_DISK, 503)
+    async def leave(request: Request) -> Response:
+        if provider is None:
+            return sign_in_page.sentence("Not found", "This server has no sign-in by OIDC.", 404)
+        for state in [key for key in request.session if key.startswith("_state_")]:  # of attempts that were given up
+            del request.session[state]
+        request.session["next"] = own_path(request.query_params.get("next", "/"))
+        try:
+            back = f"{config.hosting.public_url.rstrip('/')}/sign-in/callback"
+            return await provider.authorize_redirect(request, back)
+        except Exception as error:  # the libraries of HTTP, JOSE and OAuth share no base class
+            _log.error("the OIDC provider cannot be used: %r", error)
+            return sign_in_page.sentence("Not signed in", "The sign-in provider cannot be reached.", 502)
 
+    async def come_back(request: Request) -> Response:
+        if provider is None:
+            return sign_in_page.sentence("Not found", "This server has no sign-in by OIDC.", 404)
+        target = own_path(str(request.session.get("next", "/")))
+        try:
+            member = await _verified_address(provider, request)
+        except Exception as error:
+            _log.error("the OIDC provider's answer was refused: %s", ascii(repr(error))[:300])
+            return sign_in_page.sentence("Not signed in", "The provider's answer was refused; try again.", 400)
+        if not is_member(member, config.sign_in.members):
+            _audit.info("refused sign-in by oidc from %s", _client(request))
+            return sign_in_page.sentence("Not signed in", "You are not a member of this server.", 403)
+        return begin(request, member, "oidc", target)
 
-async def sign_out(request: Request) -> Response:
-    """End the session in every process. Asks first where the browser does not say that one of our pages sent the viewer
-    here.
-    """
-    found, place = now_in_force(), auth_store()
-    who = await authentication.authenticate(request.scope, found, place)
-    if who.identity is None:
-        return RedirectResponse("/sign-in?next=%2F", 303)
-    if who.by == "header":
-        text = "The proxy in front of this server says who you are; sign out there."
-        return sign_in_page.sentence("Signed in by the proxy", text, 200, frames(found), ("/", "Back to ULPscope"))
-    if request.method == "GET":
-        is_prefetched = "prefetch" in request.headers.get("sec-purpose", "") or "prefetch" in request.headers.get(
-            "purpose", ""
-        )
-        if request.headers.get("sec-fetch-site") != "same-origin" or is_prefetched:
-            token = place.signature(_FORM, who.said)
-            return sign_in_page.sign_out(token, who.identity.name, frames(found))
-    else:
-        said = await _form_of(request)
-        if said is None or not place.is_signature(_FORM, who.said, said.get("form", "")):
-            return sign_in_page.sentence("Not signed out", _AGAIN, 403, frames(found), ("/sign-out", "Sign out"))
-    try:
-        await run_in_threadpool(authentication.sign_out, who.said, place)
-    except (sqlite3.Error, OSError, ConfigurationError) as error:
-        _log.error("a session cannot be ended: %s", error)
-        text = "The server cannot write to its disk, so the session goes on until it expires; try again."
-        return sign_in_page.sentence("Not signed out", text, 503, frames(found), ("/sign-out", "Sign out"))
-    await tell(place.directory, who.identity.name, "sign-out")
-    answer = sign_in_page.sentence(
-        "Signed out", "This browser is signed out, and its open pages with it.", 200, frames(found)
-    )
-    session_start.drop_cookie(answer, place, found, "session")
-    return answer
-
-
-async def health(_: Request) -> Response:
-    """Answer that the process runs, and nothing else: for whoever watches over it."""
-    return PlainTextResponse("ok", headers={"cache-control": "no-store"})
-
-
-def _is_from_us(request: Request, said: dict[str, str], found: Configuration, place: AuthStore) -> bool:
-    token = said.get("form", "")
-    kept = authentication.cookies(request.headers).get(place.cookie("form", is_secure(found)), "")
-    is_same = secrets.compare_digest(
-        kept.encode("utf-8", "backslashreplace"), token.encode("utf-8", "backslashreplace")
-    )
-    return (
-        is_same
-        and place.unsigned(_FORM, token, _FORM_SECONDS) is not None
-        and client_address.is_same_site(request.scope, found.hosting)
+    return Router(
+        [
+            Route("/sign-in", sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", sign_out, methods=["GET", "POST"]),
+            Route("/sign-in/oidc", leave),
+            Route("/sign-in/callback", come_back),
+        ],
+        redirect_slashes=False,
     )
 
 
-async def _form_of(request: Request) -> dict[str, str] | None:
-    """The fields of a form that is small and of the one type ours has; None for anything else."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
-        return None
+def own_path(text: str) -> str:
+    """Return a path of this server with its query, `/` for anything that a browser could take for another place."""
+    is_own = text.startswith("/") and not text.startswith("//") and not text.startswith("/sign-")
+    return text if is_own and "\\" not in text and text.isprintable() and len(text) <= 4096 else "/"
+
+
+def _provider(access: Access) -> Any:
+    from authlib.integrations.starlette_client import OAuth
+
+    sign_in = access.config.sign_in
+    return OAuth().register(
+        name="provider",
+        server_metadata_url=f"{sign_in.oidc_issuer.rstrip('/')}/.well-known/openid-configuration",
+        client_id=sign_in.oidc_client_id,
+        client_secret=sign_in.oidc_client_secret,
+        client_kwargs={"scope": "openid email", "code_challenge_method": "S256", "timeout": 10.0},
+    )
+
+
+async def _verified_address(provider: Any, request: Request) -> str:
+    """Return the email address in the provider's answer, '' unless it says that it is verified."""
+    metadata = await provider.load_server_metadata()
+    metadata["id_token_signing_alg_values_supported"] = list(_ALGORITHMS)
+    token = await provider.authorize_access_token(request)
+    claims = dict(token["userinfo"])
+    if "email" not in claims and "userinfo_endpoint" in provider.server_metadata:
+        more = dict(await provider.userinfo(token=token))
+        claims |= more if more.get("sub") == claims["sub"] else {}  # OpenID Connect Core 5.3.2
+    return str(claims.get("email", "")) if claims.get("email_verified") in (True, "true") else ""
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """Return the fields of a small form; none of a longer one."""
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LARGEST_FORM:
-            return None
-    try:
-        fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=8, errors="strict")
-    except (UnicodeError, ValueError):
-        return None
-    return {name: values[0] for name, values in fields.items() if len(values) == 1}
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST_FORM:
+            return {}
+    return {name: values[0] for name, values in parse_qs(body.decode("latin-1"), keep_blank_values=True).items()}
 
 
-class _Provider:
-    """Endpoint of the way to an OIDC provider or back; the libraries for it are loaded when somebody goes it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from app.hosting import oidc
-
-        await oidc.with_state(oidc.leave if self._name == "leave" else oidc.come_back)(scope, receive, send)
-
-
-ROUTES = [
-    Route("/sign-in", sign_in, methods=["GET", "POST"]),
-    Route("/sign-out", sign_out, methods=["GET", "POST"]),
-    Route("/sign-in/oidc", _Provider("leave"), methods=["GET"]),
-    Route(session_start.CALLBACK, _Provider("come_back"), methods=["GET"]),
-    Route("/health", health, methods=["GET"]),
-]
+def _client(request: Request) -> str:
+    return request.client.host if request.client else "unknown"

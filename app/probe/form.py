@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from app.capture.form import split_prompts
-from app.hosting import identity
+from app.hosting import members
 from app.shell import store_changes, widgets
 from app.shell.jobs import PROBING, PromptFile
 from core.configuration import configuration
@@ -106,7 +106,7 @@ def _fields() -> tuple[ProbeRequest | None, str]:
 
 def _checked(request: ProbeRequest) -> Plan:
     """The plan; UlpscopeError for what cannot be asked, or by this server may not be."""
-    if not identity.current().is_local:
+    if not members.is_local():
         for address in request.addresses:
             check_allowed(address, configuration().probing.servers)
     return request.plan(request.prompts)
@@ -114,7 +114,7 @@ def _checked(request: ProbeRequest) -> Plan:
 
 def _submit(request: ProbeRequest, key: str) -> None:
     arguments = replace(request, prompts=()).arguments()
-    if not identity.current().is_local:
+    if not members.is_local():
         arguments.append("--guarded")
     lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
     with widgets.said():

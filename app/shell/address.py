@@ -10,9 +10,9 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app import navigation
-from app.hosting.live_settings import now_in_force
 from app.shell import heatmap_window, link
 from app.shell.selection import SparseView, View, preset_widget
+from core.configuration import configuration
 from core.runs.reports.markdown import report_address
 from core.text import shown
 
@@ -97,7 +97,7 @@ def of(view: View | SparseView | None, page: str | None = None) -> dict[str, str
 
 def absolute(view: View | SparseView) -> str:
     """The link of a view, absolute: at the configured public URL, else as this browser reached the page."""
-    return report_address(of(view), now_in_force().hosting.public_url, st.context.url or "")
+    return report_address(of(view), configuration().hosting.public_url, st.context.url or "")
 
 
 def _selection_address(view: View | SparseView) -> dict[str, str]:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from app.hosting import page_guard
-from app.hosting.error_details import for_page
+from app.hosting import members
 from app.shell import store_changes, widgets
 from app.shell.jobs import GETTING, PROBING, Job, Jobs
 from core.text import plural
@@ -26,7 +25,7 @@ def how_it_stands(job: Job) -> str:
         return f"in {job.seconds:.0f} s"
     if job.state == "done":
         return f"done in {job.seconds:.0f} s"
-    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else for_page(job.message) or job.state
+    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else job.message or job.state
 
 
 def counted(jobs: Sequence[Job], what: str) -> str:
@@ -60,9 +59,9 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False, of: str = "") -> None:
             what, action = st.columns([5, 1], vertical_alignment="center")
             what.markdown(f"**{widgets.escaped(job.title)}** — {job.state}")
             if job.state == "failed":
-                what.error(widgets.escaped(for_page(job.message)))
+                what.error(widgets.escaped(job.message))
             elif job.state == "done" and job.message:
-                what.warning(widgets.escaped(for_page(job.message)))
+                what.warning(widgets.escaped(job.message))
             else:
                 what.caption(widgets.escaped(how_it_stands(job)))
             if job.state == "running":
@@ -78,7 +77,7 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False, of: str = "") -> None:
                 )
             if job.state == "cancelling":
                 action.caption("cancelling")
-            elif not page_guard.may_edit():
+            elif not members.may_change():
                 continue
             elif job.is_over:
                 action.button(

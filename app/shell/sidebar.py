@@ -7,7 +7,6 @@ from collections import Counter
 import streamlit as st
 
 from app.components import stepper
-from app.hosting.error_details import told
 from app.shell import link, selection, store_cache, widgets
 from core.errors import UlpscopeError
 from core.runs.reader import RunReader
@@ -73,7 +72,7 @@ def draw() -> selection.View | selection.SparseView | None:
         try:
             return _pick_of_sparse(run_id) if by_id[run_id].kind == SPARSE else _pick_within(run_id)
         except UlpscopeError as error:
-            st.error(widgets.escaped(told(error)))
+            st.error(widgets.escaped(str(error)))
             return None
 
 

@@ -13,7 +13,6 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.components.code_block import code_block
-from app.hosting.error_details import told
 from app.page import Page
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
@@ -128,7 +127,7 @@ def said() -> Iterator[None]:
     try:
         yield
     except UlpscopeError as error:
-        link.complain(told(error))
+        link.complain(str(error))
 
 
 def pressed(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app.hosting import page_guard
+from app.hosting import members
 from app.shell.widgets import PAGES
 from app.upload.panel import ZONE_CSS
 
@@ -42,7 +42,7 @@ def drop_zone() -> None:
     """Draw a place to drop files, of which the whole page is part; who may only look has none. The files themselves
     stay in the browser.
     """
-    if not page_guard.may_edit():
+    if not members.may_change():
         return
     _anywhere(key="drop_zone", on_dropped_change=_drop)
     if st.session_state.get("dropped"):  # until the upload page is there: a rerun that comes meanwhile does not lose it

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.hosting.live_settings import now_in_force
 from app.shell.jobs import TAKING_IN, Job, Jobs
 from app.uploads import ingest_status
+from core.configuration import configuration
 from core.errors import LimitError, StoreError, UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
@@ -90,7 +90,7 @@ def receiving(jobs: Jobs, name: str = "upload") -> Partial:
     Its name holds the id of the run that they will become, so that no other process hands out the same. LimitError
     (503) where as many as may arrive at once do.
     """
-    most, there = now_in_force().limits.uploads, sum(1 for _ in jobs.store.directory.glob(".partial-incoming-*"))
+    most, there = configuration().limits.uploads, sum(1 for _ in jobs.store.directory.glob(".partial-incoming-*"))
     if most and there >= most:
         raise LimitError(
             f"{there} files are arriving or waiting, as many as this server takes at once (limits.uploads); try again"

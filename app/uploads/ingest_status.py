@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from app.shell.jobs import TAKING_IN, Job
-from core.hosting import private
+from core.disk import read_regular, write_atomic
 
 FOLDER = ".ingests"
 KEPT_SECONDS = 86_400.0
@@ -52,12 +52,8 @@ def read(store: Path, run_id: str) -> Job | None:
     if path.parent != store / FOLDER or path.name.startswith("."):
         return None
     try:
-        body = private.read(path)
-        return (
-            None
-            if body is None
-            else Job(**{"number": 0, "device": TAKING_IN, "arguments": (), **_checked(json.loads(body))})
-        )
+        body = read_regular(path, 1 << 20)
+        return Job(**{"number": 0, "device": TAKING_IN, "arguments": (), **_checked(json.loads(body))})
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
@@ -84,7 +80,7 @@ def _write(folder: Path, job: Job) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     said = {key: value for key, value in asdict(job).items() if key not in _UNSAID}
     said["message"] = said["message"][:_LONGEST_MESSAGE]
-    private.write(folder / f"{job.reserved}.json", json.dumps(said).encode())
+    write_atomic(folder / f"{job.reserved}.json", json.dumps(said).encode(), mode=0o600)
 
 
 def _checked(said: object) -> dict[str, Any]:

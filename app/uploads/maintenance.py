@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio import to_thread
 
-from app.hosting.live_settings import now_in_force
 from app.shell import sidebar, store_cache
 from app.uploads.spool import Spool
+from core.configuration import configuration
 from core.errors import UlpscopeError
 from core.runs.store.store import open_store
 
@@ -67,6 +67,6 @@ async def _hourly() -> None:
 def expire_uploads() -> None:
     """Remove uploads that nobody has continued for as long as they are kept."""
     try:
-        Spool(open_store()).expire(now_in_force().limits.upload_hours)
+        Spool(open_store()).expire(configuration().limits.upload_hours)
     except (UlpscopeError, OSError) as error:
         _log.error("uploads: %s", error)

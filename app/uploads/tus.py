@@ -23,11 +23,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.api.responses import ApiOperation, Dispatcher, Handler, answer, error, tried
-from app.hosting.identity import identity_of
-from app.hosting.live_settings import now_in_force
+from app.hosting.members import member_of
 from app.uploads.partial_file import Upload, UploadError, Writing
 from app.uploads.spool import Spool, owner_of
-from core.configuration import Limits
+from core.configuration import Limits, configuration
 from core.errors import UlpscopeError
 from core.runs.store.store import open_store
 
@@ -75,10 +74,10 @@ async def _collection(request: Request) -> Response:
     """OPTIONS: what this server can do. GET: one's own uploads that are not saved yet, as JSON. POST: announce a
     file.
     """
-    limits = now_in_force().limits
+    limits = configuration().limits
     if request.method == "OPTIONS":
         return _options(limits)
-    spool, owner = Spool(open_store()), owner_of(identity_of(request.scope))
+    spool, owner = Spool(open_store()), owner_of(member_of(request))
     if request.method == "GET":
         return answer({"uploads": await to_thread.run_sync(_described_all, spool, owner, limits)})
     about = _metadata(request.headers.get("upload-metadata", ""))
@@ -108,7 +107,7 @@ async def _one(request: Request) -> Response:
     """HEAD, GET, PATCH, DELETE of one upload; a POST may say X-HTTP-Method-Override, for clients that have only
     that.
     """
-    limits = now_in_force().limits
+    limits = configuration().limits
     method = request.method
     if method == "POST":
         method = request.headers.get("x-http-method-override", "").upper()
@@ -117,7 +116,7 @@ async def _one(request: Request) -> Response:
     if method == "OPTIONS":
         return _options(limits)
     spool = Spool(open_store())
-    found = await to_thread.run_sync(spool.find, request.path_params["upload_id"], owner_of(identity_of(request.scope)))
+    found = await to_thread.run_sync(spool.find, request.path_params["upload_id"], owner_of(member_of(request)))
     if method == "HEAD":
         return Response(
             headers=_state(found, limits) | {"Upload-Length": str(found.length), "Upload-Metadata": _as_metadata(found)}
@@ -299,7 +298,7 @@ def _checksum(request: Request) -> tuple[Any, bytes] | None:
 
 def _route(path: str, handler: Handler, *methods: str) -> Route:
     spoken = _in_protocol(handler)
-    return Route(path, Dispatcher({each: ApiOperation(each, path, spoken, needs_editor=True) for each in methods}))
+    return Route(path, Dispatcher({each: ApiOperation(each, path, spoken) for each in methods}))
 
 
 ROUTES = [

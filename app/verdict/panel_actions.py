@@ -14,8 +14,7 @@ import streamlit as st
 from app.capture.preview import Answer, previews
 from app.capture.recent_models import is_known, remember_model
 from app.components.code_block import code_block
-from app.hosting import identity, page_guard
-from app.hosting.error_details import for_page
+from app.hosting import members
 from app.shell import selection, store_cache, store_changes, widgets, wording
 from app.shell.jobs import ANY_DEVICE, Job, PromptFile, queue_of
 from core.capture_request import CaptureRequest
@@ -146,7 +145,7 @@ def _judging(view: selection.View) -> _Judging | None:
         )
     # A revision is the file's own words too, and on the hub anybody may offer one of anybody's model.
     is_asked_for = known and (is_local(request.model) or not request.revision)
-    needs_yes = not is_asked_for and not identity.current().is_local
+    needs_yes = not is_asked_for and not members.is_local()
     title = f"Judge {run.header.name} ({run.run_id})"
     return _Judging(run.run_id, request, tokens, title, _queue(request.device), needs_yes)
 
@@ -163,7 +162,7 @@ def _queue(device: str | None) -> str:
 
 def _judge_here(view: selection.View) -> None:
     """Draw a button that judges the run's own tokens in a process of its own, what it loads, and how that stands."""
-    may_edit = page_guard.may_edit()
+    may_edit = members.may_change()
     try:
         judging = _judging(view)
     except UsageError as error:
@@ -172,7 +171,7 @@ def _judge_here(view: selection.View) -> None:
             return
         judging = None
     if not may_edit:
-        st.caption("Signed in as a viewer; editors can judge it here.")
+        st.caption(members.READ_ONLY)
     if judging is None:
         return
     last = _job(judging.title)
@@ -280,17 +279,17 @@ def _progress(title: str, run_id: str) -> None:
             st.session_state["open_next"] = job.run_id
         st.rerun()
     if job.state == "failed":
-        st.error(widgets.escaped(for_page(job.message)))
+        st.error(widgets.escaped(job.message))
     elif job.state == "done":
         if job.message:
-            st.warning(widgets.escaped(for_page(job.message)))
+            st.warning(widgets.escaped(job.message))
         if not store_cache.judged_run(run_id) and widgets.pressed(
             st.button, "Open the judged run", "open_judged", type="primary"
         ):
             st.session_state["open_next"] = job.run_id
             st.rerun()
     else:
-        st.caption(widgets.escaped(for_page(job.message) or job.state))
+        st.caption(widgets.escaped(job.message or job.state))
 
 
 def is_loadable(model: str) -> bool:

@@ -1,3 +1,1 @@
-"""Security of a server that strangers can reach: passwords, tokens, sessions, failed attempts, and when it must not
-start.
-"""
+"""Who may use a hosted server: passwords, tokens, and when a server must not start."""

@@ -11,7 +11,6 @@ import pytest
 import streamlit as st
 
 from app.capture.preview import Previews
-from app.hosting import live_settings
 from app.shell import store_cache
 from core.runs.store.store import Store
 
@@ -41,17 +40,6 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, which the pages of this test show beside the samples."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
-
-
-@pytest.fixture(autouse=True)
-def own_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process keeps the last configuration that holds, and one with a sign-in above all: every test is a process of
-    its own.
-    """
-    live_settings.forget()
-    monkeypatch.setattr(live_settings, "_FRESH_SECONDS", 0.0)
-    yield
-    live_settings.forget()
 
 
 @pytest.fixture(autouse=True)

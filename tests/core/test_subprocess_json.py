@@ -44,7 +44,7 @@ def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others
     may_ask: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that may get a model has what the hub needs, and never what signs in to this server."""
-    own = ("ULPSCOPE_SIGN_IN_EDITOR_PASSWORD", "ULPSCOPE_SIGN_IN_OIDC_CLIENT_SECRET", "ULPSCOPE_TOKEN")
+    own = ("ULPSCOPE_SIGN_IN_PASSWORD", "ULPSCOPE_SIGN_IN_OIDC_CLIENT_SECRET", "ULPSCOPE_TOKEN")
     others = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "HTTPS_PROXY", "SSH_AUTH_SOCK")
     plain = ("ULPSCOPE_STORE", "ULPSCOPE_LIMITS_FILE_BYTES", "OMP_NUM_THREADS", "LC_ALL", "PATH")
     for name in (*own, *others, *plain[:-1]):

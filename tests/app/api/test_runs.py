@@ -14,8 +14,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.testclient import TestClient
 
 from app.api import downloads
-from app.hosting import identity
-from app.hosting.identity import Identity
 from app.routes import ROUTES
 from core.__main__ import app
 from core.runs.dumps.export import export_npz
@@ -234,27 +232,6 @@ def test_labels_are_replaced_in_part_and_nonsense_changes_nothing(client: TestCl
         "pinned": True,
         "judged_as": "",
     }
-
-
-CHANGES = [
-    ("PUT", "/api/runs/x"),
-    ("DELETE", "/api/runs/run-0"),
-    ("POST", "/api/runs/run-0/restore"),
-    ("PUT", "/api/runs/run-0/labels"),
-    ("DELETE", "/api/ingests/x"),
-]
-
-
-@pytest.mark.spread(2)
-@pytest.mark.parametrize(("method", "path"), CHANGES)
-def test_a_viewer_changes_nothing(
-    method: str, path: str, client: TestClient, three: list[str], store: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(identity, "identity_of", lambda scope: Identity("vic", "viewer", "token"))
-    answer = client.request(method, path, content=b"x")
-    assert (answer.status_code, list(answer.json())) == (403, ["error"])
-    assert len(list(store.glob("*.duckdb"))) == 3
-    assert client.get("/api/runs").status_code == 200
 
 
 def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(store: Path, three: list[str]) -> None:

@@ -46,11 +46,11 @@ class Provider:
         ]
 
     async def discovery(self, _: Request) -> Response:
-        issuer = "https://evil.example.org" if "issuer" in self.faults else self.url
+
         algorithms = ["RS256", "HS256", "none"]
         return JSONResponse(
             {
-                "issuer": issuer,
+                "issuer": self.url,
                 "authorization_endpoint": f"{self.url}/authorize",
                 "token_endpoint": f"{self.url}/token",
                 "jwks_uri": f"{self.url}/jwks",

@@ -38,7 +38,7 @@ def _answers(url: str, process: subprocess.Popen, log: Path) -> bool:
     """Whether the server is there yet; AssertionError, with its log, where it has ended."""
     assert process.poll() is None, log.read_text()
     with suppress(httpx2.HTTPError):
-        return httpx2.get(f"{url}/health", timeout=1).status_code == 200
+        return httpx2.get(f"{url}/_stcore/health", timeout=1).status_code in (200, 401)
     return False
 
 

@@ -11,7 +11,6 @@ from streamlit.testing.v1 import AppTest
 from app.capture.preview import Answer, Previews
 from app.capture.recent_models import remember_model
 from app.shell.jobs import GETTING, Job, Jobs
-from tests.app.hosting.test_roles import GRACE, sits
 from tests.app.opening import followed, opened, said
 
 GET = ("model", "smollm2")
@@ -58,8 +57,8 @@ def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_
     assert "capture_get_cancel" in keys(app)
 
 
-def test_a_viewer_of_a_hosted_server_is_offered_no_model(submitted, monkeypatch):
-    sits(monkeypatch, GRACE)
+def test_a_read_only_server_offers_no_model(submitted, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_HOSTING_READ_ONLY", "1")
     app = followed("capture").run()
     assert not [key for key in keys(app) if key.startswith("capture_")]
 

@@ -13,7 +13,6 @@ from core.errors import UsageError
 from core.runs.file.evidence import RUNGS
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.app.hosting.test_roles import ADA, sits
 from tests.app.opening import opened, said
 from tests.core.runs.judged_runs import judged_run
 
@@ -42,10 +41,10 @@ def judging(store: Store, **about: object):
         return _judging(SimpleNamespace(run=run))
 
 
-def test_a_model_that_only_the_file_asks_for_is_loaded_once_an_editor_agrees(
+def test_a_model_that_only_the_file_asks_for_is_loaded_once_a_member_agrees(
     own_store, submitted, monkeypatch, tmp_path
 ):
-    sits(monkeypatch, ADA)
+    monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", "correct horse")
     app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
     (agreeing,) = app.checkbox
     assert "Load the model folder" in agreeing.label
@@ -76,7 +75,7 @@ def test_a_model_that_only_the_file_asks_for_is_loaded_once_an_editor_agrees(
 def test_only_what_somebody_here_asked_for_before_needs_no_agreement(
     own_store, monkeypatch, model, revision, needs_yes, loads
 ):
-    sits(monkeypatch, ADA)
+    monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", "correct horse")
     recent_models.remember_model(own_store.directory, "gpt2")
     found = judging(own_store, model=model, revision=revision)
     assert (found.needs_yes, found.loads) == (needs_yes, loads)

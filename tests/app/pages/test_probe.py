@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from app.hosting import identity
-from app.hosting.identity import Identity
 from app.shell import store_changes
 from app.shell.jobs import Jobs
 from core.runs.sparse_run import sparse_of
@@ -78,9 +76,7 @@ def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
 def test_a_hosted_server_probes_what_its_configuration_names(
     lined_up: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    who = Identity("ada", "editor", "token")
-    monkeypatch.setattr(identity, "current", lambda: who)
-    monkeypatch.setattr("app.hosting.page_guard.current", lambda: who)
+    monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", "correct horse")
     monkeypatch.setenv("ULPSCOPE_PROBING_SERVERS", "http://10.0.0.5:8000")
     app = opened("probe")
     app.text_input(key="probe_url").set_value("http://169.254.169.254").run()

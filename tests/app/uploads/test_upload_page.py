@@ -14,7 +14,6 @@ import pytest
 import torch
 from streamlit.testing.v1 import AppTest
 
-from app.hosting.identity import Identity
 from app.shell import store_changes
 from app.shell.jobs import Jobs
 from app.upload import inspections as looking
@@ -34,7 +33,7 @@ from tests.waiting import until
 ROOT = Path(__file__).resolve().parents[3]
 DUMPS = ROOT / "sample_runs" / "dumps"
 PAYLOADS = ROOT / "tests" / "core" / "runs" / "sparse" / "payloads"
-ME = owner_of(Identity("local", "editor", "local"))
+ME = owner_of("local")
 LIMITS = dataclasses.replace(Limits(), free_bytes=0)
 
 

@@ -1,0 +1,78 @@
+"""Who a request is from: a session's cookie, a token, or the header of a trusted proxy.
+
+A session rests on what it began with (the password, a token, a name in the list of members). If that changes, the
+session ends at its next request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import HTTPConnection
+
+from core.configuration import Configuration
+from core.hosting import credentials, tokens
+
+LOCAL = "local"  # the member of a server without a sign-in
+PROXY_SECRET = "x-ulpscope-proxy-secret"
+
+
+@dataclass(frozen=True)
+class Access:
+    """The configuration of a server as it started, and the store that has its tokens."""
+
+    config: Configuration
+    store: Path
+    key: str  # signs cookies
+
+    def member_of(self, connection: HTTPConnection) -> str | None:
+        """Return the name of the member that a request or websocket is from, None for anybody else."""
+        sign_in, headers = self.config.sign_in, connection.headers
+        if not sign_in.is_configured:
+            return LOCAL
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return tokens.name_of(self.store, token.strip()) if sign_in.tokens else None
+        if sign_in.header and _is_same(headers.get(PROXY_SECRET, ""), self.config.hosting.proxy_secret):
+            names = headers.getlist(sign_in.header)
+            if len(names) == 1 and credentials.is_member(names[0], sign_in.members):
+                return names[0].strip()
+        session = connection.session
+        if not {"member", "way", "proof"} <= set(session):
+            return None
+        expected = self._proof(session["way"], session["member"])
+        return session["member"] if expected is not None and _is_same(session["proof"], expected) else None
+
+    def member_with(self, secret: str) -> tuple[str, str] | None:
+        """Return (member, way) for a typed password or token, None for a wrong one."""
+        sign_in = self.config.sign_in
+        if sign_in.tokens and secret.startswith(tokens.PREFIX):
+            name = tokens.name_of(self.store, secret.strip())
+            return None if name is None else (name, "token")
+        is_right = bool(sign_in.password) and credentials.is_password(sign_in.password, secret)
+        return ("member", "password") if is_right else None
+
+    def begin(self, connection: HTTPConnection, member: str, way: str) -> None:
+        """Begin the session of a member."""
+        connection.session.clear()
+        connection.session.update(member=member, way=way, proof=self._proof(way, member))
+
+    def _proof(self, way: str, member: str) -> str | None:
+        """Return a keyed digest of what a session rests on now, None if that lets nobody in any more."""
+        sign_in, basis = self.config.sign_in, None
+        if way == "password":
+            basis = sign_in.password
+        elif way == "token" and sign_in.tokens:
+            basis = tokens.listed(self.store).get(member)
+        elif way == "oidc" and credentials.is_member(member, sign_in.members):
+            basis = f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}" if sign_in.oidc_issuer else None
+        text = f"{way}\n{member}\n{basis}"
+        return hmac.new(self.key.encode(), text.encode(), hashlib.sha256).hexdigest() if basis else None
+
+
+def _is_same(sent: str, expected: str) -> bool:
+    return secrets.compare_digest(sent.encode(), expected.encode())

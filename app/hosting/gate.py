@@ -1,0 +1,163 @@
+"""The gate: ASGI middleware in front of pages, routes, media and the websocket."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from urllib.parse import quote, urlencode, urlsplit
+
+import streamlit as st
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from streamlit import config as streamlit_config
+
+from app.hosting import members, sign_in
+from app.hosting.access import PROXY_SECRET, Access
+from core.configuration import Configuration, configuration, readable_secrets
+from core.errors import UlpscopeError
+from core.hosting import start, tokens
+from core.runs.store.store import open_store
+
+READING = ("GET", "HEAD", "OPTIONS")
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# What pages, components and figures need in Chromium. Streamlit needs inline scripts, so the policy does not stop a
+# script in a page, only what that could send to other hosts.
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; script-src 'self' 'unsafe-inline' blob:; style-src 'self' 'unsafe-inline'; img-src 'self'"
+        " data: blob:; font-src 'self' data:; media-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src"
+        " 'self' blob:; frame-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors"
+        " 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def protection() -> list[Middleware]:
+    """Return the middleware of the dashboard as it is configured; ends the process if it must not start."""
+    try:
+        config = configuration()
+        # Another server than Streamlit's does not say where it listens; the gate then looks at each connection.
+        is_streamlits = getattr(streamlit_config, "_server_mode", None) is not None
+        start.check(config, st.get_option("server.address") if is_streamlits else "127.0.0.1")
+        for secret in readable_secrets(config, os.environ):
+            sys.stderr.write(f"warning: every user of this machine can read {secret} in {config.source}.\n")
+        return middleware(config)
+    except UlpscopeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+
+
+def middleware(config: Configuration) -> list[Middleware]:
+    """Return the gate, and in front of it what it needs: sessions with a sign-in, the Host's check without."""
+    _log_changes()
+    if not config.sign_in.is_configured:
+        access = Access(config, open_store().directory, key="")
+        return [Middleware(TrustedHostMiddleware, _LOOPBACK_NAMES, www_redirect=False), Middleware(Gate, access)]
+    store = open_store().directory.absolute()
+    key = tokens.cookie_key(store)
+    sessions = Middleware(
+        SessionMiddleware,
+        secret_key=key,
+        session_cookie=f"ulpscope_{tokens.digest(key)[:8]}",  # browsers send a cookie to every port of a host
+        max_age=round(3600 * config.sign_in.session_hours),
+        https_only=config.hosting.public_url.startswith("https://"),
+    )
+    return [sessions, Middleware(Gate, Access(config, store, key))]
+
+
+class Gate:
+    """Let members pass, answer the sign-in's own routes, and refuse everybody else."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+        self._own = sign_in.routes(access) if access.config.sign_in.is_configured else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        connection = HTTPConnection(scope)
+        is_own = self._own is not None and scope["type"] == "http" and scope["path"] in sign_in.PATHS
+        member = None if is_own else self._access.member_of(connection)
+        refusal = self._refusal(connection, member, is_own)
+        if refusal is not None:
+            await refusal(scope, receive, sending)
+        elif is_own:
+            assert self._own is not None
+            # Without "app": the router would raise what only the application turns into a 404.
+            await self._own({key: scope[key] for key in scope if key != "app"}, receive, sending)
+        else:
+            assert member is not None
+            await self._app(self._passed(scope, member), receive, sending)
+
+    def _refusal(self, connection: HTTPConnection, member: str | None, is_own: bool) -> Response | None:
+        """Return the answer to a request that may not pass, None if it may."""
+        scope, config = connection.scope, self._access.config
+        is_changing = scope["type"] == "http" and scope["method"] not in READING
+        if (is_changing or scope["type"] == "websocket") and _is_cross_site(connection, config.hosting.public_url):
+            return _refused(scope, "This request came from a page of another site, so nothing was changed.", 403)
+        if is_own:
+            return None
+        client = connection.client
+        if not config.sign_in.is_configured and not (client and start.is_loopback(client.host)):
+            return _refused(scope, "This server has no sign-in, so it answers its own machine only.", 403)
+        if member is None:
+            if scope.get("method") == "GET" and "text/html" in connection.headers.get("accept", ""):
+                path = quote(scope["path"]) + "?" * bool(connection.url.query) + connection.url.query
+                return RedirectResponse(f"/sign-in?{urlencode({'next': path})}", 303, {"Cache-Control": "no-store"})
+            sentence = "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer TOKEN'."
+            return _refused(scope, sentence, 401)
+        if is_changing and config.hosting.read_only:
+            return _refused(scope, members.READ_ONLY, 403)
+        return None
+
+    def _passed(self, scope: Scope, member: str) -> Scope:
+        """Return the scope for the application: the member's name for routes and scripts, no secret of the proxy's."""
+        removed = {name.encode() for name in (members.HEADER, PROXY_SECRET, self._access.config.sign_in.header.lower())}
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in removed]
+        headers.append((members.HEADER.encode(), quote(member).encode()))
+        return {**scope, "headers": headers, "state": {**scope.get("state", {}), members.STATE: member}}
+
+
+def _is_cross_site(connection: HTTPConnection, public_url: str) -> bool:
+    """Return whether a page of another origin sent a request; programs send no Origin."""
+    origin = connection.headers.get("origin")
+    if origin is None:
+        return False
+    own = {connection.headers.get("host", "").lower(), urlsplit(public_url).netloc.lower()} - {""}
+    return origin.partition("://")[2].lower() not in own
+
+
+def _refused(scope: Scope, sentence: str, status: int) -> Response:
+    headers = {"Cache-Control": "no-store"}
+    if scope["path"].startswith("/api/"):
+        return JSONResponse({"error": sentence}, status, headers)
+    return PlainTextResponse(f"{sentence}\n", status, headers)
+
+
+def _log_changes() -> None:
+    """Write the audit log to stderr, unless logging is configured otherwise."""
+    audit = logging.getLogger("ulpscope.audit")
+    if not audit.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s audit %(message)s"))
+        audit.addHandler(handler)
+        audit.setLevel(logging.INFO)

@@ -1,0 +1,63 @@
+"""The member that a page or a route works for, and whether anything may be changed."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import streamlit as st
+from starlette.requests import Request
+
+from app.hosting.access import LOCAL
+from core.configuration import configuration
+from core.errors import AccessError
+
+STATE = "ulpscope_member"  # where the gate writes the name for a route
+HEADER = "x-ulpscope-member"  # and for a page's script; removed from what comes from outside
+READ_ONLY = "This server is read-only."
+# Streamlit's own links open another tab.
+_SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'
+
+
+def member_of(request: Request) -> str:
+    """Return the name of the member that a request is from."""
+    return request.scope.get("state", {}).get(STATE, LOCAL)
+
+
+def current_member() -> str:
+    """Return the name of the member who looks at the page that this script draws."""
+    return unquote(st.context.headers.get(HEADER, LOCAL))
+
+
+def is_local() -> bool:
+    """Return whether the server has no sign-in."""
+    return not configuration().sign_in.is_configured
+
+
+def may_change() -> bool:
+    """Return whether to draw controls that change something."""
+    return not configuration().hosting.read_only
+
+
+def changing_member() -> str:
+    """Return the name of the member who changes something on a page; AccessError on a read-only server."""
+    if not may_change():
+        raise AccessError(READ_ONLY)
+    return current_member()
+
+
+def sidebar() -> None:
+    """Draw name and sign-out at the foot of the sidebar; nothing without a sign-in."""
+    if is_local():
+        return
+    with st.sidebar, st.container(key="signed_in"):
+        st.divider()
+        st.text(f"Signed in: {current_member()}")
+        if not configuration().sign_in.header:  # the proxy would sign the member in again
+            st.markdown(_SIGN_OUT, unsafe_allow_html=True)
+
+
+def stop_if_read_only() -> None:
+    """Draw a sentence instead of the rest of a page that only changes something."""
+    if not may_change():
+        st.info(READ_ONLY)
+        st.stop()

@@ -1,0 +1,59 @@
+"""The shared password and the list of members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ..errors import ExtraError
+
+SHORTEST = 8  # characters of a password
+_HASH = "$argon2"
+
+
+@lru_cache(maxsize=4)
+def hashed(password: str) -> str:
+    """Return the Argon2id hash of a password (RFC 9106, second choice: 64 MB, three passes; 0.2 s on one core)."""
+    try:
+        import argon2
+    except ModuleNotFoundError as missing:
+        raise ExtraError("Hashing a password takes argon2-cffi: pip install 'ulpscope[hosting]'.") from missing
+    return argon2.PasswordHasher(parallelism=1).hash(password)
+
+
+def password_problem(configured: str) -> str | None:
+    """Return why a configured password cannot be used, without quoting it."""
+    if configured.startswith(_HASH):
+        import argon2
+
+        try:
+            argon2.extract_parameters(configured)
+        except argon2.exceptions.InvalidHash:
+            return f"begins with {_HASH} but is not a hash of `serve --hash-password`"
+        return None
+    return f"has {len(configured)} characters; expected at least {SHORTEST}" if len(configured) < SHORTEST else None
+
+
+def is_password(configured: str, typed: str) -> bool:
+    """Return whether a typed password is the configured one. Costs an Argon2 hash either way, which limits guessing."""
+    import argon2
+
+    try:
+        stored = configured if configured.startswith(_HASH) else hashed(configured)
+        return argon2.PasswordHasher().verify(stored, typed)
+    except argon2.exceptions.VerificationError:
+        return False
+
+
+def is_member(name: str, members: Iterable[str]) -> bool:
+    """Return whether a name is in the list: as it is, by its domain ("@example.org"), or by "*".
+
+    An address with two @ is nobody's: a provider and we could read different domains in it.
+    """
+    if not name.isascii() or not name.isprintable() or name.count("@") > 1:
+        return False
+    name = name.strip().lower()
+    if not name or name.startswith("@"):
+        return False
+    domain = name[name.index("@") :] if "@" in name else ""
+    return any(entry == "*" or entry.strip().lower() in {name, domain} - {""} for entry in members)

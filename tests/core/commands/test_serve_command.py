@@ -1,0 +1,77 @@
+"""`serve` and its options that end at once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.commands import serve
+from core.hosting import credentials
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def executed(monkeypatch) -> list[tuple]:
+    """What the process would have become."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(serve.os, "execve", lambda program, command, environment: calls.append((command, environment)))
+    return calls
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
+def test_it_refuses_to_be_open_without_a_sign_in(cli, executed, address, tmp_path):
+    done = cli("serve", "--address", address)
+    assert (done.returncode, executed, done.stderr.count("\n")) == (2, [], 1)
+    assert f"does not listen on {address}" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_it_becomes_streamlits_server_on_the_address_that_was_checked(cli, executed, monkeypatch, tmp_path):
+    (tmp_path / "ulpscope.toml").write_text("[sign_in]\ntokens = true\n")
+    monkeypatch.setenv("ULPSCOPE_CONFIG", os.path.relpath(tmp_path / "ulpscope.toml"))
+    monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
+    done = cli("serve", "--address", "0.0.0.0", "--port", "8600", "--read-only")
+    ((command, environment),) = executed
+    assert command[1:4] == ["-m", "streamlit", "run"]
+    assert command[command.index("--server.address") + 1] == "0.0.0.0"
+    assert command[command.index("--server.port") + 1] == "8600"
+    assert Path(environment["ULPSCOPE_STORE"]).is_absolute()
+    assert Path(environment["ULPSCOPE_CONFIG"]).is_absolute()
+    assert environment["ULPSCOPE_HOSTING_READ_ONLY"] == "1"
+    assert "sign-in: password, tokens" in done.stderr
+    assert "no token yet" in done.stderr
+    assert PASSWORD not in done.stderr + str(command)
+
+
+def test_a_token_is_made_listed_and_revoked(cli):
+    text = cli("serve", "--token", "ada").stdout.strip()
+    assert text.startswith("ulp_")
+    listed = cli("serve", "--check", "--json").stdout
+    assert json.loads(listed)["token_names"] == ["ada"]
+    assert text not in listed
+    assert [cli("serve", "--token", "ada").returncode, cli("serve", "--revoke", "ada").returncode] == [2, 0]
+    assert cli("serve", "--revoke", "ada").returncode == 2
+
+
+def test_a_password_is_hashed_from_a_pipe(cli, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PASSWORD}\n"))
+    assert credentials.is_password(cli("serve", "--hash-password").stdout.strip(), PASSWORD)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("short\n"))
+    assert cli("serve", "--hash-password").returncode == 2
+
+
+def test_check_shows_settings_without_secrets_and_fails_if_no_server_would_start(cli, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
+    done = cli("serve", "--check", "--address", "0.0.0.0", "--json")
+    settings = json.loads(done.stdout)
+    assert (done.returncode, settings["sign_in"]["password"], settings["problem"]) == (0, True, None)
+    assert PASSWORD not in done.stdout + cli("serve", "--check").stdout
+    monkeypatch.setenv("ULPSCOPE_SIGN_IN_HEADER", "X-Forwarded-User")
+    assert "members is empty" in cli("serve", "--check").stderr
+    assert cli("serve", "--check").returncode == 2
