@@ -33,7 +33,7 @@ from ..runs.file.evidence import (
 )
 from ..runs.file.records import Generation, RunHeader
 from .constant_rows import Filling
-from .ladder.nonfinite import NotFinite
+from .ladder.nonfinite import FLOAT16_MAX, NotFinite
 from .ladder.places import place_in_words
 from .ladder.structure import BLOCKS, structure_of
 
@@ -254,7 +254,10 @@ def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
         return None
     row = int(np.flatnonzero(by_row)[0])
     values = [values_of(figures.read_rows(side, row, row + 1)[0], header.format) for side in (0, pair + 1)]
-    return not_finite(header, pair, by_row, first_mismatch(values[0], values[1]))
+    first = first_mismatch(values[0], values[1])
+    other = values[1 if np.isfinite(first[2]) else 0]
+    largest = float(np.where(np.isfinite(other), other, -np.inf).max())
+    return replace(not_finite(header, pair, by_row, first), largest=largest)
 
 
 def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: tuple[int, float, float]) -> NotFinite:
@@ -299,10 +302,16 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
             else "a mask or padding of one side's vocabulary, or tokens that one side left out."
         )
         return Evidence(Check.NUMBERS, control, measured, NOTED if is_cut else FAILED, says)
-    says = (
-        f"{broken.says([prompt.positions for prompt in header.prompts])}: a mask or padding of one side's vocabulary,"
-        " rows that were never written, a kernel that made them, or an overflow of the dtype."
+    reason = (
+        "a mask or padding of one side's vocabulary, rows that were never written, a kernel that made them, or an"
+        " overflow of the dtype."
     )
+    if broken.is_overflow and header.compute_dtype != "bfloat16":
+        reason = (
+            f"an overflow of float16 (largest {FLOAT16_MAX:,.0f}), for logits reach {broken.largest:,.0f} there: use"
+            " bfloat16 or float32."
+        )
+    says = f"{broken.says([prompt.positions for prompt in header.prompts])}: {reason}"
     return Evidence(Check.NUMBERS, control, replace(measured, token=broken.token), FAILED, says)
 
 

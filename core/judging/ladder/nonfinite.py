@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from .places import place_in_words, place_of
 
+FLOAT16_MAX = 65504.0
+
 
 @dataclass(frozen=True)
 class NotFinite:
@@ -17,7 +19,7 @@ class NotFinite:
 
     by_row: how many at each position of all prompts, some at least; token: the lowest such token id at the first such
     position, text: of it, '' where that is unknown; sides: names of reference and variant; values: theirs at that
-    token.
+    token; largest: finite value of the other side at that position, NaN if its logits were not read.
     """
 
     by_row: NDArray[np.int64]
@@ -25,6 +27,12 @@ class NotFinite:
     text: str
     sides: tuple[str, str]
     values: tuple[float, float]
+    largest: float = np.nan
+
+    @property
+    def is_overflow(self) -> bool:
+        """True if the other side's logits come near the largest number of float16."""
+        return self.largest > FLOAT16_MAX / 2 and -np.inf not in self.values
 
     @property
     def rows(self) -> NDArray[np.int64]:

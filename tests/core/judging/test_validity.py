@@ -116,6 +116,18 @@ INVALID = {
 }
 
 
+@pytest.mark.parametrize(
+    ("wrong", "top", "is_named"),
+    [(np.inf, 70_000.0, True), (np.nan, 60_000.0, True), (np.nan, 300.0, False), (-np.inf, 70_000.0, False)],
+)
+def test_an_overflow_of_float16_is_named_if_the_other_side_is_as_large(wrong, top, is_named, tmp_path):
+    reference, variant = PLAIN.astype(np.float32), OTHER.astype(np.float32)
+    reference[7, 3], variant[7, 3] = top, wrong
+    (pair,) = stored(tmp_path, reference=reference, variant=variant).pairs
+    assert pair.verdict == "invalid dump"
+    assert ("overflow of float16 (largest 65,504)" in pair.because) is is_named
+
+
 @pytest.mark.spread(5)
 @pytest.mark.parametrize("case", INVALID, ids=str)
 def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, tmp_path):
