@@ -1,20 +1,16 @@
-"""HTTP routes beside the pages, in the same process: downloads by their short addresses, tiles, uploads, the API."""
+"""HTTP routes beside the pages, in the same process: the API, downloads by their short addresses, tiles, uploads."""
 
 from __future__ import annotations
 
-from starlette.routing import Route
-
-from app.api import downloads
-from app.api import routes as api
+from app.api import downloads, ingest, runs
+from app.api.responses import routes_of
 from app.components import vendored
-from app.heatmap import routes
+from app.heatmap import routes as heatmap
 from app.uploads import tus as uploads
 
 ROUTES = [
-    Route("/files/{run_id}.duckdb", downloads.run_file),
-    Route("/files/{run_id}.npz", downloads.run_npz),
+    *routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *ingest.OPERATIONS)),
     *vendored.ROUTES,
-    *routes.ROUTES,
+    *heatmap.ROUTES,
     *uploads.ROUTES,
-    *api.ROUTES,
 ]

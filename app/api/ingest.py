@@ -24,7 +24,16 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.responses import NotFoundError, RefusedError, answer, api_path, page_url, refuse_unknown, whole
+from app.api.responses import (
+    ApiOperation,
+    NotFoundError,
+    RefusedError,
+    answer,
+    api_path,
+    page_url,
+    refuse_unknown,
+    whole,
+)
 from app.hosting.members import member_of
 from app.shell import store_cache, store_changes
 from app.shell.jobs import Job
@@ -314,3 +323,11 @@ async def cancel_ingest(request: Request) -> Response:
     if await to_thread.run_sync(store_changes.jobs().cancel, job.number):
         _audit.info("%a canceled the ingest of run %a", member_of(request), job.reserved)
     return answer(_told(request, _job_of(job.reserved) or job))
+
+
+OPERATIONS = (
+    ApiOperation("PUT", "/api/runs/{run_id}", put_run),
+    ApiOperation("GET", "/api/ingests", list_ingests),
+    ApiOperation("GET", "/api/ingests/{run_id}", one_ingest),
+    ApiOperation("DELETE", "/api/ingests/{run_id}", cancel_ingest),
+)

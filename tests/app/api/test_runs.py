@@ -83,24 +83,24 @@ def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list
     assert len(told["by_position"]) == 8
 
 
-def test_what_is_not_there_or_not_meant_is_a_status_and_a_sentence(client: TestClient, three: list[str]) -> None:
-    for method, path, status in [
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
         ("GET", "/api/runs/none", 404),
         ("GET", "/api/runs/none/file", 404),
-        ("DELETE", "/api/runs/none", 404),
+        ("GET", "/files/none.npz", 404),
         ("GET", "/api/runs/run-0?positions=2", 400),
-        ("POST", "/api/runs/run-0/restore", 404),
+        ("GET", "/api/runs/..%2f..%2fetc%2fpasswd", 404),
         ("POST", "/api/runs", 405),
         ("PATCH", "/api/runs/run-0", 405),
-        ("GET", "/api/runs/none/labels", 404),
-        ("DELETE", "/api/runs/run-", 404),
-        ("GET", "/api/runs/..%2f..%2fetc%2fpasswd", 404),
-    ]:
-        answer = client.request(method, path)
-        assert answer.status_code == status, (method, path, answer.text)
-        if "%2f" not in path:
-            assert set(answer.json()) == {"error"}
-    assert client.request("POST", "/api/runs").headers["allow"] == "GET, HEAD"
+    ],
+)
+def test_what_is_not_there_or_not_meant_is_a_status(
+    method: str, path: str, status: int, client: TestClient, three: list[str]
+) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == status, answer.text
+    assert status == 405 or "%2f" in path or set(answer.json()) == {"error"}
 
 
 def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient, three: list[str], store: Path) -> None:
@@ -112,41 +112,9 @@ def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient,
     part = client.get("/api/runs/run-0/file", headers={"Range": "bytes=100-199", "If-Range": etag})
     assert (part.status_code, part.content) == (206, body[100:200])
     assert client.get("/api/runs/run-0/file", headers={"Range": f"bytes={len(body)}-"}).status_code == 416
-    assert client.get("/api/runs/run-0/file", headers={"If-None-Match": etag}).status_code == 304
     assert client.get("/api/runs/run-0/file", headers={"Range": "bytes=0-9", "If-Range": '"other"'}).status_code == 200
     assert client.head("/api/runs/run-0/file").headers["content-length"] == str(len(body))
     assert client.get("/files/run-0.duckdb").content == body
-    assert client.get("/files/none.duckdb").headers["content-type"].startswith("text/plain")
-
-
-@pytest.mark.spread(2)
-@pytest.mark.parametrize("kind", ["file", "npz"])
-@pytest.mark.parametrize(
-    ("range_", "status"), [("bytes=99999999-", 416), ("bytes=9-1", 400), ("bytes=a-b", 400), ("lines=1-2", 400)]
-)
-def test_a_range_that_cannot_be_sent_is_refused_in_json(
-    range_: str, status: int, kind: str, client: TestClient, three: list[str]
-) -> None:
-    for method in ("GET", "HEAD"):
-        answer = client.request(method, f"/api/runs/run-0/{kind}", headers={"Range": range_})
-        assert answer.status_code == status
-        assert answer.headers["content-type"] == "application/json"
-        assert method == "HEAD" or (set(answer.json()) == {"error"} and "range" in answer.json()["error"].lower())
-    if status == 416:
-        size = client.head(f"/api/runs/run-0/{kind}").headers["content-length"]
-        assert answer.headers["content-range"] == f"bytes */{size}"
-    plain = client.get("/files/run-0.duckdb", headers={"Range": range_})
-    assert (plain.status_code, plain.headers["content-type"].partition(";")[0]) == (status, "text/plain")
-
-
-@pytest.mark.parametrize("method", ["TRACE", "PROPFIND", "LOCK", "PATCH", "get", "X" * 50])
-def test_a_method_that_means_nothing_is_refused_in_json(method: str, client: TestClient) -> None:
-    for path in ("/api/runs", "/api/runs/x", "/api/openapi.json", "/api/ingests/x"):
-        answer = client.build_request(method, path)
-        answer.method = method  # as it is sent
-        refused = client.send(answer)
-        assert (refused.status_code, list(refused.json())) == (405, ["error"])
-        assert "GET" in refused.headers["allow"]
 
 
 def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
@@ -172,66 +140,12 @@ def test_kept_npz_files_stay_within_bounds(
     for run_id in three:
         assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
     assert len(list((store / ".npz").iterdir())) == 3
-    monkeypatch.setattr(downloads, "KEPT_BYTES", 1)
+    monkeypatch.setattr(downloads, "MOST_BYTES", 1)
     copied(store / "run-3.duckdb")
     assert client.get("/api/runs/run-3/npz").status_code == 200
-    assert [path.name.split("-1-")[0] for path in (store / ".npz").iterdir()] == ["run-3"]
+    assert [path.name.rsplit("-", 2)[0] for path in (store / ".npz").iterdir()] == ["run-3"]
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
     assert client.get("/api/runs/run-0/npz").status_code == 507
-
-
-def test_a_deleted_run_comes_back_with_its_labels_and_one_deleted_for_good_does_not(
-    client: TestClient, three: list[str], store: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "ulpscope.audit")
-    gone = client.delete("/api/runs/run-2").json()
-    assert (gone["deleted"], gone["kept_days"]) == ("into the trash", 7)
-    assert [run["run_id"] for run in client.get("/api/trash").json()["deleted"]] == ["run-2"]
-    assert client.get("/api/runs/run-2").status_code == 404
-    assert client.post(gone["restore"]).json()["run_id"] == "run-2"
-    assert client.get("/api/runs/run-2/labels").json()["tags"] == ["golden", "a,b"]
-    assert client.delete("/api/runs/run-2?for_good=1").json()["deleted"] == "for good"
-    assert client.get("/api/trash").json()["deleted"] == []
-    words = [record.getMessage().split()[1] for record in caplog.records if record.name == "ulpscope.audit"]
-    assert words == ["labelled", "deleted", "restored", "deleted"]
-
-
-def test_a_sample_run_is_not_deleted(
-    client: TestClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
-    path = copied(tmp_path / "samples" / "shown.duckdb")
-    answer = client.delete("/api/runs/shown")
-    assert (answer.status_code, path.exists()) == (409, True)
-
-
-def test_labels_are_replaced_in_part_and_nonsense_changes_nothing(client: TestClient, three: list[str]) -> None:
-    put = lambda body: client.put("/api/runs/run-0/labels", content=body)  # noqa: E731
-    assert put('{"tags": ["x"], "note": "n"}').json() == {
-        "run_id": "run-0",
-        "tags": ["x"],
-        "note": "n",
-        "pinned": False,
-        "judged_as": "",
-    }
-    assert put('{"pinned": true}').json()["tags"] == ["x"]
-    for body, status in [
-        ("[]", 400),
-        ("{", 400),
-        ('{"tag": 1}', 400),
-        ('{"tags": "x"}', 400),
-        ('{"pinned": 1}', 400),
-        ('{"tags": ["' + "x" * 50 + '"]}', 400),
-        ('{"note": "' + "x" * 70_000 + '"}', 413),
-    ]:
-        assert put(body).status_code == status, body[:40]
-    assert client.get("/api/runs/run-0/labels").json() == {
-        "run_id": "run-0",
-        "tags": ["x"],
-        "note": "n",
-        "pinned": True,
-        "judged_as": "",
-    }
 
 
 def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(store: Path, three: list[str]) -> None:

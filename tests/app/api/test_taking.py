@@ -218,7 +218,7 @@ def test_the_same_again_is_another_run_unless_the_sender_says_only_once(client: 
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("modle=x", "is no parameter"),
+        ("modle=x", "is not a parameter"),
         ("compute_dtype=int4", "int4"),
         ("wait=-1", "wait"),
         ("wait=9999", "wait"),

@@ -408,15 +408,3 @@ def test_a_full_disk_is_said_and_what_arrived_is_kept(client, store, monkeypatch
     assert answer.status_code == 507
     monkeypatch.setattr(os, "pwrite", real)
     assert offset(client, address) == 1 << 20
-
-
-@pytest.mark.parametrize("path", ["/api/uploads", "/api/uploads/x"])
-def test_a_method_that_means_nothing_is_refused_in_json_with_those_there_are(client, path):
-    answer = client.put(path, headers=TUS)
-    assert answer.status_code == 405
-    assert "PUT means nothing here" in answer.json()["error"]
-    allowed = answer.headers["allow"].split(", ")
-    assert "POST" in allowed
-    assert ("PATCH" in allowed) == path.endswith("x")
-    if path == "/api/uploads":
-        assert client.head(path, headers=TUS).status_code == 405  # nothing is begun by it
