@@ -20,7 +20,7 @@ cards = everything if has_replaced else shortened
 if outage := store_cache.store().outage:
     st.warning(widgets.escaped(outage))
 labels, damaged = store_cache.all_labels()
-trash = store_cache.discarded()
+trash = store_cache.deleted_runs()
 
 deleted.undo_line(trash)
 lead, drop = st.columns([1, 1], vertical_alignment="center")
@@ -55,11 +55,9 @@ def watch() -> None:
     """Draw the page anew when a run arrives or goes, or labels change, while it is open."""
     if not next(rounds):
         return  # drawn a moment ago
-    if (store_cache.cards(of_cells=has_cells, of_replaced=True), store_cache.all_labels(), store_cache.discarded()) != (
-        (everything, broken),
-        (labels, damaged),
-        trash,
-    ):
+    runs = store_cache.cards(of_cells=has_cells, of_replaced=True)
+    now = runs, store_cache.all_labels(), store_cache.deleted_runs()
+    if now != ((everything, broken), (labels, damaged), trash):
         st.rerun()
 
 

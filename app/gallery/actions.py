@@ -17,7 +17,7 @@ from core.runs.store.cards import RunCard
 from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
 from core.text import plural, size
 
-_OF_DELETE = "It can be had back for a week."
+_OF_DELETE = "It can be restored for a week."
 
 
 def panel(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
@@ -63,7 +63,7 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
         if card.is_read_only:
             st.caption("sample, read-only", width="content")
         else:
-            st.button("Delete", key="delete", on_click=_discard, args=([card],), help=_OF_DELETE)
+            st.button("Delete", key="delete", on_click=_delete, args=([card],), help=_OF_DELETE)
 
 
 def _quoted(run_id: str) -> str:
@@ -97,7 +97,7 @@ def _label_form(
         )
         note = st.text_area("Note", seen.note, key=f"note_{key}", max_chars=LONGEST_NOTE)
         pinned = st.checkbox("Pinned", seen.pinned, key=f"pinned_{key}", help="Marks the run as one to keep.")
-        st.caption("Kept beside the run file, which stays as it is.")
+        st.caption("Stored beside the run file, which does not change.")
         if widgets.pressed(st.form_submit_button, "Save", f"save_labels_{key}", type="primary"):
             with widgets.said():
                 store_changes.label(card.run_id, seen, labelling.labels_of(tags, note, pinned))
@@ -129,9 +129,7 @@ def _several(ticked: list[RunCard], hidden: int, labels: Mapping[str, Labels]) -
         st.button("Add tag", key="add_tag", on_click=_tag, args=(ticked, tag, True), disabled=not tag)
         st.button("Remove tag", key="remove_tag", on_click=_tag, args=(ticked, tag, False), disabled=not tag)
         if own:
-            st.button(
-                f"Delete {plural(len(own), 'run')}", key="delete", on_click=_discard, args=(own,), help=_OF_DELETE
-            )
+            st.button(f"Delete {plural(len(own), 'run')}", key="delete", on_click=_delete, args=(own,), help=_OF_DELETE)
         st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
         if len(own) < len(ticked):
             st.caption(f"{plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
@@ -155,16 +153,16 @@ def _tag(cards: Sequence[RunCard], tag: str, is_wanted: bool) -> None:
             store_changes.label(card.run_id, attached, labelling.labels_of(tags, attached.note, attached.pinned))
 
 
-def _discard(cards: Sequence[RunCard]) -> None:
+def _delete(cards: Sequence[RunCard]) -> None:
     gone = []
     for card in cards:
         with widgets.said():
-            gone.append((store_changes.discard(card.run_id), card))
+            store_changes.delete(card.run_id)
+            gone.append(card)
     if gone:
-        first = gone[0][1]
-        what = f"'{first.name}'" if len(gone) == 1 else plural(len(gone), "run")
-        st.session_state["undo"] = ([entry for entry, _ in gone], f"Deleted {what}.")
-    ids = {card.run_id for _, card in gone}
+        what = f"'{gone[0].name}'" if len(gone) == 1 else plural(len(gone), "run")
+        st.session_state["undo"] = ([card.run_id for card in gone], f"Deleted {what}.")
+    ids = {card.run_id for card in gone}
     st.session_state["ticked"] = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
     if st.session_state.get("run") in ids:  # or the sidebar would call it deleted by somebody
         st.session_state.pop("run")

@@ -10,40 +10,38 @@ import streamlit as st
 
 from app.hosting import members
 from app.shell import store_cache, store_changes, widgets
-from core.runs.store.trash import Discarded
+from core.runs.store.store import DeletedRun
 from core.text import plural, size
 
 _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
 
 
-def _restore(entries: Iterable[str]) -> None:
-    for entry in entries:
+def _restore(run_ids: Iterable[str]) -> None:
+    for run_id in run_ids:
         with widgets.said():
-            store_changes.restore(entry)
+            store_changes.restore(run_id)
     st.session_state.pop("undo", None)
 
 
-def _purge(entries: Iterable[str]) -> None:
-    for entry in entries:
+def _purge(run_ids: Iterable[str]) -> None:
+    for run_id in run_ids:
         with widgets.said():
-            store_changes.purge(entry)
+            store_changes.purge(run_id)
 
 
-def undo_line(trash: Sequence[Discarded]) -> None:
+def undo_line(trash: Sequence[DeletedRun]) -> None:
     """Draw the last deletion of this viewer, as long as it can be undone."""
-    entries, sentence = st.session_state.get("undo", ([], ""))
-    there = {run.entry for run in trash}
-    if not any(entry in there for entry in entries):
+    run_ids, sentence = st.session_state.get("undo", ([], ""))
+    deleted = [run.run_id for run in trash if run.run_id in run_ids]
+    if not deleted:
         return
     with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
         st.markdown(widgets.escaped(sentence), width="content")
-        st.button("Undo", key="undo_delete", on_click=_restore, args=([entry for entry in entries if entry in there],))
+        st.button("Undo", key="undo_delete", on_click=_restore, args=(deleted,))
 
 
-def trash_list(trash: Sequence[Discarded]) -> None:
-    """Draw the runs deleted within a week, to be put back or deleted for good. They are drawn when the list is
-    unfolded.
-    """
+def trash_list(trash: Sequence[DeletedRun]) -> None:
+    """Draw the runs deleted within a week, to be restored or deleted for good; they are drawn when unfolded."""
     if not trash:
         return
     fold = st.expander(
@@ -56,7 +54,7 @@ def trash_list(trash: Sequence[Discarded]) -> None:
         return
     with fold:
         names = store_cache.names_of(list(trash))
-        key = f"trash_{hashlib.sha256(' '.join(run.entry for run in trash).encode()).hexdigest()[:16]}"
+        key = f"trash_{hashlib.sha256(' '.join(run.run_id for run in trash).encode()).hexdigest()[:16]}"
         st.dataframe(
             pd.DataFrame(
                 {
@@ -75,14 +73,11 @@ def trash_list(trash: Sequence[Discarded]) -> None:
             alt="the deleted runs, one row each",
         )
         rows = (st.session_state.get(key) or {}).get("selection", {}).get("rows", [])
-        entries = [trash[row].entry for row in rows if row < len(trash)]
+        run_ids = [trash[row].run_id for row in rows if row < len(trash)]
         with st.container(horizontal=True, vertical_alignment="center"):
             if not members.may_change():
                 st.caption(members.READ_ONLY)
                 return
-            st.button("Restore", key="restore", on_click=_restore, args=(entries,), disabled=not entries)
-            st.button("Delete for good", key="purge", on_click=_purge, args=(entries,), disabled=not entries)
-            st.caption(
-                "Tick some. A run that was deleted a week ago goes for good when the next run is written.",
-                width="content",
-            )
+            st.button("Restore", key="restore", on_click=_restore, args=(run_ids,), disabled=not run_ids)
+            st.button("Delete for good", key="purge", on_click=_purge, args=(run_ids,), disabled=not run_ids)
+            st.caption("Tick some. A week after its deletion a run goes for good.", width="content")

@@ -22,8 +22,7 @@ from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of
 from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, read_runs, without_replaced
-from core.runs.store.store import Store, open_store
-from core.runs.store.trash import Discarded
+from core.runs.store.store import DeletedRun, Store, open_store
 from core.runs.views.elements import top_of_both
 from core.runs.views.kv_cache import PositionGrid, by_position
 from core.runs.views.layers import LayerGrid
@@ -118,11 +117,6 @@ def _forget(kept: dict[tuple[str, int, int], Any], stamps: tuple[tuple[str, int,
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _labels(directory: str, digest: str) -> tuple[dict[str, labels.Labels], list[str]]:
-    return store().all_labels()
-
-
-@st.cache_resource(max_entries=4, show_spinner=False)
 def _names(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> dict[Path, str]:
     found = read_runs([Path(stamp[0]) for stamp in _stamps])
     return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
@@ -183,9 +177,8 @@ def searchable(run_ids: Iterable[str]) -> dict[str, str]:
 
 
 def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
-    """Labels by run id, and a sentence on each file of labels that cannot be read."""
-    where = store()
-    return _labels(str(where.directory), _digest(where.label_stamps()))
+    """Labels by run id, and a sentence if they cannot be read."""
+    return store().all_labels()
 
 
 def judged_run(run_id: str) -> str:
@@ -194,12 +187,12 @@ def judged_run(run_id: str) -> str:
     return attached.judged_as if attached and attached.judged_as and store().has(attached.judged_as) else ""
 
 
-def discarded() -> list[Discarded]:
-    """The runs in the trash, the latest deleted first."""
-    return store().discarded()
+def deleted_runs() -> list[DeletedRun]:
+    """The runs that can be restored, the latest deleted first."""
+    return store().deleted()
 
 
-def names_of(runs: list[Discarded]) -> dict[Path, str]:
+def names_of(runs: list[DeletedRun]) -> dict[Path, str]:
     """Names of deleted runs; their ids where the files cannot be read."""
     stamps = _stamps(run.path for run in runs)
     return _names(_digest(stamps), stamps)
@@ -246,14 +239,10 @@ def causes(view: View | SparseView) -> Explanation:
 
 @contextmanager
 def leaving(path: Path) -> Iterator[None]:
-    """Let go of a run's file once the block has moved or removed it."""
-    stamp = _stamp(path)
+    """Let go of a run's file, if it is here, once the block has removed it."""
+    stamp = _stamp(path) if path.exists() else None
     yield
-    _let_go(stamp)
-
-
-def _let_go(stamp: tuple[str, int, int]) -> None:
-    if (reader := memory().take(("reader", *stamp))) is not None:
+    if stamp is not None and (reader := memory().take(("reader", *stamp))) is not None:
         reader.close()
 
 

@@ -11,7 +11,7 @@ from app.shell.jobs import Job, Jobs, PromptFile
 from app.shell.once import Once
 from app.shell.store_cache import leaving, store
 from core.runs.store import labels
-from core.text import shown
+from core.runs.store.store import SUFFIX
 
 _audit = logging.getLogger("ulpscope.audit")
 
@@ -23,50 +23,34 @@ def jobs() -> Jobs:
 
 
 def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
-    """Change the labels of a run that a viewer has `seen`; what had to be put aside for that, or stands beside it, is
-    said.
-    """
+    """Change the labels of a run that a viewer has `seen`."""
     who = members.changing_member()
     changed = store().label(run_id, wanted, seen)
     _audit.info("%a labelled run %a", who, run_id)
-    if changed.aside:
-        link.complain(f"The damaged labels of run '{shown(run_id, 60)}' were put aside as {shown(changed.aside, 60)}.")
     if changed.has_both_notes:
-        link.complain("Somebody else changed the note while you wrote yours: both are kept, one below the other.")
+        link.complain("Somebody else changed the note while you wrote yours. Both are stored, yours second.")
 
 
 def delete(run_id: str) -> None:
-    """Delete a run for good and let go of its file, or the disk would not get its space back."""
+    """Delete a run; `restore` brings it back within a week."""
     who = members.changing_member()
-    with leaving(store().path_of(run_id)):
-        store().delete(run_id)
-    _audit.info("%a deleted run %a for good", who, run_id)
-
-
-def discard(run_id: str) -> str:
-    """Move a run into the trash; returns the entry. Its file is let go of, for the day on which the trash is
-    emptied.
-    """
-    who = members.changing_member()
-    with leaving(store().path_of(run_id)):
-        entry = store().discard(run_id)
+    store().delete(run_id)
     _audit.info("%a deleted run %a", who, run_id)
-    return entry
 
 
-def restore(entry: str) -> str:
-    """Put a discarded run back; returns its id."""
+def restore(run_id: str) -> None:
+    """Bring a deleted run back."""
     who = members.changing_member()
-    run_id = store().restore(entry)
+    store().restore(run_id)
     _audit.info("%a restored run %a", who, run_id)
-    return run_id
 
 
-def purge(entry: str) -> None:
-    """Remove a discarded run for good."""
+def purge(run_id: str) -> None:
+    """Remove a deleted run for good, and let go of its file, or the disk would not get its space back."""
     who = members.changing_member()
-    if store().purge_trash(entry=entry):
-        _audit.info("%a deleted %a for good", who, entry)
+    with leaving(store().directory / f"{run_id}{SUFFIX}"):
+        store().purge(run_id)
+    _audit.info("%a deleted run %a for good", who, run_id)
 
 
 def submit(

@@ -50,7 +50,7 @@ def warm() -> None:
             importlib.import_module(name)
         cards, _ = store_cache.cards()
         store_cache.all_labels()
-        store_cache.discarded()
+        store_cache.deleted_runs()
         runs = [card for card in cards if card.sides]
         if runs:
             store_cache.positions(store_cache.open_run(sidebar.worth_opening(runs).run_id), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -27,20 +27,17 @@ from ..runs.sparse.export import write_lines
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.cards import RunCard, list_runs, read_runs, without_replaced
 from ..runs.store.store import Store, open_store
-from ..runs.store.trash import entry_of
 from ..runs.views.continuations import continuations
 from ..runs.views.headline import multiple
 from ..runs.views.kv_cache import summarize
 from ..text import number, percent, plural, size
 from .comparing import flip_table, pair_table
 from .sparse.tables import print_sparse_pairs, sparse_side_table
-from .terminal.console import JsonOption, StoreOption, err, out, print_json, printable
+from .terminal.console import JsonOption, StoreOption, err, out, print_json
 
 
 def list_(
-    deleted: Annotated[
-        bool, typer.Option("--deleted", help="List what was deleted in the dashboard within a week instead.")
-    ] = False,
+    deleted: Annotated[bool, typer.Option("--deleted", help="List the runs deleted within a week instead.")] = False,
     all_: Annotated[bool, typer.Option("--all", help="List runs too that a judged run replaces.")] = False,
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -90,41 +87,36 @@ def list_(
 
 
 def _list_deleted(store: Store, as_json_: bool) -> None:
-    """The runs of the trash, the latest deleted first."""
-    trash = store.discarded()
-    names = {
-        path: card.name for path, card in read_runs([run.path for run in trash]).items() if isinstance(card, RunCard)
-    }
+    """The runs that can be restored, the latest deleted first."""
+    deleted = store.deleted()
+    cards = read_runs([run.path for run in deleted])
+    names = {path: card.name for path, card in cards.items() if isinstance(card, RunCard)}
     if as_json_:
-        fields = [
-            {
-                "run_id": run.run_id,
-                "name": names.get(run.path),
-                "deleted": run.deleted.isoformat() + "Z",
-                "bytes": run.bytes,
-                "entry": run.entry,
-            }
-            for run in trash
-        ]
-        print_json(fields)
+        print_json(
+            [
+                {
+                    "run_id": run.run_id,
+                    "name": names.get(run.path),
+                    "deleted": run.deleted.isoformat(timespec="seconds"),
+                    "bytes": run.bytes,
+                }
+                for run in deleted
+            ]
+        )
         return
     table = Table()
-    for column in ("run", "name", "deleted (UTC)", "size", "entry"):
+    for column in ("run", "name", "deleted (UTC)", "size"):
         table.add_column(
-            column, justify="right" if column == "size" else "left", no_wrap=column in ("run", "entry"), overflow="fold"
+            column, justify="right" if column == "size" else "left", no_wrap=column == "run", overflow="fold"
         )
-    for run in trash:
+    for run in deleted:
         table.add_row(
             escape(run.run_id),
             escape(names.get(run.path, "cannot be read")),
             f"{run.deleted:%Y-%m-%d %H:%M:%S}",
             size(run.bytes),
-            run.entry,
         )
-    out.print(
-        table if trash else f"nothing was deleted within a week; `{COMMAND} restore RUN` puts back what was.",
-        markup=False,
-    )
+    out.print(table if deleted else "no run was deleted within a week.", markup=False)
 
 
 def show(
@@ -290,50 +282,34 @@ def export(
 
 def delete(
     run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs, or unique beginnings of them.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="Bring deleted runs back instead.")] = False,
+    for_good: Annotated[
+        bool, typer.Option("--for-good", help="Remove the files now; runs deleted before can be named too.")
+    ] = False,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Delete runs and their tags and notes for good (the dashboard keeps what it deletes for a week). Sample runs are
-    refused.
-    """
+    """Delete runs; `--restore` brings them back within a week, with their tags and notes. Sample runs are refused."""
+    if restore and for_good:
+        raise UsageError("--restore and --for-good contradict each other; give one.")
     target = open_store(store)
-    paths = [target.find(run_id) for run_id in run_ids]
-    samples = [path.stem for path in paths if not target.is_writable(path)]
-    if samples:
-        raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")
-    full = list(dict.fromkeys(path.stem for path in paths))
-    if not yes and sys.stdin.isatty() and not typer.confirm(printable(f"Delete {', '.join(full)} for good?")):
-        raise typer.Exit(1)
-    if not yes and not sys.stdin.isatty():
-        raise UsageError("delete asks before it deletes; without a terminal give --yes.")
-    _one_by_one(full, target.delete, "deleted", as_json_)
+    deleted = {run.run_id for run in target.deleted()}
 
+    def remove(run_id: str) -> str:
+        return target.purge(run_id if run_id in deleted else target.delete(run_id))
 
-def restore(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Ids of deleted runs, unique beginnings of them, or entries as `list --deleted` shows them.",
-        ),
-    ],
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
-) -> None:
-    """Put back runs that were deleted in the dashboard, with their tags and notes. Never over a run that is there."""
-    target = open_store(store)
-    entries = list(dict.fromkeys(entry_of(target.discarded(), name) for name in names))
-    _one_by_one(entries, target.restore, "restored", as_json_)
-
-
-def _one_by_one(names: Sequence[str], change: Callable[[str], str], word: str, as_json_: bool) -> None:
-    """`change` each; where one fails, those before it are reported all the same."""
-    changed = []
+    if not restore:
+        paths = [target.find(run_id) for run_id in run_ids if not (for_good and run_id in deleted)]
+        samples = [path.stem for path in paths if not target.is_writable(path)]
+        if samples:
+            raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")
+        run_ids = [*(path.stem for path in paths), *(deleted.intersection(run_ids) if for_good else ())]
+    change = target.restore if restore else remove if for_good else target.delete
+    word, changed = "restored" if restore else "deleted", []
     try:
-        for name in names:
-            changed.append(change(name))
-    finally:
+        for run_id in dict.fromkeys(run_ids):
+            changed.append(change(run_id))
+    finally:  # if one fails, those before it are reported all the same
         if changed and as_json_:
             print_json({word: changed})
         elif changed:

@@ -108,7 +108,7 @@ def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
     expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible()
     assert [path.stem for path in store.paths()] == ["a", "b", "c"]
     assert labels.read(store.directory, "a") == Labels(("first",))
-    assert store.discarded() == []
+    assert store.deleted() == []
 
 
 def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(

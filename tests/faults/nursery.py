@@ -35,10 +35,10 @@ def dump_of(folder: Path) -> Path:
 
 def change(store: Store, seed: int) -> None:
     """Delete a run or restore one."""
-    if (entries := store.discarded()) and random.Random(seed).random() < 0.7:
-        store.restore(entries[0].entry)
+    if (deleted := store.deleted()) and random.Random(seed).random() < 0.7:
+        store.restore(deleted[0].run_id)
     elif len(store.paths()) > 1:
-        store.discard(random.Random(seed).choice(store.paths()).stem)
+        store.delete(random.Random(seed).choice(store.paths()).stem)
 
 
 def ingest_one(store: Store, seed: int) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
-from core.runs.store import labels
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.faults.nursery import dump_of
@@ -30,15 +29,15 @@ class Watched:
         assert broken == [], f"half a run is visible: {broken[0].reason}"
         # What a killed server had begun may come to its end meanwhile.
         assert there.keys() <= {card.run_id for card in cards} <= {path.stem for path in self.store.paths()}
-        discarded = {run.run_id: run.path for run in self.store.discarded()}
+        deleted = {run.run_id: run.path for run in self.store.deleted()}
         for run_id, digest in self.known.items():
-            path = there.get(run_id) or discarded.get(run_id)
+            path = there.get(run_id) or deleted.get(run_id)
             assert path is not None, f"run {run_id} is lost"
             assert _digest(path) == digest, f"run {run_id} has changed"
         for run_id in there.keys() - self.known.keys():
             _read(there[run_id])
             self.known[run_id] = _digest(there[run_id])
-        assert labels.read_all(self.store.directory)[1] == []
+        assert self.store.all_labels()[1] == []
 
     def check_that_it_goes_on(self) -> None:
         """A sweep leaves nothing of the dead, and the next run is stored, without a hand."""

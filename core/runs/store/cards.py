@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,12 @@ from ..file.records import UNDECIDED
 from ..tables.run import check_text, read_run
 from ..views.verdicts import shown_verdict
 from .labels import Labels
-from .mirror import Mirror
 from .store import Store
 
 SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
 _SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory
 _LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
 _AFAR_THREADS = 8  # that fetch run files; each waits for the network most of the time
-_LONGEST_TOLD = 4000  # characters of one text of a card in an index, which may come from anybody
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,6 @@ class RunCard:
     kept: str = ALL
 
 
-_CARD_FIELDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("run_id", "name", "kind", "model", "compute_dtype", "device", "verdicts", "kept"), (str,)),
-    **dict.fromkeys(("prompts", "positions", "vocab", "pairs", "bit_identical_pairs", "flips", "max_ulps"), (int,)),
-    **dict.fromkeys(("nonfinite_mismatch", "bytes"), (int,)),
-    "created": (datetime,),
-    **dict.fromkeys(("max_row_ulps", "rms_row_ulps", "noise_ratio"), (float, int, type(None))),
-    "max_neq_share": (float, int),
-    "pair_verdicts": (tuple,),
-    "sides": (tuple,),
-    "is_read_only": (bool,),
-}  # of an entry of an index
-
-
 @dataclass(frozen=True)
 class BrokenRun:
     """A file in the store that is not a readable run."""
@@ -96,60 +81,43 @@ def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
-    """Cards of runs of a store. Those of objects are in its index; what is not is read from the run files, fetched
-    where they are not here, and put there.
+    """Cards of runs of a store. Those of objects are in its index; what is missing there is read from the run files and
+    added.
     """
-    if store.mirror is None:
+    mirror = store.mirror
+    if mirror is None:
         return read_runs(paths)
     own = [path for path in paths if store.is_writable(path)]
-    indexed = store.mirror.cards()
+    indexed = mirror.cards()
     found: dict[Path, RunCard | StoreError] = {}
     for path in own:
-        told = _card_of(path.stem, indexed[path.stem]) if path.stem in indexed else None
-        if told is not None:
-            found[path] = told
+        with suppress(KeyError, TypeError, ValueError):  # not in the index, or by another version
+            found[path] = _from_index(indexed[path.stem])
     missing = [path for path in own if path not in found]
+
+    def read(path: Path) -> RunCard | StoreError:
+        try:
+            with mirror.fetched_once(path.stem) as fetched:
+                return read_runs([fetched])[fetched]
+        except StoreError as error:
+            return error
+
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
-        found |= zip(missing, pool.map(partial(_read_afar, store.mirror), missing), strict=True)
-    read = {path.stem: _plain(card) for path in missing if isinstance(card := found[path], RunCard)}
-    if read:
-        store.mirror.remember(read)
+        found |= zip(missing, pool.map(read, missing), strict=True)
+    added = {
+        path.stem: {**asdict(card), "created": card.created.isoformat()}
+        for path in missing
+        if isinstance(card := found[path], RunCard)
+    }
+    if added:
+        mirror.remember(added)
     found |= read_runs([path for path in paths if path not in found])
     return {path: found[path] for path in paths}
 
 
-def _read_afar(mirror: Mirror, path: Path) -> RunCard | StoreError:
-    try:
-        with mirror.aside(path.stem) as fetched:
-            return read_runs([fetched])[fetched]
-    except StoreError as error:
-        return error
-
-
-def _plain(card: RunCard) -> dict[str, object]:
-    """A card as the index has it."""
-    lists = {"sides": list(card.sides), "pair_verdicts": list(card.pair_verdicts)}
-    return {**asdict(card), **lists, "created": card.created.isoformat()}
-
-
-def _card_of(run_id: str, said: Mapping[str, object]) -> RunCard | None:
-    """A card out of the index, which may be anybody's; None for what is none."""
-    try:
-        values: dict[str, Any] = {**said, "created": datetime.fromisoformat(str(said["created"])), "is_read_only": True}
-        if set(values) != set(_CARD_FIELDS) or values["run_id"] != run_id:
-            return None
-        for name in ("sides", "pair_verdicts"):
-            if not isinstance(values[name], list):
-                return None
-            values[name] = tuple(values[name])
-            if not all(isinstance(text, str) and len(text) <= _LONGEST_TOLD for text in values[name]):
-                return None
-        for name, kinds in _CARD_FIELDS.items():
-            if type(values[name]) not in kinds or (isinstance(values[name], str) and len(values[name]) > _LONGEST_TOLD):
-                return None
-        return RunCard(**values)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+def _from_index(card: Mapping[str, Any]) -> RunCard:
+    lists = {name: tuple(card[name]) for name in ("sides", "pair_verdicts")}
+    return RunCard(**{**card, **lists, "created": datetime.fromisoformat(card["created"])})
 
 
 def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:

@@ -1,311 +1,400 @@
-"""The edge to fsspec, which only this module imports: objects under a URL, listed, put, read by range and removed.
+"""A store of objects (S3, Google Cloud Storage, Azure) seen through a cache folder of this machine. obstore sends the
+requests and repeats them; its messages may quote an address with a key in it and are left out of ours.
 
-What a backend raises becomes one `StoreError` after `TRIES` attempts. Its messages are left out: they may quote an
-address with a key in it. Credentials are the backend's own, from the environment; a URL that brings some is refused.
+A run is written here and put whole, fetched once, and listed with cards out of an index, `.index.json.gz`. Nothing
+rests on the index: which runs there are is what the backend lists, and an entry counts only for an object of its tag.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
+import gzip
+import json
 import os
-import re
-import secrets
+import random
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import md5, sha256
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from ...disk import WRITING, place_new
+from ...configuration import configuration
+from ...disk import WRITING, discard, write_atomic, writing
 from ...errors import ExtraError, StoreError, UsageError
-from ...text import shown
+from ...packaged_models import cache_folder
+from ...text import shown, slug
+from . import labels
 
-TRIES = 3  # of every request; with the pauses between them and the time-outs below, a dead endpoint is known in 30 s
-PAUSES = (0.2, 1.0)  # seconds before the second and the third
-CONNECT_SECONDS, READ_SECONDS = 4, 20
-_ABANDONED_SECONDS = 24 * 3600
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.DOTALL)
-_WHOLE = ("s3", "s3a", "gs", "gcs")  # whose put shows nothing before it is whole, and can be told not to replace
-_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "updated", "mtime", "created")
-_NOT_WORTH_IT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotImplementedError)
-_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "NoAuthTokenError", "TokenRetrievalError")
-
-Done = TypeVar("Done")
+INDEX = ".index.json.gz"
+SUFFIX = ".duckdb"
+URL_FILE = ".url"  # in the folder, so that whoever opens it has the store
+SCHEMES = ("s3", "s3a", "gs", "az", "azure")
+SHORT_SECONDS, LONG_SECONDS = 15, 300  # limits of one request: a question, a piece of a run
+RETRIES = 2
+MOST_TRIES = 20  # of a conditional put that others came before
+PIECE_BYTES = 8 << 20  # of a download
+SINGLE_BYTES = 64 << 20  # of a put in one request, which the backend refuses over another; beyond, pieces are put
+LIST_SECONDS = 3.0  # for which a list is not asked for again: the gallery looks that often
+DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
+USED_SECONDS = 600.0  # a file used within them stays in the cache: a page may be about to open it
+ABANDONED_SECONDS = 24 * 3600
+_UNSENT = ".unsent"  # folder of finished runs that could not be put yet
+_mirrors: dict[tuple[int, Path], Mirror] = {}  # by process: connections do not survive a fork
+_open_lock = threading.Lock()
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Object:
-    """An object under the URL. tag: what the backend says of its contents, another where they are others."""
+    """An object at the URL. tag: another if the contents are others."""
 
-    name: str
     bytes: int
     tag: str
-
-    @property
-    def md5(self) -> str | None:
-        """MD5 of the contents, where the tag is one: S3's of what was put in one piece."""
-        return self.tag if re.fullmatch(r"[0-9a-f]{32}", self.tag) else None
+    changed: datetime
 
 
 def is_url(text: str) -> bool:
     """Return whether a store's name is a URL and no directory."""
-    return _URL.fullmatch(text) is not None
+    return "://" in text
 
 
-class Objects:
-    """The objects directly under a URL, and in the folders that are named."""
+class Mirror:
+    """The objects of a URL, and the folder of this machine through which they are seen."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        parts = urlsplit(url)
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise UsageError(
-                "a store's URL is scheme://bucket/prefix and nothing more; credentials belong in the environment of"
-                " its backend (docs/object_storage.md)."
-            )
-        self._scheme = parts.scheme
-        self._fs = _filesystem(parts.scheme)
-        self._root = str(self._fs._strip_protocol(self.url)).rstrip("/")
-        if not (parts.netloc + parts.path).strip("/"):
-            raise UsageError(f"{shown(self.url)}: names no place to keep runs in; expected scheme://bucket/prefix.")
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.outage: str | None = None  # a sentence, while the endpoint does not answer
+        self._short, self._long = _connected(url, SHORT_SECONDS), _connected(url, LONG_SECONDS)
+        self._obstore = import_module("obstore")
+        self._lock = threading.RLock()
+        self._listed: dict[str, Object] | None = None
+        self._listed_at = self._fresh_until = 0.0
+        self._cards: dict[str, dict[str, Any]] = {}
+        self._tags: dict[str, str] = {}  # of small objects, by name, as they lie in the folder
+        self._fetching: dict[str, threading.Lock] = {}
 
-    def list(self, folder: str = "") -> dict[str, Object]:
-        """Objects of a folder by name, as the backend lists them now; none where there is no such folder."""
-        place = f"{self._root}/{folder}".rstrip("/")
+    def runs(self) -> dict[str, Object]:
+        """Runs by id. While the backend does not answer, as it listed them last, and `outage` is set."""
+        return {name.removesuffix(SUFFIX): each for name, each in self._list().items() if name.endswith(SUFFIX)}
 
-        def ask() -> list[dict[str, Any]]:
-            self._fs.invalidate_cache()
+    def _list(self) -> dict[str, Object]:
+        with self._lock:
+            if self._listed is not None and time.monotonic() < self._fresh_until:
+                return self._listed
             try:
-                return self._fs.ls(place, detail=True)
-            except FileNotFoundError:
-                if not self._fs.exists(self._root.split("/")[0]) and self._scheme in _WHOLE:
+                self._listed, self.outage = self._folder(""), None
+                self._listed_at, self._fresh_until = time.time(), time.monotonic() + LIST_SECONDS
+            except StoreError as error:
+                if self._listed is None:
                     raise
-                return []
+                self._fresh_until = time.monotonic() + DEAD_SECONDS
+                moment = datetime.fromtimestamp(self._listed_at, UTC)
+                self.outage = f"{error} Runs are listed as they were at {moment:%Y-%m-%d %H:%M} UTC."
+            return self._listed
 
-        found = (self._object(info) for info in self._tried("list", ask) if info.get("type") == "file")
-        return {each.name: each for each in found}
+    def _folder(self, name: str) -> dict[str, Object]:
+        listed = self._ask("list", lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"])
+        if listed is None:
+            raise StoreError(f"{shown(self.url)}: there is no such bucket.")
+        return {each["path"].rpartition("/")[2]: _object(each) for each in listed}
 
-    def find(self, name: str) -> Object | None:
-        """One object, asked for by its name, which a list may not have yet; None where there is none."""
+    def find(self, run_id: str) -> Object | None:
+        """A run of the list, which is asked for again if it lacks it: it may be seconds old."""
+        if run_id not in self.runs() and not self.outage:
+            self._fresh_until = 0.0
+        return self.runs().get(run_id)
 
-        def ask() -> dict[str, Any] | None:
-            self._fs.invalidate_cache()
-            try:
-                return self._fs.info(self._at(name))
-            except FileNotFoundError:
-                return None
+    def fetch(self, run_id: str) -> Path:
+        """Path of a run's file in the folder, downloaded if it is not there."""
+        path = self.folder / f"{run_id}{SUFFIX}"
+        with self._fetching.setdefault(run_id, threading.Lock()):
+            found = self.find(run_id)
+            if found is None:
+                path.unlink(missing_ok=True)
+                raise StoreError(f"run '{run_id}' is not in {self.url} any more.")
+            if not _is_copy(path, found):
+                if self.outage:
+                    raise StoreError(f"run '{run_id}' was not fetched yet, and {self.outage}")
+                self._download(found, path)
+            os.utime(path, (time.time(), found.changed.timestamp()))
+        self._evict(path)
+        return path
 
-        info = self._tried("look at", ask)
-        return None if info is None or info.get("type") != "file" else self._object(info)
-
-    def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes | None:
-        """Bytes [start, end) of an object; None where there is none any more."""
-
-        def ask() -> bytes | None:
-            try:
-                return self._fs.cat_file(self._at(name), start=start, end=end)
-            except FileNotFoundError:
-                return None
-
-        return self._tried("read", ask)
-
-    def write(self, name: str, body: bytes) -> None:
-        """Put a small object, over what is there."""
-        self._make_folder(name)
-        self._tried("write", lambda: self._fs.pipe_file(self._at(name), body))
-
-    def put_new(self, path: Path, name: str) -> Object:
-        """Put a file under a name that nobody has, whole; FileExistsError where somebody has it.
-
-        An object store shows a put when it is whole, and makes it fail where the name is taken. Elsewhere what is put
-        has another name first: half of it is never seen under its own.
-        """
-        size, digest = path.stat().st_size, _md5(path)
-        self._make_folder(name)
-        if self._scheme in _WHOLE:
-            self._tried("write", lambda: self._create(path, name, size, digest))
-        else:
-            beside = f"{WRITING}{secrets.token_hex(8)}"
-            try:
-                self._tried("write", lambda: self._fs.put_file(str(path), self._at(beside)))
-                self._check(beside, size, digest)
-                self._tried("write", lambda: self._rename_new(beside, name))
-            finally:
-                with suppress(Exception):  # renamed, or as dead as what failed before
-                    self._fs.rm_file(self._at(beside))
-        return self._check(name, size, digest)
-
-    def remove(self, name: str) -> bool:
-        """Remove an object; False where there is none."""
-
-        def ask() -> bool:
-            try:
-                if self._fs.info(self._at(name)).get("type") == "file":
-                    self._fs.rm_file(self._at(name))
-                    return True
-            except FileNotFoundError:
-                pass
-            return False
-
-        return self._tried("remove", ask)
-
-    def tidy(self) -> None:
-        """Remove what killed writers left behind a day ago or earlier."""
-        for name in self.list():
-            if name.startswith(WRITING) and self._age(name) > _ABANDONED_SECONDS:
-                self.remove(name)
-
-    def _age(self, name: str) -> float:
-        try:
-            return time.time() - self._fs.modified(self._at(name)).timestamp()
-        except Exception:  # gone, or a backend without times
-            return 0.0
-
-    def _create(self, path: Path, name: str, size: int, digest: str) -> None:
-        """A put that is answered too late has happened: what is there then is looked at, and may be ours."""
-        try:
-            self._fs.put_file(str(path), self._at(name), mode="create")
-        except Exception as error:
-            if not (isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412")):
-                raise
-            found = self.find(name)
-            if found is None or found.bytes != size or found.md5 != digest:
-                raise FileExistsError(errno.EEXIST, "exists", name) from None
-
-    def _rename_new(self, beside: str, name: str) -> None:
-        if self._scheme in ("file", "local"):
-            place_new(Path(self._at(beside)), Path(self._at(name)))
+    @contextmanager
+    def fetched_once(self, run_id: str) -> Iterator[Path]:
+        """The run's file for as long as the block lasts: a listing of a thousand runs need not fill the cache."""
+        found, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
+        if found is None or self.outage or _is_copy(path, found):
+            yield self.fetch(run_id)
             return
-        if self._fs.exists(self._at(name)):
-            raise FileExistsError(errno.EEXIST, "exists", name)
-        self._fs.mv(self._at(beside), self._at(name))
+        with TemporaryDirectory(dir=self.folder, prefix=WRITING) as place:
+            self._download(found, Path(place) / path.name)
+            yield Path(place) / path.name
 
-    def _check(self, name: str, size: int, digest: str) -> Object:
-        """StoreError where what arrived is not what was put."""
-        found = self.find(name)
-        if found is None or found.bytes != size or found.md5 not in (None, digest):
-            arrived = "nothing" if found is None else f"{found.bytes:,} bytes"
-            raise StoreError(f"{shown(self.url)}: {size:,} bytes were put there and {arrived} arrived.")
-        return found
+    def _download(self, found: Object, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path) as file:
+            while file.tell() < found.bytes:
+                end = min(file.tell() + PIECE_BYTES, found.bytes)
+                wanted = {"range": (file.tell(), end), "if_match": found.tag}
+                body = None
+                with suppress(FileExistsError):  # of another tag
+                    body = self._ask("read", partial(self._read, self._long, path.name, wanted))
+                if not body or len(body[0]) != end - file.tell():
+                    raise StoreError(f"run '{path.stem}' changed in {self.url} while it was fetched; try again.")
+                file.write(body[0])
 
-    def _make_folder(self, name: str) -> None:
-        if self._scheme not in _WHOLE:  # which have no folders
-            folder = self._at(name).rpartition("/")[0]
-            self._tried("write", lambda: self._fs.makedirs(folder, exist_ok=True))
+    def put(self, path: Path, run_id: str) -> None:
+        """Put a finished run file there and keep it in the folder. FileExistsError if the id is taken.
 
-    def _at(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        If it cannot be put it waits in the folder for `send`: hours of capture are not lost to an outage.
+        """
+        target = self.folder / f"{run_id}{SUFFIX}"
+        try:
+            placed = self._create(path, target.name)
+        except StoreError as error:
+            waiting = self.folder / _UNSENT / target.name
+            waiting.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(waiting)
+            raise StoreError(
+                f"run '{run_id}' is whole but not stored: {error} It waits in {waiting}, and the next command that"
+                " writes to this store sends it."
+            ) from None
+        path.replace(target)
+        os.utime(target, (time.time(), placed.changed.timestamp()))
+        self._fresh_until = 0.0
+        self._evict(target)
 
-    def _object(self, info: dict[str, Any]) -> Object:
-        name = str(info["name"]).rstrip("/").rpartition("/")[2]
-        tag = next((_told(info[key]) for key in _TAGS if info.get(key) not in (None, "")), "")
-        return Object(name, int(info.get("size") or 0), tag)
+    def _create(self, path: Path, name: str) -> Object:
+        size = path.stat().st_size
+        if size <= SINGLE_BYTES:
+            body = path.read_bytes()
+            digest = md5(body, usedforsecurity=False).hexdigest()
+            try:
+                is_new = self._put_if(self._long, name, body, "create")
+            except StoreError:  # obstore does not repeat a put whose answer got lost
+                is_new = self._put_if(self._long, name, body, "create")
+        else:
+            is_new = self._ask("look at", lambda: self._obstore.head(self._short, name)) is None
+            if is_new:
+                self._ask("write", lambda: self._obstore.put(self._long, name, path, chunk_size=PIECE_BYTES))
+        meta = self._ask("look at", lambda: self._obstore.head(self._short, name))
+        if meta is None or (is_new and meta["size"] != size):
+            raise StoreError(f"{shown(self.url)}: {size:,} bytes of {name} were put there and did not arrive.")
+        # A put that is answered too late has happened, and the next try finds its own bytes under the name.
+        if not is_new and (size > SINGLE_BYTES or meta["e_tag"].strip('"') != digest):
+            raise FileExistsError(name)
+        return _object(meta)
 
-    def _tried(self, what: str, ask: Callable[[], Done]) -> Done:
-        for attempt in range(TRIES):
+    def _put_if(self, client: Any, name: str, body: bytes, mode: Any) -> bool:
+        """Put under a condition: "create", or the tag that is to be replaced; False if it does not hold."""
+        try:
+            self._ask("write", lambda: self._obstore.put(client, name, body, mode=mode))
+        except FileExistsError:
+            return False
+        return True
+
+    def send(self) -> None:
+        """Put what waits since an outage, as far as that goes now, and remove what killed processes left."""
+        for path in self.folder.glob(f"{WRITING}*"):
+            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                discard(path)
+        for path in sorted((self.folder / _UNSENT).glob(f"*{SUFFIX}")):
+            with suppress(OSError, StoreError):
+                self.put(path, path.stem)
+
+    def remove(self, run_id: str) -> None:
+        """Remove a run's file, there and here."""
+        (self.folder / f"{run_id}{SUFFIX}").unlink(missing_ok=True)
+        self.send_small(f"{run_id}{SUFFIX}")
+        self._fresh_until = 0.0
+
+    def change(self, work: Callable[[Path], Result]) -> Result:
+        """Run `work` on a copy of the labels and put it if nobody has changed them meanwhile; else do it again."""
+        self._refuse_outage()
+        for _ in range(MOST_TRIES):
+            body, tag = self._ask("read", partial(self._read, self._short, labels.FILE)) or (b"", "")
+            with TemporaryDirectory() as name:
+                copy = Path(name) / labels.FILE
+                copy.write_bytes(body)
+                result = work(Path(name))
+                if self._put_if(self._short, labels.FILE, copy.read_bytes(), {"e_tag": tag} if tag else "create"):
+                    self._fresh_until = 0.0  # the list has the old tag
+                    return result
+            time.sleep(random.uniform(0.01, 0.2))
+        raise StoreError(f"{shown(self.url)}: others keep changing labels there; nothing was changed. Try again.")
+
+    def bring_labels(self) -> None:
+        """Bring the copy of the labels to what the backend has; during an outage it stays as it is."""
+        found = self._list().get(labels.FILE)
+        if not self.outage:
+            self._bring(labels.FILE, found)
+
+    def bring(self, folder: str, most: int) -> None:
+        """Bring the small files of a folder to what the backend has. most: bytes of one."""
+        if self._list() is None or self.outage:
+            return
+        there = {name: found for name, found in self._folder(folder).items() if found.bytes <= most}
+        here = {path.name for path in (self.folder / folder).glob("*") if not path.name.startswith(WRITING)}
+        for name in there.keys() | here:
+            self._bring(f"{folder}/{name}", there.get(name))
+
+    def _bring(self, name: str, found: Object | None) -> None:
+        path = self.folder / name
+        with self._lock:
+            if found is None:
+                path.unlink(missing_ok=True)
+            elif self._tags.get(name) != found.tag or not path.exists():
+                body, self._tags[name] = self._ask("read", partial(self._read, self._short, name)) or (b"", "")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, body)
+
+    def send_small(self, name: str, most: int = 0) -> None:
+        """Put a file of at most so many bytes there as it is in the folder, gone if it is gone."""
+        self._refuse_outage()
+        path = self.folder / name
+        if not path.exists():
+            self._ask("remove", lambda: self._obstore.delete(self._short, name))
+        elif path.stat().st_size <= most:
+            self._ask("write", lambda: self._obstore.put(self._short, name, path.read_bytes()))
+
+    def cards(self) -> dict[str, dict[str, Any]]:
+        """Cards of the index by run, of those that are there as they were."""
+        with self._lock, suppress(OSError, ValueError, TypeError, AttributeError, EOFError):
+            runs, found = self.runs(), self._list().get(INDEX)
+            if not self.outage and (found is None or self._tags.get(INDEX) != found.tag):
+                self._bring(INDEX, found)
+                self._cards = {}
+            if not self._cards and (self.folder / INDEX).exists():
+                self._cards = json.loads(gzip.decompress((self.folder / INDEX).read_bytes()))
+            there = {each: said for each, said in self._cards.items() if each in runs}
+            return {each: said["card"] for each, said in there.items() if said["tag"] == runs[each].tag}
+        return {}
+
+    def remember(self, cards: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put cards that were read from run files into the index. What is lost to another's put is read again."""
+        with self._lock, suppress(StoreError):
+            runs = self.runs()
+            known = {**self.cards(), **cards}
+            self._cards = {each: {"tag": runs[each].tag, "card": card} for each, card in known.items() if each in runs}
+            write_atomic(self.folder / INDEX, gzip.compress(json.dumps(self._cards).encode(), mtime=0))
+            self.send_small(INDEX, 1 << 30)
+
+    def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
+        answer = self._obstore.get(client, name, options=options)
+        return bytes(answer.bytes()), str(answer.meta["e_tag"])
+
+    def _evict(self, newest: Path) -> None:
+        """Remove the files used longest ago until the folder holds no more than it may; `newest` stays."""
+        most, files = configuration().limits.cache_bytes, []
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            with suppress(OSError):
+                status = path.stat()
+                files.append((status.st_atime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for used, size, path in sorted(files):
+            if not most or total <= most or time.time() - used < USED_SECONDS:
+                return
+            if path != newest:
+                path.unlink(missing_ok=True)
+                total -= size
+
+    def _refuse_outage(self) -> None:
+        if self.outage and time.monotonic() < self._fresh_until:
+            raise StoreError(self.outage)
+
+    def _ask(self, what: str, ask: Callable[[], Result]) -> Result | None:
+        """Result of a request; None if there is no such object, FileExistsError if a condition does not hold."""
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+        for attempt in range(RETRIES + 1):  # obstore repeats requests, and not what broke off in the middle of a body
             try:
                 return ask()
-            except (StoreError, FileExistsError):
-                raise
-            except Exception as error:
-                is_last = attempt == TRIES - 1 or isinstance(error, _NOT_WORTH_IT) or _is_refused(error)
-                if is_last:
-                    raise StoreError(f"{shown(self.url)}: cannot {what} objects there ({_why(error)}).") from None
-                time.sleep(PAUSES[attempt])
+            except FileNotFoundError:
+                return None
+            except (AlreadyExistsError, PreconditionError):
+                raise FileExistsError(what) from None
+            except (BaseError, OSError) as error:
+                if attempt == RETRIES or "body error" not in str(error):
+                    raise StoreError(f"{shown(self.url)}: cannot {what} objects there ({_reason(error)}).") from None
         raise AssertionError("unreachable")
 
 
-def _filesystem(scheme: str) -> Any:
-    """fsspec's file system of a scheme, which keeps no lists. ExtraError where its package is not installed."""
-    try:
-        import fsspec
-
-        options: dict[str, Any] = {"use_listings_cache": False}
-        if scheme in ("s3", "s3a"):
-            # Attempts are counted here, for every backend alike; botocore and s3fs would multiply theirs.
-            limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 0}}
-            found = fsspec.filesystem(
-                scheme, config_kwargs=limits, session=_session(), skip_instance_cache=True, **options
-            )
-            found.retries = 1
-            return found
-        return fsspec.filesystem(scheme, **options)
-    except ImportError as error:
-        brings = (
-            "the package's extra 's3' brings them (pip install '.[s3]' in a clone)"
-            if scheme in ("s3", "s3a")
-            else "install those"
-        )
-        missing = "fsspec" if error.name == "fsspec" else "fsspec and the package that it names for this scheme"
-        needed = "fsspec and s3fs" if scheme in ("s3", "s3a") else missing
-        raise ExtraError(f"a store on {scheme}:// takes {needed}, not installed here; {brings}.") from None
-    except ValueError:
-        raise UsageError(
-            f"a store's URL begins with a scheme that fsspec knows, such as s3:// or gs://; '{shown(scheme, 40)}' is"
-            " none."
-        ) from None
-
-
-def _session() -> Any:
-    """Session of aiobotocore whose puts do not ask whether they may go on ("Expect: 100-continue"): as that is
-    answered, aiohttp at times forgets to count the seconds until the real answer, and would wait for it without end.
-    """
-    from aiobotocore.session import AioSession  # s3fs brings both
-    from botocore.handlers import add_expect_header
-
-    session = AioSession()
-    session.unregister("before-call.s3", add_expect_header)
-    return session
-
-
-def _told(value: object) -> str:
-    """Tag as text: a list and a look at one object may have the same time in two forms."""
-    if isinstance(value, datetime):
-        value = value.timestamp()
-    return f"{value:.6f}" if isinstance(value, float) else str(value).strip('"')
-
-
-def _code(error: BaseException) -> str:
-    """Code of an error that an S3 server answered; '' where it is another."""
-    for each in (error, error.__cause__, error.__context__):
-        response = getattr(each, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-    return ""
-
-
-def _is_refused(error: BaseException) -> bool:
-    return type(error).__name__ in _CREDENTIALS or _code(error) in ("PreconditionFailed", "412")
-
-
-def _why(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Cause in words of ours: a backend's own may quote keys."""
-    name = type(error).__name__
-    if name in _CREDENTIALS:
-        return "no credentials for it are in the environment"
-    if isinstance(error, PermissionError):
+    text = str(error).lower()
+    if "denied" in type(error).__name__.lower() or "unauth" in type(error).__name__.lower():
         return "access is denied"
-    if isinstance(error, FileNotFoundError):
-        return "there is no such bucket or folder"
-    if isinstance(error, TimeoutError) or "Timeout" in name:
-        return f"no answer in time, {TRIES} times"
-    if isinstance(error, ConnectionError) or "Connect" in name:
-        return f"no connection, {TRIES} times"
-    code = _code(error)
-    said = f"{name} {code}" if code else name
-    number = getattr(error, "errno", None)
-    return f"{said}: {os.strerror(number)}" if isinstance(number, int) and number > 0 else shown(said, 80)
+    if any(part in text for part in ("credential", "metadata", "/api/token")):  # of the cloud's own machines
+        return "no credentials for it are in the environment"
+    if "nosuchbucket" in text:
+        return "there is no such bucket"
+    return "no answer, or an error" if "sending request" in text or "timed out" in text else type(error).__name__
 
 
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+def _object(meta: Mapping[str, Any]) -> Object:
+    return Object(meta["size"], str(meta["e_tag"]), meta["last_modified"])
 
 
-def has_md5(path: Path, digest: str) -> bool:
-    """Return whether a file has this MD5, hexadecimal."""
-    return _md5(path) == digest
+def _is_copy(path: Path, found: Object) -> bool:
+    """A copy has the time of its object."""
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_size == found.bytes and int(status.st_mtime) == int(found.changed.timestamp())
+    return False
+
+
+def _connected(url: str, seconds: int) -> Any:
+    """obstore's client; credentials are those of the environment."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError(
+            "a store's URL is scheme://bucket/prefix and nothing more; credentials belong in the environment of its"
+            " backend (docs/object_storage.md)."
+        )
+    if parts.scheme not in SCHEMES or not parts.netloc:
+        raise UsageError(f"{shown(url, 80)}: no store; expected s3://, gs:// or az:// with a bucket.")
+    try:
+        from obstore.store import from_url
+    except ImportError:
+        raise ExtraError(
+            f"a store on {parts.scheme}:// needs obstore, not installed here; the package's extra 's3' brings it"
+            " (pip install '.[s3]' in a clone)."
+        ) from None
+    limits: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "connect_timeout": "4s", "allow_http": True}
+    retries: dict[str, Any] = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=3 * seconds)}
+    return from_url(url, client_options=limits, retry_config=retries)  # type: ignore[call-overload]
+
+
+def mirror_for(url: str) -> Path:
+    """Folder of this machine through which the store of a URL is seen, made if there is none."""
+    url = url.rstrip("/")
+    folder = cache_folder() / "stores" / f"{slug(url)}-{sha256(url.encode()).hexdigest()[:16]}"
+    try:
+        if not (folder / URL_FILE).exists():
+            _connected(url, SHORT_SECONDS)  # what is no URL of a store gets no folder
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / URL_FILE, url.encode())
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written to ({error.strerror}); set ULPSCOPE_CACHE.") from error
+    return folder
+
+
+def mirror_of(folder: Path) -> Mirror | None:
+    """The mirror that a directory is, one per process; None if it is a directory of runs."""
+    try:
+        url = (folder / URL_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    with _open_lock:
+        key = (os.getpid(), folder.resolve())
+        if key not in _mirrors:
+            _mirrors[key] = Mirror(folder, url)
+        return _mirrors[key]

@@ -1,5 +1,5 @@
 """The store: directories of run files. One run = one DuckDB file, written under a temporary name, renamed, then
-read-only. A store under a URL is seen through a directory too (core.runs.store.mirror).
+read-only. A store under a URL is seen through a directory too (core.runs.store.objects).
 """
 
 from __future__ import annotations
@@ -7,26 +7,29 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from sqlite3 import Connection
+from typing import TypeVar
 
-from ...command_name import COMMAND
 from ...configuration import configuration
 from ...disk import place_new, to_disk
 from ...errors import LimitError, StoreError
 from ...text import shown, slug
-from . import labels, trash
-from .labels import Labels, LabelUpdate
-from .mirror import mirror_for, mirror_of
-from .objects import is_url
+from . import labels
+from .labels import Attached, Labels, LabelUpdate
+from .objects import is_url, mirror_for, mirror_of
 from .partial import Partial, sweep
 
 SUFFIX = ".duckdb"
+Result = TypeVar("Result")
 _CELL = re.compile(r"cell-([0-9a-f]{16})-([0-9a-f]{16})")
+DELETED_SECONDS = 7 * 24 * 3600  # for which a deleted run can be restored
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
@@ -39,6 +42,16 @@ def cell_of(run_id: str) -> str | None:
     """Cell of a sweep that a run is of, the digest of what was asked for (docs/sweeps.md); None of any other run."""
     found = _CELL.fullmatch(run_id)
     return found and found[1]
+
+
+@dataclass(frozen=True)
+class DeletedRun:
+    """A run that was deleted and can be restored. deleted: UTC."""
+
+    run_id: str
+    path: Path
+    deleted: datetime
+    bytes: int
 
 
 class Store:
@@ -79,12 +92,32 @@ class Store:
 
     def _listed(self) -> Iterator[tuple[Path, Iterable[str]]]:
         """Each folder with the ids of its visible runs. Of 20,000 files names are read in 10 ms, paths made in 30."""
+        deleted = self._deleted()
         if self.mirror is not None:
-            yield self.directory, self.mirror.runs()
+            yield self.directory, self.mirror.runs().keys() - deleted
         for folder in (self.directory, *self.read_only)[self.mirror is not None :]:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 names = os.listdir(folder)  # noqa: PTH208  (paths of 20,000 take 30 ms)
-                yield folder, [name[: -len(SUFFIX)] for name in names if name.endswith(SUFFIX) and name[0] != "."]
+                ids = {name[: -len(SUFFIX)] for name in names if name.endswith(SUFFIX) and name[0] != "."}
+                yield folder, ids - deleted if folder == self.directory else ids
+
+    def _deleted(self) -> Set[str]:
+        """Ids of deleted runs whose files are still there. A file of labels that cannot be read hides no run."""
+        try:
+            return self._attached().deleted.keys()
+        except StoreError:
+            return set()
+
+    def _attached(self) -> Attached:
+        if self.mirror is not None:
+            self.mirror.bring_labels()
+        return labels.read_all(self.directory)
+
+    def _change(self, work: Callable[[Connection], Result]) -> Result:
+        """Change labels and deletions in one transaction."""
+        if self.mirror is not None:
+            return self.mirror.change(lambda folder: labels.change(folder, work))
+        return labels.change(self.directory, work)
 
     def stamps(self, *, of_cells: bool = True) -> list[tuple[str, int, int]]:
         """(path, time of change or what stands for it, size) of every visible run file: equal where nothing has
@@ -106,7 +139,9 @@ class Store:
 
     def has(self, run_id: str) -> bool:
         """Return whether there is a run of exactly this id; thousands need not be listed for it."""
-        return any(self._is_there(folder / f"{run_id}{SUFFIX}") for folder in (self.directory, *self.read_only))
+        if self._is_there(run_id):
+            return True
+        return any(os.path.lexists(folder / f"{run_id}{SUFFIX}") for folder in self.read_only)
 
     def path_of(self, run_id: str) -> Path:
         """Path of a run's file, which is here from then on. A unique beginning of its id will do; StoreError if there
@@ -120,14 +155,11 @@ class Store:
     def find(self, run_id: str) -> Path:
         """Path of a run's file as `path_of` has it, of objects without fetching it."""
         if run_id and "/" not in run_id and not run_id.startswith("."):  # a file that was renamed may have any name
-            runs = {} if self.mirror is None else self.mirror.runs()
-            for directory in (self.directory, *self.read_only):
-                path = directory / f"{run_id}{SUFFIX}"
-                is_own = self.mirror is not None and directory == self.directory
-                if run_id in runs if is_own else os.path.lexists(path):  # and thousands need not be listed for it
+            if self._is_there(run_id):  # and thousands need not be listed for it
+                return self._target(run_id)
+            for folder in self.read_only:
+                if os.path.lexists(path := folder / f"{run_id}{SUFFIX}"):
                     return path
-            if self.mirror is not None and is_run_id(run_id) and self._is_there(self._target(run_id)):
-                return self._target(run_id)  # which its list does not have yet
         if not is_run_id(run_id):
             raise StoreError(f"'{shown(run_id)}' is not a run id; `list` shows those there are.")
         close = [path for path in self.paths() if path.stem.startswith(run_id)]
@@ -137,90 +169,88 @@ class Store:
             raise StoreError(f"run '{run_id}' could be {', '.join(p.stem for p in close[:3])}; give more of its id.")
         raise StoreError(f"no run '{run_id}' in {self.address}; `list` shows those there are.")
 
-    def _is_there(self, path: Path) -> bool:
-        if self.mirror is not None and path.parent == self.directory:
-            return self.mirror.find(path.stem) is not None
-        return os.path.lexists(path)
+    def _is_there(self, run_id: str) -> bool:
+        return self._has_file(run_id) and run_id not in self._deleted()
+
+    def _has_file(self, run_id: str) -> bool:
+        if self.mirror is not None:
+            return self.mirror.find(run_id) is not None
+        return os.path.lexists(self._target(run_id))
 
     def delete(self, run_id: str) -> str:
-        """Remove a run and its labels for good and give its disk back; returns its full id. Sample runs are refused.
-
-        Who has it open reads on; the disk is free when the last of them lets go.
-        """
-        path = self._own_path_of(run_id)
-        with _deleting(path):
-            if self.mirror is not None:
-                self.mirror.delete(path.stem)
-                return path.stem
-            path.unlink()
-        # A sample run may have the same id, and so the same labels.
-        if not any(other.stem == path.stem for other in self.paths()):
-            labels.forget(self.directory, path.stem)
-        return path.stem
-
-    def discard(self, run_id: str) -> str:
-        """Move a run and its labels into the trash, from where `restore` puts them back; returns the entry. Sample runs
-        are refused.
-
-        The disk is free once the entry is purged: by `purge_trash`, or by sweeps a week later.
-        """
-        path = self._own_path_of(run_id)
-        if self.mirror is not None:
-            raise StoreError(f"{self.address} has no trash; `{COMMAND} delete {path.stem}` deletes the run for good.")
-        with _deleting(path):
-            return trash.discard(self.directory, path)
-
-    def restore(self, entry: str) -> str:
-        """Put a discarded run back; returns its id. Never over an existing run."""
-        return trash.restore(self.directory, entry)
-
-    def discarded(self) -> list[trash.Discarded]:
-        """The runs in the trash, the latest deleted first."""
-        return trash.listed(self.directory)
-
-    def purge_trash(self, older_than_seconds: float = 0.0, entry: str | None = None) -> int:
-        """Remove for good what was discarded at least that long ago, or one entry of it; returns how many."""
-        return trash.purge(self.directory, older_than_seconds, entry)
-
-    def labels(self, run_id: str) -> Labels:
-        """Labels of one run; see core.runs.store.labels.read."""
-        if self.mirror is not None:
-            self.mirror.bring(labels.FOLDER)
-        return labels.read(self.directory, run_id)
-
-    def all_labels(self) -> tuple[dict[str, Labels], list[str]]:
-        """Labels by run id, and a sentence on each file of labels that cannot be read."""
-        if self.mirror is not None:
-            self.mirror.bring(labels.FOLDER)
-        return labels.read_all(self.directory)
-
-    def label_stamps(self) -> tuple[tuple[str, int, int, int], ...]:
-        """Stamps of all labels: equal where nothing has changed."""
-        if self.mirror is not None:
-            self.mirror.bring(labels.FOLDER)
-        return labels.stamps(self.directory)
-
-    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> LabelUpdate:
-        """Change the labels of a run; see core.runs.store.labels.write. Of objects, those there are brought here first;
-        of two machines that change one run's within the same moment the later counts.
-        """
-        if self.mirror is None:
-            return labels.write(self.directory, run_id, wanted, seen)
-        self.mirror.bring(labels.FOLDER, is_now=True)
-        before = labels.read(self.directory, run_id)
-        changed = labels.write(self.directory, run_id, wanted, seen)
-        try:
-            self.mirror.send_small(f"{labels.FOLDER}/{run_id}.json")
-        except StoreError:
-            labels.write(self.directory, run_id, before)
-            raise
-        return changed
-
-    def _own_path_of(self, run_id: str) -> Path:
+        """Hide a run, which `restore` brings back within a week; returns its full id. Sample runs are refused."""
         path = self.find(run_id)
         if not self.is_writable(path):
             raise StoreError(f"run '{path.stem}' is a read-only sample run; it is not deleted.")
-        return path
+        self._change(lambda database: database.execute("REPLACE INTO deleted VALUES (?, ?)", [path.stem, time.time()]))
+        return path.stem
+
+    def deleted(self) -> list[DeletedRun]:
+        """The deleted runs that can be restored, the latest deleted first. Of objects the path may lead nowhere yet."""
+        try:
+            found = sorted(self._attached().deleted.items(), key=lambda each: each[1], reverse=True)
+        except StoreError:
+            return []
+        there = {} if self.mirror is None else self.mirror.runs()
+        runs = []
+        for run_id, at in found:
+            with suppress(OSError, KeyError):
+                path = self._target(run_id)
+                size = path.lstat().st_size if self.mirror is None else there[run_id].bytes
+                runs.append(DeletedRun(run_id, path, at, size))
+        return runs
+
+    def restore(self, run_id: str) -> str:
+        """Bring a deleted run back, with its labels; returns its id. A unique beginning will do."""
+        full = self._deleted_id(run_id)
+        self._change(lambda database: database.execute("DELETE FROM deleted WHERE run_id = ?", [full]))
+        return full
+
+    def purge(self, run_id: str) -> str:
+        """Remove a deleted run and its labels for good; returns its id. Who has it open reads on."""
+        full = self._deleted_id(run_id)
+        self._remove([full])
+        return full
+
+    def _deleted_id(self, run_id: str) -> str:
+        ids = [run.run_id for run in self.deleted()]
+        close = [each for each in ids if each == run_id] or [each for each in ids if run_id and each.startswith(run_id)]
+        if len(close) != 1:
+            which = f"could be {', '.join(close[:3])}; give more of its id" if close else "is no deleted run"
+            raise StoreError(f"'{shown(run_id)}' {which}. `list --deleted` shows those there are.")
+        return close[0]
+
+    def _remove(self, run_ids: Sequence[str]) -> None:
+        """Remove files of deleted runs, then what is known of them."""
+        for run_id in run_ids:
+            try:
+                if self.mirror is not None:
+                    self.mirror.remove(run_id)
+                else:
+                    self._target(run_id).unlink(missing_ok=True)
+            except OSError as error:
+                raise StoreError(f"run '{run_id}' cannot be deleted ({error.strerror}).") from error
+
+        def forget(database: Connection) -> None:
+            for table in ("deleted", "label"):
+                database.executemany(f"DELETE FROM {table} WHERE run_id = ?", [[run_id] for run_id in run_ids])
+
+        self._change(forget)
+
+    def labels(self, run_id: str) -> Labels:
+        """Labels of one run."""
+        return self._attached().labels.get(run_id, Labels())
+
+    def all_labels(self) -> tuple[dict[str, Labels], list[str]]:
+        """Labels by run id, and a sentence if they cannot be read."""
+        try:
+            return self._attached().labels, []
+        except StoreError as error:
+            return {}, [str(error)]
+
+    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> LabelUpdate:
+        """Change the labels of a run; see core.runs.store.labels.update."""
+        return self._change(lambda database: labels.update(database, run_id, wanted, seen))
 
     def new_run_id(self, name: str, created: datetime) -> str:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
@@ -241,8 +271,7 @@ class Store:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
                 wanted = run_id or self.new_run_id(name, created)
-                is_free = not self._is_there(self._target(wanted))
-                if is_free and (made := Partial.make(self.directory, wanted)) is not None:
+                if not self._is_there(wanted) and (made := Partial.make(self.directory, wanted)) is not None:
                     return made
         except OSError as error:
             where = f"{self.directory}: cannot be written to ({error.strerror})"
@@ -283,11 +312,13 @@ class Store:
         target = self._target(run_id)
         try:
             to_disk(path)
+            if run_id in self._deleted():  # its place is free
+                self._remove([run_id])
             if self.mirror is not None:
                 self.mirror.put(path, run_id)
-                return target
-            place_new(path, target)
-            to_disk(self.directory)
+            else:
+                place_new(path, target)
+                to_disk(self.directory)
         except FileExistsError:
             raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
         except OSError as error:
@@ -305,26 +336,16 @@ class Store:
             self.label(judged, replace(seen, judged_as=""), Labels())
 
     def sweep(self) -> list[Path]:
-        """Remove what killed writers left behind; returns the directories removed. Those of living writers stay.
-
-        And what has been in the trash for a week: every writer begins with a sweep, so the trash costs disk only until
-        then.
+        """Remove what killed writers left behind, and for good what was deleted a week ago; every writer begins with
+        this. Returns the directories removed. Those of living writers stay.
         """
-        trash.expire(self.directory)
-        labels.tidy(self.directory)
-        if self.mirror is not None:
-            self.mirror.tidy()
+        with suppress(StoreError):
+            if self.mirror is not None:
+                self.mirror.send()
+            week_ago = datetime.now(UTC) - timedelta(seconds=DELETED_SECONDS)
+            if old := [run_id for run_id, at in self._attached().deleted.items() if at < week_ago]:
+                self._remove(old)
         return sweep(self.directory)
-
-
-@contextmanager
-def _deleting(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise StoreError(f"run '{path.stem}' is not there any more.") from None
-    except OSError as error:
-        raise StoreError(f"run '{path.stem}' cannot be deleted ({error.strerror}).") from error
 
 
 def open_store(directory: str | Path | None = None) -> Store:

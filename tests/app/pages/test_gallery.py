@@ -242,7 +242,7 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     app.button(key="delete").click().run()
     assert not app.exception
     assert not app.warning  # its own deletion is no surprise
-    assert not mine.exists()
+    assert not own_store.has("mine")
     assert len(names(app)) == len(SAMPLES)
     assert "Deleted 'Batch 1 against N, bfloat16'" in said(app)
     app.button(key="undo_delete").click().run()
@@ -268,10 +268,10 @@ def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, ow
     app.button(key="delete").click().run()
     assert len(names(app)) == len(SAMPLES)
     assert "Deleted 2 runs." in said(app)
-    assert len(own_store.discarded()) == 2
+    assert len(own_store.deleted()) == 2
     app.button(key="undo_delete").click().run()
     assert len(names(app)) == len(SAMPLES) + 2
-    assert own_store.discarded() == []
+    assert own_store.deleted() == []
 
 
 def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
@@ -308,21 +308,20 @@ def trash(app: AppTest) -> list[str]:
 
 def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store):
     copied(own_store.directory / "another.duckdb")
-    own_store.discard("mine")
-    (entry,) = own_store.discarded()
+    own_store.delete("mine")
     app = opened()
     assert "Recently deleted: 1 run, 10.9 MB" in said(app)
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
     assert trash(app) == ["Batch 1 against N, bfloat16"]
     app.button(key="restore").click().run()
-    assert mine.exists()
+    assert own_store.has("mine")
     assert "Recently deleted" not in said(app)
-    own_store.discard("another")
+    own_store.delete("another")
     app = unfolded(opened(), [0])
     app.button(key="purge").click().run()
-    assert own_store.discarded() == []
-    assert not (own_store.directory / ".trash" / entry.entry).exists()
+    assert own_store.deleted() == []
+    assert not (own_store.directory / "another.duckdb").exists()
     assert "Recently deleted" not in said(app)
 
 

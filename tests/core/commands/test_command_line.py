@@ -105,8 +105,8 @@ def test_the_gate_decides_the_exit_code(cli, case, gate, code):
         (["compare", CASES / "flips_fp16.json"], "flips_fp16.json"),
         (["show", "nothing"], "no run 'nothing'"),
         (["show", "../x"], "is not a run id"),
-        (["delete", "nothing", "--yes"], "no run 'nothing'"),
-        (["restore", "nothing"], "no deleted run 'nothing'"),
+        (["delete", "nothing"], "no run 'nothing'"),
+        (["delete", "--restore", "nothing"], "'nothing' is no deleted run"),
         (["capture", "--model", "no/such/folder", "--prompt", "x"], "no/such/folder"),
         (["capture", "--model", "sample_runs/model"], "no prompt was given"),
         (["ingest", CASES / "flips_fp16.json"], "flips_fp16.json"),
@@ -141,8 +141,7 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
             assert before[key].tobytes() == after[key].tobytes()
             assert before[key].dtype == after[key].dtype
     assert cli("export", run_id, tmp_path / "back.npz").returncode == 2
-    assert cli("delete", run_id).returncode == 2  # asks, and nobody is there to answer
-    assert json.loads(cli("delete", run_id, "--yes", "--json").stdout) == {"deleted": [run_id]}
+    assert json.loads(cli("delete", run_id, "--json").stdout) == {"deleted": [run_id]}
     assert json.loads(cli("list", "--json").stdout) == []
 
 
@@ -207,28 +206,25 @@ def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path)
     assert "[red]c" in cli("show", run_id).stdout
 
 
-def test_what_the_dashboard_deleted_is_listed_and_put_back_and_never_over_another(cli, tmp_path):
+def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, tmp_path):
     run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").stdout)["run_id"]
     store = Store(tmp_path / "runs")
-    kept = store.path_of(run_id).read_bytes()
+    body = store.path_of(run_id).read_bytes()
     assert json.loads(cli("list", "--deleted", "--json").stdout) == []
-    entry = store.discard(run_id)
+    assert cli("delete", run_id[:10]).returncode == 0
     (listed,) = json.loads(cli("list", "--deleted", "--json").stdout)
-    assert (listed["run_id"], listed["name"], listed["bytes"], listed["entry"]) == (
-        run_id,
-        "[red]Golden",
-        len(kept),
-        entry,
-    )
+    assert (listed["run_id"], listed["name"], listed["bytes"]) == (run_id, "[red]Golden", len(body))
     assert "[red]Golden" in cli("list", "--deleted").stdout
-    assert json.loads(cli("restore", run_id[:10], "--json").stdout) == {"restored": [run_id]}
-    assert store.path_of(run_id).read_bytes() == kept
-    store.discard(run_id)
-    store.directory.joinpath(f"{run_id}.duckdb").write_bytes(b"another")
-    done = cli("restore", run_id)
-    assert done.returncode == 2
-    assert f"'{run_id}' is there again" in done.stderr
-    assert store.directory.joinpath(f"{run_id}.duckdb").read_bytes() == b"another"
+    assert cli("delete", "--restore", "--for-good", run_id).returncode == 2
+    assert json.loads(cli("delete", "--restore", run_id[:10], "--json").stdout) == {"restored": [run_id]}
+    assert store.path_of(run_id).read_bytes() == body
+    for already in (False, True):
+        if already:
+            store.delete(run_id)
+        assert json.loads(cli("delete", "--for-good", run_id, "--json").stdout) == {"deleted": [run_id]}
+        assert store.deleted() == []
+        assert not store.directory.joinpath(f"{run_id}.duckdb").exists()
+        store.directory.joinpath(f"{run_id}.duckdb").write_bytes(body)
 
 
 @pytest.mark.thorough

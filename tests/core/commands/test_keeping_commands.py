@@ -37,7 +37,7 @@ def test_a_sample_run_among_those_to_delete_leaves_all(
     cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _sampled(tmp_path, monkeypatch)
-    done = cli("delete", "--yes", "a", "sample", "b")
+    done = cli("delete", "a", "sample", "b")
     assert (done.returncode, done.stdout) == (2, "")
     assert "read-only sample run; nothing was deleted" in done.stderr
     assert len(list(store.glob("*.duckdb"))) == 2

@@ -74,4 +74,4 @@ def test_every_other_command_says_what_such_a_run_is(cli, tmp_path):
         done = cli(*arguments)
         assert done.returncode == 2, arguments
         assert f"'{run_id}' holds probes of operations" in done.stderr
-    assert cli("delete", run_id, "--yes").returncode == 0
+    assert cli("delete", run_id).returncode == 0

@@ -47,7 +47,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
     labels.write(found.directory, "mine", labels.Labels(("tag",), ORDERS), labels.Labels())
     copied(found.directory / "gone.duckdb")
     damaged(found.directory / "gone.duckdb", f"UPDATE run SET name = '{ORDERS}'")
-    found.discard("gone")
+    found.delete("gone")
     return found
 
 

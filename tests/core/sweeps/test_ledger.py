@@ -119,7 +119,7 @@ def test_a_plan_replaces_the_older_one_of_its_name(ledger, plan_file):
 
 
 def test_machines_that_share_a_store_of_objects_share_its_sweeps(request, plan_file, tmp_path, monkeypatch):
-    machine = machines_of("file", request, tmp_path, monkeypatch)
+    machine = machines_of(request, tmp_path, monkeypatch)
     here, there, plan = Ledger(machine("a")), Ledger(machine("b")), read_plan(plan_file(paths=["decode", "chunked:8"]))
     here.write_plan(plan)
     here.record(CellOutcome(plan.cells[1], FAILED, says="no room"))

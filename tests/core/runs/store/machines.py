@@ -9,26 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from core.runs.store import mirror
+from core.runs.store import objects
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store, open_store
-from tests.core.runs.made_runs import copied
+from tests.core.runs.made_runs import ROOT, copied
 from tests.core.runs.store import s3_server
-
-ROOT = Path(__file__).resolve().parents[4]
 
 Machine = Callable[[str], Store]
 
 
-def machines_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Open one empty store as a machine of that name sees it, with a cache of its own and lists that are never old.
-    kind: `memory`, `file` or `s3`.
+def machines_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Open one empty store on S3 as a machine of that name sees it, with a cache of its own and lists that are never
+    old.
     """
-    if kind == "s3":
-        s3_server.set_environment(monkeypatch, request.getfixturevalue("server")[0])
-    place = {"memory": "memory://", "file": f"file://{tmp_path}/", "s3": f"s3://{s3_server.BUCKET}/"}[kind]
-    url = f"{place}{uuid.uuid4().hex}/runs"
-    monkeypatch.setattr(mirror, "_LIST_SECONDS", 0.0)
+    s3_server.set_environment(monkeypatch, request.getfixturevalue("server")[0])
+    url = f"s3://{s3_server.BUCKET}/{uuid.uuid4().hex}/runs"
+    monkeypatch.setattr(objects, "LIST_SECONDS", 0.0)
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
 
     def opened(name: str) -> Store:

@@ -17,22 +17,17 @@ Answer = Callable[[Any, Any], Any]
 
 @dataclass
 class Faults:
-    """plan: called with (method, path, query) of each request; the name of a fault of `_answers`, or None. seen: what
-    was asked. asked_to_go_on: whether a request waited for leave to send its body.
-    """
+    """plan: called with (method, path, query) of each request; the name of a fault, or None. seen: what was asked."""
 
     app: Any
     plan: Callable[[str, str, str], str | None] = lambda method, path, query: None
     seen: list[tuple[str, str, str]] = field(default_factory=list)
-    asked_to_go_on: bool = False
-    kept_list: bytes | None = None  # what a stale list goes on saying
     released: threading.Event = field(default_factory=threading.Event)
     is_in_put: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, environ: Any, start: Any) -> Any:
         asked = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
         self.seen.append(asked)
-        self.asked_to_go_on |= "HTTP_EXPECT" in environ
         fault = self.plan(*asked)
         if fault == "503":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -58,16 +53,6 @@ class Faults:
             self.released.wait(20)
             start("500 Internal Server Error", [("Connection", "close")])
             return [b""]
-        is_list = (
-            asked[0] == "GET" and "list-type" in asked[2] and "max-keys" not in asked[2]
-        )  # and no look at one name
-        if fault == "stale" and is_list and self.kept_list is not None:
-            start("200 OK", [("Content-Type", "application/xml"), ("Content-Length", str(len(self.kept_list)))])
-            return [self.kept_list]
-        if is_list:
-            body = b"".join(self.app(environ, start))
-            self.kept_list = body
-            return [body]
         return self.app(environ, start)
 
     def count(self, method: str, part: str) -> int:
@@ -78,7 +63,6 @@ class Faults:
 @contextmanager
 def served() -> Iterator[tuple[str, Faults]]:
     """(address, faults) of a server with one empty bucket."""
-    pytest.importorskip("s3fs")
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
