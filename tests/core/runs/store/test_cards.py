@@ -87,14 +87,6 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
         _changed("ALTER TABLE run ALTER file_version TYPE VARCHAR USING 'x'"),
         "of version 'x'; this ULPscope reads version 5",
     ),
-    "a form before the first release": (
-        _changed("ALTER TABLE run RENAME file_version TO schema_version"),
-        "written by a development version of ULPscope before 0.2",
-    ),
-    "such a form with fewer tables": (
-        _changed("ALTER TABLE run RENAME file_version TO schema_version; DROP TABLE kv"),
-        "written by a development version of ULPscope before 0.2",
-    ),
     "a run that counts nothing": (_changed("ALTER TABLE run DROP file_version"), '"file_version" not found'),
     "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),
     "a missing column": (_changed("ALTER TABLE run DROP COLUMN device"), "device"),
