@@ -86,17 +86,6 @@ class SignIn:
 
 
 @dataclass(frozen=True)
-class Probing:
-    """Servers that members may probe from the dashboard where a sign-in is configured; without one, any.
-
-    An entry is an address ("http://engine.internal:8000"), which may lie in the server's own network, or "*": any that
-    has public addresses only.
-    """
-
-    servers: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
-
-
-@dataclass(frozen=True)
 class Engines:
     """Locations of engines beside transformers: "NAME=PYTHON", "NAME=PYTHON,ADAPTER.py" for one of one's own, or
     "NAME=FOLDER" of tensor dumps.
@@ -112,7 +101,6 @@ class Configuration:
     limits: Limits = Limits()
     hosting: Hosting = Hosting()
     sign_in: SignIn = SignIn()
-    probing: Probing = Probing()
     engines: Engines = Engines()
     source: Path | None = None
 
@@ -139,13 +127,7 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
     return Configuration(**sections, source=source)
 
 
-_SECTIONS: dict[str, type] = {
-    "limits": Limits,
-    "hosting": Hosting,
-    "sign_in": SignIn,
-    "probing": Probing,
-    "engines": Engines,
-}
+_SECTIONS: dict[str, type] = {"limits": Limits, "hosting": Hosting, "sign_in": SignIn, "engines": Engines}
 
 
 def _file(environment: Mapping[str, str]) -> tuple[Path | None, dict[str, Any]]:

@@ -10,12 +10,10 @@ from typing import Any
 import streamlit as st
 
 from app.capture.form import split_prompts
-from app.hosting import members
 from app.shell import store_changes, widgets
 from app.shell.jobs import PROBING, PromptFile
-from core.configuration import configuration
 from core.errors import UlpscopeError
-from core.probing.plan import DEFAULT_TESTS, LOAD, MEANINGS, MOST_LOAD, Plan, check_allowed, parsed_tests, told
+from core.probing.plan import DEFAULT_TESTS, LOAD, MEANINGS, MOST_LOAD, parsed_tests, told
 from core.probing.request import KEY_VARIABLE, ProbeRequest
 from core.text import shown
 
@@ -39,7 +37,7 @@ def draw() -> None:
     request, key, plan = None, "", None
     try:
         request, key = _ask()
-        plan = None if request is None else _checked(request)
+        plan = None if request is None else request.plan(request.prompts)
     except UlpscopeError as error:
         st.warning(widgets.escaped(str(error)))
     is_pressed = widgets.pressed(st.button, "Probe", "probe_start", type="primary", disabled=plan is None)
@@ -104,18 +102,8 @@ def _fields() -> tuple[ProbeRequest | None, str]:
     return request, key
 
 
-def _checked(request: ProbeRequest) -> Plan:
-    """The plan; UlpscopeError for what cannot be asked, or by this server may not be."""
-    if not members.is_local():
-        for address in request.addresses:
-            check_allowed(address, configuration().probing.servers)
-    return request.plan(request.prompts)
-
-
 def _submit(request: ProbeRequest, key: str) -> None:
     arguments = replace(request, prompts=()).arguments()
-    if not members.is_local():
-        arguments.append("--guarded")
     lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
     with widgets.said():
         store_changes.submit(

@@ -79,14 +79,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        key: str = "",
-        budget: Budget | None = None,
-        seconds: float = 300.0,
-        connections: int = 80,
-        transport: httpx.BaseTransport | None = None,
+        self, url: str, *, key: str = "", budget: Budget | None = None, seconds: float = 300.0, connections: int = 80
     ) -> None:
         self.url = base_of(url)
         self.budget = budget or Budget()
@@ -94,12 +87,7 @@ class Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._http = httpx.Client(
-            base_url=self.url,
-            headers=headers,
-            follow_redirects=False,
-            limits=limits,
-            transport=transport,
-            trust_env=False,
+            base_url=self.url, headers=headers, follow_redirects=False, limits=limits, trust_env=False
         )
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ from ..errors import UsageError
 from ..text import shown
 
 Prompt = str | tuple[int, ...]
-ANY_PUBLIC = "*"  # in [probing] servers: any address of the public internet
 RERUN, WARM, LOAD, ORDER, WALK, STREAM, ECHO = "rerun", "warm", "load", "order", "walk", "stream", "echo"
 CONTENT = "content"
 MEANINGS = {
@@ -157,17 +156,3 @@ def base_of(address: str) -> str:
         )
     path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}"
-
-
-def is_named(url: str, allowed: Sequence[str]) -> bool:
-    """Return whether the address itself stands in the configuration, with its scheme and port."""
-    return any(base_of(each) == base_of(url) for each in allowed if each != ANY_PUBLIC)
-
-
-def check_allowed(url: str, allowed: Sequence[str]) -> None:
-    """UsageError where a hosted server's configuration allows neither this address nor any public one."""
-    if ANY_PUBLIC not in allowed and not is_named(url, allowed):
-        raise UsageError(
-            f"{shown(base_of(url), 200)} may not be probed from this server; whoever runs it names addresses in"
-            " [probing] servers."
-        )

@@ -54,9 +54,6 @@ def probe(
     request: ProbeRequest,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and send nothing.")] = False,
     ask_key: Annotated[bool, typer.Option("--ask-key", help="Ask for the key on the terminal.")] = False,
-    guarded: Annotated[
-        bool, typer.Option("--guarded", hidden=True, help="Ask only what [probing] servers allows.")
-    ] = False,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -87,9 +84,7 @@ def probe(
     target = open_store(store)
     try:
         with steps(progress) as say:
-            servers, probed = _probed(
-                plan, list(zip(request.addresses, models, strict=False)), key, budget, say, guarded
-            )
+            servers, probed = _probed(plan, list(zip(request.addresses, models, strict=False)), key, budget, say)
     except KeyboardInterrupt:
         err.print(SENTENCE)
         raise typer.Exit(EXIT_CODE) from None
@@ -118,19 +113,14 @@ def _prompts(request: ProbeRequest) -> list[Prompt]:
 
 
 def _probed(
-    plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell, is_guarded: bool
+    plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell
 ) -> tuple[list[Server], Probed]:
     """The servers and what came of the probe; Ctrl-C ends it, and what had come is kept."""
-    from ...probing.addresses import transport_for
     from ...probing.client import Client
     from ...probing.probe import Probe
     from ...probing.servers import find_server
 
-    transports = [transport_for(address) if is_guarded else None for address, _ in addresses]
-    clients = [
-        Client(address, key=key, budget=budget, transport=transport)
-        for (address, _), transport in zip(addresses, transports, strict=True)
-    ]
+    clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
     try:
         servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
         for server in servers:

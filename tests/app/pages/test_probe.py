@@ -73,20 +73,6 @@ def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
     assert button(app).disabled
 
 
-def test_a_hosted_server_probes_what_its_configuration_names(
-    lined_up: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", "correct horse")
-    monkeypatch.setenv("ULPSCOPE_PROBING_SERVERS", "http://10.0.0.5:8000")
-    app = opened("probe")
-    app.text_input(key="probe_url").set_value("http://169.254.169.254").run()
-    assert "may not be probed" in app.warning[0].value.replace("\\", "")
-    assert button(app).disabled
-    app.text_input(key="probe_url").set_value("http://10.0.0.5:8000").run()
-    button(app).click().run()
-    assert lined_up[0]["arguments"][-1] == "--guarded"
-
-
 def test_a_probe_becomes_a_run_that_opens(store: Store) -> None:
     with odd.serving(odd.good) as (address, seen):
         app = opened("probe")
