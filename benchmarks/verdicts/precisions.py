@@ -1,5 +1,5 @@
-"""Engines that compute a model's function in a lower precision or in two at once, which the verdict must name, and
-faults on top of them, which stay bugs.
+"""Engines that compute a model's function in a lower precision, which the verdict must name, and faults on top of
+them, which stay bugs.
 
 Formats are rounded to by other means than core.inference.controls.precisions.catalogue does: ml_dtypes and numpy, the
 nearest of all levels, loops over groups.
@@ -32,17 +32,13 @@ from core.inference.models.model import LoadedModel
 Rounding = Callable[[np.ndarray], np.ndarray]
 
 
-def _to(dtype: Any) -> Rounding:
-    return lambda values: values.astype(np.float32).astype(dtype).astype(values.dtype)
-
-
-def four_bits(rows: np.ndarray) -> np.ndarray:
-    """Groups of 32 of a row: the multiple of a seventh of the largest magnitude that is nearest."""
+def q4_0(rows: np.ndarray) -> np.ndarray:
+    """GGUF's Q4_0: groups of 32, the value of largest magnitude at -8 of 16 steps, the step in float16."""
     found = rows.copy()
     for start in range(0, rows.shape[1], 32):
         part = rows[:, start : start + 32]
-        step = np.abs(part).max(axis=1, keepdims=True) / 7
-        found[:, start : start + 32] = np.rint(part / step) * step
+        step = np.take_along_axis(part, np.abs(part).argmax(axis=1)[:, None], axis=1) / -8
+        found[:, start : start + 32] = (np.clip(np.floor(part / step + 8.5), 0, 15) - 8) * step.astype(np.float16)
     return found
 
 
@@ -163,37 +159,19 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
     for name, engine, applies in (
         ("fp8 cache (e5m2), token by token", _token_by_token(_e5m2), lambda _: True),
         ("fp8 cache, attention written out", _eager(stored(fp8)), lambda _: True),
-        ("weights of 4 bits, groups of 32", with_weights(four_bits), _tokens_in_layers),
+        ("weights in Q4_0", with_weights(q4_0), _tokens_in_layers),
         ("weights in NF4", with_weights(_nf4), _tokens_in_layers),
-        ("weights in fp8", with_weights(_to(ml_dtypes.float8_e4m3fn)), _tokens_in_layers),
+        ("weights of 8 bits", with_weights(eight_bits), _tokens_in_layers),
         ("logits in bfloat16", logits_in_bfloat16, single_precision),
         ("all of it in bfloat16", _in_bfloat16(prefill), single_precision),
-        ("weights of 8 bits and an fp8 cache", with_weights(eight_bits, stored(fp8)), _tokens_in_layers),
-        (
-            "weights of 4 bits and an fp8 cache (e5m2)",
-            with_weights(four_bits, _token_by_token(_e5m2)),
-            _tokens_in_layers,
-        ),
-        ("all of it in bfloat16 and an fp8 cache", _in_bfloat16(stored(fp8)), single_precision),
     )
 )
 ON_TOP: tuple[Mutation, ...] = (
     Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8, position=_at_the_stale_slot),
     Mutation(
-        "one head's output x 1.01 over weights of 4 bits",
-        with_weights(four_bits, scaled_head(1.01)),
+        "one head's output x 1.01 over weights in Q4_0",
+        with_weights(q4_0, scaled_head(1.01)),
         applies=_tokens_in_layers,
-    ),
-    Mutation(
-        "a stale slot in an fp8 cache over weights of 8 bits",
-        with_weights(eight_bits, stale_slot_in_fp8),
-        applies=_tokens_in_layers,
-        position=_at_the_stale_slot,
-    ),
-    Mutation(
-        "a stale slot in an fp8 cache of an engine in bfloat16",
-        _in_bfloat16(stale_slot_in_fp8),
-        applies=single_precision,
     ),
     Mutation(
         "a stale slot in an engine in bfloat16",

@@ -319,12 +319,10 @@ def beside_a_precision(
     precision: Precision,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Evidence, SixteenTest]:
-    """Draw roundings for one side that ought to compute the model's own forward in lower precisions: with what it holds
-    of each of them.
+    """Draw roundings for one side that ought to compute the model's own forward in a lower precision: with its share of
+    it.
     """
-    parts = precision.together
-    without = [each.side for each in reversed(parts)] if len(parts) > 1 else [PREFILL]
-    (row,), (test,) = _tested(loaded, prompts, [side], blocks, say, precision.side, without)
+    (row,), (test,) = _tested(loaded, prompts, [side], blocks, say, precision.side, [PREFILL])
     return row, test
 
 

@@ -1,5 +1,4 @@
-"""Precisions that a side may have been lowered to: an 8-bit cache, weights of 4 bits, TF32 products, a head in
-bfloat16.
+"""Precisions that a side may have been lowered to: a short list of what engines offer.
 
 Each is put on the model itself, whose forward then computes what such a side computes and nothing else. A side that
 agrees with one of them up to that one's own rounding floor differs by its precision alone; what it differs by beyond
@@ -10,7 +9,7 @@ as large.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,15 +28,8 @@ from ...paths.hooks import ModuleTrace
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Values -> the nearest ones that a format holds; same shape and dtype."""
 
-CACHE, WEIGHTS, LAYERS, PRODUCTS, ACTIVATIONS, HEAD, LOGITS = PARTS = (
-    "KV cache",
-    "weights",
-    "weights of linear layers",
-    "products",
-    "activation functions",
-    "head",
-    "logits",
-)
+CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
+ACTIVATIONS, HEAD, LOGITS = "activation functions", "head", "logits"
 _OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
 _PLAIN = "prefill"
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
@@ -59,9 +51,9 @@ class Stored:
 
 @dataclass(frozen=True)
 class Precision:
-    """One part of the model kept or computed in one format, and with `beside` another part in another one too.
+    """One part of the model stored or computed in one format.
 
-    part: of PARTS; format: in words ('int8, a scale for each token and head'); rounding: of keys and values [rows,
+    format: in words ('int8, a scale for each token and head'); rounding: of keys and values [rows,
     heads, slots, dim], of weights [out, in], of the operands of products, of what activation functions take and give,
     of logits [positions, vocab]; stored: of a cache, None where it is rounded before anything reads it; dtype: that the
     logits come in, of a head or of logits; path: of the model's own forward.
@@ -73,20 +65,12 @@ class Precision:
     stored: Stored | None = None
     dtype: torch.dtype | None = None
     path: str = _PLAIN
-    beside: Precision | None = None
-
-    @property
-    def together(self) -> tuple[Precision, ...]:
-        """This one and what is beside it, each alone, in the order of PARTS, in which they are lowered."""
-        rest = () if self.beside is None else self.beside.together
-        return tuple(sorted((replace(self, beside=None), *rest), key=lambda each: PARTS.index(each.part)))
 
     @property
     def name(self) -> str:
-        """`KV cache in int8, a scale for each token and head, and its head in bfloat16`."""
-        return ", and its ".join(
-            f"{each.part} in {each.format}" + (", rounded after it was first read" if each.stored is not None else "")
-            for each in self.together
+        """`KV cache in int8, a scale for each token and head`."""
+        return f"{self.part} in {self.format}" + (
+            ", rounded after it was first read" if self.stored is not None else ""
         )
 
     @property
@@ -98,36 +82,23 @@ class Precision:
         return replace(self, rounding=lambda values: rounding(values.double()).to(values.dtype))
 
     @property
-    def logits_dtype(self) -> torch.dtype | None:
-        """Dtype that the logits come in, where one of the parts is a head or logits."""
-        return next((each.dtype for each in self.together if each.dtype is not None), None)
-
-    @property
     def side(self) -> RunnableSide:
         """The model's own forward in this precision."""
         return RunnableSide(self.name, self._open)
 
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
-        parts = self.together
-        cache = next((each for each in parts if each.part == CACHE), None)
-        path = next((each.path for each in parts if each.path != _PLAIN), _PLAIN)
-        with ExitStack() as stack:
-            for each in parts:
-                stack.enter_context(each._lowered(loaded))
-            run: Run | None = None
-            if cache is None or path != _PLAIN:
-                run = stack.enter_context(side_of(path).open(loaded, trace))
-            if cache is not None:
-                run = partial(cache._with_cache, loaded)
-            assert run is not None
-            last = parts[-1]
-            yield _rounded(run, last.rounding) if last.part == LOGITS else run
+        with self._lowered(loaded):
+            if self.part == CACHE:
+                yield partial(self._with_cache, loaded)
+                return
+            with side_of(self.path).open(loaded, trace) as run:
+                yield _rounded(run, self.rounding) if self.part == LOGITS else run
 
     @contextmanager
     def _lowered(self, loaded: LoadedModel) -> Iterator[None]:
-        if self.part in (WEIGHTS, LAYERS):
-            with _weights_rounded(loaded.model, _in_float32(self.rounding), is_all=self.part == WEIGHTS):
+        if self.part == LAYERS:
+            with _weights_rounded(loaded.model, _in_float32(self.rounding)):
                 yield
         elif self.part == PRODUCTS:
             with _RoundedOperands(self.rounding):
@@ -186,14 +157,14 @@ def _round_newest(cache: Any, tokens: int, rounding: Rounding) -> None:
 
 
 @contextmanager
-def _weights_rounded(model: torch.nn.Module, rounding: Rounding, *, is_all: bool) -> Iterator[None]:
-    """Every parameter, or the matrices of linear layers but the head's; the original bits are put back."""
+def _weights_rounded(model: torch.nn.Module, rounding: Rounding) -> Iterator[None]:
+    """The matrices of linear layers but the head's; the original bits are put back."""
     originals: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     try:
         with torch.inference_mode(False), torch.no_grad():
-            for module, parameter in _parameters(model, is_all=is_all):
+            for module, parameter in _matrices(model):
                 originals.append((parameter, parameter.data))
-                across = isinstance(module, Conv1D) and parameter.ndim == 2  # [in, out]
+                across = isinstance(module, Conv1D)  # [in, out]
                 rounded = rounding(parameter.data.T).T if across else rounding(parameter.data)
                 parameter.data = rounded.to(parameter.dtype).contiguous()
         yield
@@ -203,26 +174,24 @@ def _weights_rounded(model: torch.nn.Module, rounding: Rounding, *, is_all: bool
                 parameter.data = data
 
 
-def _parameters(model: torch.nn.Module, *, is_all: bool) -> list[tuple[torch.nn.Module, torch.nn.Parameter]]:
-    """Every parameter with its module, or the matrices of linear layers but the head's; tied ones once."""
+def _matrices(model: torch.nn.Module) -> list[tuple[torch.nn.Module, torch.nn.Parameter]]:
+    """Matrices of linear layers but the head's, with their modules; tied ones once."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    found: dict[int, tuple[torch.nn.Module, torch.nn.Parameter]] = {}
+    matrices: dict[int, tuple[torch.nn.Module, torch.nn.Parameter]] = {}
     for module in model.modules():
-        is_layer = isinstance(module, torch.nn.Linear | Conv1D) and module is not head
-        for parameter in module._parameters.values():
-            if (
-                parameter is not None
-                and parameter.is_floating_point()
-                and (is_all or (is_layer and parameter.ndim == 2))
-            ):
-                found.setdefault(id(parameter), (module, parameter))
-    return list(found.values())
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head:
+            weight = module._parameters["weight"]
+            if weight is not None and weight.is_floating_point():
+                matrices.setdefault(id(weight), (module, weight))
+    return list(matrices.values())
 
 
 def weights_are_of_16_bits(model: torch.nn.Module) -> bool:
     """Return whether the matrices of linear layers hold values of bfloat16 alone, or of float16, in whatever dtype."""
-    matrices = [parameter.data for _, parameter in _parameters(model, is_all=False)]
-    return any(all(torch.equal(each, rounding(each)) for each in matrices) for rounding in _SIXTEEN_BITS)
+    matrices = [parameter.data for _, parameter in _matrices(model)]
+    return any(
+        all(torch.equal(each, rounding(each)) for each in matrices) for rounding in map(through, _NARROW.values())
+    )
 
 
 @contextmanager
@@ -298,70 +267,30 @@ def mantissa(bits: int) -> Rounding:
     return rounding
 
 
-def scaled(dtype: torch.dtype, largest: float, group: int | None) -> Rounding:
-    """Rounding to a dtype with the scale at which a group's largest magnitude is that dtype's `largest`. group: of the
-    last axis, 0 all of it, None the whole tensor
-    """
-
-    def rounding(values: torch.Tensor) -> torch.Tensor:
-        scale = _magnitude(values, group).clamp_min(_TINY) / largest
-        return _in_groups(values, group, lambda parts: (parts / scale).to(dtype).to(values.dtype) * scale)
-
-    return rounding
-
-
-def integers(bits: int, group: int | None) -> Rounding:
+def integers(bits: int, group: int) -> Rounding:
     """Rounding to integers of so many bits, symmetric about zero, with the scale at which a group's largest magnitude
-    is the largest of them.
+    is the largest of them. group: of the last axis, 0 all of it
     """
     largest = 2 ** (bits - 1) - 1
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
-        scale = _magnitude(values, group).clamp_min(_TINY) / largest
-        return _in_groups(values, group, lambda parts: (parts / scale).round() * scale)
+        parts = values.reshape(*values.shape[:-1], -1, group or values.shape[-1])
+        scale = parts.abs().amax(-1, keepdim=True).clamp_min(_TINY) / largest
+        return ((parts / scale).round() * scale).reshape(values.shape)
 
     return rounding
 
 
-def integers_with_zero(bits: int, group: int) -> Rounding:
-    """Rounding to integers of so many bits between a group's least and largest value, zero among them: a scale and a
-    zero point, as AWQ and GPTQ store.
-    """
-    steps = 2**bits - 1
+def gguf(kind: str) -> Rounding:
+    """Rounding to one of GGUF's formats (Q8_0, Q4_0), groups of 32 of the last axis."""
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
-        def of(parts: torch.Tensor) -> torch.Tensor:
-            least, most = parts.amin(-1, keepdim=True).clamp_max(0), parts.amax(-1, keepdim=True).clamp_min(0)
-            scale = (most - least).clamp_min(_TINY) / steps
-            zero = (-least / scale).round()
-            return ((parts / scale).round().add(zero).clamp(0, steps) - zero) * scale
+        from gguf import GGMLQuantizationType, quants
 
-        return _in_groups(values, group, of)
+        stored = quants.quantize(values.float().cpu().numpy(), GGMLQuantizationType[kind])
+        return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind])).to(values)
 
     return rounding
-
-
-def q8_0(values: torch.Tensor) -> torch.Tensor:
-    """GGUF's Q8_0: groups of 32, their scale in float16."""
-
-    def of(parts: torch.Tensor) -> torch.Tensor:
-        scale = parts.abs().amax(-1, keepdim=True) / 127
-        inverse = torch.where(scale > 0, 1 / scale, 0.0)
-        return _half_away(parts * inverse) * scale.half().to(parts.dtype)
-
-    return _in_groups(values, 32, of)
-
-
-def q4_0(values: torch.Tensor) -> torch.Tensor:
-    """GGUF's Q4_0: groups of 32 from -8 to 7, the value of largest magnitude at -8, its scale in float16."""
-
-    def of(parts: torch.Tensor) -> torch.Tensor:
-        most = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
-        scale = most / -8
-        inverse = torch.where(scale != 0, 1 / scale, 0.0)
-        return ((parts * inverse + 8.5).floor().clamp(0, 15) - 8) * scale.half().to(parts.dtype)
-
-    return _in_groups(values, 32, of)
 
 
 # The 16 levels of NF4: Dettmers et al., QLoRA (2023), appendix E.
@@ -391,89 +320,43 @@ def nf4(values: torch.Tensor) -> torch.Tensor:
     """
     levels = torch.tensor(NF4_LEVELS, dtype=values.dtype, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
-
-    def of(parts: torch.Tensor) -> torch.Tensor:
-        scale = parts.abs().amax(-1, keepdim=True).clamp_min(_TINY)
-        return levels[torch.bucketize((parts / scale).contiguous(), middles)] * scale
-
-    return _in_groups(values.reshape(1, -1), 64, of).reshape(values.shape)
-
-
-def _half_away(values: torch.Tensor) -> torch.Tensor:
-    """C's roundf: halves go away from zero."""
-    return values.abs().add(0.5).floor() * values.sign()
-
-
-def _magnitude(values: torch.Tensor, group: int | None) -> torch.Tensor:
-    if group is None:
-        return values.abs().amax()
-    return _grouped(values, group).abs().amax(-1, keepdim=True)
-
-
-def _in_groups(values: torch.Tensor, group: int | None, of: Rounding) -> torch.Tensor:
-    if group is None:
-        return of(values)
-    length = values.shape[-1]
-    return of(_grouped(values, group)).reshape(*values.shape[:-1], -1)[..., :length]
-
-
-def _grouped(values: torch.Tensor, group: int) -> torch.Tensor:
-    """[..., n] -> [..., groups, group]; a last group that is not full is filled with zeros."""
-    length = values.shape[-1]
-    size = group or length
-    missing = -length % size
-    if missing:
-        values = torch.nn.functional.pad(values, (0, missing))
-    return values.reshape(*values.shape[:-1], -1, size)
+    flat = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
+    scale = flat.abs().amax(-1, keepdim=True).clamp_min(_TINY)
+    rounded = levels[torch.bucketize((flat / scale).contiguous(), middles)] * scale
+    return rounded.reshape(-1)[: values.numel()].reshape(values.shape)
 
 
 # The catalogue
 
-_SIXTEEN_BITS = (through(torch.bfloat16), through(torch.float16))
-_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-_IN_CACHE: tuple[tuple[str, Rounding], ...] = (
-    ("float8_e4m3fn", through(_E4M3)),
-    ("float8_e5m2", through(_E5M2)),
-    ("float16", through(torch.float16)),
-    ("bfloat16", through(torch.bfloat16)),
-    ("int8, a scale for each token and head", integers(8, 0)),
-    ("float8_e4m3fn, a scale for each token and head", scaled(_E4M3, 448, 0)),
-    ("GGUF's Q8_0", q8_0),
-    ("GGUF's Q4_0", q4_0),
-    ("int4, a scale for each token and head", integers(4, 0)),
-)
-_IN_LAYERS: tuple[tuple[str, Rounding], ...] = (
-    ("float8_e4m3fn", through(_E4M3)),
-    ("float8_e4m3fn, a scale for each matrix", scaled(_E4M3, 448, None)),
-    ("float8_e4m3fn, a scale for each output", scaled(_E4M3, 448, 0)),
-    ("int8, a scale for each matrix", integers(8, None)),
-    ("int8, a scale for each output", integers(8, 0)),
-    ("NF4", nf4),
-    *((f"int4, groups of {group}", integers(4, group)) for group in (32, 64, 128)),
-    *((f"int4 with a zero point, groups of {group}", integers_with_zero(4, group)) for group in (32, 64, 128)),
-    ("GGUF's Q8_0", q8_0),
-    ("GGUF's Q4_0", q4_0),
-)
-_NARROW = (("bfloat16", torch.bfloat16), ("float16", torch.float16))
+_NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_INT8 = integers(8, 0)
+_TF32 = mantissa(10)
 
 
 def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
-    """The precisions that engines offer, for this model. Position 0 shows each: its own value, weights and products are
-    of that precision already.
+    """The precisions that are tried on this model. Position 0 shows each but a cache: its own value, weights and
+    products are of that precision already.
     """
     has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
     parts = (LOGITS, HEAD) if has_head else (LOGITS,)
-    found = [Precision(part, name, through(dtype), dtype=dtype) for name, dtype in _NARROW for part in parts]
-    found += [Precision(WEIGHTS, name, through(dtype)) for name, dtype in _NARROW]
-    for name, rounding in (("TF32", mantissa(10)), *((name, through(dtype)) for name, dtype in _NARROW)):
-        found += [
-            Precision(PRODUCTS, name, rounding),
-            Precision(PRODUCTS, f"{name}, attention's too", rounding, path="prefill+attn:eager"),
-        ]
+    precisions = [
+        Precision(part, name, through(dtype), dtype=dtype) for name, dtype in _NARROW.items() for part in parts
+    ]
+    precisions += [
+        Precision(PRODUCTS, "TF32", _TF32),
+        Precision(PRODUCTS, "TF32, attention's too", _TF32, path="prefill+attn:eager"),
+        Precision(LAYERS, "int8, a scale for each output", _INT8),
+        Precision(LAYERS, "NF4", nf4),
+        Precision(LAYERS, "GGUF's Q8_0", gguf("Q8_0")),
+        Precision(LAYERS, "GGUF's Q4_0", gguf("Q4_0")),
+    ]
     if without_cache(loaded, None) is None:
-        found += [Precision(CACHE, name, rounding) for name, rounding in _IN_CACHE]
-    found += [Precision(LAYERS, name, rounding) for name, rounding in _IN_LAYERS]
-    return tuple(found)
+        precisions += [
+            Precision(CACHE, "float8_e4m3fn", through(torch.float8_e4m3fn)),
+            Precision(CACHE, "float8_e5m2", through(torch.float8_e5m2)),
+            Precision(CACHE, "int8, a scale for each token and head", _INT8),
+        ]
+    return tuple(precisions)
 
 
 def ways_to_store(first: int) -> tuple[Stored, ...]:

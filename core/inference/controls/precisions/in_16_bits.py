@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -57,12 +56,9 @@ def whole_model(
     if grid is None:
         return None
     dtype, recorded = grid[0], answering(side.name, chosen, answers)
-    with_more = None
     try:
         with converted(loaded, dtype) as narrowed:
             (row,), (failed,) = sixteen_rows(narrowed, chosen, [recorded], blocks, say)
-            if failed is not None and not failed.nonfinite:
-                with_more = lowered_in_16_bits(narrowed, chosen, recorded, failed, blocks, (), say)
     except CaptureError as error:
         says = (
             f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held:"
@@ -77,11 +73,6 @@ def whole_model(
         return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, outcome, says, side.name), place)
 
     what = f"'{side.name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
-    if with_more is not None and with_more.evidence.outcome == PASSED:
-        of_both = with_more.evidence.figures
-        assert isinstance(of_both, DrawnPrecisionFigures)
-        figures = replace(of_both, noise_ratio=ratio, precision=f"all of it in {dtype}, and its {of_both.precision}")
-        return found(PASSED, f"{what} {with_more.evidence.says}")
     if row.outcome != FAILED and error_over_draws < _LEAST_OF_WHOLE * own:
         says = (
             f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype}"
@@ -95,8 +86,6 @@ def whole_model(
         return found(PASSED, f"{what} {_no_measure(error_over_draws / own, dtype)}")
     says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
     place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
-    if with_more is not None and with_more.evidence.outcome == FAILED:
-        says, place = f"{says} {with_more.evidence.says}", with_more.place
     return found(FAILED if row.outcome == FAILED else NOTED, says, place)
 
 
@@ -158,7 +147,7 @@ def lowered_in_16_bits(
     say: Callable[[str], None] = lambda _: None,
 ) -> Lowered:
     """`lowered` for a side that has nothing but 16 bits, and is further from the model's float32 forward than
-    rounding: is it rounding beside a forward with an 8-bit cache, with weights of 4 bits, or with both? loaded: in its
+    rounding: is it rounding beside a forward with an 8-bit cache, or with weights of 4 bits? loaded: in its
     16 bits; failed: that error's test.
     """
     ids, differs = _shortest_that_differs(prompts, failed)
@@ -168,32 +157,24 @@ def lowered_in_16_bits(
         f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
     )
     nearest: tuple[Precision, Evidence, SixteenTest] | None = None
-    least_left = float("inf")
     parts: list[tuple[Precision, Evidence, SixteenTest]] = []
     say("other precisions")
     with in_float32(loaded) as widened:
-        search = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True)
-    for find in (search.singles, search.pairs):
-        with in_float32(loaded):  # in between, roundings are drawn in 16 bits
-            found = find()
-        if not found or found[0].left >= least_left:
-            continue
-        least_left = found[0].left
-        for precision in _as_good(found):
-            say(f"roundings drawn anew with {precision.name}")
-            row, test = beside_a_precision(loaded, prompts, side, blocks, precision, say)
-            figures = _beside_draws(row, failed.ratio, precision.name)
-            explained = test.holds_its_precisions and explains(failed.ratio, test.ratio)
-            if row.outcome == PASSED and explained:
-                says = (
-                    f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
-                    f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
-                )
-                return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
-            if precision is found[0].precision:
-                nearest = precision, row, test
-            if row.outcome == FAILED and _is_part(failed, test):
-                parts.append((precision, row, test))
+        found = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True).found()
+    for precision in _as_good(found):
+        say(f"roundings drawn anew with {precision.name}")
+        row, test = beside_a_precision(loaded, prompts, side, blocks, precision, say)
+        figures = _beside_draws(row, failed.ratio, precision.name)
+        if row.outcome == PASSED and test.holds_its_precisions and explains(failed.ratio, test.ratio):
+            says = (
+                f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
+                f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
+            )
+            return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
+        if precision is found[0].precision:
+            nearest = precision, row, test
+        if row.outcome == FAILED and _is_part(failed, test):
+            parts.append((precision, row, test))
     if parts:  # with a fault on top, which has fewer places than what another precision would leave
         precision, row, test = min(parts, key=lambda each: len(each[2].outliers))
         says = (
@@ -204,7 +185,7 @@ def lowered_in_16_bits(
         place = structure_of(test.outliers, [len(ids) for ids in prompts]).first
         return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, FAILED, says, side.name), place)
     if nearest is None:
-        says = "No precision of caches or weights explains it, nor do two at once."
+        says = "No precision of caches or weights explains it."
         return Lowered(
             Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, side.name)
         )
@@ -224,6 +205,8 @@ def _as_good(found: Sequence[PrecisionFit]) -> list[Precision]:
     """The precision that leaves least, and the next of the same formats, stored in another way, where noise may have
     put them in this order.
     """
+    if not found:
+        return []
     best = found[0]
     others = [each for each in found[1:] if each.precision.name == best.precision.name]
     return [best.precision, *(each.precision for each in others[:1] if each.left <= _NEARLY * best.left)]

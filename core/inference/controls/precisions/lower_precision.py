@@ -130,57 +130,38 @@ def _lowered(
 ) -> Lowered:
     search = _search(loaded, prompts, far, precisions_offered(loaded, given, is_fixed=is_fixed))
     say("other precisions")
-    best = search.singles() if search is not None else []
-
-    def tried(found: Sequence[PrecisionFit]) -> list[_Trial]:
-        """Those that leave about as little as the best, up to the first that passes."""
-        trials: list[_Trial] = []
-        for each in found[:_LOOKED_INTO]:
-            if each.left > max(_AS_GOOD * found[0].left, _LEAST_LEFT) or (trials and trials[-1].is_passed):
-                break
-            say(f"{len(seeds)} reorderings with {each.precision.name}")
-            trials.append(_tried(loaded, prompts, far, each.precision, seeds, is_fixed=is_fixed))
-        return [trial for trial in trials if np.isfinite(trial.left)]
-
+    best = search.found() if search is not None else []
+    trials: list[_Trial] = []
+    for each in best[:_LOOKED_INTO]:  # those that leave about as little as the best, up to the first that passes
+        if each.left > max(_AS_GOOD * best[0].left, _LEAST_LEFT) or (trials and trials[-1].is_passed):
+            break
+        say(f"{len(seeds)} reorderings with {each.precision.name}")
+        trials.append(_tried(loaded, prompts, far, each.precision, seeds, is_fixed=is_fixed))
+    trials = [trial for trial in trials if np.isfinite(trial.left)]
     lengths = [len(ids) for ids in prompts]
-    trials = tried(best)
     if trials and trials[-1].is_passed:
         return _explained(trials[-1], far, loaded.dtype, lengths)
-    is_part = bool(trials) and best[0].left <= _EXPLAINED
-    whole = None
-    if not is_part and loaded.dtype != "float64":  # where every cast to float32 gives float64: no model of 16 bits
-        whole = whole_model(loaded, prompts, far, blocks, say)
-        if whole is not None and whole.evidence.outcome == PASSED:
-            return whole
-    two: list[PrecisionFit] = []
-    if search is not None:
-        say("two precisions at once")
-        two = search.pairs()
-        of_two = tried(two)
-        # a fault on top of both has fewer places than what one of them leaves
-        is_finer = bool(of_two) and (not trials or len(of_two[0].test.outliers) < len(trials[0].test.outliers))
-        if of_two and (of_two[-1].is_passed or (is_finer and two[0].left <= _EXPLAINED)):
-            found = of_two[-1] if of_two[-1].is_passed else of_two[0]
-            return _explained(found, far, loaded.dtype, lengths)
-    if is_part:
+    if trials and best[0].left <= _EXPLAINED:
         return _explained(trials[0], far, loaded.dtype, lengths)
-    return whole if whole is not None else _unexplained(far, [*best[:1], *two[:1]])
+    if loaded.dtype != "float64":  # where every cast to float32 gives float64: no model of 16 bits
+        whole = whole_model(loaded, prompts, far, blocks, say)
+        if whole is not None:
+            return whole
+    return _unexplained(far, best[:1])
 
 
 def _unexplained(far: Far, nearest: Sequence[PrecisionFit]) -> Lowered:
-    """nearest: the best one, and the best two."""
     figures = PrecisionsFigures(noise_ratio=far.ratio)
+    says = (
+        "None of the precisions that were tried (8-bit caches, weights of 4 and 8 bits, products in TF32, a head in 16"
+        " bits) explains it."
+    )
     if nearest:
-        best = min(nearest, key=lambda each: each.left)
+        best = nearest[0]
         figures = replace(figures, precision=best.precision.name, share_left=best.left)
         says = (
-            f"No precision explains it, nor do two at once: {best.precision.name} comes nearest and leaves"
+            f"No precision explains it: {best.precision.name} comes nearest and leaves"
             f" {short_percent(best.left)} of the distance where it explains most."
-        )
-    else:
-        says = (
-            "None of the precisions that were tried (caches and weights of 4, 8 and 16 bits, products in TF32, a head"
-            " in 16 bits), nor two of them at once, explains it."
         )
     return Lowered(Evidence(Check.PRECISIONS, far.control, figures, NOTED, says, far.side.name))
 
@@ -238,7 +219,7 @@ def _residual(
     """The side against the model in this precision, held against that one's own rounding floor."""
     pair: list[Divergence] = []
     floor: list[list[Divergence]] = [[] for _ in seeds]
-    own, ties = precision.side, _Ties(precision.logits_dtype)
+    own, ties = precision.side, _Ties(precision.dtype)
     for group in groups_of(loaded, prompts):
         plain = [whole_side(own.run_on(loaded), ids) for ids in group]
         pair += [

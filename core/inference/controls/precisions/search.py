@@ -1,13 +1,10 @@
-"""Search for the precisions that a side may have been lowered to, one or two at once, by what each leaves of the side's
-distance from the model over a few positions of one prompt.
-
-Two precisions are found one after the other: what the first of them leaves is what the second one makes.
-docs/verdict_calibration.md has the method.
+"""Search for the precision that a side may have been lowered to, by what each leaves of the side's distance from the
+model over a few positions of one prompt. docs/verdict_calibration.md has the method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,14 +18,13 @@ from ...models.torch_errors import foreign_errors_stop
 from ...paths.engines import RunnableSide
 from ..drawn_roundings import PREFILL
 from ..rounding_floor import divergence
-from .catalogue import CACHE, HEAD, LAYERS, LOGITS, Precision, Stored, catalogue, ways_to_store, weights_are_of_16_bits
+from .catalogue import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store, weights_are_of_16_bits
 
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
 # Of its distance to float32. Between two values of 8 bits, 16 bits often fall to the other one than float32 does: an
 # fp8 cache of a tiny Gemma 2 leaves 0.96. Whether it is that precision is a question to roundings drawn anew.
 MOST_LEFT_16_BITS = 1.0
-FIRSTS = 3  # precisions beside which a second one is looked for
 _NEAR, _STEPS = 2, 3  # positions at a time, and times, that the one is moved at which a cache begins to be rounded
 _SOME = 0.2  # of the positions that differ: a fault on top may be everywhere else
 _INFINITE = float("inf")
@@ -77,31 +73,15 @@ class PrecisionSearch:
         assert plain is not None
         self._distance = plain
 
-    def singles(self) -> list[PrecisionFit]:
+    def found(self) -> list[PrecisionFit]:
         """Precisions that explain something, by what they leave, least first."""
         if self._first == 0 or self._is_noisy:
             tried = list(self._offered)
         else:  # weights, products and what is rounded before it is read show at position 0 already
             tried = []
         starts = dict.fromkeys([self._first, *([_rises(self._distance)] if self._is_noisy else [])])
-        stored = [each for start in starts for each in self._stored_from(start, None)]
+        stored = [each for start in starts for each in self._stored_from(start)]
         return self._begun_nearby(self._best([*tried, *stored], self._differs))
-
-    def pairs(self) -> list[PrecisionFit]:
-        """Two precisions at once, of different parts, that explain something, by what they leave, least first.
-
-        The second one is sought in what the first one leaves.
-        """
-        found: list[PrecisionFit] = []
-        for one in self._firsts():
-            beyond = self._left_by(one) > self._limit
-            if not beyond.any():
-                continue
-            others = [_both(one, each) for each in self._offered if not _is_same_part(each, one)]
-            start = _rises(self._left_by(one)) if self._is_noisy else int(np.flatnonzero(beyond)[0])
-            tried = others if self._is_noisy or not start else []
-            found += self._best([*tried, *self._stored_from(start, one)], beyond)
-        return self._begun_nearby(sorted(found, key=lambda each: each.left))
 
     def _begun_nearby(self, found: list[PrecisionFit]) -> list[PrecisionFit]:
         """`found` with the best of its stored caches begun a little earlier and later too, and from there again, where
@@ -109,54 +89,33 @@ class PrecisionSearch:
         """
         begin = 0
         for _ in range(_STEPS if self._is_noisy else 0):
-            best = next((each.precision for each in found if any(one.stored for one in each.precision.together)), None)
-            if best is None:
-                break
-            *others, cache = sorted(best.together, key=lambda each: each.stored is not None)
-            if cache.stored is None or cache.stored.first == begin:
+            cache = next((each.precision for each in found if each.precision.stored), None)
+            if cache is None or cache.stored is None or cache.stored.first == begin:
                 break
             begin = cache.stored.first
             ways = [way for start in range(max(1, begin - _NEAR), begin + _NEAR + 1) for way in ways_to_store(start)]
-            nearby = [_both(replace(cache, stored=way), others[0] if others else None) for way in ways]
+            nearby = [replace(cache, stored=way) for way in ways]
             known = {each.precision for each in found}
             more = self._best([each for each in nearby if each not in known], self._differs)
             found = sorted([*found, *more], key=lambda each: each.left)
         return found
 
-    def _firsts(self) -> list[Precision]:
-        """Precisions that may be one of two: those that leave least at the first position, which a cache that is
-        rounded after it was read has not reached, at some positions, and over all.
-        """
-        tried = {each: left for each, left in self._left.items() if left is not None and each.beside is None}
-        ways: list[Callable[[Squares], float]] = [self._share_of_all]
-        if not self._is_noisy:
-            ways += [lambda left: self._share(left, self._differs), lambda left: float(left[self._first])]
-        best = [sorted(tried, key=lambda each: way(tried[each])) for way in ways]
-        in_turn = [each[rank] for rank in range(len(tried)) for each in best]
-        of_format: dict[tuple[str, str, Stored | None], Precision] = {}
-        for each in best[-1]:  # of one format in two arithmetics the one that leaves less there
-            of_format.setdefault((each.part, each.format, each.stored), each)
-        return list(dict.fromkeys(of_format[each.part, each.format, each.stored] for each in in_turn))[:FIRSTS]
-
-    def _stored_from(self, start: int, beside: Precision | None) -> list[Precision]:
+    def _stored_from(self, start: int) -> list[Precision]:
         """Caches of every format that are rounded after the forward that wrote them, the first one of `start` tokens,
         in every way that tokens may come after it.
         """
         if not start:
             return []
         caches = [each for each in self._offered if each.part == CACHE]
-        if beside is not None and beside.part == CACHE:
-            return []
-        chosen = [_both(replace(each, stored=way), beside) for each in caches for way in ways_to_store(start)]
+        chosen = [replace(each, stored=way) for each in caches for way in ways_to_store(start)]
         if self._is_noisy:
             return chosen
-        before = self._distance if beside is None else self._left_by(beside)
         formats = set()
         for each in caches:
-            left = self._squares(_both(replace(each, stored=Stored(start, 1)), beside).side, start + 1)
-            if left is not None and left[start] < self._most_left**2 * before[start]:
+            left = self._squares(replace(each, stored=Stored(start, 1)).side, start + 1)
+            if left is not None and left[start] < self._most_left**2 * self._distance[start]:
                 formats.add(each.format)
-        return [each for each in chosen if each.together[0].format in formats]
+        return [each for each in chosen if each.format in formats]
 
     def _best(self, tried: Sequence[Precision], where: NDArray[np.bool_]) -> list[PrecisionFit]:
         """Those that explain something of the positions `where`, least left first."""
@@ -200,15 +159,6 @@ def _rises(left: Squares) -> int:
     rise = (sums[-1] - sums[:-1]) / (len(logs) - count) - sums[:-1] / count
     score = count * (len(logs) - count) * np.maximum(rise, 0.0) ** 2
     return int(count[np.argmax(score)]) if score.any() else 0
-
-
-def _both(one: Precision, other: Precision | None) -> Precision:
-    return one if other is None else replace(one, beside=other)
-
-
-def _is_same_part(one: Precision, other: Precision) -> bool:
-    """True where the second would hide the first, or be the same: a head's logits come in the head's dtype."""
-    return one.part == other.part or {one.part, other.part} == {HEAD, LOGITS}
 
 
 def precisions_offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool = False) -> list[Precision]:
