@@ -43,7 +43,7 @@ from app.uploads.spool import Spool, owner_of
 from core.configuration import Limits, configuration
 from core.errors import LimitError
 from core.runs.dumps.llamacpp_files import READERS
-from core.runs.importing.check_catalog import is_database
+from core.runs.importing import is_database
 from core.runs.sparse.payloads.plain_file import starts_as_payload
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store, open_store

@@ -18,7 +18,7 @@ from typing import Any
 from app.shell.once import Once
 from core.errors import DumpError, UlpscopeError
 from core.judging.inspect import Headers, headers_of, understood
-from core.runs.importing.check_catalog import is_run_file
+from core.runs.importing import is_run_file
 from core.subprocess_json import Child
 
 AT_ONCE_BYTES = 32 << 20  # of dumps, unpacked; they take a few tenths of a second

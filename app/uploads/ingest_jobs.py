@@ -15,7 +15,7 @@ from core.configuration import configuration
 from core.errors import LimitError, StoreError, UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
-from core.runs.importing.check_catalog import is_run_file
+from core.runs.importing import is_run_file
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store, is_run_id
 from core.text import file_name, shown, visible

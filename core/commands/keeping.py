@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..runs.importing.adopt import adopt as adopt_file
+from ..runs.importing import adopt as adopt_file
 from ..runs.store import labels
 from ..runs.store.store import open_store
 from .terminal.console import (
@@ -32,11 +32,9 @@ def adopt(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Take in a run file from outside: checked table by table, every figure computed anew from its logits, stored as a
-    new run.
+    """Import a run file from elsewhere as a new run: its schema and the digests of its logits are checked.
 
-    Nothing in the file is executed, and a file whose figures are not those of its logits is refused. The file itself
-    stays as it is.
+    Nothing in the file is executed, and it does not change.
     """
     check_progress(progress)
     with stoppable(), steps(progress) as say:
@@ -45,7 +43,7 @@ def adopt(
             file,
             name=name,
             run_id=run_id,
-            on_progress=lambda done, total: say("checking and comparing", done, total),
+            on_progress=lambda done, total: say("checking", done, total),
         )
     announce_upload(new_id, store, progress, as_json_)
 

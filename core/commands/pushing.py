@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from ..runs.importing.check_catalog import is_run_file
+from ..runs.importing import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
 from ..text import shown

@@ -18,8 +18,7 @@ from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
 from ..runs.file.bounds import MAX_SIDES
-from ..runs.importing.check_catalog import is_run_file
-from ..runs.importing.import_process import counted, limit_this_process
+from ..runs.importing import check_schema, is_run_file
 from ..runs.reports.sparse_json import side_json
 from ..runs.reports.sparse_wording import grid_lines, opening, placeholder_words
 from ..runs.sparse.files import are_payloads, read_sides
@@ -135,8 +134,8 @@ def _responses(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """Describe a run file by a process of its own, limited as one that adopts is: a made file can crash DuckDB, or try
-    to use up the machine.
+    """Describe a run file by a process of its own, with a time limit: a made file can crash DuckDB or keep it busy
+    for ever.
     """
     name = shown(path.name)
     try:
@@ -157,7 +156,6 @@ def main(arguments: list[str]) -> None:
     """PATH of a run file; prints what it is understood as, as JSON, or `error`."""
     path = Path(arguments[0])
     try:
-        limit_this_process(path.stat().st_size)
         said = described(path)
     except (UlpscopeError, MemoryError, OSError) as error:
         said = {"error": str(error) or f"{shown(path.name)}: takes more memory to read than a run does."}
@@ -168,7 +166,7 @@ def described(path: Path) -> dict[str, Any]:
     """Describe a run file from outside by what it says of itself, after its rows were counted. StoreError for what is
     none.
     """
-    counted(path)
+    check_schema(path)
     card = read_runs([path])[path]
     if isinstance(card, StoreError):
         raise card

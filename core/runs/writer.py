@@ -347,12 +347,6 @@ class RunWriter:
         count = len(whole) if all(whole) else whole.index(False)
         return tuple(side.name for side in self.header.sides[:count])
 
-    def copy(self, table: str, rows: pa.Table) -> None:
-        """Rows of a table whose figures are not computed here, as another run file has them: columns by name, in the
-        writer's order.
-        """
-        self._storing.put(self._insert, table, rows, size=rows.nbytes)
-
     def totals(self, pair: int) -> PairTotal:
         """The sums of a pair, once `figures` has been asked for."""
         return self._totals[pair]

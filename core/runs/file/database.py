@@ -53,6 +53,7 @@ _LISTING_THREADS = 2
 # `duckdb_views`.
 _SEARCH = "SET search_path = 'system.main,run_file.main'"
 _SHUT_IN = "SET enable_external_access = false"
+_LOCKED = f"{_SHUT_IN}; SET lock_configuration = true"
 
 Read = TypeVar("Read")
 
@@ -76,7 +77,7 @@ class Database:
         """
         with _edge(path):
             attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
-            connection = _connected(attach, _SHUT_IN)
+            connection = _connected(attach, _LOCKED)
             return cls(path, connection, partial(_reading_cursor, connection))
 
     @classmethod
@@ -98,7 +99,7 @@ class Database:
         """
         with _edge(path):
             connection = _connected(
-                f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)", _SEARCH, _SHUT_IN
+                f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)", _SEARCH, _LOCKED
             )
             database = cls(path, connection, partial(_itself, connection))
         try:

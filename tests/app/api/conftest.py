@@ -12,7 +12,7 @@ from app.shell import store_changes
 from app.shell.jobs import Jobs
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
-from core.runs.importing.import_process import take_in
+from core.runs.importing import import_run
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def run_here(self: Jobs, number: int) -> None:
     told: list[tuple[int, int]] = []
     try:
         if kind == "adopt":
-            run_id = take_in(
+            run_id = import_run(
                 self.store,
                 paths[0],
                 run_id=asked["run_id"],

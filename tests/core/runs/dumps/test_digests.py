@@ -8,7 +8,6 @@ import hashlib
 import json
 from pathlib import Path
 
-import duckdb
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 from core.runs.dumps.digests import SideDigest
 from core.runs.dumps.export import export_npz
-from core.runs.importing.adopt import adopt
 from core.runs.reader import RunReader
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
@@ -98,17 +96,6 @@ def test_sides_of_equal_values_and_other_sides_are_of_the_classes_they_were(tmp_
     wide = COARSE.astype(np.float32)
     with taken(tmp_path, "three", a=FINE, b=COARSE, c=wide, d=-wide) as run:
         assert [side.bit_class for side in run.sides] == [0, 1, 1, 2]
-
-
-@pytest.mark.thorough
-def test_a_lie_in_a_file_s_own_digests_of_values_is_not_taken_over(tmp_path):
-    with taken(tmp_path, "mixed", reference=FINE, variant=COARSE) as run:
-        path = run.path
-    with duckdb.connect(str(path)) as shell:
-        shell.execute("UPDATE side SET values_sha256 = 'a lie', values_dtype = 'float32'")
-    store = Store(tmp_path / "adopting")
-    with RunReader(store.path_of(adopt(store, path))) as new:
-        assert [side.sha256 for side in new.sides] == [sha(FINE), sha(COARSE)]
 
 
 def test_an_exported_npz_matches_the_digest_that_is_shown(tmp_path):

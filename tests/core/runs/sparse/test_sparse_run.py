@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
-from core.runs.importing.adopt import adopt
+from core.runs.importing import adopt
 from core.runs.reader import RunReader
 from core.runs.reports.sparse_json import sparse_json
 from core.runs.sparse.records import SparseSide

@@ -16,8 +16,7 @@ from core.runs.dumps.containers import MOST_ARRAYS
 from core.runs.file import bounds
 from core.runs.file.bounds import LONGEST_TOKEN, MAX_SIDES
 from core.runs.file.records import Prompt, SideHeader
-from core.runs.importing.adopt import adopt
-from core.runs.importing.import_process import take_in
+from core.runs.importing import adopt, import_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import BrokenRun, list_runs
 from core.runs.store.store import Store
@@ -80,7 +79,7 @@ def test_a_file_put_into_the_store_by_hand_costs_a_sentence_and_not_the_memory(
         assert isinstance(broken[0], BrokenRun)
         assert "holds a text of" in broken[0].reason
     with pytest.raises(StoreError, match=words):
-        take_in(Store(tmp_path / "other"), path, run_id=None, name=None, on_progress=lambda *_: None)
+        import_run(Store(tmp_path / "other"), path, run_id=None, name=None, on_progress=lambda *_: None)
 
 
 def test_texts_count_together_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

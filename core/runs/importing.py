@@ -1,0 +1,204 @@
+"""Import run files from elsewhere: checked in a process of their own, then stored as they are under a new id.
+
+The file is somebody else's database. DuckDB opens it with external access off and its configuration locked, its schema
+has to be ours, and the digests of its logits have to hold. Figures and verdicts are taken as they are. A damaged or
+made file can crash DuckDB or keep it busy for ever: hence the process and its time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ..command_name import COMMAND
+from ..errors import LimitError, StoreError, UlpscopeError
+from ..subprocess_json import Child
+from ..text import shown
+from .dumps.digests import SideDigest
+from .file.database import DECODING, Database
+from .ops_run import KIND as OPS
+from .ops_run import ops_of
+from .reader import RunReader
+from .sparse_run import KIND as SPARSE
+from .sparse_run import sparse_of
+from .store.store import Store
+from .tables.amounts import check_amounts
+from .tables.run import read_run, refuse_other_versions
+from .tables.schema import TABLES, check_tables
+
+NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
+SILENT_SECONDS = 300.0  # without a word; every 16 MB of logits bring one
+_CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
+Progress = Callable[[int, int], None]
+
+_OBJECTS = {  # what a run file has none of; each query names the first
+    "schema": "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name <> 'main'",
+    "view": "SELECT view_name FROM duckdb_views() WHERE database_name = 'run_file'",
+    "macro": "SELECT function_name FROM duckdb_functions() WHERE database_name = 'run_file'",
+    "sequence": "SELECT sequence_name FROM duckdb_sequences() WHERE database_name = 'run_file'",
+    "type": "SELECT type_name FROM duckdb_types() WHERE database_name = 'run_file' AND NOT internal",
+    "index": "SELECT index_name FROM duckdb_indexes() WHERE database_name = 'run_file'",
+    "trigger": "SELECT trigger_name FROM duckdb_triggers() WHERE database_name = 'run_file'",
+    "constraint": "SELECT constraint_text FROM duckdb_constraints() WHERE database_name = 'run_file'"
+    " AND constraint_type <> 'NOT NULL'",
+    "default or generated column": "SELECT column_name FROM duckdb_columns() WHERE database_name = 'run_file'"
+    " AND (column_default IS NOT NULL OR is_generated)",
+}
+
+
+def is_run_file(path: Path) -> bool:
+    """Return whether the first bytes are those of a DuckDB file. StoreError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return is_database(file.read(12))
+    except OSError as error:
+        raise StoreError(f"{shown(path.name)}: cannot be read ({error.strerror}).") from error
+
+
+def is_database(start: bytes) -> bool:
+    """Return whether these are the first 12 bytes of a DuckDB file: its name is at byte 8, after a checksum."""
+    return start[8:12] == b"DUCK"
+
+
+def adopt(
+    store: Store, path: Path, *, run_id: str | None = None, name: str | None = None, on_progress: Progress | None = None
+) -> str:
+    """Check a run file and store it as a new run; returns its id. `on_progress(rows done, rows of all sides)`.
+
+    StoreError, and nothing is stored, if its schema is not ours, a digest does not hold, or it cannot be read in time.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise StoreError(f"{shown(path.name)}: is no file; expected a run file (.duckdb).")
+    if not is_run_file(path):
+        raise StoreError(f"{shown(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
+    asked = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
+    last: dict[str, object] = {}
+    child = Child(["-m", f"{__package__}.importing", json.dumps(asked)], seconds=SILENT_SECONDS, is_patient=True)
+    try:
+        with child:
+            for last in child.said():
+                if on_progress is not None and "done" in last:
+                    on_progress(int(str(last["done"])), int(str(last["total"])))
+    finally:
+        if "run_id" not in last:
+            with suppress(StoreError, OSError):
+                store.sweep()  # what it had begun, if it was killed
+    if "run_id" in last:
+        return str(last["run_id"])
+    if "error" in last:
+        raise LimitError(str(last["error"])) if last.get("is_limit") else StoreError(str(last["error"]))
+    why = "takes too long to read" if child.is_late else "made the process that read it crash"
+    raise StoreError(f"{shown(path.name)}: {why}; it is damaged, or made to do that.")
+
+
+def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None, on_progress: Progress) -> str:
+    """Check a run file and store a copy as a new run; returns its id. Meant for a process of its own."""
+    kind = check_schema(path)
+    if kind == OPS:
+        ops_of(path)
+    elif kind == SPARSE:
+        _ = sparse_of(path).pairs
+    else:
+        with RunReader(path) as run:
+            _check_run(run, on_progress)
+    store.check_space(path.stat().st_size)
+    partial = store.new_partial(name or path.stem, datetime.now(UTC), run_id)
+    try:
+        shutil.copyfile(path, partial.path)
+        database = Database.to_change(partial.path)
+        try:
+            ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
+            if not (name or old_name).strip():
+                raise StoreError(f"{shown(path.name)}: the run has no name; give it one.")
+            notes = note if NOTE in note else " ".join(part for part in (note, NOTE) if part)
+            values = [partial.path.stem, name or old_name, notes]
+            database.execute("UPDATE run_file.run SET run_id = ?, name = ?, note = ?", values)
+            database.close()
+        except BaseException:
+            database.abandon()
+            raise
+        store.place(partial.path, partial.path.stem)
+        return partial.path.stem
+    finally:
+        partial.remove()
+
+
+def check_schema(path: Path) -> str:
+    """Return the run's kind. StoreError for anything in the file that is no table of a run, and for too many rows."""
+    file = shown(path.name)
+    if os.path.lexists(f"{path}.wal"):
+        raise StoreError(f"{file}: has unfinished changes beside it (.wal); open and close it in DuckDB first.")
+    database = Database.to_read(path)
+    try:
+        for what, query in _OBJECTS.items():
+            if found := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
+                raise StoreError(f"{file}: holds the {what} '{shown(found[0][0], 60)}'; a run file has none.")
+        refuse_other_versions(database)
+        asked = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
+        there = {(str(table), str(column)): str(kind) for table, column, kind in database.rows(asked)}
+        check_tables(database)
+        ours = {(name, column): kind for name, table in TABLES.items() for column, kind in table.types.items()}
+        for place in sorted(there.keys() | ours.keys()):
+            if there.get(place) != ours.get(place):
+                column = shown(".".join(place), 120)
+                raise StoreError(
+                    f"{file}: column {column} is {shown(there.get(place, 'missing'), 60)};"
+                    f" expected {ours.get(place, 'none')}."
+                )
+        check_amounts(database)
+        return str(read_run(database, "kind")["kind"])
+    finally:
+        database.abandon()
+
+
+def _check_run(run: RunReader, on_progress: Progress) -> None:
+    """The parts that pages read make sense, and every side's logits have their digest."""
+    header, pairs = run.header, run.pairs
+    if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(range(len(header.sides))):
+        raise StoreError(f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.")
+    if not run.has_all_logits:
+        return
+    rows = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
+    for side in run.sides:
+        digest = SideDigest(header.format)
+        for start in range(0, header.rows, rows):
+            stop = min(start + rows, header.rows)
+            digest.update(run.read_rows(side.index, start, stop))
+            on_progress(side.index * header.rows + stop, len(run.sides) * header.rows)
+        if (digest.stored(), *digest.values()) != (side.stored_sha256, side.sha256, side.sha256_dtype):
+            raise StoreError(f"{run.path.name}: the logits of side {side.index} do not have their SHA-256.")
+
+
+def main(arguments: list[str]) -> None:
+    """SETTINGS, a JSON object: store, path, run_id, name. Prints JSON lines: progress, then `run_id` or `error`."""
+    asked = json.loads(arguments[0])
+    path = Path(asked["path"])
+
+    def say(**values: object) -> None:
+        sys.stdout.write(json.dumps(values) + "\n")
+        sys.stdout.flush()
+
+    try:
+        run_id = import_run(
+            Store(Path(asked["store"])),
+            path,
+            run_id=asked["run_id"],
+            name=asked["name"],
+            on_progress=lambda done, total: say(done=done, total=total),
+        )
+        say(run_id=run_id)
+    except UlpscopeError as error:
+        say(error=str(error), is_limit=isinstance(error, LimitError))
+    except (*DECODING, MemoryError, OSError) as error:
+        say(error=f"{shown(path.name)}: cannot be imported ({type(error).__name__}: {shown(error)}).")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,1 +1,0 @@
-"""Run files from elsewhere: checked, then written anew."""

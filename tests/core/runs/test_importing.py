@@ -1,0 +1,176 @@
+"""Run files from elsewhere: what is a run comes in bit for bit, and nothing else does."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from core.errors import LimitError, StoreError
+from core.judging.inspect import understood
+from core.runs import importing
+from core.runs.importing import NOTE, adopt, import_run
+from core.runs.ops_run import read_ops, write_ops_run
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from tests.core.runs.damaging import damaged
+from tests.core.runs.made_runs import ROOT, copied
+from tests.core.runs.test_ops_run import UNSTEADY, header
+
+SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
+ENDLESS = Path(__file__).parent / "never-comes-back.duckdb.gz"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs")
+
+
+@pytest.fixture
+def foreign_file(tmp_path: Path) -> Path:
+    return copied(tmp_path / "outside" / "somebody.duckdb")
+
+
+def imported(store: Store, path: Path, run_id: str | None = None, name: str | None = None) -> str:
+    """In this process, which is quicker than in one of its own."""
+    return import_run(store, path, run_id=run_id, name=name, on_progress=lambda done, total: None)
+
+
+def differing(first: Path, second: Path) -> list[str]:
+    """Tables whose rows are not the same in both files, `run` aside."""
+    with duckdb.connect() as database:
+        database.execute(f"ATTACH '{first}' AS a (READ_ONLY); ATTACH '{second}' AS b (READ_ONLY)")
+        asked = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'a' AND table_name <> 'run'"
+        tables = [name for (name,) in database.execute(asked).fetchall()]
+        both = "FROM (FROM a.{0} EXCEPT ALL FROM b.{0}) UNION ALL (FROM b.{0} EXCEPT ALL FROM a.{0})"
+        return [table for table in tables if database.execute(both.format(table)).fetchone()]
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path: Path, store: Store) -> None:
+    new = store.path_of(imported(store, path, name="called anew"))
+    assert new.stem != path.stem
+    assert differing(path, new) == []
+    with RunReader(path) as old, RunReader(new) as run:
+        assert (run.header.name, run.created) == ("called anew", old.created)
+        assert NOTE in run.header.provenance.note
+    again = store.path_of(imported(store, new))
+    with RunReader(again) as run:
+        assert run.header.provenance.note.count(NOTE) == 1
+
+
+def test_a_bit_that_had_changed_would_be_seen(store: Store, foreign_file: Path) -> None:
+    new = store.path_of(imported(store, foreign_file))
+    damaged(new, "UPDATE logits SET bits = bits || '\\x00'::BLOB WHERE side = 1 AND position = 2 AND prompt = 0")
+    assert differing(foreign_file, new) == ["logits"]
+
+
+def test_a_process_of_its_own_imports_under_the_id_asked_for_and_reports_progress(
+    store: Store, foreign_file: Path
+) -> None:
+    before, told = foreign_file.read_bytes(), []
+    run_id = adopt(store, foreign_file, run_id="a-run", on_progress=lambda *rows: told.append(rows))
+    assert run_id == "a-run"
+    assert told[-1][0] == told[-1][1] > 0
+    assert [each.name for each in store.directory.iterdir()] == ["a-run.duckdb"]
+    assert foreign_file.read_bytes() == before
+
+
+def test_probes_of_operations_come_in(store: Store, tmp_path: Path) -> None:
+    outside = Store(tmp_path / "outside")
+    path = outside.path_of(write_ops_run(outside, header(), [UNSTEADY]))
+    assert list(read_ops(store, imported(store, path)).rows) == [UNSTEADY]
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "a view": (["CREATE VIEW v AS SELECT 1"], "the view 'v'"),
+    "a view in place of a table": (["ALTER TABLE kv RENAME TO kw", "CREATE VIEW kv AS FROM kw"], "the view 'kv'"),
+    "a macro": (["CREATE MACRO f(x) AS x + 1"], "the macro 'f'"),
+    "a macro that hides views": (
+        [
+            "CREATE VIEW v AS SELECT 1",
+            "CREATE MACRO duckdb_views() AS TABLE SELECT 'x' AS view_name, 'y' AS database_name WHERE false",
+        ],
+        "the view 'v'",
+    ),
+    "a sequence": (["CREATE SEQUENCE s"], "the sequence 's'"),
+    "a type": (["CREATE TYPE mood AS ENUM ('a')"], "the type 'mood'"),
+    "an index": (["CREATE INDEX i ON position(position)"], "the index 'i'"),
+    "a schema": (["CREATE SCHEMA other"], "the schema 'other'"),
+    "another table": (["CREATE TABLE more (a INTEGER)"], "more.a is INTEGER; expected none"),
+    "another column": (["ALTER TABLE run ADD COLUMN more INTEGER"], "run.more is INTEGER; expected none"),
+    "a default": (["ALTER TABLE run ALTER note SET DEFAULT current_user"], "default or generated column"),
+    "another type": (["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"], "max_ulps is VARCHAR; expected BIGINT"),
+    "a column too few": (["ALTER TABLE pair DROP COLUMN noise_ratio"], "noise_ratio is missing; expected DOUBLE"),
+    "a table too few": (["DROP TABLE position"], "without the table 'position'"),
+    "a newer version": (["UPDATE run SET file_version = 99"], "of version 99"),
+    "two runs": (["INSERT INTO run FROM run"], "2 rows of provenance"),
+    "much text": (["UPDATE token SET text = repeat('x', 1000000)"], "a text of 1,000,000 bytes"),
+    "another bit": (
+        ["UPDATE logits SET bits = '\\x01'::BLOB || bits[2:] WHERE side = 1 AND prompt = 0 AND position = 0"],
+        "SHA-256",
+    ),
+    "another digest": (["UPDATE side SET sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
+    "another digest of values": (["UPDATE side SET values_sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
+    "logits too few": (["DELETE FROM logits WHERE side = 1 AND prompt = 0 AND position = 1"], "table logits has"),
+    "no name": (["UPDATE run SET name = '  '"], "has no name"),
+    "more logits than its bytes": (["UPDATE run SET vocab = 2000000000"], "cannot hold"),
+}
+
+
+@pytest.mark.spread(4)
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault: str, store: Store, foreign_file: Path) -> None:
+    statements, words = REFUSED[fault]
+    for statement in statements:
+        damaged(foreign_file, statement)
+    with pytest.raises(StoreError) as refused:
+        imported(store, foreign_file)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not store.directory.exists() or list(store.directory.iterdir()) == []
+
+
+def a_dump(path: Path) -> Path:
+    return ROOT / "sample_runs" / "dumps" / "six_calls.npz"
+
+
+def half(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(lambda path: path.parent, "is no file"), (a_dump, "no DuckDB file"), (half, "somebody.duckdb")],
+)
+def test_what_is_no_run_file_is_one_sentence(
+    change: Callable[[Path], Path], words: str, store: Store, foreign_file: Path
+) -> None:
+    with pytest.raises(StoreError, match=words):
+        adopt(store, change(foreign_file))
+    assert not store.directory.exists() or list(store.directory.iterdir()) == []
+
+
+def test_a_file_that_keeps_duckdb_busy_for_ever_is_given_up_in_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "endless.duckdb"
+    path.write_bytes(gzip.decompress(ENDLESS.read_bytes()))
+    monkeypatch.setattr(importing, "SILENT_SECONDS", 5.0)
+    with pytest.raises(StoreError, match="takes too long to read"):
+        adopt(store, path)
+    monkeypatch.setattr("core.judging.inspect._SLOWEST_SECONDS", 5.0)
+    with pytest.raises(StoreError, match="takes too long to read"):
+        understood([path])
+
+
+def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
+    with pytest.raises(LimitError):
+        imported(store, foreign_file)
+    assert not store.directory.exists()
