@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
 import streamlit as st
@@ -61,8 +62,8 @@ def middleware(config: Configuration) -> list[Middleware]:
     """Return the gate, and in front of it what it needs: sessions with a sign-in, the Host's check without."""
     _log_changes()
     if not config.sign_in.is_configured:
-        access = Access(config, open_store().directory, key="")
-        return [Middleware(TrustedHostMiddleware, _LOOPBACK_NAMES, www_redirect=False), Middleware(Gate, access)]
+        gate = Middleware(Gate, Access(config, store=Path(), key=""))
+        return [Middleware(TrustedHostMiddleware, _LOOPBACK_NAMES, www_redirect=False), gate]
     store = open_store().directory.absolute()
     key = tokens.cookie_key(store)
     sessions = Middleware(
