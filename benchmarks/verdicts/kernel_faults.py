@@ -3,6 +3,7 @@ float16 has a fault of a given size (docs/verdict_calibration.md).
 
 python -m benchmarks.verdicts.kernel_faults                       # every model and dtype: the tables of the docs
 python -m benchmarks.verdicts.kernel_faults --model llama --dtype float16
+python -m benchmarks.verdicts.kernel_faults --folder DIR --dtype bfloat16   # a real model, as SmolLM2
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import numpy as np
 import torch
 
 from benchmarks.verdicts.engines import PREFIX, Engine, attention, cache_of, hooked, layers, other_tokens, prefill, walk
+from benchmarks.verdicts.screening import PROMPTS, TOKENS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import in_float64, in_two_halves, norms_in_float64
 from core.inference.controls.drawn_roundings import DRAWS, PREFILL, errors_of, sixteen_rows
 from core.inference.controls.rounding_floor import in_float32, whole_side
-from core.inference.models.model import LoadedModel
+from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of
 from core.judging.ladder.structure import BLOCKS
@@ -227,10 +229,10 @@ class Tried:
     outcome: str
 
 
-def run_trial(name: str, dtype: str, shares: Sequence[float] = SHARES) -> list[Tried]:
+def run_trial(
+    name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]], shares: Sequence[float] = SHARES
+) -> list[Tried]:
     """Every fault at every size and every twin, on one model."""
-    loaded = tiny_model(name, dtype)
-    prompts = tiny_prompts(loaded)
     engines: dict[tuple[str, float], Engine] = {
         (case, share): make(share) for case, make in FAULTS.items() for share in shares
     }
@@ -240,7 +242,7 @@ def run_trial(name: str, dtype: str, shares: Sequence[float] = SHARES) -> list[T
         sides = [side_of(in_16_bits_only(engine)) for engine in engines.values()]
         rows, _ = sixteen_rows(loaded, prompts, sides, BLOCKS)
     return [
-        Tried(name, dtype, case, sizes.get((case, share), 0.0), row.outcome)
+        Tried(name, loaded.dtype, case, sizes.get((case, share), 0.0), row.outcome)
         for (case, share), row in zip(engines, rows, strict=True)
     ]
 
@@ -282,13 +284,21 @@ def _ranges() -> list[tuple[float, float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
+    parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
     parser.add_argument("--dtype", action="append", choices=DTYPES)
+    parser.add_argument("--share", action="append", type=float, help="of a fault; default: all of the docs' table")
     given = parser.parse_args()
     torch.set_num_threads(1)
     tried: list[Tried] = []
-    for name in given.model or MODELS:
+    for name in [given.folder] if given.folder else given.model or MODELS:
         for dtype in given.dtype or DTYPES:
-            tried += run_trial(name, dtype)
+            if given.folder:
+                loaded = load_model(given.folder, dtype=dtype, device="cpu")
+                prompts = [tuple(loaded.tokenizer(text)["input_ids"][:TOKENS]) for text in list(PROMPTS.values())[:2]]
+            else:
+                loaded = tiny_model(name, dtype)
+                prompts = tiny_prompts(loaded)
+            tried += run_trial(name, loaded, prompts, given.share or SHARES)
             seen = sum(one.outcome == FAILED for one in tried if one.model == name and one.dtype == dtype)
             print(f"{name} {dtype}: {seen} called bugs", flush=True)
     print("", *table(tried), sep="\n")
