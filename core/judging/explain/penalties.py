@@ -17,7 +17,7 @@ from .rows import PairRows, RowPair, Values
 from .scoring import EXPLAINED, LEAST_ROWS, SHRUNK, Cause, Score, halves
 from .transforms import more_remains
 
-FEWEST_TOKENS = 5  # of a row, most of which are not moved
+FEWEST_TOKENS = 3  # of a row, most of which are not moved
 _FEW = 0.5  # of a row's tokens are few
 _SEEN = 3  # rows in which a biased token has to stand
 _MOST_BIASED = 64  # tokens

@@ -64,6 +64,13 @@ def test_lists_of_twenty_name_it_too(kind: str, strength: float) -> None:
     assert tried(kind, strength, LISTED)[0].name == INJECTIONS[kind][0][0]
 
 
+@pytest.mark.parametrize(("kind", "strength"), [("presence", 1.0), ("frequency", 0.5)])
+def test_a_penalty_is_seen_in_lists_of_three(kind: str, strength: float) -> None:
+    (cause,) = tried(kind, strength, 3)
+    assert (cause.name, cause.parameters["kind"]) == ("penalty", kind)
+    assert cause.parameters["strength"] == pytest.approx(strength, rel=1e-6)
+
+
 @pytest.mark.parametrize("name", CLEAN)
 def test_nothing_is_named_on_pairs_without_a_simple_cause(name: str) -> None:
     pair = pair_of(name)
