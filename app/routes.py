@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from app.api import downloads, ingest, runs
+from app.api import downloads, runs
 from app.api.responses import routes_of
 from app.components import vendored
 from app.heatmap import routes as heatmap
-from app.uploads import tus as uploads
+from app.uploads import routes as uploads
 
 ROUTES = [
-    *routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *ingest.OPERATIONS)),
+    *routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *uploads.OPERATIONS)),
     *vendored.ROUTES,
     *heatmap.ROUTES,
-    *uploads.ROUTES,
 ]

@@ -49,8 +49,6 @@ class Limits:
     file_bytes: int = field(default=32 << 30, metadata={"is": _BYTES})  # of one dump or run file that comes over HTTP
     free_bytes: int = field(default=1 << 30, metadata={"is": _BYTES})  # that must stay free on the store's disk
     cache_bytes: int = field(default=20 << 30, metadata={"is": _BYTES})  # of runs fetched from a store of objects
-    uploads: int = 32  # unfinished uploads there may be at once
-    upload_hours: float = 24.0  # an unfinished upload that nobody continues is kept so long
 
 
 @dataclass(frozen=True)

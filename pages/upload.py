@@ -1,6 +1,4 @@
-"""Upload: files arrive in pieces and resume after a break; see what each was understood as, correct it, save it as a
-run.
-"""
+"""Upload: files arrive in parts and go on after a break; what they hold is shown, and they are saved as runs."""
 
 import streamlit as st
 
@@ -10,25 +8,22 @@ from app.shell import store_cache, store_changes, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.widgets import PAGES
 from app.upload import PAGE, form, panel
-from app.uploads.saving import save
-from app.uploads.spool import Spool, Upload, owner_of
+from app.uploads.importing import start_import
+from app.uploads.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
 
-jobs, spool = store_changes.jobs(), Spool(store_cache.store())
+jobs = store_changes.jobs()
 
 
-def arrived(owner: str) -> list[Upload]:
-    """The uploads that are ticked and nobody saves yet."""
-    states = tuple((job.number, job.is_over) for job in jobs.ingests())
-    found = []
-    for upload_id in panel.chosen(f"{st.session_state.get('upload_saved', 0)} {states}"):
-        try:
-            upload = spool.find(upload_id, owner)
-            if upload.is_complete and not spool.is_held(upload):
-                found.append(upload)
-        except UlpscopeError:
-            continue  # removed, or saved by now: the panel is about to hear of it
-    return found
+def arrived() -> list[form.Arrived]:
+    """Draw the panel; return the files that arrived and are not being imported."""
+    files = []
+    for upload_id in panel.arrived(str([(job.number, job.is_over) for job in jobs.ingests()])):
+        upload = Upload(store_cache.store(), upload_id)
+        record = upload.record()
+        if record is not None and record.state in (RECEIVED, FAILED):
+            files.append(form.arrived(upload, upload.path(record)))
+    return files
 
 
 def explained() -> None:
@@ -62,22 +57,20 @@ st.caption(
 members.stop_if_read_only()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-who = members.current_member()
-uploads, listed = arrived(owner_of(who)), jobs.ingests()
+files, listed = arrived(), jobs.ingests()
 # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is
 # not heard.
 forms, heading, below = st.container(), st.container(), st.container()
-if uploads:
+if files:
     jobs.warm()
 with forms:
-    if not uploads and not listed:
+    if not files and not listed:
         explained()
     try:
-        for candidate in form.candidates(uploads):
-            options = form.draw(candidate)
+        for group in form.candidates(files):
+            options = form.draw(group)
             if options is not None:
-                save(jobs, spool, candidate.uploads, title=options["name"], options=options, who=who)
-                st.session_state["upload_saved"] = st.session_state.get("upload_saved", 0) + 1
+                start_import(jobs, [file.upload for file in group], options, members.current_member())
                 st.rerun()
     except UlpscopeError as error:
         st.error(widgets.escaped(str(error)))

@@ -132,28 +132,3 @@ def refuse_unknown(request: Request, *known: str) -> None:
     unknown = sorted(set(request.query_params) - set(known))
     if unknown:
         raise RefusedError(f"'{shown(unknown[0])}' is not a parameter here; there are {', '.join(known) or 'none'}.")
-
-
-# What app/uploads/tus.py uses, until it goes.
-Handler = Callable[[Request], Any]
-
-
-async def tried(handler: Handler, request: Request) -> Response:
-    """Return the response of the handler, or the error response for what it raised."""
-    return await ApiOperation("", "", handler)._answer(request)
-
-
-class Dispatcher:
-    """The endpoint of one path: its method's handler."""
-
-    def __init__(self, operations: dict[str, ApiOperation]) -> None:
-        self._operations = operations
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive, send)
-        operation = self._operations.get(request.method)
-        if operation is None:
-            answered = error(f"{shown(request.method, 20)} means nothing here.", 405)
-        else:
-            answered = await operation._answer(request)
-        await answered(scope, receive, send)

@@ -123,7 +123,6 @@ class Jobs:
         self._running: set[int] = set()
         self._places: dict[int, Partial] = {}
         self._callers: dict[int, Callable[[Job], None]] = {}
-        self._watchers: dict[int, Callable[[Job], None]] = {}
         self._secrets: dict[int, dict[str, str]] = {}
         self._spare: Child | None = None
         self._spare_ends: threading.Timer | None = None
@@ -146,7 +145,7 @@ class Jobs:
         return sorted(chosen, key=lambda job: -job.number)
 
     def ingests(self) -> list[Job]:
-        """The jobs that take in files, newest first (app.uploads.ingest_jobs begins them)."""
+        """The jobs that take in files, newest first (app.uploads.importing starts them)."""
         with self._lock:
             return sorted((job for job in self._jobs.values() if job.device == TAKING_IN), key=lambda job: -job.number)
 
@@ -161,15 +160,13 @@ class Jobs:
         reserved: str = "",
         who: str = "",
         secrets: Mapping[str, str] | None = None,
-        on_change: Callable[[Job], None] | None = None,
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
         """Line up `ulpscope ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the
         job is over. UsageError, before anything is made, where `device` is no queue of ours.
 
         place: a directory of the job's own files instead, which goes with it. secrets: variables of its process, which
-        are kept until it starts and stand nowhere else. on_change: told of the job when it is
-        lined up and whenever it stands otherwise; on_over: when it is over. Both in any thread.
+        are kept until it starts and stand nowhere else. on_over: told of the job when it is over, in any thread.
         """
         if device not in (ANY_DEVICE, *_NO_DEVICES) and device != queue_of(device):
             raise UsageError(f"'{shown(device, 40)}' is no queue; expected {queue_of(device)}. Nothing was begun.")
@@ -185,9 +182,6 @@ class Jobs:
                 self._secrets[job.number] = dict(secrets)
             if place is not None:
                 self._places[job.number] = place
-            if on_change is not None:
-                self._watchers[job.number] = on_change
-        self._tell(job.number)  # outside the lock: it may write a file, and the event loop asks for the list of jobs
         self._start_ready()
         with self._lock:
             return self._jobs[job.number]
@@ -296,7 +290,6 @@ class Jobs:
                 self._jobs[number] = replace(self._jobs[number], **values)  # type: ignore[arg-type]
 
     def _work(self, number: int) -> None:
-        self._tell(number)
         try:
             self._run(number)
         except Exception as error:  # the line behind it must go on, whatever a job's process did or said
@@ -333,13 +326,6 @@ class Jobs:
             key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said
         }
         self._change(number, seconds=seconds, **known)
-        self._tell(number)
-
-    def _tell(self, number: int) -> None:
-        with self._lock:
-            watcher, job = self._watchers.get(number), self._jobs.get(number)
-        if watcher is not None and job is not None:
-            watcher(job)
 
     def _end(self, number: int, code: int, sentence: str) -> None:
         with self._lock:
@@ -355,9 +341,7 @@ class Jobs:
                 self._jobs[number] = replace(job, state="failed", message=sentence)
 
     def _drop_files(self, number: int) -> None:
-        self._tell(number)
         with self._lock:
-            self._watchers.pop(number, None)
             self._secrets.pop(number, None)
             place = self._places.pop(number, None)
             caller, job = self._callers.pop(number, None), self._jobs.get(number)

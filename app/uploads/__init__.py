@@ -1,1 +1,0 @@
-"""Files on their way in: streamed to the store's disk, resumed after a break, looked at, saved as runs."""

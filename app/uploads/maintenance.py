@@ -1,6 +1,4 @@
-"""Maintenance that the server does by itself: at its start what a killed one left behind is removed and what the first
-page reads is read, and every hour uploads that nobody continued are removed.
-"""
+"""What the server does at its start: remove what a killed one left behind, and read what the first page needs."""
 
 from __future__ import annotations
 
@@ -13,38 +11,34 @@ import anyio
 from anyio import to_thread
 
 from app.shell import sidebar, store_cache
-from app.uploads.spool import Spool
-from core.configuration import configuration
+from app.uploads.spool import purge
 from core.errors import UlpscopeError
 from core.runs.store.store import open_store
 
-EVERY_SECONDS = 3600.0
 _OF_THE_FIRST_PAGE = ("app.gallery.trash", "app.gallery.table", "app.gallery.actions", "app.upload.drop_anywhere")
 _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def lifespan(_: object) -> AsyncIterator[None]:
-    """Run the maintenance for as long as the server runs."""
-    await to_thread.run_sync(_sweep)
+    await to_thread.run_sync(_tidy)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(to_thread.run_sync, warm)
-        tasks.start_soon(_hourly)
         yield
         tasks.cancel_scope.cancel()
 
 
-def _sweep() -> None:
+def _tidy() -> None:
     try:
-        open_store().sweep()
+        store = open_store()
+        store.sweep()
+        purge(store)
     except (UlpscopeError, OSError) as error:
         _log.error("sweep: %s", error)
 
 
 def warm() -> None:
-    """Load and read what the first page needs, while its browser loads the page's code; whatever fails says so when the
-    page does it again.
-    """
+    """Load and read what the first page needs while its browser loads the page's code; the page shows any failure."""
     try:
         for name in _OF_THE_FIRST_PAGE:
             importlib.import_module(name)
@@ -56,17 +50,3 @@ def warm() -> None:
             store_cache.positions(store_cache.open_run(sidebar.worth_opening(runs).run_id), 0)
     except Exception as error:  # nothing that is only done early may end the server
         _log.info("nothing more is read in advance: %s", error)
-
-
-async def _hourly() -> None:
-    while True:
-        await to_thread.run_sync(expire_uploads)
-        await anyio.sleep(EVERY_SECONDS)
-
-
-def expire_uploads() -> None:
-    """Remove uploads that nobody has continued for as long as they are kept."""
-    try:
-        Spool(open_store()).expire(configuration().limits.upload_hours)
-    except (UlpscopeError, OSError) as error:
-        _log.error("uploads: %s", error)

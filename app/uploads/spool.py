@@ -1,215 +1,122 @@
-"""Uploads on disk: `STORE/.uploads/ID/` holds what arrived of a file, what is known of it, and a lock. No HTTP and no
-Streamlit here.
-"""
+"""Uploads on disk: `STORE/.uploads/KEY/` holds what arrived of one file and a record of its state."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
-import secrets
+import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.uploads.partial_file import Upload, UploadError, gone, held, last_change, refused
-from core.configuration import Limits
-from core.disk import read_regular, to_disk, write_atomic
-from core.errors import UlpscopeError
+from app.api.responses import RefusedError
+from core.disk import lock, write_atomic
 from core.runs.store.store import Store
 from core.text import file_name
 
-FOLDER, CONTENT = ".uploads", "file"  # what arrives is FOLDER/ID/CONTENT/NAME
-LONGEST_NAME = 255  # characters of the sender's name for a file, as it is shown
-_LONGEST_FILE_NAME = 200  # bytes of the name it has here
-_LONGEST_ABOUT = 100
-_ID = re.compile(r"[0-9a-f]{32}")
-_ABOUT = "upload.json"
-_LARGEST_ABOUT = 16 << 10  # bytes
-_NEW, _GOING = ".new-", ".going-"
-_ABANDONED_SECONDS = 3600  # a directory that a killed process had begun to make or to remove
+FOLDER = ".uploads"
+KEPT_SECONDS = 86_400.0  # an upload that nobody continues or imports
+RECEIVING, RECEIVED, IMPORTING, DONE, FAILED = "receiving", "received", "importing", "done", "failed"
+_RECORD, _DATA, _LOCK = "record.json", "data", "lock"
 
 
-class Spool:
-    """All uploads of a store. Any number of processes may use one directory."""
+@dataclass(frozen=True)
+class Record:
+    """What is known of an upload.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.directory = store.directory / FOLDER
+    file: the sender's name for the file, made safe; total: bytes, -1 while the sender has not said; run: name of the
+    run; message: why the import failed.
+    """
 
-    def create(
-        self, owner: str, name: str, length: int, limits: Limits, *, modified: str = "", browser: str = ""
-    ) -> Upload:
-        """Announce a file of `length` bytes. UploadError or LimitError where it is too large, there are too many, or
-        the disk is full.
+    file: str
+    total: int
+    state: str = RECEIVING
+    run: str = ""
+    run_id: str = ""
+    message: str = ""
+
+
+class Upload:
+    """One file on its way in, known by the id that its sender chose."""
+
+    def __init__(self, store: Store, upload_id: str) -> None:
+        self.upload_id = upload_id
+        key = hashlib.sha256(upload_id.encode(errors="replace")).hexdigest()[:32]
+        self.directory = store.directory / FOLDER / key
+
+    def record(self, *, is_held: bool = False) -> Record | None:
+        """Return the record, None if there is no such upload. An import that a killed server began never happened.
+
+        is_held: the caller holds the lock, so nobody imports it.
         """
-        if limits.file_bytes and length > limits.file_bytes:
-            raise UploadError(
-                f"the file has {length:,} bytes; this server takes files of at most {limits.file_bytes:,}.", 413
-            )
-        with self._writing():
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with held(self.directory, wait=True):  # so that two that come at once do not both take the last place
-                self.expire(limits.upload_hours)
-                others = self._all()
-                if limits.uploads and len(others) >= limits.uploads:
-                    raise UploadError(
-                        f"{len(others)} uploads are unfinished or not saved, as many as this server keeps; remove one,"
-                        " or try again later.",
-                        429,
-                    )
-                self._store.check_space(length)
-                return self._made(secrets.token_hex(16), owner, name, length, modified, browser)
+        found = self.read()
+        if found is not None and found.state == IMPORTING and (is_held or not self._is_locked()):
+            found = self.read()  # it may have ended meanwhile
+            if found is not None and found.state == IMPORTING:
+                found = replace(found, state=RECEIVING, run_id="")
+        if found is not None and found.state == RECEIVING and self.received() == found.total:
+            found = replace(found, state=RECEIVED)
+        return found
 
-    def _made(self, upload_id: str, owner: str, name: str, length: int, modified: str, browser: str) -> Upload:
-        """Make an upload whole or not at all: under another name, then renamed."""
-        new, file = self.directory / f"{_NEW}{upload_id}", file_name(name, _LONGEST_FILE_NAME) or "dump"
+    def read(self) -> Record | None:
+        """Return the record as it was written."""
         try:
-            (new / CONTENT).mkdir(mode=0o700, parents=True)
-            new.chmod(0o700)
-            about = {
-                "owner": owner,
-                "name": name[:LONGEST_NAME],
-                "length": length,
-                "created": time.time(),
-                "modified": modified[:_LONGEST_ABOUT],
-                "browser": browser[:_LONGEST_ABOUT],
-                "file": file,
-            }
-            write_atomic(new / CONTENT / file, b"", mode=0o600)
-            write_atomic(new / _ABOUT, json.dumps(about).encode(), mode=0o600)
-            place = self.directory / upload_id
-            new.rename(place)
-            to_disk(self.directory)
-        except OSError:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-        return self._read(upload_id)
+            found: dict[str, Any] = json.loads((self.directory / _RECORD).read_bytes())
+        except FileNotFoundError:
+            return None
+        return Record(**found)
+
+    def write(self, record: Record) -> None:
+        write_atomic(self.directory / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
+
+    def begin(self, name: str, total: int) -> Record:
+        """Make an upload of no bytes."""
+        record = Record(file_name(name, 200) or "dump", total)
+        (self.directory / _DATA).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.write(record)
+        return record
+
+    def path(self, record: Record) -> Path:
+        """Path of the file. It has the sender's name, which becomes the name of a side."""
+        return self.directory / _DATA / record.file
+
+    def received(self) -> int:
+        """Bytes that arrived: the size of the file, so a killed server loses none of them."""
+        return sum(path.stat().st_size for path in self.directory.glob(f"{_DATA}/*"))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Hold the upload against other requests and processes; RefusedError (409) if another one holds it."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            descriptor = lock(self.directory / _LOCK, wait=False)
+        except BlockingIOError:
+            raise RefusedError("Another request sends or imports this upload; try again.", 409) from None
         try:
             yield
-        except OSError as error:
-            raise refused(error, self.directory) from error
+        finally:
+            os.close(descriptor)
 
-    def find(self, upload_id: str, owner: str) -> Upload:
-        """An upload of `owner`; UploadError (404) for any other."""
-        upload = self._read(upload_id)
-        if upload.owner != owner:
-            raise gone()
-        return upload
-
-    def listed(self, owner: str) -> list[Upload]:
-        """The uploads of `owner` that nobody has saved yet, the oldest first."""
-        return sorted((upload for upload in self._all() if upload.owner == owner), key=lambda upload: upload.created)
-
-    def finished(self, upload_id: str, owner: str) -> Path:
-        """Path of a file that has arrived whole; UploadError where it has not."""
-        upload = self.find(upload_id, owner)
-        if not upload.is_complete:
-            raise UploadError(
-                f"{upload.offset:,} of {upload.length:,} bytes have arrived; the upload is not finished.", 409
-            )
-        return upload.path
-
-    def remove(self, upload: Upload) -> None:
-        """Remove what arrived; UploadError (409) while it is being saved. A sender that is still at work writes into
-        nothing.
-        """
-        if upload.is_there and upload.is_complete and self.is_held(upload):
-            raise UploadError("this upload is being saved as a run; cancel that first.", 409)
-        self._remove(upload.directory)
-
-    def _remove(self, place: Path) -> None:
-        going = self.directory / f"{_GOING}{place.name}"
-        with self._writing():
-            try:
-                place.rename(going)
-            except FileNotFoundError:
-                raise gone() from None
-        shutil.rmtree(going, ignore_errors=True)
-
-    def is_held(self, upload: Upload) -> bool:
-        """Return whether somebody sends to the upload, or saves it, at this moment."""
-        return _is_held(upload.directory)
-
-    def expire(self, hours: float) -> list[str]:
-        """Remove uploads that nobody has continued for so long (0: never); returns their ids. Those that are held
-        stay.
-        """
-        removed = []
-        for place in self._places() if hours else ():
-            with suppress(UlpscopeError, OSError):
-                if self._expires(place, hours) < time.time() and not _is_held(place):
-                    self._remove(place)
-                    removed.append(place.name)
-        for passing in [*self.directory.glob(f"{_NEW}*"), *self.directory.glob(f"{_GOING}*")]:
-            with suppress(OSError):
-                if abs(time.time() - passing.stat().st_mtime) > _ABANDONED_SECONDS:
-                    shutil.rmtree(passing, ignore_errors=True)
-        return removed
-
-    def _expires(self, place: Path, hours: float) -> float:
-        """Time at which an upload expires, a damaged entry too, which nobody can continue: by the last change of
-        anything in it.
-        """
+    def _is_locked(self) -> bool:
         try:
-            return self._read(place.name).expires(hours)
-        except UploadError:
-            return last_change(place, max(path.lstat().st_mtime for path in (place, *place.rglob("*")))) + hours * 3600
-
-    def _places(self) -> list[Path]:
-        try:
-            return [place for place in self.directory.iterdir() if _ID.fullmatch(place.name)]
-        except OSError:
-            return []
-
-    def _all(self) -> list[Upload]:
-        """Uploads that can be continued or saved; a damaged entry takes nobody's place, and expires."""
-        found = []
-        for place in self._places():
-            with suppress(UploadError):
-                found.append(self._read(place.name))
-        return [upload for upload in found if upload.is_there]
-
-    def _read(self, upload_id: str) -> Upload:
-        if not _ID.fullmatch(upload_id):
-            raise gone()
-        place = self.directory / upload_id
-        try:
-            return _upload(upload_id, place, json.loads(read_regular(place / _ABOUT, _LARGEST_ABOUT)))
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise gone() from None
+            with self.locked():
+                return False
+        except RefusedError:
+            return True
 
 
-def _upload(upload_id: str, place: Path, about: Mapping[str, Any]) -> Upload:
-    file = str(about["file"])
-    if file in ("", ".", "..") or "/" in file or "\0" in file:
-        raise ValueError(f"{file!r} is no name of a file")
-    return Upload(
-        upload_id=upload_id,
-        owner=str(about["owner"]),
-        name=str(about["name"]),
-        length=int(about["length"]),
-        created=float(about["created"]),
-        modified=str(about["modified"]),
-        browser=str(about["browser"]),
-        directory=place,
-        path=place / CONTENT / file,
-    )
-
-
-def owner_of(who: str) -> str:
-    """Owner of a member's uploads."""
-    return who
-
-
-def _is_held(place: Path) -> bool:
-    try:
-        with held(place):
-            return False
-    except UploadError as error:
-        return error.status == 423
+def purge(store: Store) -> None:
+    """Remove uploads to which nothing was written for a day."""
+    for directory in (store.directory / FOLDER).glob("*"):
+        with suppress(OSError, BlockingIOError):
+            newest = max(path.stat().st_mtime for path in (directory, *directory.rglob("*")))
+            if newest < time.time() - KEPT_SECONDS:
+                os.close(lock(directory / _LOCK, wait=False))
+                shutil.rmtree(directory, ignore_errors=True)

@@ -343,9 +343,6 @@ def ingest(
     compute_dtype: ComputeDtypeOption = None,
     reference: ReferenceOption = None,
     holds: HoldsOption = None,
-    known_dtype: Annotated[
-        str | None, typer.Option(hidden=True, help="The compute dtype that `inspect` found in these files.")
-    ] = None,
     run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
     progress: ProgressOption = "bar",
     store: StoreOption = None,
@@ -364,7 +361,6 @@ def ingest(
             compute_dtype=compute_dtype,
             reference=reference,
             holds=holds,
-            known_dtype=known_dtype,
             run_id=run_id,
             on_progress=lambda done, total: say("storing and comparing", done, total),
         )

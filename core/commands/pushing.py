@@ -48,7 +48,7 @@ def push(
     """Send a run or a dump to a server and print its link there. The server checks it as it checks anything from
     outside.
     """
-    from ..push.client import Pushing, push_file  # what speaks HTTP takes 0.2 s to load
+    from ..push import Pushing, push_file  # what speaks HTTP takes 0.2 s to load
 
     address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
     if address is None:

@@ -31,7 +31,6 @@ def ingest(
     compute_dtype: str | None = None,
     reference: str | None = None,
     holds: str | None = None,
-    known_dtype: str | None = None,
     model: str = "",
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -40,19 +39,17 @@ def ingest(
     done, rows in all)`.
 
     DumpError where they cannot be taken, LimitError where there is no room for them: nothing is left in the store then.
-    `holds` and `known_dtype`: see open_dump. UsageError for options of whole rows beside responses.
+    `holds`: see open_dump. UsageError for options of whole rows beside responses.
     """
     title = name or " + ".join(path.stem for path in paths)
     if are_payloads(paths):
-        if compute_dtype or reference or holds or known_dtype:
+        if compute_dtype or reference or holds:
             raise UsageError(
                 "--compute-dtype, --reference and --holds are for whole rows of logits; responses of engines have some"
                 " tokens of each."
             )
         return _ingest_responses(store, paths, title, model, run_id, on_progress)
-    with open_dump(
-        paths, compute_dtype=compute_dtype, reference=reference, holds=holds, known_dtype=known_dtype
-    ) as dump:
+    with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
         return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,19 +30,16 @@ from ..text import shown
 
 Kind = Literal["run", "dump", "array", "responses"]
 _SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
-_PARSED = 8  # times its size that JSON takes once it is parsed
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Kind of a file by its first bytes and headers. unpacked_bytes: of a dump's arrays as they are declared, or about
-    those that parsed responses take.
-    """
+    """Kind of a file by its first bytes and headers. sides: of arrays, the dtype and shape of each by its name."""
 
     kind: Kind
-    unpacked_bytes: int = 0
+    sides: Mapping[str, str] = field(default_factory=dict)
 
 
 def headers_of(path: Path) -> Headers:
@@ -52,7 +49,7 @@ def headers_of(path: Path) -> Headers:
     if is_run_file(path):
         return Headers("run")
     if is_payload(path):
-        return Headers("responses", _PARSED * path.stat().st_size)
+        return Headers("responses")
     with ExitStack() as stack:
         container = open_container(path, stack, MAX_BYTES)
     sides, _ = sides_of(container)
@@ -60,8 +57,11 @@ def headers_of(path: Path) -> Headers:
         raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
     if len(sides) > MAX_SIDES:
         raise DumpError(f"{container.name}: holds {len(sides)} sides; expected at most {MAX_SIDES}.")
-    unpacked_bytes = sum(array.nbytes for array in container.arrays.values())
-    return Headers("array" if len(sides) == 1 else "dump", unpacked_bytes)
+    described = {
+        name: f"{'bfloat16' if array.dtype.kind == 'V' else array.dtype.name} {list(array.shape)}"
+        for name, array in sides.items()
+    }
+    return Headers("array" if len(sides) == 1 else "dump", described)
 
 
 def understood(

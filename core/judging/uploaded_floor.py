@@ -19,7 +19,7 @@ from .ladder.places import place_in_words
 from .uploaded_controls import Controls, Ways
 
 FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
-# An uploaded floor that holds the fault itself would make rounding of it. docs/upload.md has what real ways reached.
+# An uploaded floor that holds the fault itself would make rounding of it.
 WIDEST_FLOOR = 8.0  # the two ways furthest apart over the two nearest; real ones reach 5.5
 UNEVEN_FLOOR = 50.0  # the same at one position; real ones reach 21
 OTHER_WAY = 0.75  # of positions at which two ways must differ to be two

@@ -26,9 +26,9 @@ def test_without_a_file_all_is_at_its_default(tmp_path, monkeypatch):
 
 def test_the_file_in_the_working_directory_counts_unless_another_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("ulpscope.toml").write_text("[limits]\nuploads = 3\n")
-    assert configuration({}).limits.uploads == 3
-    assert said(tmp_path, "[limits]\nuploads = 4\n").limits.uploads == 4
+    Path("ulpscope.toml").write_text("[limits]\nfile_bytes = 3\n")
+    assert configuration({}).limits.file_bytes == 3
+    assert said(tmp_path, "[limits]\nfile_bytes = 4\n").limits.file_bytes == 4
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,8 @@ def test_the_environment_overrides_every_setting_of_the_file(tmp_path):
         ("limits = 3", "expected a section"),
         ('[limits]\nfile_bytes = "much"', "'much' cannot be taken; expected bytes"),
         ("[limits]\nfile_bytes = -1", "expected bytes"),
-        ("[limits]\nuploads = true", "expected a whole number"),
-        ("[limits]\nupload_hours = inf", "expected a number"),
-        ("[limits]\nupload_hours = nan", "expected a number"),
+        ("[sign_in]\nsession_hours = inf", "expected a number"),
+        ("[sign_in]\nsession_hours = nan", "expected a number"),
         ('[sign_in]\ntokens = "perhaps"', "expected true or false"),
         ('[sign_in]\nmembers = "a@x.org"', "expected a list of texts"),
         ("[sign_in", "cannot be read as a configuration"),

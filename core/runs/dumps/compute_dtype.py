@@ -21,15 +21,13 @@ def lossy(source: Source, bits: NDArray[np.unsignedinteger], target: FloatFormat
     )
 
 
-def check_all(
-    sources: list[Source], target: FloatFormat | None, known: FloatFormat | None, tell: Callable[[int, int], None]
-) -> None:
+def check_all(sources: list[Source], target: FloatFormat | None, tell: Callable[[int, int], None]) -> None:
     """Reads what must be read to refuse sides of nothing but NaN, and float64 beyond float32 and values beyond the
-    given compute dtype, unless all were read before.
+    given compute dtype.
     """
     done, total = 0, sum(source.array.nbytes for source in sources)
     for source in sources:
-        is_settled = target is None or known is target or source.is_always_exact(target)
+        is_settled = target is None or source.is_always_exact(target)
         is_number_seen = False
         elements = Elements(source.array)
         try:
@@ -40,7 +38,7 @@ def check_all(
                 is_number_seen = is_number_seen or has_number(bits, source.fmt)
                 if target is not None and not is_settled and source.into(bits, target) is None:
                     raise lossy(source, bits, target)
-                if is_number_seen and is_settled and not (source.is_double and known is None):
+                if is_number_seen and is_settled and not source.is_double:
                     break
         finally:
             elements.close()
@@ -48,9 +46,7 @@ def check_all(
             raise source.array.refusal("holds nothing but NaN", "logits")
 
 
-def detect(
-    sources: list[Source], known: FloatFormat | None, tell: Callable[[int, int], None]
-) -> tuple[FloatFormat, str]:
+def detect(sources: list[Source], tell: Callable[[int, int], None]) -> tuple[FloatFormat, str]:
     """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does
     not fit.
     """
@@ -58,9 +54,9 @@ def detect(
     if len({source.fmt.name for source in sources}) == 1 and sources[0].fmt is not FLOAT32:
         return sources[0].fmt, f"array dtype: {arrays} arrays"
     for fmt in (BFLOAT16, FLOAT16):
-        if fmt is known or (known is None and _are_exact(sources, fmt, tell)):
+        if _are_exact(sources, fmt, tell):
             return (fmt, f"detected: {arrays} arrays whose every value is exactly a {fmt.name}")
-    if known is None and not _are_exact(sources, FLOAT32, tell):
+    if not _are_exact(sources, FLOAT32, tell):
         raise DumpError(
             f"{sources[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one dtype."
         )

@@ -160,7 +160,6 @@ def open_dump(
     compute_dtype: str | None = None,
     reference: str | None = None,
     holds: str | None = None,
-    known_dtype: str | None = None,
     max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
@@ -170,10 +169,9 @@ def open_dump(
 
     `reference` names the side to compare with; else it is the one called 'reference', else the first; of safetensors,
     which sort by name, 'fresh' and 'baseline' come before others, and 'cached' and 'variant' last. `compute_dtype`
-    overrides what the dump declares or what would be detected; `known_dtype` is what an earlier reading of the same
-    files came to, so that nothing is read to know it: values that are none of it are refused by `chunks`. `max_bytes`
-    limits each file, packed and unpacked. `holds`: 'logits' takes arrays for [positions, vocab] that look like
-    log-probabilities of chosen tokens; 'padded' cuts sides to the first tokens, those that all of them have.
+    overrides what the dump declares or what would be detected. `max_bytes` limits each file, packed and unpacked.
+    `holds`: 'logits' takes arrays for [positions, vocab] that look like log-probabilities of chosen tokens; 'padded'
+    cuts sides to the first tokens, those that all of them have.
     `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told
     of what is read to know the compute dtype, which may be all of it.
     """
@@ -184,10 +182,9 @@ def open_dump(
                 f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz."
             )
         override = format_named(compute_dtype) if compute_dtype else None
-        known = format_named(known_dtype) if known_dtype else None
         check_holds(holds)
         containers = [open_container(Path(path), stack, max_bytes) for path in paths]
-        dump = _understand(containers, override, known, reference, holds, stack, fewest_sides, on_progress or _untold)
+        dump = _understand(containers, override, reference, holds, stack, fewest_sides, on_progress or _untold)
         said = [f"{container.name}: {container.warning}" for container in containers if container.warning]
         named = " and ".join(container.name for container in containers)
         notes = notes_on(named, dump._sides, dump.prompts, dump.first_rows(), dump._format, are_logits=holds == LOGITS)
@@ -211,7 +208,6 @@ def _untold(done: int, total: int) -> None:
 def _understand(
     containers: list[Container],
     override: FloatFormat | None,
-    known: FloatFormat | None,
     reference: str | None,
     holds: str | None,
     stack: ExitStack,
@@ -253,9 +249,9 @@ def _understand(
         "override: chosen when opening" if override else "declared: the dump's own compute_dtype key",
     )
     sources = [side.source for side in sides]
-    check_all(sources, target, known, tell)
+    check_all(sources, target, tell)
     if target is None:
-        target, reason = detect(sources, known, tell)
+        target, reason = detect(sources, tell)
     layout = reserved[0].over(reserved[1] if len(reserved) > 1 else None)
     if target.itemsize * layout.vocab * len(sides) > ROW_BYTES_TOGETHER:
         raise DumpError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from tests.waiting import until
 
@@ -68,3 +71,10 @@ def listens(port: int, process: subprocess.Popen) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
+
+
+def dump(positions: int = 4, vocab: int = 64, **more: np.ndarray) -> bytes:
+    reference = np.random.default_rng(0).standard_normal((positions, vocab)).astype(np.float32)
+    file = io.BytesIO()
+    np.savez(file, reference=reference, variant=np.nextafter(reference, np.float32(9)), **more)
+    return file.getvalue()

@@ -1,11 +1,8 @@
-"""What the server does by itself, and what it does when its disk is full."""
+"""What the server does at its start."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -13,25 +10,19 @@ import streamlit as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app.api import ingest
 from app.shell import store_cache
 from app.uploads import maintenance
-from core.errors import LimitError
 from tests.core.runs.made_runs import copied
-from tests.waiting import throughout, until
+from tests.waiting import until
 
 
-def test_it_runs_while_the_server_does_and_no_longer(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[float] = []
-    monkeypatch.setattr(maintenance, "EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(maintenance, "expire_uploads", lambda: told.append(time.monotonic()))
-    left = store / ".partial-incoming-of-a-killed-server"
-    left.mkdir(parents=True)
+def test_what_a_killed_server_left_is_removed_at_the_start(store: Path) -> None:
+    partial, old, new = (store / name for name in (".partial-of-a-killed-server", ".uploads/old", ".uploads/new"))
+    for folder in (partial, old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (1, 1))
     with TestClient(Starlette(lifespan=maintenance.lifespan)):
-        assert not left.exists()
-        until(lambda: len(told) >= 3)
-    count = len(told)
-    throughout(0.2, lambda: len(told) == count)
+        assert [folder.exists() for folder in (partial, old, new)] == [False, False, True]
 
 
 def test_what_the_first_page_reads_was_read_while_its_browser_loaded(
@@ -60,11 +51,3 @@ def test_what_cannot_be_read_early_ends_no_server(store: Path, monkeypatch: pyte
     with TestClient(Starlette(lifespan=maintenance.lifespan)):
         until(lambda: told)
     assert told == ["asked"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's disk that is always full")
-def test_a_full_disk_is_507_and_a_sentence() -> None:
-    full = io.FileIO("/dev/full", "w")
-    with pytest.raises(LimitError, match="disk is full") as refused:
-        ingest._write(full, hashlib.sha256(), b"x" * 10)
-    assert refused.value.status == 507

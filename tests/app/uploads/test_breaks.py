@@ -1,144 +1,124 @@
-"""Uploads that break off: a socket that is cut, a connection that goes dead, a server that is killed; each goes on
-where it was.
-"""
+"""A real server on a real socket: connections that break, and a server that is killed with SIGKILL."""
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from tests.app.uploads.serving import OFFSET, TUS, Server, head, serve
+from core.runs.reader import RunReader
+from tests.app.api.serving import Server, dump, serving
 from tests.waiting import until
 
-SMALL = 4 << 20
+BODY = dump(64, 4096)
 
 
-@pytest.fixture
-def server(tmp_path) -> Iterator[Server]:
-    running = serve(tmp_path / "runs", ULPSCOPE_LIMITS_FREE_BYTES="0")
-    yield running
-    running.kill()
-
-
-def announced(server: Server, length: int) -> str:
-    status, headers, _ = server.ask("POST", "/api/uploads", TUS | {"Upload-Length": str(length)})
-    assert status == 201
-    return headers["location"]
-
-
-def arrived(server: Server, address: str) -> int:
-    status, headers, _ = server.ask("HEAD", address, TUS)
-    assert status == 200
-    return int(headers["upload-offset"])
-
-
-def begun(server: Server, address: str, offset: int, length: int, body: bytes) -> socket.socket:
-    """A request that says it will send `length` bytes and has sent `body`."""
-    line = server.connect()
-    line.sendall(
-        head("PATCH", address, TUS | OFFSET | {"Upload-Offset": str(offset), "Content-Length": str(length)}) + body
+def begun(server: Server, first: int, count: int, *, path: str = "/api/uploads/x") -> socket.socket:
+    """A request that says it will send the rest from `first`, and has sent `count` bytes of it."""
+    line = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    head = (
+        f"PUT {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(BODY) - first}\r\n"
+        f"Content-Range: bytes {first}-{len(BODY) - 1}/{len(BODY)}\r\n\r\n"
     )
+    line.sendall(head.encode() + BODY[first : first + count])
     return line
 
 
-def waited(find: Callable[[], int], least: int) -> int:
-    """The first number found that is at least so large, and above 0."""
-    return until(lambda: found if (found := find()) >= least else 0)
+def received(server: Server) -> int:
+    return httpx2.get(f"{server.url}/api/uploads/x").json().get("received", 0)
 
 
-def rest(server: Server, address: str, body: bytes) -> None:
-    """Go on as a client does that knows nothing: ask how far it is, send what is lacking, until all of it is there."""
+def rest(server: Server) -> dict[str, object]:
+    """Ask for the offset and send what is missing, as a client does that knows nothing."""
 
-    def is_over() -> bool:
-        offset = arrived(server, address)
-        status, _, said = server.ask("PATCH", address, TUS | OFFSET | {"Upload-Offset": str(offset)}, body[offset:])
-        assert status in (204, 409, 423), said
-        return status == 204
+    def sent() -> dict[str, object] | None:
+        first = received(server)
+        span = f"bytes {first}-{len(BODY) - 1}/{len(BODY)}" if first < len(BODY) else f"bytes */{len(BODY)}"
+        answer = httpx2.put(
+            f"{server.url}/api/uploads/x?wait=120", content=BODY[first:], headers={"Content-Range": span}, timeout=150
+        )
+        return None if answer.status_code == 409 else answer.json()
 
-    until(is_over, every=0.3)
-
-
-def content(store: Path) -> bytes:
-    (path,) = store.glob(".uploads/*/file/*")
-    return path.read_bytes()
+    return until(sent, every=0.2)
 
 
-def test_a_socket_cut_in_the_middle_keeps_every_byte_that_arrived(server, tmp_path):
-    body = os.urandom(SMALL)
-    address = announced(server, len(body))
-    line = begun(server, address, 0, len(body), body[: SMALL // 2 + 777])
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
-    waited(lambda: arrived(server, address), SMALL // 2 - (1 << 20))
-    line.close()  # a reset, not a farewell
-    assert waited(lambda: arrived(server, address), SMALL // 2 + 777) == SMALL // 2 + 777
-    rest(server, address, body)
-    assert content(tmp_path / "runs") == body
+def is_whole(server: Server, said: dict[str, object]) -> bool:
+    with RunReader(server.store / f"{said['run_id']}.duckdb") as run:
+        return (run.header.rows, run.header.vocab) == (64, 4096)
 
 
-@pytest.mark.thorough
-def test_a_server_killed_in_the_middle_is_gone_on_with_by_the_next(server, tmp_path):
-    body = os.urandom(SMALL)
-    address = announced(server, len(body))
-    begun(server, address, 0, len(body), body[: SMALL - 1])
-    before = waited(lambda: arrived(server, address), 2 << 20)
-    assert 2 << 20 <= before < SMALL
-    server.kill()
-    second = serve(tmp_path / "runs", ULPSCOPE_LIMITS_FREE_BYTES="0")
-    try:
-        assert before <= arrived(second, address) < SMALL
-        rest(second, address, body)
-    finally:
-        second.kill()
-    assert content(tmp_path / "runs") == body
+def leftovers(store: Path) -> list[str]:
+    return [path.name for path in store.glob(".partial-*")]
 
 
-def test_another_process_waits_while_one_receives_and_goes_on_afterwards(server, tmp_path):
-    body = os.urandom(SMALL)
-    address = announced(server, len(body))
-    line = begun(server, address, 0, len(body), body[: 2 << 20])
-    offset = waited(lambda: arrived(server, address), 1 << 20)
-    other = serve(tmp_path / "runs", ULPSCOPE_LIMITS_FREE_BYTES="0")
-    try:
-        status, headers, _ = other.ask("PATCH", address, TUS | OFFSET | {"Upload-Offset": str(offset)}, body[offset:])
-        assert (status, headers["retry-after"]) == (423, "2")
+def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path: Path) -> None:
+    with serving(tmp_path / "runs") as server:
+        line = begun(server, 0, 1_300_777)
+        until(lambda: received(server) >= 1 << 20)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
         line.close()
-        waited(lambda: arrived(other, address), 2 << 20)
-        rest(other, address, body)
-    finally:
-        other.kill()
-    assert content(tmp_path / "runs") == body
+        until(lambda: received(server) == 1_300_777)
+        assert is_whole(server, rest(server))
+
+
+def test_an_upload_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+    with serving(tmp_path / "runs") as server:
+        begun(server, 0, len(BODY) - 1)
+        arrived = until(lambda: received(server) if received(server) >= 1 << 20 else 0)
+        server.process.kill()
+        server.process.wait()
+    with serving(tmp_path / "runs") as server:
+        assert arrived <= received(server) < len(BODY)
+        assert is_whole(server, rest(server))
+
+
+@pytest.mark.parametrize("stage", ["importing", "a partial run"])
+def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(tmp_path: Path, stage: str) -> None:
+    store = tmp_path / "runs"
+    with serving(store) as server:
+        with begun(server, 0, len(BODY)):
+            until(lambda: httpx2.get(f"{server.url}/api/uploads/x").json().get("state") == "importing")
+            if stage == "a partial run":
+                until(lambda: leftovers(store) or list(store.glob("*.duckdb")))
+        server.process.kill()
+        server.process.wait()
+    with serving(store) as server:
+        said = httpx2.get(f"{server.url}/api/uploads/x").json()
+        assert said["state"] == "received", said
+        assert is_whole(server, rest(server))
+        for path in store.glob("*.duckdb"):
+            with RunReader(path) as run:
+                assert run.header.rows == 64
+
+
+def test_one_request_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path / "runs") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as line, suppress(OSError):
+            line.sendall(f"PUT /api/uploads/cut HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode())
+            line.sendall(BODY[: len(BODY) // 2])
+            until(lambda: list(server.store.glob(".uploads/*/data/*")))
+        until(lambda: not list(server.store.glob(".uploads/*")))
+    assert not list(server.store.glob("*.duckdb"))
 
 
 @pytest.mark.thorough
-def test_a_connection_that_went_dead_does_not_keep_its_sender_out(server, tmp_path):
-    """Nothing comes of it and nothing ends it: as when a laptop was closed. Its owner comes back over another
-    connection.
-    """
-    body = os.urandom(SMALL)
-    address = announced(server, len(body))
-    line = begun(server, address, 0, len(body), body[: 1 << 20])
-    waited(lambda: arrived(server, address), 1 << 20)
-    began = time.monotonic()
-    rest(server, address, body)
-    assert time.monotonic() - began < 15
-    assert content(tmp_path / "runs") == body
-    line.close()
+def test_three_hundred_megabytes_pass_through_a_server_that_does_not_grow(tmp_path: Path) -> None:
+    size = 300 << 20
+    with serving(tmp_path / "runs") as server:
+        httpx2.get(f"{server.url}/api/runs")
+        before = server.resident_bytes()
+        highest = 0
 
+        def parts():
+            nonlocal highest
+            for _ in range(size >> 20):
+                yield bytes(1 << 20)
+                highest = max(highest, server.resident_bytes())
 
-@pytest.mark.thorough
-def test_three_hundred_megabytes_pass_through_a_server_that_does_not_grow(server, tmp_path):
-    size, piece = 300 << 20, os.urandom(1 << 20)
-    address = announced(server, size)
-    before = server.memory_bytes()
-    line = begun(server, address, 0, size, b"")
-    for _ in range(size // len(piece)):
-        line.sendall(piece)
-    assert line.recv(100).startswith(b"HTTP/1.1 204")
-    assert arrived(server, address) == size
-    assert server.memory_bytes("VmHWM") - before < 24 << 20
+        answer = httpx2.put(f"{server.url}/api/uploads/large?keep=1", content=parts(), timeout=120)
+        assert answer.json()["received"] == size
+    assert highest - before < 32 << 20

@@ -13,8 +13,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from core.errors import DumpError, UsageError
-from core.runs.dumps import dump as dump_module
-from core.runs.dumps.arrays import Elements
 from core.runs.dumps.dump import Dump, open_dump
 from core.runs.file.records import Provenance
 
@@ -476,38 +474,3 @@ def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(tmp_path: Pat
     for seed, (rows, vocab) in enumerate([(500, 64), (40, 8), (9, 2), (64, 600)]):
         a, b = (_rows(kind, rows, vocab, seed + side) for side in (0, 100))
         assert "chosen" not in _warned(tmp_path, a=a, b=b)
-
-
-def read_by_ingest(path: Path, known: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, str]:
-    """(headers read, bytes of values read, why the dtype) of a dump that is opened and read once from end to end."""
-    opened, read = [], []
-    with monkeypatch.context() as counting:
-        real_open, real_fill = dump_module.open_container, Elements.fill
-        counting.setattr(dump_module, "open_container", lambda *given: opened.append(1) or real_open(*given))
-        counting.setattr(Elements, "fill", lambda self, out: read.append(out.nbytes) or real_fill(self, out))
-        with open_dump([path], known_dtype=known) as dump:
-            assert sum(len(bits[0]) for _, bits in dump.chunks()) == dump.rows
-            return len(opened), sum(read), dump.dtype_reason
-
-
-def test_a_compute_dtype_that_is_known_costs_no_reading_of_the_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logits = np.random.default_rng(0).integers(-99, 99, (1024, 4096)).astype(np.float32)  # of 16 MiB
-    np.savez(tmp_path / "d.npz", reference=logits, variant=logits + 1)
-    whole = 2 * logits.nbytes
-    headers, known, why = read_by_ingest(tmp_path / "d.npz", "bfloat16", monkeypatch)
-    assert headers == 1
-    assert whole <= known < 1.25 * whole  # the first rows are looked at
-    assert read_by_ingest(tmp_path / "d.npz", None, monkeypatch) == (1, known + whole, why)  # the twin: read twice
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_values_that_are_none_of_the_dtype_that_was_said_to_be_known_are_refused_when_they_come(
-    tmp_path: Path, dtype: type
-) -> None:
-    logits = np.ones((4, 8), dtype)
-    logits[3, 7] = 1 + 2.0**-10
-    np.savez(tmp_path / "d.npz", reference=logits, variant=logits)
-    with pytest.raises(DumpError, match=r"holds 1\.0009765625, which is no"):
-        list(open_dump([tmp_path / "d.npz"], known_dtype="bfloat16").chunks())

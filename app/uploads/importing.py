@@ -1,0 +1,97 @@
+"""Import of uploaded files: each run by a process of its own, one after another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from app.shell.jobs import TAKING_IN, Job, Jobs
+from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload
+from core.errors import UsageError
+from core.numerics.formats import format_named
+from core.runs.dumps.dump import check_holds
+from core.runs.importing.check_catalog import is_run_file
+from core.text import shown
+
+_audit = logging.getLogger("ulpscope.audit")
+
+OPTIONS = ("name", "model", "compute_dtype", "reference", "holds")
+LONGEST_TEXT = 200  # characters of an option
+_MOST_LISTED = 100  # imports that are over
+
+
+def checked(options: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the options that are set; UsageError for a value that means nothing."""
+    chosen = {key: value.strip() for key, value in options.items() if value and value.strip()}
+    for key, value in chosen.items():
+        if len(value) > LONGEST_TEXT or not value.isprintable():
+            expected = f"expected at most {LONGEST_TEXT}, all printable"
+            raise UsageError(f"{key} has {len(value)} characters; {expected}.")
+    if "compute_dtype" in chosen:
+        format_named(chosen["compute_dtype"])
+    check_holds(chosen.get("holds"))
+    return chosen
+
+
+def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, str | None], member: str) -> Job:
+    """Start to import one upload, or several as the sides of one run.
+
+    Their locks are held until the job is over. A file is removed once its run is stored, so an import that fails, or a
+    server that is killed, leaves it to be imported again.
+
+    Raises:
+        RefusedError: another request sends or imports one of them.
+        UsageError: an option means nothing, or a file has not arrived whole.
+    """
+    chosen = checked(options)
+    with ExitStack() as held:
+        records = []
+        for upload in uploads:
+            held.enter_context(upload.locked())
+            record = upload.record(is_held=True)
+            if record is None or record.state not in (RECEIVED, FAILED):
+                raise UsageError(f"upload '{shown(upload.upload_id)}' is not a whole file that waits to be imported.")
+            records.append(record)
+        paths = [upload.path(record).absolute() for upload, record in zip(uploads, records, strict=True)]
+        command = _command(paths, chosen)
+        title = chosen.get("name") or " + ".join(path.stem for path in paths)
+        run_id = jobs.store.new_run_id(title, datetime.now(UTC))
+        for upload, record in zip(uploads, records, strict=True):
+            upload.write(replace(record, state=IMPORTING, run=title, run_id=run_id, message=""))
+        locks = held.pop_all()
+
+    def end(job: Job) -> None:
+        with locks:
+            is_stored = job.state == "done"
+            if is_stored:
+                _audit.info("%a uploaded run %a", member, job.run_id)
+            for upload, record in zip(uploads, records, strict=True):
+                now = upload.read()
+                if now is not None and now.run_id == run_id:  # not removed meanwhile
+                    state, message = (DONE, "") if is_stored else (FAILED, job.message)
+                    upload.write(replace(record, state=state, run=title, run_id=run_id, message=message))
+                    if is_stored:
+                        upload.path(record).unlink(missing_ok=True)
+
+    arguments = [*command, f"--run-id={run_id}"]
+    try:
+        job = jobs.submit(arguments, title=title, device=TAKING_IN, reserved=run_id, who=member, on_over=end)
+    except BaseException:
+        locks.close()
+        raise
+    for old in [each for each in jobs.ingests() if each.is_over][_MOST_LISTED:]:
+        jobs.forget(old.number)
+    return job
+
+
+def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
+    """Return the command's arguments; values follow `=`, so none is taken for an option."""
+    is_run = any(is_run_file(path) for path in paths)
+    if is_run and (len(paths) > 1 or set(chosen) - {"name"}):
+        raise UsageError("a run file is imported alone, and only its name can be chosen.")
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in chosen.items()]
+    return ["adopt" if is_run else "ingest", *options, *map(str, paths)]

@@ -1,0 +1,254 @@
+"""`/api/uploads/{upload}`: PUT a file, whole or in parts that go on at an offset; GET its state; DELETE it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import hashlib
+import re
+import secrets
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.responses import (
+    ApiOperation,
+    NotFoundError,
+    RefusedError,
+    answer,
+    api_path,
+    flag,
+    page_url,
+    refuse_unknown,
+    whole,
+)
+from app.hosting.members import member_of
+from app.shell import store_changes
+from app.shell.jobs import Job
+from app.uploads.importing import OPTIONS, checked, start_import
+from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, RECEIVING, Record, Upload, purge
+from core.configuration import configuration
+from core.errors import LimitError
+from core.runs.store.store import open_store
+from core.text import shown
+
+IDLE_SECONDS = 30.0  # without a byte, after which a request is over and another may go on
+_PIECE_BYTES = 1 << 20  # written at a time, which bounds the memory of a request
+_LONGEST_WAIT = 600  # seconds
+_LOOK_SECONDS = 0.2
+_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")
+_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):")  # RFC 9530
+_STATUS = {IMPORTING: 202, DONE: 201, FAILED: 422}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes that a request brings: from `first` up to `end`, None where it does not say. total: -1 if unknown."""
+
+    first: int
+    end: int | None
+    total: int
+
+
+async def put_upload(request: Request) -> Response:
+    """Receive a file or a part of it. Once all of it is there, import it, unless `?keep=1`."""
+    refuse_unknown(request, "file", "keep", "wait", *OPTIONS)
+    wait, is_kept = whole(request, "wait", 0, _LONGEST_WAIT), flag(request, "keep")
+    name, part = request.path_params["upload"], _part(request)
+    options = checked({"name": name, **{key: value for key in OPTIONS if (value := request.query_params.get(key))}})
+    is_whole = "content-range" not in request.headers  # nobody resumes it, so names may repeat
+    upload = Upload(open_store(), secrets.token_hex(8) if is_whole else name)
+    try:
+        await _receive(request, upload, part)
+        record = upload.record()
+        if record is not None and record.state in (RECEIVED, FAILED) and not is_kept:
+            await to_thread.run_sync(_check_digest, request, upload, upload.path(record))
+            jobs, member = store_changes.jobs(), member_of(request)
+            await to_thread.run_sync(start_import, jobs, [upload], options, member)
+    except BaseException as failure:
+        if is_whole:
+            upload.remove()
+        if isinstance(failure, RefusedError) and failure.status == 409 and (record := upload.record()) is not None:
+            return answer({"error": str(failure), **_described(request, upload, record)}, 409)
+        raise
+    return await _outcome(request, upload, wait)
+
+
+async def get_upload(request: Request) -> Response:
+    """Answer with how much has arrived and how the import stands; `?wait=SECONDS` waits for its end."""
+    refuse_unknown(request, "wait")
+    upload = Upload(open_store(), request.path_params["upload"])
+    said = await _outcome(request, upload, whole(request, "wait", 0, _LONGEST_WAIT))
+    said.status_code = 200
+    return said
+
+
+async def delete_upload(request: Request) -> Response:
+    """Stop the import and remove what arrived. A stored run stays."""
+    upload = Upload(open_store(), request.path_params["upload"])
+    record = _record(upload)
+    if record.state == IMPORTING:
+        if (job := _job(record)) is None:
+            raise RefusedError("Another process of this server imports it; ask that one.", 409)
+        await to_thread.run_sync(store_changes.jobs().cancel, job.number)
+    await to_thread.run_sync(upload.remove)
+    return answer({"upload": upload.upload_id, "removed": True})
+
+
+OPERATIONS = (
+    ApiOperation("PUT", "/api/uploads/{upload}", put_upload),
+    ApiOperation("GET", "/api/uploads/{upload}", get_upload),
+    ApiOperation("DELETE", "/api/uploads/{upload}", delete_upload),
+)
+
+
+def _part(request: Request) -> Part:
+    text = request.headers.get("content-range")
+    if text is None:
+        length = request.headers.get("content-length", "-1")
+        return Part(0, None, int(length) if length.isdigit() and len(length) <= 18 else -1)
+    found = _RANGE.fullmatch(text.strip())
+    if found is None:
+        raise RefusedError(f"Content-Range is '{shown(text)}'; expected 'bytes FIRST-LAST/TOTAL' or 'bytes */TOTAL'.")
+    total = int(found[3])
+    if found[1] is None:
+        return Part(0, 0, total)
+    if not int(found[1]) <= int(found[2]) < total:
+        raise RefusedError(f"Content-Range is '{shown(text)}'; expected FIRST <= LAST < TOTAL.")
+    return Part(int(found[1]), int(found[2]) + 1, total)
+
+
+async def _receive(request: Request, upload: Upload, part: Part) -> None:
+    """Append the body to the file. What arrived before a break stays."""
+    with upload.locked():
+        record = upload.record(is_held=True)
+        if record is None:
+            record = await to_thread.run_sync(_begin, upload, request.query_params.get("file"), part.total)
+        if part.total != record.total:
+            raise RefusedError(f"This upload has {record.total:,} bytes, not {part.total:,}; choose another id.", 409)
+        if part.end == 0:  # bytes */TOTAL
+            return
+        received = upload.received()
+        if record.state != RECEIVING or part.first != received:
+            raise RefusedError(
+                f"{received:,} of {record.total:,} bytes have arrived and the upload is {record.state}.", 409
+            )
+        await _append(request, upload.path(record), part)
+        if record.total < 0:
+            upload.write(replace(record, total=upload.received()))
+
+
+def _begin(upload: Upload, file: str | None, total: int) -> Record:
+    if total == 0:
+        raise RefusedError("The file is empty.")
+    _check_size(total)
+    store = open_store()
+    purge(store)
+    store.check_space(max(0, total))
+    return upload.begin(file or upload.upload_id, total)
+
+
+def _check_size(size: int) -> None:
+    most = configuration().limits.file_bytes
+    if most and size > most:
+        raise LimitError(f"The file has {size:,} bytes; this server takes at most {most:,} (limits.file_bytes).", 413)
+
+
+async def _append(request: Request, path: Path, part: Part) -> None:
+    stream, waiting, end = request.stream(), bytearray(), part.first
+    with path.open("ab", buffering=0) as file:
+
+        def write() -> None:
+            view = memoryview(bytes(waiting))
+            waiting.clear()
+            try:
+                while view:
+                    view = view[file.write(view) :]
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise LimitError("The server's disk is full; what arrived is kept.") from error
+                raise
+
+        try:
+            while True:
+                with anyio.move_on_after(IDLE_SECONDS) as idle:
+                    piece = await anext(stream, b"")
+                if idle.cancelled_caught:
+                    raise RefusedError(f"No byte came for {IDLE_SECONDS:.0f} seconds; what arrived is kept.", 408)
+                if not piece:
+                    break
+                end += len(piece)
+                if part.end is not None and end > part.end:
+                    raise RefusedError("The body is longer than its Content-Range.")
+                _check_size(end)
+                waiting += piece
+                if len(waiting) >= _PIECE_BYTES:
+                    await to_thread.run_sync(write)
+        finally:
+            write()  # at once, also if this task is cancelled: it is less than a piece
+
+
+def _check_digest(request: Request, upload: Upload, path: Path) -> None:
+    """Compare the file with the SHA-256 of `Repr-Digest`, if that is sent; RefusedError (422) if they differ."""
+    text = request.headers.get("repr-digest")
+    if text is None:
+        return
+    try:
+        expected = base64.b64decode(_DIGEST.fullmatch(text.strip())[1], validate=True)  # type: ignore[index]
+    except (TypeError, binascii.Error):
+        raise RefusedError("Repr-Digest: expected sha-256=:BASE64: of 32 bytes.") from None
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").digest() != expected:
+            upload.remove()
+            raise RefusedError("The file's SHA-256 differs from Repr-Digest; nothing was stored. Send it again.", 422)
+
+
+async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
+    """Answer with the state, at the latest after `wait` seconds."""
+    deadline = time.monotonic() + wait
+    record = _record(upload)
+    while record.state == IMPORTING and time.monotonic() < deadline:
+        await anyio.sleep(_LOOK_SECONDS)
+        record = _record(upload)
+    said = _described(request, upload, record)
+    if record.state == FAILED:
+        said = {"error": record.message, **said}
+    parts = ("runs", record.run_id) if record.state == DONE else ("uploads", upload.upload_id)
+    headers = {"Location": api_path(request, *parts), "Upload-Offset": str(said["received"])}
+    return answer(said, _STATUS.get(record.state, 200), headers)
+
+
+def _record(upload: Upload) -> Record:
+    record = upload.record()
+    if record is None:
+        raise NotFoundError(f"There is no upload '{shown(upload.upload_id)}', or nothing came for a day.")
+    return record
+
+
+def _job(record: Record) -> Job | None:
+    return next((job for job in store_changes.jobs().ingests() if job.reserved == record.run_id), None)
+
+
+def _described(request: Request, upload: Upload, record: Record) -> dict[str, Any]:
+    job = _job(record) if record.state == IMPORTING else None
+    return {
+        "upload": upload.upload_id,
+        "file": record.file,
+        "received": record.total if record.state == DONE else upload.received(),
+        "total": record.total,
+        "state": record.state,
+        "name": record.run,
+        "run_id": record.run_id,
+        "url": page_url(request, record.run_id) if record.run_id else "",
+        "stage": job.stage or job.state if job else "",
+        "rows_done": job.rows_done if job else 0,
+        "rows_total": job.rows_total if job else 0,
+        "message": record.message,
+    }

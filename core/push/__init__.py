@@ -1,1 +1,0 @@
-"""The client of the HTTP API, for the command line."""
