@@ -8,8 +8,4 @@ from app.components import vendored
 from app.heatmap import routes as heatmap
 from app.uploads import routes as uploads
 
-ROUTES = [
-    *routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *uploads.OPERATIONS)),
-    *vendored.ROUTES,
-    *heatmap.ROUTES,
-]
+ROUTES = [*routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *uploads.OPERATIONS)), *vendored.ROUTES, *heatmap.ROUTES]
