@@ -140,7 +140,6 @@ def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page,
     expect(opened.get_by_role("button", name="Choose files")).to_be_visible()  # from here on files are taken
     opened.evaluate(DROP, [place, dump.name, base64.b64encode(dump.read_bytes()).decode()])
     expect(opened.locator("h1")).to_have_text("Upload")
-    expect(opened.get_by_text("Understood as")).to_be_visible()
-    settle(opened)
-    expect(opened.get_by_role("checkbox", name="six_calls.npz")).to_be_checked()
+    expect(opened.get_by_role("button", name="Save as a run")).to_be_visible()
+    expect(opened.locator("ul[aria-label=Files] li")).to_contain_text("arrived")
     picture(opened, "upload-dropped")
