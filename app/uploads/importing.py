@@ -14,7 +14,7 @@ from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload
 from core.errors import UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
-from core.runs.importing.check_catalog import is_run_file
+from core.runs.importing import is_run_file
 from core.text import shown
 
 _audit = logging.getLogger("ulpscope.audit")
