@@ -18,7 +18,6 @@ from app.ops import PAGE as OPS
 from app.overview import PAGE as OVERVIEW
 from app.page import Page, PageSetting
 from app.probe import PAGE as PROBE
-from app.remedies import PAGE as REMEDIES
 from app.repeats import PAGE as REPEATS
 from app.upload import PAGE as UPLOAD
 from core.runs.reader import RunReader, StoredPair
@@ -35,7 +34,7 @@ class Group:
 
 GROUPS = (
     Group("This pair", "what differs", (OVERVIEW, NEAR_TIES, HEATMAP, FLIPS)),
-    Group("Where it starts", "and what ends it", (KV_CACHE, LAYERS, KERNELS, REMEDIES)),
+    Group("Where it starts", "and what ends it", (KV_CACHE, LAYERS, KERNELS)),
     Group("Store", "all runs, and new ones", (RUNS, REPEATS, COMPARE, MATRIX, OPS, CAPTURE, PROBE, UPLOAD)),
 )
 FIRST = RUNS.name  # the page at the root

@@ -37,7 +37,6 @@ from .commands import (
     serve,
     spare,
     stored,
-    throughput,
     verdicts,
 )
 from .commands.sparse import explaining, probing
@@ -67,12 +66,10 @@ app.command()(explaining.explain)
 app.command()(generating.generate)
 app.command()(generating.search)
 app.command()(ops.ops)
-app.command()(throughput.throughput)
 app.command()(sweeping.sweep)
 app.command(hidden=True)(spare.spare)
 app.command("layers")(layers.layers)
 app.command()(findings.kernels)
-app.command()(findings.remedies)
 app.command("list")(stored.list_)
 app.command()(stored.show)
 app.command()(stored.export)

@@ -10,7 +10,7 @@ from app.overview import COLOURS, PAGE, charts, findings, token_strip
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
 from app.sparse import pages as sparse
-from app.verdict import panel
+from app.verdict import panel, remedies
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.views.headline import noise_ratios, ulp_percentile
 from core.runs.views.request import typed_again
@@ -72,6 +72,7 @@ if len(view.run.sides) > 2:
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
 if not summary.bit_identical:
     widgets.causes(view)
+remedies.section(view)
 panel.report(view)
 
 histogram = store_cache.histogram(view)
@@ -135,6 +136,7 @@ with st.container(horizontal=True, vertical_alignment="center"):
             "evidence": partial(panel.evidence_table, view),
             "pair and floor by position": partial(view.run.floor_positions, view.pair.index),
             "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
+            **({"remedies": partial(remedies.exported, view)} if view.pair.index in view.run.remedies else {}),
         },
         exports.file_stem(view, "overview"),
         "overview",

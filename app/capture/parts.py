@@ -54,7 +54,7 @@ BESIDE = {  # what is run beside the sides: the label of its box and what it tak
     ),
     "kernels": ("Watch which kernels run (Kernels)", "every path once more on the first prompt, under the profiler"),
     "remedies": (
-        "Try what would make the sides agree (Remedies)",
+        "Test fixes (Overview, Remedies)",
         (
             "every pair again in float32, with math attention, with sums in one order and so on, and timed: many times"
             " the work"

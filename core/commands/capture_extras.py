@@ -75,15 +75,10 @@ def watch_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
 
 
 def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession) -> list[str]:
-    """Every remedy for every finished pair, into the run; the sentences of those that could not be tried. Twins are
-    tried once.
-    """
-    from ..inference.controls.remedies import floor_of, prices_of, remedies_of
+    """Try every remedy on every finished pair, into the run; return a sentence for each pair that failed."""
+    from ..inference.controls.remedies import floor_of, remedies_of
 
     failures, known = [], {}
-    is_whole = len(writer.finished_sides) == len(writer.header.sides)
-    if is_whole:
-        writer.figures()  # the pairs as they are have been compared
     say("remedies: rounding floor", 0, 0)
     floor = floor_of(session, str(plan.paths[0]))
     for pair, variant in enumerate(writer.finished_sides[1:]):
@@ -92,25 +87,14 @@ def try_remedies(plan: CapturePlan, writer: RunWriter, say: Tell, session: Judgi
         def tell(name: str, variant: str = variant) -> None:
             say(f"remedies of {variant}: {name}", 0, 0)
 
-        if path not in known:
-            try:
+        try:
+            if path not in known:
                 known[path] = remedies_of(
-                    plan.loaded,
-                    plan.token_ids,
-                    str(plan.paths[0]),
-                    path,
-                    floor_rms=floor,
-                    as_it_is=writer.totals(pair).summary() if is_whole else None,
-                    on_progress=tell,
+                    plan.loaded, plan.token_ids, str(plan.paths[0]), path, floor_rms=floor, on_progress=tell
                 )
-            except UlpscopeError as error:
-                failures.append(f"Remedies of '{variant}' were not tried: {error}")
-                continue
-        writer.write_remedies(pair, known[path])
-    if known:
-        writer.write_prices(
-            prices_of(plan.loaded, plan.paths, on_progress=lambda batch: say(f"price of one order: {batch}", 0, 0))
-        )
+            writer.write_remedies(pair, known[path])
+        except UlpscopeError as error:
+            failures.append(f"Remedies of '{variant}' were not tried: {error}")
     return failures
 
 

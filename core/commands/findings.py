@@ -1,8 +1,7 @@
-"""`kernels` and `remedies`: what a captured run holds of its pairs beside their logits."""
+"""`kernels`: what a captured run holds of the kernels of its pairs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,6 @@ from rich.table import Table
 from ..errors import UsageError
 from ..runs.reader import RunReader, StoredPair
 from ..runs.store.store import open_store
-from ..runs.tables.remedies import RemedyRow, advice
 from ..runs.views.kernels import (
     KernelPair,
     KernelPlace,
@@ -25,7 +23,7 @@ from ..runs.views.kernels import (
 )
 from ..runs.views.layers import kernels_where_it_starts
 from ..runs.views.request import asks_for, how_to_have
-from ..text import number, percent, three_digits
+from ..text import three_digits
 from .terminal.console import JsonOption, StoreOption, out, print_json
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
@@ -80,30 +78,6 @@ def kernels(
             out.print(_start(run, pair, place).replace("`", "'"), markup=False, soft_wrap=True)
             _print_kernels(pair, rows, said)
         _say_missing(asked, [pair for pair, *_ in found], "kernels")
-
-
-def remedies(
-    run_id: RunArgument, variant: VariantOption = None, store: StoreOption = None, as_json_: JsonOption = False
-) -> None:
-    """Print what would make the sides of a run agree, and what throughput that keeps.
-
-    The run has to be captured with --remedies:  ulpscope capture ... --remedies
-    """
-    with RunReader(_path(store, run_id)) as run:
-        asked = _pairs(run, variant)
-        found = [(pair, rows) for pair in asked if (rows := run.remedies.get(pair.index, []))]
-        if not found:
-            raise UsageError(f"run '{run.run_id}' holds no remedies; {_how(run, 'remedies', bool(run.remedies))}.")
-        if as_json_:
-            listed = [
-                {"reference": p.reference, "variant": p.variant, "remedies": [asdict(row) for row in rows]}
-                for p, rows in found
-            ]
-            print_json({"run_id": run.run_id, "pairs": listed, "prices": [asdict(row) for row in run.prices]})
-            return
-        for pair, rows in found:
-            _print_remedies(pair, rows)
-        _say_missing(asked, [pair for pair, _ in found], "remedies")
 
 
 def _path(store: str | Path | None, run_id: str) -> Path:
@@ -169,40 +143,3 @@ def _print_kernels(pair: StoredPair, rows: list[KernelPair], said: str) -> None:
         )
     out.print(shown)
     out.print(said.replace("`", "'"), markup=False, soft_wrap=True)
-
-
-def _print_remedies(pair: StoredPair, rows: list[RemedyRow]) -> None:
-    shown = Table(title=f"{escape(pair.reference)} and {escape(pair.variant)}")
-    for column in (
-        "remedy",
-        "differ",
-        "rms",
-        "noise ratio",
-        "max ULPs",
-        "of",
-        "flips",
-        "reference keeps",
-        "variant keeps",
-    ):
-        shown.add_column(column, justify="left" if column in ("remedy", "of") else "right", overflow="fold")
-    for row in rows:
-        if row.is_measured:
-            shown.add_row(
-                row.name,
-                percent((row.neq or 0) / (row.elements or 1)) if row.neq else "none",
-                number(row.rms, 3),
-                number(row.noise_ratio, 3),
-                _known(row.max_ulps, ","),
-                row.compute_dtype,
-                _known(row.flips, ","),
-                *("" if kept is None else kept.in_words() for kept in (row.reference_kept, row.variant_kept)),
-            )
-    out.print(shown)
-    for row in rows:
-        if not row.is_measured:
-            out.print(f"{row.name}: not measured. {row.refusal}", markup=False, soft_wrap=True)
-    out.print(advice(rows).replace("**", ""), markup=False, soft_wrap=True)
-
-
-def _known(value: float | None, form: str) -> str:
-    return "undefined" if value is None else format(value, form)

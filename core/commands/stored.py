@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from ..configuration import configuration
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
 from ..runs.file.kept import ALL, note
-from ..runs.reader import RunReader
+from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.markdown import report_address
 from ..runs.reports.report_json import report_of_run
@@ -27,6 +28,7 @@ from ..runs.sparse.export import write_lines
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.cards import RunCard, list_runs, read_runs, without_replaced
 from ..runs.store.store import Store, open_store
+from ..runs.tables.remedies import advice
 from ..runs.views.continuations import continuations
 from ..runs.views.headline import multiple
 from ..runs.views.kv_cache import summarize
@@ -125,15 +127,18 @@ def show(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a report for an issue thread, verdict and evidence included.")
     ] = False,
-    variant: Annotated[str | None, typer.Option(help="With --markdown: report this variant only.")] = None,
+    remedies: Annotated[
+        bool, typer.Option("--remedies", help="Show what would make the sides agree, and its throughput cost.")
+    ] = False,
+    variant: Annotated[str | None, typer.Option(help="With --markdown or --remedies: this variant only.")] = None,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
     """Show a run: where it comes from, its sides and their digests, its pairs and flips."""
     if as_json_ and markdown:
         raise UsageError("--json and --markdown are two forms of the same; give one.")
-    if variant is not None and not markdown:
-        raise UsageError("--variant chooses what --markdown reports; give both.")
+    if variant is not None and not (markdown or remedies):
+        raise UsageError("--variant chooses what --markdown or --remedies report; give both.")
     path = open_store(store).path_of(run_id)
     if is_sparse(path):
         _show_sparse(sparse_of(path), markdown, variant, positions, as_json_)
@@ -141,6 +146,9 @@ def show(
     with RunReader(path) as run:
         if markdown:
             sys.stdout.write(_markdown(run, variant))
+            return
+        if remedies:
+            _show_remedies(run, _pairs_of(run, variant), as_json_)
             return
         if as_json_:
             print_json(run_json(run, with_positions=positions))
@@ -189,11 +197,50 @@ def _print_facts(name: str, said: Mapping[str, object]) -> None:
 
 def _markdown(run: RunReader, variant: str | None) -> str:
     """The report of one variant, or of all."""
+    pairs = _pairs_of(run, variant)
+    place = {"run": run.run_id, **({"variant": variant} if variant is not None else {})}
+    return issue_text(run, pairs, _address(place))
+
+
+def _pairs_of(run: RunReader, variant: str | None) -> list[StoredPair]:
     pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
     if not pairs:
         raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
-    place = {"run": run.run_id, **({"variant": variant} if variant is not None else {})}
-    return issue_text(run, pairs, _address(place))
+    return pairs
+
+
+def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
+    """Print the remedies of each pair that has some."""
+    tried = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
+    if not tried:
+        note = run.header.provenance.note
+        raise UsageError(f"run '{run.run_id}' has no remedies; {note or 'capture it with --remedies'}.")
+    if as_json_:
+        print_json(
+            [{"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))} for p, r in tried]
+        )
+        return
+    for pair, rows in tried:
+        table = Table(title=f"{escape(pair.reference)} vs {escape(pair.variant)}")
+        for column in ("remedy", "differ", "rms", "noise ratio", "max ULPs", "of", "flips", "reference x", "variant x"):
+            table.add_column(column, justify="left" if column in ("remedy", "of") else "right", overflow="fold")
+        for row in rows:
+            if not row.refusal:
+                figures = (row.rms, row.noise_ratio, row.max_ulps)
+                shares = (row.reference_share, row.variant_share)
+                table.add_row(
+                    escape(row.name),
+                    percent((row.neq or 0) / (row.elements or 1)),
+                    *("undefined" if figure is None else number(figure, 3) for figure in figures),
+                    row.compute_dtype,
+                    f"{row.flips or 0:,}",
+                    *("" if share is None else f"{share:.2f}" for share in shares),
+                )
+        out.print(table)
+        for row in rows:
+            if row.refusal:
+                out.print(f"{row.name}: not measured. {row.refusal}", markup=False, soft_wrap=True)
+        out.print(advice(rows), markup=False, soft_wrap=True)
 
 
 def _address(place: dict[str, str]) -> str:

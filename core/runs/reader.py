@@ -42,7 +42,7 @@ from .tables import (
 )
 from .tables.amounts import check_amounts, check_counts
 from .tables.kernels import KernelList
-from .tables.remedies import PriceRow, RemedyRow
+from .tables.remedies import RemedyRow
 from .tables.schema import check_tables
 from .tables.sides import StoredSide
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _OPEN_BYTES = 7 << 20  # of DuckDB's instance, measured
-_KEPT = ("header", "sides", "pairs", "vocabulary", "kernels", "remedies", "prices", "generations")
+_KEPT = ("header", "sides", "pairs", "vocabulary", "kernels", "remedies", "generations")
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,6 @@ class RunReader(Figures):
         """Indices of the sides whose kernels were watched."""
         return kernels.watched_sides(self._database)
 
-    @property
-    def pairs_with_remedies(self) -> frozenset[int]:
-        """Indices of the pairs on which remedies were tried."""
-        return remedies.REMEDY.pairs(self._database)
-
     def first_flip(self) -> tuple[int, int, int] | None:
         """(pair, prompt, position) of the first flip of the first pair that has one; None where no pair has."""
         return positions.read_first_flip(self._database)
@@ -230,11 +225,6 @@ class RunReader(Figures):
     def remedies(self) -> dict[int, list[RemedyRow]]:
         """Remedies tried on each pair, by pair; empty where nothing was tried."""
         return remedies.read_remedies(self._database)
-
-    @cached_property
-    def prices(self) -> list[PriceRow]:
-        """Throughput with sums of one order on the run's machine; empty where that was not measured."""
-        return remedies.read_prices(self._database)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:

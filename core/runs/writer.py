@@ -35,7 +35,7 @@ from .tables.logits import insert_logits, read_rows
 from .tables.pairs import insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
 from .tables.prompts import insert_prompts, insert_used_vocabulary
-from .tables.remedies import PriceRow, RemedyRow, insert_prices, insert_remedies
+from .tables.remedies import RemedyRow, insert_remedies
 from .tables.run import insert_run
 from .tables.schema import create_tables, delete_sides
 from .tables.sides import insert_sides
@@ -228,10 +228,6 @@ class RunWriter:
         if not 0 <= pair < len(self.header.sides) - 1:
             raise UsageError(f"remedies of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs.")
         self._put(insert_remedies, pair, tuple(rows))
-
-    def write_prices(self, rows: Sequence[PriceRow]) -> None:
-        """Write the throughput with sums of one order. Once a run."""
-        self._put(insert_prices, tuple(rows))
 
     def write_generation(self, generation: Generation) -> None:
         """Write the sides' free continuations of a prompt. Once a prompt."""

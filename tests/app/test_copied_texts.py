@@ -72,10 +72,7 @@ def harmful(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["layers", "overview", *(pytest.param(page, marks=pytest.mark.thorough) for page in ("kernels", "remedies"))],
-)
+@pytest.mark.parametrize("page", ["layers", "overview", pytest.param("kernels", marks=pytest.mark.thorough)])
 def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, store: Store) -> None:
     of_a_stranger(store.path_of(judged_run(store, None, run_id="unjudged")))
     app = opened(page, ("copy_report",), run="unjudged")

@@ -116,13 +116,7 @@ def test_pages_stand_in_three_groups_with_a_line_each_and_what_a_run_does_not_ho
     assert drawn[0][1][0] == "Overview"
     assert all(group["line"] for group in shown)
     notes = {page["title"]: page["note"] for group in shown for page in group["pages"]}
-    expected = {
-        "Flips": "",
-        "KV cache": "",
-        "Layers": "not captured",
-        "Kernels": "not captured",
-        "Remedies": "not tried",
-    }
+    expected = {"Flips": "", "KV cache": "", "Layers": "not captured", "Kernels": "not captured"}
     assert {title: notes[title] for title in expected} == expected
 
 

@@ -19,7 +19,6 @@ FRESH, CLOSER = "run=fresh-against-cached", "run=where-it-starts"
 LOOKS = {  # which run a page is looked at with
     "layers": CLOSER,
     "kernels": CLOSER,
-    "remedies": CLOSER,
     "repeats": "run=batch-1-against-n",
     "compare": f"{FRESH}&with=injected-bug",
 }

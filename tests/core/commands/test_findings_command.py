@@ -1,6 +1,4 @@
-"""`kernels` and `remedies` on the command line: what a run holds is printed, what it does not hold is a sentence; and a
-capture holds it.
-"""
+"""`kernels` and `show --remedies`: what a run has is printed, what it lacks is a sentence."""
 
 from __future__ import annotations
 
@@ -8,9 +6,7 @@ import json
 
 import pytest
 
-from core.inference.capture import throughput
-from core.inference.capture.throughput import by_turns
-from core.inference.controls import remedies as remedies_control
+from core.inference.controls import remedies
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 from core.runs.tables.remedies import advice
@@ -19,35 +15,33 @@ from tests.core.runs.layer_runs import layer_run, with_kernels
 from tests.core.runs.remedy_runs import ROWS, remedy_run
 
 
-def test_remedies_are_printed_with_what_could_not_be_measured(cli, monkeypatch):
+def test_remedies_are_shown_with_their_cost_and_what_could_not_be_measured(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     cli("list")
     remedy_run(open_store())
-    done = cli("remedies", "remedies")
+    done = cli("show", "remedies", "--remedies")
     assert done.returncode == 0, done.stderr
     assert f"{ROWS[2].name}: not measured. {ROWS[2].refusal}" in done.stdout
-    assert advice(ROWS).replace("**", "").split(". ")[0] in done.stdout
-    assert "0.80 ± 0.02" in done.stdout
-    (pair,) = json.loads(cli("remedies", "remedies", "--json").stdout)["pairs"]
+    assert advice(ROWS) in done.stdout
+    (pair,) = json.loads(cli("show", "remedies", "--remedies", "--json").stdout)
     assert [row["neq"] for row in pair["remedies"]] == [600, 700, None, 0]
 
 
-@pytest.mark.parametrize("command", ["kernels", "remedies"])
-def test_a_run_without_them_is_one_sentence_that_says_how_to_have_them(cli, command):
+def test_a_run_without_them_is_one_sentence_that_says_how_to_have_them(cli):
     cli("list")
     kernel_run(open_store(), "plain", watched=False)
-    done = cli(command, "plain")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: run 'plain' holds no {command}; capture it with --{command}")
-    assert "no variant 'x'; there are side_1." in cli(command, "plain", "--variant", "x").stderr
+    for command, what in ((["kernels", "plain"], "kernels"), (["show", "plain", "--remedies"], "remedies")):
+        done = cli(*command)
+        assert done.returncode == 2
+        assert "'plain' h" in done.stderr
+        assert f"capture it with --{what}" in done.stderr
+        assert "no variant 'x'; there are side_1." in cli(*command, "--variant", "x").stderr
 
 
 @pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
-    """With one turn of the clock, which is asked only what remedies cost."""
-    for module in (remedies_control, throughput):
-        monkeypatch.setattr(module, "by_turns", lambda *given, **named: by_turns(*given, **{**named, "turns": 1}))
+    monkeypatch.setattr(remedies, "ROUNDS", 1)
     asked = ("--model", "sample_runs/model", "--prompt", "def walk(self):", "--variant", "decode", "--json")
     done = cli("capture", *asked, "--kernels", "--remedies")
     assert done.returncode == 0, done.stderr

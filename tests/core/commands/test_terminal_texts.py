@@ -22,7 +22,7 @@ COMMANDS = [
     ("show", "mine", "--markdown"),
     ("compare", "mine"),
     ("kernels", "mine"),
-    ("remedies", "mine"),
+    ("show", "mine", "--remedies"),
     ("layers", "mine"),
     ("layers", "bare"),
     ("ops", "--show", "probes"),

@@ -19,7 +19,6 @@ ASKED: dict[str, Callable[[RunReader], object]] = {
     "pairs with caches": lambda run: run.pairs_with_kv,
     "pairs with module outputs": lambda run: run.pairs_with_layers,
     "sides with kernels": lambda run: run.sides_with_kernels,
-    "pairs with remedies": lambda run: run.pairs_with_remedies,
     "a run as JSON": run_json,
 }
 
@@ -66,7 +65,6 @@ def test_the_one_query_finds_what_looking_at_every_pair_does(path: Path) -> None
         assert run.pairs_with_kv == {pair for pair in indices if not run.kv(pair).empty}
         assert run.pairs_with_layers == {pair for pair in indices if not run.layers(pair).empty}
         assert run.sides_with_kernels == set(run.kernels)
-        assert run.pairs_with_remedies == set(run.remedies)
         flips = [
             (pair, row.prompt, row.position)
             for pair in indices
