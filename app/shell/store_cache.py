@@ -110,7 +110,7 @@ def _cards(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> tuple[list
 
 
 def _forget(kept: dict[tuple[str, int, int], Any], stamps: tuple[tuple[str, int, int], ...]) -> None:
-    """Keep no more of what is gone than of what is there: it may come back out of the trash."""
+    """Keep no more of what is gone than of what is there: a deleted run may be restored."""
     if len(kept) > 2 * len(stamps) + 100:
         for stamp in set(kept) - set(stamps):
             kept.pop(stamp, None)

@@ -1,1 +1,1 @@
-"""A directory of runs, and what is kept beside them: cards, labels, trash."""
+"""A directory of runs, and what is stored beside them: cards, labels, deletions."""

@@ -60,10 +60,8 @@ class Store:
     def __init__(self, directory: Path, read_only: Sequence[Path] = ()) -> None:
         self.directory = directory
         self.mirror = mirror_of(directory)
-        own = directory.resolve()
-        self.read_only = tuple(
-            folder for folder in read_only if folder.resolve() != own
-        )  # else every run would be there twice
+        own = directory.resolve()  # else every run would be there twice
+        self.read_only = tuple(folder for folder in read_only if folder.resolve() != own)
 
     @property
     def address(self) -> str:
@@ -203,7 +201,12 @@ class Store:
     def restore(self, run_id: str) -> str:
         """Bring a deleted run back, with its labels; returns its id. A unique beginning will do."""
         full = self._deleted_id(run_id)
-        self._change(lambda database: database.execute("DELETE FROM deleted WHERE run_id = ?", [full]))
+
+        def bring_back(database: Connection) -> None:
+            if not database.execute("DELETE FROM deleted WHERE run_id = ?", [full]).rowcount:
+                raise StoreError(f"run '{full}' was removed for good meanwhile.")
+
+        self._change(bring_back)
         return full
 
     def purge(self, run_id: str) -> str:
@@ -221,21 +224,21 @@ class Store:
         return close[0]
 
     def _remove(self, run_ids: Sequence[str]) -> None:
-        """Remove files of deleted runs, then what is known of them."""
-        for run_id in run_ids:
-            try:
-                if self.mirror is not None:
-                    self.mirror.remove(run_id)
-                else:
-                    self._target(run_id).unlink(missing_ok=True)
-            except OSError as error:
-                raise StoreError(f"run '{run_id}' cannot be deleted ({error.strerror}).") from error
+        """Remove runs that are deleted still: one that somebody restores in the same moment stays."""
 
-        def forget(database: Connection) -> None:
-            for table in ("deleted", "label"):
-                database.executemany(f"DELETE FROM {table} WHERE run_id = ?", [[run_id] for run_id in run_ids])
+        def forget(database: Connection) -> list[str]:
+            asked = "SELECT 1 FROM deleted WHERE run_id = ?"
+            gone = [run_id for run_id in run_ids if database.execute(asked, [run_id]).fetchone()]
+            for run_id in gone:
+                if self.mirror is None:
+                    self._target(run_id).unlink(missing_ok=True)  # while nobody else can change the table
+                for table in ("deleted", "label"):
+                    database.execute(f"DELETE FROM {table} WHERE run_id = ?", [run_id])
+            return gone
 
-        self._change(forget)
+        for run_id in self._change(forget):
+            if self.mirror is not None:
+                self.mirror.remove(run_id)
 
     def labels(self, run_id: str) -> Labels:
         """Labels of one run."""

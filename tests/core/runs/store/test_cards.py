@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,15 +18,13 @@ import pytest
 
 from core.errors import StoreError
 from core.judging.inspect import understood
-from core.runs.file import database as database_module
-from core.runs.file.database import Database
 from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
-from core.runs.store.cards import arranged, counted, list_runs, prompt_texts, read_runs
+from core.runs.store.cards import counted, list_runs, prompt_texts
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
-from tests.covering import few, thorough
+from tests.covering import few
 
 FLIPS = 200
 ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
@@ -140,13 +137,6 @@ def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, tmp_
         RunReader(bad[0]).close()
 
 
-def test_the_planted_faults_are_faults_and_not_the_store(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    _changed("UPDATE run SET note = 'tampered with, harmlessly'")(tmp_path / "x.duckdb")
-    cards, broken = list_runs(store)
-    assert ([card.run_id for card in cards], broken) == (["x"], [])
-
-
 @pytest.mark.spread(6)
 @pytest.mark.parametrize("table", sorted(TABLES))
 def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path) -> None:
@@ -195,12 +185,6 @@ def _damaged(whole: bytes, kind: str, chance: random.Random) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["one bit", "64 bytes", "truncated"])
-def test_damage_anywhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
-    _fuzz(kind, FLIPS if kind == "one bit" else 60, tmp_path)
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("kind", ["one bit", "truncated"])
 def test_damage_somewhere_is_caught_or_changes_nothing(kind: str, tmp_path: Path) -> None:
@@ -236,19 +220,6 @@ def _fuzz(kind: str, times: int, tmp_path: Path) -> None:
     assert _read_all(whole) == truth
 
 
-def test_a_file_of_someone_else_cannot_reach_other_files_when_read(tmp_path: Path) -> None:
-    """Should a way to hide a query in a run file be found, there is nothing for it to read."""
-    database = Database.to_read(made(Store(tmp_path)))
-    (tmp_path / "secret.txt").write_text("secret")
-    with pytest.raises(StoreError, match="disabled by configuration"):
-        database.rows("SELECT content FROM read_text(?)", [str(tmp_path / "secret.txt")])
-    database.abandon()
-    with duckdb.connect() as shell:  # where it is not shut in, that query does read it
-        assert shell.execute("SELECT content FROM read_text(?)", [str(tmp_path / "secret.txt")]).fetchall() == [
-            ("secret",)
-        ]
-
-
 def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path: Path) -> None:
     header = header_of("float32", vocab=5000)
     sides = calm_sides(header)
@@ -261,26 +232,6 @@ def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path: Pat
     path.write_bytes(whole)  # and it was that one bit
     with RunReader(path) as run:
         assert np.array_equal(run.read_rows(1, 0, header.rows), sides[1])
-
-
-def test_a_file_nobody_may_read_is_named_and_the_others_are_listed() -> None:
-    """As another user where the tests run as root, whom permissions do not stop."""
-    place = Path(tempfile.mkdtemp())
-    try:
-        place.chmod(0o755)
-        made(Store(place), run_id="good").chmod(0o644)
-        made(Store(place), run_id="shut").chmod(0)
-        code = (
-            "import sys; from pathlib import Path\n"
-            "from core.runs.store.cards import list_runs; from core.runs.store.store import Store\n"
-            "import duckdb, os; os.getuid() or os.setuid(65534)\n"  # its files too may be for root alone
-            "cards, broken = list_runs(Store(Path(sys.argv[1])))\n"
-            "print([card.run_id for card in cards], broken[0].path.name, 'ermission denied' in broken[0].reason)\n"
-        )
-        found = subprocess.run([sys.executable, "-c", code, str(place)], cwd=ROOT, capture_output=True, text=True)
-        assert found.stdout == "['good'] shut.duckdb True\n", found.stderr
-    finally:
-        shutil.rmtree(place)
 
 
 def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path: Path) -> None:
@@ -342,30 +293,6 @@ def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
     assert {run_id: card.is_read_only for run_id, card in cards.items()} == {sample.stem: True, own.stem: False}
 
 
-def test_an_empty_or_absent_store_is_not_an_error(tmp_path: Path) -> None:
-    assert list_runs(Store(tmp_path)) == ([], [])
-    assert list_runs(Store(tmp_path / "absent", [tmp_path / "too"])) == ([], [])
-
-
-@pytest.mark.parametrize("runs", [100, *thorough([1000])])
-def test_many_runs_are_listed_by_one_instance_a_thread(
-    runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An instance for each of a thousand runs took 34 s, one a thread takes 0.8 (`python -m benchmarks listing`)."""
-    store = Store(tmp_path)
-    first = made(store, run_id="r0000")
-    for number in range(1, runs):
-        shutil.copyfile(first, tmp_path / f"r{number:04d}.duckdb")
-    opened: list[list[str]] = []
-    instance = database_module._listing_instance
-    monkeypatch.setattr(
-        database_module, "_listing_instance", lambda folders: opened.append(folders) or instance(folders)
-    )
-    cards, broken = list_runs(store)
-    assert (len(cards), broken) == (runs, [])
-    assert 1 <= len(opened) <= database_module._LISTING_THREADS
-
-
 def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path: Path) -> None:
     long = Prompt(3000, tuple(range(3000)), tuple(f"{i % 10}" for i in range(3000)))
     untold = Prompt(4, (1, 2, 3, 4))
@@ -386,17 +313,6 @@ def test_a_foreign_file_cannot_send_more_text_than_is_searched(tmp_path: Path) -
     _shell(path, "INSERT INTO token SELECT p, i, 1, repeat('x', 5000) FROM range(100) a(p), range(50) b(i)")
     (text,) = prompt_texts([path]).values()
     assert len(text) <= 64 * (2000 + 1)
-
-
-def test_reading_file_by_file_is_listing_all(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for name in ("a", "b", "c"):
-        copied(tmp_path / f"{name}.duckdb")
-    (tmp_path / "broken.duckdb").touch()
-    apart = {path: card for one in store.paths() for path, card in read_runs([one]).items()}
-    together, broken = list_runs(store)
-    assert arranged(store, apart)[0] == together
-    assert [run.path for run in broken] == [run.path for run in arranged(store, apart)[1]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")

@@ -180,6 +180,12 @@ def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store
     assert set(store.all_labels()[0]) == {"mine", "new"}
 
 
+def test_a_run_that_was_restored_meanwhile_is_not_removed(store: Store) -> None:
+    store._remove(["mine"])
+    assert store.has("mine")
+    assert store.labels("mine").tags == ("a tag",)
+
+
 def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on(store: Store) -> None:
     with RunReader(store.path_of("mine")) as run:
         with pytest.raises(StoreError, match="is no deleted run"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,17 +65,6 @@ def test_four_processes_read_whole_runs_while_a_writer_adds_many(tmp_path: Path)
     _readers_beside_a_writer(tmp_path, readers=4, runs=40)
 
 
-def test_a_half_written_file_under_a_visible_name_would_be_noticed_by_such_a_reader(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    whole = made(store).read_bytes()
-    (store.directory / "half.duckdb").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "stop").touch()
-    command = [sys.executable, "-c", READER, str(store.directory), str(tmp_path / "stop")]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 1
-    assert "BrokenRun" in found.stderr
-
-
 def test_two_writer_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(tmp_path), "5"]
     writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
@@ -127,27 +115,6 @@ def test_a_reader_reads_on_when_its_run_is_deleted(tmp_path: Path) -> None:
         assert len(run.positions(0)) == header.rows
     with pytest.raises(StoreError, match="is not there any more"):
         RunReader(path)
-
-
-def test_one_reader_serves_many_threads_without_mixing_their_answers(tmp_path: Path) -> None:
-    store, header = Store(tmp_path), header_of(lengths=(40,), vocab=5000)
-    sides = bits_of_sides(header)
-    wrong: list[object] = []
-    with RunReader(write_run(store, header, sides)) as run:
-
-        def read(seed: int) -> None:
-            chance = np.random.default_rng(seed)
-            for _ in range(20):
-                side, position = int(chance.integers(2)), int(chance.integers(40))
-                if not np.array_equal(run.at(side, 0, position), sides[side][position]):
-                    wrong.append((side, position))
-
-        threads = [threading.Thread(target=read, args=[seed]) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
 
 
 # the runs there are, what is asked for, what is found (None: a StoreError that says the words)
