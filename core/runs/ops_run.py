@@ -79,24 +79,20 @@ def read_ops(store: Store, run_id: str) -> OpsRun:
 
 def ops_of(path: Path) -> OpsRun:
     """The run of probes in this very file, whatever it is called."""
+    names = ("name", "created", "model", "device", "device_name", "command", "note")
     database = Database.to_read(path)
     try:
         check_tables(database)
         check_amounts(database)
-        return _read(database, database.path.stem)
+        about = read_run(database, "kind", "compute_dtype", "versions", *names)
+        if about["kind"] != KIND:
+            raise StoreError(f"run '{path.stem}' holds logits and no probes of operations; `{COMMAND} show` shows it.")
+        with database.decoding("provenance"):
+            header = OpsHeader(
+                dtypes=tuple(about["compute_dtype"].split(", ")),
+                versions=json.loads(about["versions"]),
+                **{name: about[name] for name in names},
+            )
+        return OpsRun(path.stem, header, ops.read_ops(database))
     finally:
         database.abandon()
-
-
-def _read(database: Database, run_id: str) -> OpsRun:
-    kept = ("name", "created", "model", "device", "device_name", "command", "note")
-    about = read_run(database, "kind", "compute_dtype", "versions", *kept)
-    if about["kind"] != KIND:
-        raise StoreError(f"run '{run_id}' holds logits and no probes of operations; `{COMMAND} show` shows it.")
-    with database.decoding("provenance"):
-        header = OpsHeader(
-            dtypes=tuple(about["compute_dtype"].split(", ")),
-            versions={str(key): str(value) for key, value in json.loads(about["versions"]).items()},
-            **{name: about[name] for name in kept},
-        )
-    return OpsRun(run_id, header, ops.read_ops(database))

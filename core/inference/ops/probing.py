@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -199,23 +198,19 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def machine_settings(device: torch.device) -> dict[str, str]:
-    """Versions, and every setting that may choose another kernel."""
+    """Versions and settings that may choose another kernel."""
     settings: dict[str, object] = {
         "torch": torch.__version__,
-        "python": platform.python_version(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
     if device.type == "cuda":
-        matmul = torch.backends.cuda.matmul
         settings |= {
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
-            "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
-            "tf32": matmul.allow_tf32,
-            "reduced_precision_reduction_bf16": matmul.allow_bf16_reduced_precision_reduction,
-            "reduced_precision_reduction_fp16": matmul.allow_fp16_reduced_precision_reduction,
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "reduced_precision": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         }
     return {name: str(value) for name, value in settings.items()}
