@@ -16,7 +16,6 @@ from core.numerics.formats import format_named
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -97,18 +96,6 @@ def copied(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_whole_run())
     return path
-
-
-def next_tick(folder: Path) -> None:
-    """Wait until a file that comes now comes later than those of a folder: a file system's clock goes in ticks."""
-    newest = max(path.stat().st_ctime_ns for path in folder.glob("*.duckdb"))
-    probe = folder.parent / "probe-of-the-clock"
-
-    def is_later() -> bool:
-        probe.touch()
-        return probe.stat().st_ctime_ns > newest
-
-    until(is_later, every=0.001)
 
 
 if __name__ == "__main__":
