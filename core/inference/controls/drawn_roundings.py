@@ -104,8 +104,8 @@ class DrawnRounding(TorchDispatchMode):
     def _rounded(self, wide: torch.Tensor) -> torch.Tensor:
         is_kept = (wide.to(self._dtype).float() == wide) | ~wide.isfinite()  # copies, gathered rows, negations
         bits = wide.contiguous().view(torch.int32)
-        share = _hashed(bits, self._seed * 1_000_003 + self._calls) * _AMOUNT
-        moved = (bits + (share * 2.0 ** _SPARE_BITS[self._dtype]).int()).view(torch.float32)
+        share = _hashed(bits, self._seed * 1_000_003 + self._calls)
+        moved = share.mul_(_AMOUNT * 2.0 ** _SPARE_BITS[self._dtype]).int().add_(bits).view(torch.float32)
         self.moved += 1
         return torch.where(is_kept, wide, moved).to(self._dtype)
 
@@ -118,10 +118,10 @@ def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
     """A number in [-0.5, 0.5) for each int32, as good as random and the same for the same. Multiply and shift, as in
     splitmix.
     """
-    mixed = (bits ^ ((seed * 0x9E3779B1) & 0x7FFFFFFF)) * -1640531535
-    mixed = (mixed ^ (mixed >> 15)) * -2048144777
-    mixed = (mixed ^ (mixed >> 13)) * -1028477379
-    return (mixed >> 8).float() * 2.0**-24
+    mixed = (bits ^ ((seed * 0x9E3779B1) & 0x7FFFFFFF)).mul_(-1640531535)
+    mixed = mixed.bitwise_xor_(mixed >> 15).mul_(-2048144777)
+    mixed = mixed.bitwise_xor_(mixed >> 13).mul_(-1028477379)
+    return mixed.bitwise_right_shift_(8).float().mul_(2.0**-24)
 
 
 @dataclass
