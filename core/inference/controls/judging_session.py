@@ -143,12 +143,6 @@ class JudgingSession:
             self._watched.compared = {}
         self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
 
-    def keeps(self, sides: int) -> bool:
-        """True where the logits of so many sides have room, in the model's own dtype and in float32."""
-        itemsizes = {self.loaded.dtype: self.loaded.torch_dtype.itemsize, "float32": 4}
-        rows = sides * sum(map(len, self.prompts))
-        return rows * self.loaded.vocab_size * sum(itemsizes.values()) <= KEPT_BYTES
-
     @contextmanager
     def _opened(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         def run(ids: Sequence[int], emit: Emit) -> None:

@@ -219,13 +219,6 @@ class RunHeader:
         """Positions of all prompts together."""
         return sum(prompt.positions for prompt in self.prompts)
 
-    @property
-    def is_first(self) -> NDArray[np.bool_]:
-        """Mask of the rows that begin a prompt. [rows]"""
-        found = np.zeros(self.rows, bool)
-        found[np.cumsum([0, *(prompt.positions for prompt in self.prompts[:-1])])] = True
-        return found
-
     def places(self) -> list[tuple[int, int]]:
         """(prompt, position) of every row, in order."""
         return [(p, t) for p, prompt in enumerate(self.prompts) for t in range(prompt.positions)]
