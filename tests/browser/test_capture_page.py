@@ -68,20 +68,20 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     assert "--prompts three.jsonl" in command(page)
     page.get_by_role("link", name="Near ties").click()
     expect(page.locator("h1")).to_have_text("Near ties")
-    page.get_by_role("link", name="Capture").click()
+    page.get_by_role("link", name="Capture", exact=True).click()
     expect(page.get_by_text("three.jsonl, 81 B, as dropped before")).to_be_visible()
     settle(page)
     fill(page, "Name of the run", "From a file")
     done = page.get_by_role("button", name="Open run")
     before = done.count()  # captures of other tests, which the list shows too
     page.get_by_role("button", name="Capture", exact=True).click()
-    expect(done).to_have_count(before + 1, timeout=120_000)  # it is judged too
+    expect(done).to_have_count(before + 1, timeout=300_000)  # it is judged too
     done.first.click()
     expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
     assert "from-a-file" in page.url
     expect(page.get_by_role("spinbutton", name="Prompt")).to_be_visible()  # which a run of one prompt has not
-    page.get_by_role("link", name="Capture").click()
+    page.get_by_role("link", name="Capture", exact=True).click()
     settle(page)
     page.locator("input[type=file]").set_input_files({"name": "one.txt", "mimeType": "", "buffer": b"one"})
     settle(page)
@@ -111,7 +111,7 @@ def test_a_side_of_another_engine_is_typed_captured_and_opened(page: Page, dashb
     done = page.get_by_role("button", name="Open run")
     before = done.count()
     page.get_by_role("button", name="Capture", exact=True).click()
-    expect(done).to_have_count(before + 1, timeout=120_000)
+    expect(done).to_have_count(before + 1, timeout=300_000)
     done.first.click()
     expect(page.locator("h1")).to_have_text("Overview")
     settle(page)

@@ -169,7 +169,7 @@ def test_a_capture_started_on_the_page_is_seen_by_others_and_opens_when_done(
     other.context.close()
     page.get_by_role("link", name="Near ties").click()  # the capture survives a page switch
     expect(page.locator("h1")).to_have_text("Near ties")
-    page.get_by_role("link", name="Capture").click()
+    page.get_by_role("link", name="Capture", exact=True).click()
     page.get_by_role("button", name="Open run").click(timeout=300_000)
     expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
