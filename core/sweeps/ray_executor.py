@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..errors import ExtraError, UlpscopeError, UsageError
+from ..errors import ExtraError, UlpscopeError
 from ..runs.store.store import Store
-from ..text import joined, shown
+from ..text import shown
 from .ledger import DONE, FAILED, RUNNING, CellOutcome
 from .plan import Cell
 from .workers import Compute, by_model
@@ -29,7 +28,6 @@ _IN_FLIGHT = 500  # tasks that Ray holds at once: waiting for 10,000 takes it se
 _WAIT_SECONDS = 1.0
 _LEAVE_SECONDS = 60.0  # for the process of a lost node to let go of its cell
 _HEALTH_SECONDS = 30.0
-_ADDRESS = re.compile(r"\[?[\w.:-]+\]?:[0-9]{1,5}")
 
 
 def compute_on_ray(
@@ -96,8 +94,6 @@ def connected(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster: `local` starts one of this machine that ends with the block, `auto` is the one that
     this machine is a node of, else HOST:PORT. UlpscopeError, one sentence, for all that can be wrong.
     """
-    if address not in (LOCAL, AUTO) and not _ADDRESS.fullmatch(address):
-        raise UsageError(f"--ray '{shown(address)}' is no address; expected {joined([LOCAL, AUTO, 'HOST:PORT'])}.")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report every cluster that it starts
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

@@ -147,7 +147,7 @@ def _print_commands(
 
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
-    """Print every cell with its state and costs; what no path or engine can do is said beside it."""
+    """Print every cell with its state, and its costs or why it cannot be computed."""
     from ...inference.capture.costs import costs_of
 
     states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
@@ -161,20 +161,21 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
             except UlpscopeError as error:
                 row["refused"] = str(error)
                 continue
-            row |= {"forwards": costs.forwards, "tokens": costs.tokens, "bytes": costs.logits_bytes}
+            memory = costs.weight_bytes + (costs.kv_bytes or 0)
+            row |= {"forwards": costs.forwards, "tokens": costs.tokens, "memory": memory, "bytes": costs.file_bytes}
     open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
     total = {key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "bytes")}
     if as_json_:
         print_json({"name": plan.name, "cells": rows, "missing": total})
         return
     table = Table(title=f"{escape(plan.name)}: {escape(counted(cells))}")
-    for column in ("cell", "what", "state", "forwards", "tokens", "run file"):
+    for column in ("cell", "what", "state", "forwards", "tokens", "weights and cache", "run file"):
         table.add_column(column, overflow="fold", no_wrap=column == "cell")
     for row, cell in list(zip(rows, cells, strict=True))[:_MOST_SHOWN]:
         told = (
-            ["", "", escape(shown(row["refused"], 200))]
+            ["", "", "", escape(shown(row["refused"], 200))]
             if "refused" in row
-            else [f"{row['forwards']:,}", f"{row['tokens']:,}", size(row["bytes"])]
+            else [f"{row['forwards']:,}", f"{row['tokens']:,}", size(row["memory"]), size(row["bytes"])]
         )
         table.add_row(cell.asked, escape(cell.title), "refused" if "refused" in row else row["state"], *told)
     out.print(table)
@@ -182,13 +183,11 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
         out.print(f"and {len(cells) - _MOST_SHOWN:,} cells more; --json has them all.")
     refused = sum("refused" in row for row in rows)
     out.print(
-        f"Missing are {plural(len(open_rows), 'cell')}: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
+        f"{plural(len(open_rows), 'cell')} to compute: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
         f" {size(total['bytes'])} of run files."
     )
     if refused:
-        out.print(
-            f"{plural(refused, 'cell')} cannot be computed; [[exclude]] takes them out of the plan.", markup=False
-        )
+        out.print(f"{plural(refused, 'cell')} cannot be computed; leave them out by [[exclude]].", markup=False)
 
 
 def _report(

@@ -16,6 +16,7 @@ import yaml
 
 from core.command_name import COMMAND
 from tests.core.conftest import environment
+from tests.core.runs.store.machines import machines_of
 from tests.shell import command_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -170,15 +171,14 @@ def test_what_a_new_version_of_an_engine_changes_is_told_with_both_versions(cli,
 
 @pytest.mark.model
 @pytest.mark.thorough
-def test_a_store_of_objects_is_filled_and_its_cells_told_though_a_list_of_it_is_late(cli, plan, tmp_path, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
+def test_a_bucket_is_filled_once_by_two_machines(cli, plan, tmp_path, monkeypatch, request):
     plan.write_text(plan.read_text().replace(', "decode+batches:2"', ""))
-    done = cli("sweep", plan, "--store", f"file://{tmp_path}/objects", "--json")
+    machine = machines_of(request, tmp_path, monkeypatch)
+    url = machine("a").address
+    done = cli("sweep", plan, "--store", url, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)["cells"]
-    assert [cell["state"] for cell in told] == ["done", "done"]
-    assert {f"{cell['run']}.duckdb" for cell in told} <= {path.name for path in (tmp_path / "objects").iterdir()}
-
-    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache of another machine"))
-    again = json.loads(cli("sweep", plan, "--store", f"file://{tmp_path}/objects", "--json").stdout)
+    cells = json.loads(done.stdout)["cells"]
+    assert [cell["state"] for cell in cells] == ["done", "done"]
+    assert machine("b").cells() == {cell["run"] for cell in cells}
+    again = json.loads(cli("sweep", plan, "--store", url, "--json").stdout)
     assert (again["computed"], again["were_there"], again["failed"]) == (0, 2, 0)

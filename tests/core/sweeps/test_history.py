@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
-
 import pytest
 
 from core.errors import UsageError
-from core.runs.reports.gate_files import junit_text, markdown_text
 from core.sweeps.cards import CellCard
 from core.sweeps.history import change_of, conditions_of, gate_of
 from core.sweeps.ledger import DONE, FAILED, MISSING, CellState
@@ -106,17 +103,6 @@ def _outcomes(change, *conditions):
 )
 def test_the_gate_fails_on_what_it_is_told(found, outcomes):
     assert _outcomes(change_of(found), "changed", "bug", "flips") == outcomes
-
-
-def test_the_gate_is_junit_and_markdown():
-    changes = [change_of(state(card(1), card(2, flips=1))), change_of(state(name=FAILED, says="no <room>"))]
-    gate = gate_of(changes, ["changed"])
-    root = ET.fromstring(junit_text(gate))
-    failures = [failure.get("message") for failure in root.iter("failure")]
-    pair = "'llamacpp:decode (m, float32, p.txt)' against 'prefill'"
-    assert failures == [f"{pair} changed: 0 -> 1 flip (build 1 -> 2).", f"{pair} failed: no <room>"]
-    assert "### ULPscope gate: failed" in markdown_text(gate)
-    assert "2 have no finished run" in markdown_text(gate)
 
 
 def test_conditions_are_listed_with_commas_and_others_refused():
