@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from app import navigation
 from core.runs.store.store import open_store
 from tests.app.opening import followed
+from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,17 +113,17 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
         assert any("damaged.duckdb" in str(error.value).replace("\\", "") for error in app.error), page
 
 
-@pytest.mark.spread(5)
-@pytest.mark.parametrize("page", PAGES)
-def test_every_page_draws_a_run_of_a_store_of_objects_that_another_machine_filled(page, tmp_path, monkeypatch):
-    address = f"file://{tmp_path}/bucket"
-    monkeypatch.setenv("ULPSCOPE_STORE", address)
+@pytest.mark.parametrize("page", ["runs", "overview", "flips"])
+def test_pages_draw_a_run_of_a_store_of_objects_that_another_machine_filled(page, tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "there"))
     shutil.copy(ROOT / "sample_runs" / "injected-bug.duckdb", tmp_path / "one.duckdb")
-    open_store().place(tmp_path / "one.duckdb", "injected-bug")
-    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "here"))
-    app = opened(page, run="injected-bug")
+    with s3_server.served() as (server, _):
+        s3_server.set_environment(monkeypatch, server)
+        monkeypatch.setenv("ULPSCOPE_STORE", f"s3://{s3_server.BUCKET}/{page}/runs")
+        monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "there"))
+        open_store().place(tmp_path / "one.duckdb", "injected-bug")
+        monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "here"))
+        app = opened(page, run="injected-bug")
     assert not app.exception
     assert not app.error
     assert app.title[0].value == PAGES[page].title
