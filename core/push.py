@@ -17,8 +17,6 @@ from .text import printable
 
 PART_BYTES = 16 << 20
 _WAIT_SECONDS = 5  # that the server holds a question about the import
-_LONGEST_PAUSE = 20.0
-_LONGEST_SENTENCE = 500  # characters of a server's answer
 _AGAIN = (408, 409, 429, 500, 502, 503, 504)
 
 
@@ -59,12 +57,11 @@ def push_file(asked: Pushing, tell: Callable[[str, int, int], None], note: Calla
     again. After every break the server is asked what it has.
     """
     headers = {"Authorization": f"Bearer {asked.token}"} if asked.token else {}
-    timeout = httpx.Timeout(connect=15.0, read=90.0, write=90.0, pool=15.0)
     try:
         file = asked.path.open("rb")
     except OSError as error:
         raise PushError(f"{asked.path.name}: cannot be read ({error.strerror}).") from error
-    with file, httpx.Client(base_url=asked.url, headers=headers, timeout=timeout) as client:
+    with file, httpx.Client(base_url=asked.url, headers=headers, timeout=httpx.Timeout(90, connect=15)) as client:
         digest, size = hashlib.file_digest(file, "sha256"), file.tell()
         options = {"name": asked.name, "file": asked.path.name, **asked.options}
         address = f"/api/uploads/{hashlib.sha256(f'{digest.hexdigest()} {options}'.encode()).hexdigest()[:32]}"
@@ -94,9 +91,7 @@ def push_file(asked: Pushing, tell: Callable[[str, int, int], None], note: Calla
                     first = int(state["received"])
                     file.seek(first)
                     part = file.read(PART_BYTES)
-                    span = (
-                        f"{first}-{first + len(part) - 1}" if part else "*"
-                    )  # of a file that arrived whole: import it
+                    span = f"{first}-{first + len(part) - 1}" if part else "*"  # of a whole file: import it
                     headers = {"Content-Range": f"bytes {span}/{size}", "Repr-Digest": checksum}
                     state = _state(asked, client.put(address, params=options, headers=headers, content=part))
                     if state["state"] == "receiving" and state["received"] <= first:
@@ -110,13 +105,12 @@ def push_file(asked: Pushing, tell: Callable[[str, int, int], None], note: Calla
                     raise PushError(sentence) from error
                 note(f"{sentence.rstrip('.')}; trying again in {pause:.0f} s.")
                 time.sleep(pause)
-                state, resumed, pause = None, resumed + 1, min(2 * pause, _LONGEST_PAUSE)
+                state, resumed, pause = None, resumed + 1, min(2 * pause, 20.0)
             except (KeyError, TypeError, ValueError) as error:  # fields that are not there, or of other types
                 raise _odd(asked) from error
 
 
 def _state(asked: Pushing, answer: httpx.Response) -> dict[str, Any]:
-    """Return the state of the upload that an answer tells. PushError for a refusal."""
     try:
         said = answer.json()
     except (ValueError, RecursionError):
@@ -139,7 +133,7 @@ def _state(asked: Pushing, answer: httpx.Response) -> dict[str, Any]:
 
 
 def _sentence(text: object) -> str:
-    return printable(str(text)[:_LONGEST_SENTENCE])
+    return printable(str(text)[:500])
 
 
 def _odd(asked: Pushing) -> PushError:
