@@ -10,7 +10,7 @@ import pytest
 
 from core.capture_request import CaptureRequest
 from core.commands.capturing import plan_of
-from core.inference.capture.environment import environment_of, needed_bytes
+from core.inference.capture.environment import environment_of
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -44,11 +44,3 @@ def test_a_model_that_is_elsewhere_has_the_same_and_another_has_not(copied):
     other = _of(copied)[1]
     assert other["config"] != sound["config"]
     assert {**other, "config": sound["config"]} == sound
-
-
-def test_memory_is_the_weights_and_their_copy_in_float32_where_it_is_judged():
-    request, _ = _of(ROOT / "sample_runs" / "model")
-    plan = plan_of(request, weights=False)
-    weights = sum(parameter.numel() * 4 for parameter in plan.loaded.model.parameters())
-    assert needed_bytes(request, plan) == weights
-    assert needed_bytes(CaptureRequest(model="m", judge=True), plan) == 2 * weights
