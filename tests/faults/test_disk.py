@@ -71,7 +71,7 @@ def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_t
     watched.check()
     filler = _fill(small_disk)
     assert _ingest(store, dump).returncode == 2  # not even a beginning
-    with pytest.raises(StoreError, match="they are as they were"):
+    with pytest.raises(StoreError, match="nothing was changed"):
         labels.write(store.directory, "mine", Labels(("lost",), "x" * 4000))
     assert labels.read(store.directory, "mine") == Labels(("kept",), "a note")
     watched.check()

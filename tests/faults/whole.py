@@ -37,7 +37,8 @@ class Watched:
         for run_id in there.keys() - self.known.keys():
             _read(there[run_id])
             self.known[run_id] = _digest(there[run_id])
-        assert self.store.all_labels()[1] == []
+        broken_labels = self.store.all_labels()[1]
+        assert broken_labels == [], broken_labels
 
     def check_that_it_goes_on(self) -> None:
         """A sweep leaves nothing of the dead, and the next run is stored, without a hand."""

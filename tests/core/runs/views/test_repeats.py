@@ -69,7 +69,11 @@ def test_rows_taken_a_few_at_a_time_add_up_to_the_same_and_no_row_is_read_twice(
     monkeypatch.setattr(
         run, "read_rows", lambda side, start, stop: read.append((side, start, stop)) or rows_of(side, start, stop)
     )
-    assert pairwise(run) == whole
+    pieces = pairwise(run)
+    assert {pair: (one.neq, one.flips, one.max_abs) for pair, one in pieces.items()} == {
+        pair: (one.neq, one.flips, one.max_abs) for pair, one in whole.items()
+    }
+    assert [one.rms for one in pieces.values()] == pytest.approx([one.rms for one in whole.values()], rel=1e-12)
     assert sorted(read) == [(side, start, min(start + 2, ROWS)) for side in (1, 2, 3) for start in range(0, ROWS, 2)]
 
 
