@@ -99,6 +99,8 @@ def read_all(folder: Path) -> Attached:
 @lru_cache(maxsize=8)
 def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as database:
+        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return Attached({}, {})  # its first writer was killed before it committed, or is at work
         labels = {
             run_id: Labels(tuple(json.loads(tags)), note, bool(pinned), judged_as)
             for run_id, tags, note, pinned, judged_as in database.execute("SELECT * FROM label")
