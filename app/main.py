@@ -13,11 +13,11 @@ import streamlit as st  # noqa: E402  (the path above comes first)
 from streamlit import delta_generator  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
-from app.components import copy_link, page_links, stepper  # noqa: E402
+from app.components import copy_link, stepper  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
-from app.navigation import FIRST, GROUPS, PAGES  # noqa: E402
+from app.navigation import FIRST, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, document, heatmap_window, sidebar, store_cache, widgets  # noqa: E402
+from app.shell import address, document, heatmap_window, sidebar, widgets  # noqa: E402
 from app.shell.selection import View  # noqa: E402
 from app.uploads.maintenance import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
@@ -48,10 +48,8 @@ def draw() -> None:
         st.switch_page(pages[0])
     address.settle_settings(name)
     address.write(address.of(view))
-    with (
-        links
-    ):  # links that carry the selection: the built-in ones drop it, and putting it back costs a step of the history
-        page_links.page_links(GROUPS, FIRST, name, view, None if view is None else store_cache.absent(view))
+    with links:
+        sidebar.page_links(view)
         st.divider()
         left, right = st.columns(2)
         with left:

@@ -6,7 +6,6 @@ import streamlit as st
 
 from app.capture import PAGE, costs, parts
 from app.capture.recent_models import remember_model
-from app.components.code_block import code_block
 from app.hosting import members
 from app.shell import store_cache, store_changes, widgets
 from app.shell.job_list import counted, job_list
@@ -49,6 +48,6 @@ if form.missing is None:
     with costs_place:
         st.fragment(costs.section, run_every=None if awaited is not None and awaited.is_fresh else 0.5)(form)
 with typed_place.expander("The same on the command line"):
-    code_block(form.typed, key="typed", wraps=True)
+    widgets.code_block(form.typed, wraps=True)
 with jobs_place:
     job_list(jobs)

@@ -6,7 +6,6 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens
-from app.components.code_block import code_block
 from app.flips import PAGE, continuations, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from app.sparse import pages as sparse
@@ -79,7 +78,7 @@ if view.texts:
         )
         chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         with column:
-            code_block(before + "▸" + visible(chosen) + "◂", key=f"context_{side}", wraps=True)
+            widgets.code_block(before + "▸" + visible(chosen) + "◂", wraps=True)
 top = store_cache.top(view)
 st.markdown("**Why it could flip.** " + parts.why(here, top))
 st.markdown(parts.is_it_rounding(finding(view.run, view.pair, view.table)))

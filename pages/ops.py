@@ -3,7 +3,6 @@
 import streamlit as st
 
 from app.components import plots
-from app.components.code_block import code_block
 from app.hosting import members
 from app.ops import PAGE, parts
 from app.shell import exports, store_cache, store_changes, widgets
@@ -20,7 +19,7 @@ with st.expander("Probe this machine", expanded=not cards):
     job_list(store_changes.jobs(), of="ops")
 if not cards:
     st.info("No operations were probed yet. Probe this machine above, or any machine from its command line.")
-    code_block("ulpscope ops --quick")
+    widgets.code_block("ulpscope ops --quick")
     st.stop()
 run = store_cache.ops_run(parts.pick(cards))
 rows = parts.chosen(run.rows)

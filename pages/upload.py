@@ -2,7 +2,6 @@
 
 import streamlit as st
 
-from app.components.code_block import code_block
 from app.hosting import members
 from app.shell import store_cache, store_changes, widgets
 from app.shell.job_list import counted, job_list
@@ -37,7 +36,7 @@ def explained() -> None:
             " where it was given) and `dtype:SIDE` (of its 16-bit bits).\n- To try it:"
             " `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`."
         )
-        code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
+        widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
 
 
 @st.fragment(run_every=1.0)

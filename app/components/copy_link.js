@@ -1,4 +1,6 @@
-// After clipboard.js. Copies the address as it stands in the address bar; where no way is left, it is shown to be copied by hand.
+// Copies the address bar. Browsers refuse the clipboard on plain http: then the address is shown, selected, to be copied by hand.
+const SHOWN_MS = 2500;
+
 export default function (component) {
   const root = component.parentElement;
   const [button, says, field] = ["button", ".says", "input"].map((what) => root.querySelector(what));
@@ -7,14 +9,17 @@ export default function (component) {
     const { origin, pathname, search } = window.location;
     const link = origin + pathname + search;
     clearTimeout(timer);
-    field.hidden = await isCopied(link);
-    button.focus();
-    says.textContent = field.hidden ? "Copied" : "Copy it from here:";
-    if (field.hidden) timer = setTimeout(() => (says.textContent = ""), LONG_ENOUGH_MS);
-    else {
+    try {
+      await navigator.clipboard.writeText(link);
+      field.hidden = true;
+      says.textContent = "Copied";
+      timer = setTimeout(() => (says.textContent = ""), SHOWN_MS);
+    } catch {
+      field.hidden = false;
       field.value = link;
       field.focus();
       field.select();
+      says.textContent = "Copy it from here:";
     }
   };
   return () => clearTimeout(timer);

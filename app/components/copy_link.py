@@ -6,8 +6,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from app.components.code_block import CLIPBOARD
-
 _CSS = """
 div.link { font-family: var(--st-font); font-size: 0.87rem; color: var(--st-text-color); }
 button { font: inherit; color: inherit; background-color: var(--st-background-color);
@@ -31,10 +29,7 @@ _HTML = """
 </div>
 """
 _link = st.components.v2.component(
-    "ulpscope_copy_link",
-    html=_HTML,
-    css=_CSS,
-    js=CLIPBOARD + Path(__file__).with_suffix(".js").read_text(encoding="utf-8"),
+    "ulpscope_copy_link", html=_HTML, css=_CSS, js=Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 )
 
 

@@ -12,7 +12,6 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app.components.code_block import code_block
 from app.shell import exports, store_cache, widgets
 from app.shell import selection as state
 from core.runs.reader import RunReader
@@ -201,7 +200,7 @@ def section(view: state.View) -> None:
         with st.expander("Both texts"):
             for name, text in ((view.pair.reference, found.reference_text), (view.pair.variant, found.variant_text)):
                 st.caption(f"`{widgets.code(name)}`")
-                code_block(text, key=f"text_of_{name}", wraps=True)
+                widgets.code_block(text, wraps=True)
     _all(view.run)
 
 

@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from app.components import plots
-from app.components.code_block import code_block
 from app.matrix import charts
 from app.shell import exports, selection, store_cache, widgets
 from core.sweeps.history import CellChange, change_of
@@ -201,4 +200,4 @@ def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
 
 def empty() -> None:
     st.info("No sweeps yet. Start one:")
-    code_block("ulpscope sweep sample_runs/sweep.toml")
+    widgets.code_block("ulpscope sweep sample_runs/sweep.toml")

@@ -6,8 +6,9 @@ from collections import Counter
 
 import streamlit as st
 
+from app import navigation
 from app.components import stepper
-from app.shell import link, selection, store_cache, widgets
+from app.shell import address, link, selection, store_cache, widgets
 from core.errors import UlpscopeError
 from core.runs.reader import RunReader
 from core.runs.sparse_run import KIND as SPARSE
@@ -74,6 +75,17 @@ def draw() -> selection.View | selection.SparseView | None:
         except UlpscopeError as error:
             st.error(widgets.escaped(str(error)))
             return None
+
+
+def page_links(view: selection.View | selection.SparseView | None) -> None:
+    """Draw the navigation. Its links carry the selection, which Streamlit's own navigation would drop."""
+    absent = {} if view is None else store_cache.absent(view)
+    for group in navigation.GROUPS:
+        st.caption(f"**{group.name}** {group.line}")
+        with st.container(horizontal=True, gap=None, key=f"links_{group.name}"):
+            for page in group.pages:
+                label = f"{page.title} :small[· {absent[page.name]}]" if page.name in absent else page.title
+                st.page_link(widgets.PAGES / f"{page.name}.py", label=label, query_params=address.of(view, page.name))
 
 
 def _way_to_judged(run_id: str) -> None:

@@ -12,7 +12,6 @@ from uuid import uuid4
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app.components.code_block import code_block
 from app.page import Page
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
@@ -20,7 +19,7 @@ from core.runs.file.kept import REFUSAL, note
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.views.request import left_out, typed_with
-from core.text import code
+from core.text import code, legible
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
 EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
@@ -206,6 +205,11 @@ def empty() -> NoReturn:
         " prefill --variant decode --dtype bfloat16"
     )
     st.stop()
+
+
+def code_block(text: str, *, wraps: bool = False) -> None:
+    """Draw a text with a button that copies it, what is invisible in it as escapes."""
+    st.code(legible(text), language=None, wrap_lines=wraps)
 
 
 def same_capture_with(extra: str, about: Provenance) -> None:

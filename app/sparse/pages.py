@@ -6,7 +6,6 @@ import pandas as pd
 import streamlit as st
 
 from app.components import plots
-from app.components.code_block import code_block
 from app.overview.charts import over_positions
 from app.shell import address, selection, widgets, wording
 from app.shell.glossary import meanings
@@ -103,7 +102,7 @@ def _folded(view: selection.SparseView) -> None:
     )
     if folded.open:
         with folded:
-            code_block(sparse_markdown(view.run, view.pair.variant, address.absolute(view)), wraps=True)
+            widgets.code_block(sparse_markdown(view.run, view.pair.variant, address.absolute(view)), wraps=True)
     _provenance(view)
 
 
@@ -178,7 +177,7 @@ def _texts(view: selection.SparseView) -> None:
         with column:
             start = max(0, shared - 200)
             shown = visible(text[start:shared]) + "▸" + visible(text[shared : shared + 200])
-            code_block(("…" if start else "") + shown, key=f"sparse_text_{side.name}", wraps=True)
+            widgets.code_block(("…" if start else "") + shown, wraps=True)
 
 
 def _provenance(view: selection.SparseView) -> None:

@@ -12,7 +12,6 @@ import pandas as pd
 import streamlit as st
 
 from app.components import plots
-from app.components.code_block import code_block
 from app.shell import address, exports, selection, widgets, wording
 from app.verdict import charts, panel_actions
 from core.runs.file.evidence import (
@@ -320,4 +319,4 @@ def report(view: selection.View) -> None:
     )
     if unfolded.open:
         with unfolded:
-            code_block(issue_text(view.run, [view.pair], address.absolute(view)), wraps=True)
+            widgets.code_block(issue_text(view.run, [view.pair], address.absolute(view)), wraps=True)

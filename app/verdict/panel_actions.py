@@ -13,7 +13,6 @@ import streamlit as st
 
 from app.capture.preview import Answer, previews
 from app.capture.recent_models import is_known, remember_model
-from app.components.code_block import code_block
 from app.hosting import members
 from app.shell import selection, store_cache, store_changes, widgets, wording
 from app.shell.jobs import ANY_DEVICE, Job, PromptFile, queue_of
@@ -67,7 +66,7 @@ def controls_to_bring(view: selection.View) -> None:
     with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
         for what, option in ways:
             st.caption(wording.opening(what))
-            code_block(f"{command} {option}", wraps=True)
+            widgets.code_block(f"{command} {option}", wraps=True)
         st.caption(
             "The judged run is a new one, of the same bits; options may be combined. docs/upload.md has the controls."
         )
@@ -84,7 +83,7 @@ def how_to_judge(view: selection.View) -> None:
             st.caption(said)
         return
     with st.expander("The same on the command line", icon=":material/terminal:", key="judge_command"):
-        code_block(command, wraps=True)
+        widgets.code_block(command, wraps=True)
         if said:
             st.caption(said)
 

@@ -56,8 +56,7 @@ def said(app: AppTest) -> str:
 
 def codes(app: AppTest) -> list[str]:
     """The texts that the page shows to be copied."""
-    parts = (element.proto for element in app.get("bidi_component"))
-    return [json.loads(part.json)["text"] for part in parts if part.component_name == "ulpscope_code"]
+    return [element.value for element in app.code]
 
 
 def figures_of(app: AppTest) -> list[dict]:

@@ -4,7 +4,6 @@ given.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -101,23 +100,12 @@ def test_a_link_to_another_run_within_a_session_leaves_the_position_of_the_last_
     assert (app.query_params["run"], app.query_params["position"]) == ("batch-1-against-n", "30")
 
 
-def groups(app: AppTest) -> list[dict]:
-    """The groups of the navigation, as they are drawn."""
-    parts = (element.proto for element in app.get("bidi_component"))
-    (links,) = (json.loads(part.json) for part in parts if part.component_name == "ulpscope_page_links")
-    return links["groups"]
-
-
-def test_pages_stand_in_three_groups_with_a_line_each_and_what_a_run_does_not_hold_says_so():
-    shown = groups(followed("near_ties", run=RUN))
-    drawn = [(group["name"], [page["title"] for page in group["pages"]]) for group in shown]
-    assert drawn == [(group.name, [page.title for page in group.pages]) for group in navigation.GROUPS]
-    assert [name for name, _ in drawn] == ["This pair", "Where it starts", "Store"]
-    assert drawn[0][1][0] == "Overview"
-    assert all(group["line"] for group in shown)
-    notes = {page["title"]: page["note"] for group in shown for page in group["pages"]}
-    expected = {"Flips": "", "KV cache": "", "Layers": "not captured", "Kernels": "not captured"}
-    assert {title: notes[title] for title in expected} == expected
+def test_links_to_pages_carry_the_selection_and_say_what_a_run_does_not_hold():
+    app = followed("near_ties", run=RUN, position="7")
+    links = {link.proto.label: link.proto.query_string for link in app.sidebar.get("page_link")}
+    assert len(links) == len(navigation.PAGES)
+    assert {"Flips", "KV cache", "Layers :small[· not captured]", "Kernels :small[· not captured]"} <= set(links)
+    assert "position=7" in links["Flips"]
 
 
 @pytest.mark.spread(2)
