@@ -82,7 +82,7 @@ def page_links(view: selection.View | selection.SparseView | None) -> None:
     absent = {} if view is None else store_cache.absent(view)
     for group in navigation.GROUPS:
         st.caption(f"**{group.name}** {group.line}")
-        with st.container(horizontal=True, gap=None, key=f"links_{group.name}"):
+        with st.container(horizontal=True, gap="xxsmall"):
             for page in group.pages:
                 label = f"{page.title} :small[· {absent[page.name]}]" if page.name in absent else page.title
                 st.page_link(widgets.PAGES / f"{page.name}.py", label=label, query_params=address.of(view, page.name))
