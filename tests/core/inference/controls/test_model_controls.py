@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.verdicts.engines import PREFIX, Engine, prefill
 from benchmarks.verdicts.mutations import another_prompt, fp8, overwriting, stored
-from benchmarks.verdicts.precisions import four_bits, stale_slot_in_fp8, with_weights
+from benchmarks.verdicts.precisions import q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_controls
@@ -164,14 +164,9 @@ STALE = overwriting(another_prompt, PREFIX, -3)
     ("sound", "wrong", "says"),
     [
         (stored(fp8), stale_slot_in_fp8, ["KV cache in float8_e4m3fn"]),
-        (with_weights(four_bits), with_weights(four_bits, STALE), ["linear layers in int4, groups of 32"]),
-        (
-            with_weights(four_bits, stored(fp8)),
-            with_weights(four_bits, stale_slot_in_fp8),
-            ["KV cache in float8_e4m3fn", "linear layers in int4, groups of 32"],
-        ),
+        (with_weights(q4_0), with_weights(q4_0, STALE), ["GGUF's Q4_0"]),
     ],
-    ids=["cache", "weights", "both"],
+    ids=["cache", "weights"],
 )
 def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_float32(
     sound: Engine, wrong: Engine, says: list[str], tmp_path: Path, narrow: LoadedModel
