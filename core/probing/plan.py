@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -11,21 +10,16 @@ from ..errors import UsageError
 from ..text import shown
 
 Prompt = str | tuple[int, ...]
-RERUN, WARM, LOAD, ORDER, WALK, STREAM, ECHO = "rerun", "warm", "load", "order", "walk", "stream", "echo"
-CONTENT = "content"
+RERUN, WARM, LOAD, WALK, ECHO = "rerun", "warm", "load", "walk", "echo"
 MEANINGS = {
     RERUN: "the same request alone, twice",
     WARM: "with the prompt's prefix in the cache, twice, against cold",
     LOAD: "while N other requests are in flight, twice",
-    CONTENT: "beside N others of equal lengths, and beside as many with other content, three times each",
-    ORDER: "all prompts at once, in a shuffled queue",
     WALK: "every prefix of a prompt as a prompt of its own, cold and warm",
-    STREAM: "the same request as a stream",
     ECHO: "the generated tokens scored as a prompt",
 }
 DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
-TIMES = 3  # that a request is asked beside the same content: twice alike may be luck
 FILLER_FACTOR = 2  # tokens that a request which loads the server generates, in those of one that is measured
 _CHARACTERS_A_TOKEN = 4.0  # about, of a text whose tokens are not known
 
@@ -60,21 +54,9 @@ class Plan:
 
     def requests_of(self, test: str) -> int:
         """Requests of one test; '' is the request that every other is compared with."""
-        prompts = len(self.prompts)
-        loaded = self.load + 1
-        a_prompt = {
-            "": 1,
-            RERUN: 1,
-            WARM: 3,
-            LOAD: 2 * loaded,
-            CONTENT: 2 * TIMES * loaded,
-            ORDER: 1,
-            STREAM: 1,
-            ECHO: 1,
-        }
         if test == WALK:
             return sum(2 * about_tokens(prompt) for prompt in self.prompts)
-        return prompts * a_prompt[test]
+        return len(self.prompts) * {WARM: 3, LOAD: 2 * (self.load + 1)}.get(test, 1)
 
     @property
     def tokens_read(self) -> int:
@@ -91,9 +73,8 @@ class Plan:
         for test in ("", *self.tests):
             each = 1 if test in (WALK, ECHO) else self.tokens
             made += self.requests_of(test) * each
-            if test in (LOAD, CONTENT):
-                times = 2 if test == LOAD else 2 * TIMES
-                made += times * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
+            if test == LOAD:
+                made += 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
         return made * (2 if self.is_against else 1)
 
 
@@ -121,16 +102,15 @@ def about_tokens(prompt: Prompt) -> int:
     return len(prompt) if isinstance(prompt, tuple) else max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
 
 
-def told(plan: Plan, tests: Sequence[str] | None = None) -> list[str]:
+def told(plan: Plan) -> list[str]:
     """Requests and seconds that the plan takes, a line a test and one for all."""
-    chosen = plan.tests if tests is None else tests
     factor = 2 if plan.is_against else 1
     lines = [
         f"{'cold':>8}: {plan.requests_of('') * factor:>6,} requests, each prompt once, as what others are compared with"
     ]
-    for test in chosen:
+    for test in plan.tests:
         name = f"load:{plan.load}" if test == LOAD else test
-        meaning = MEANINGS[test].replace("N others", f"{plan.load} others").replace("N other", f"{plan.load} other")
+        meaning = MEANINGS[test].replace("N other", f"{plan.load} other")
         lines.append(f"{name:>8}: {plan.requests_of(test) * factor:>6,} requests, {meaning}")
     of = " to both servers together" if plan.is_against else ""
     lines.append(

@@ -1,12 +1,11 @@
-"""Probe of a live server: the same prompts cold, again, warm, under load, walked, streamed; each way a sparse side."""
+"""Probe of a live server: the same prompts cold, again, warm, under load, walked; each way a sparse side."""
 
 from __future__ import annotations
 
-import random
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,13 +17,12 @@ from ..runs.sparse.records import UNKNOWN_TOKEN, SparseResponse, SparseRow, Spar
 from ..text import joined as listed
 from ..text import plural
 from .client import ProbeError, StoppedError
-from .plan import CONTENT, ECHO, FILLER_FACTOR, LOAD, ORDER, RERUN, STREAM, TIMES, WALK, Plan, Prompt
+from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
 from .servers import COLD, WARM, Ask, Server
 
 Tell = Callable[[str, int, int], None]
 T = TypeVar("T")
-_MOST_AT_ONCE = 64  # prompts of a queue in flight
 _FILLER = (
     "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody counts how many boats"
     " are still out there tonight. "
@@ -52,9 +50,8 @@ class Probed:
 class Probe:
     """One probe of a server, or of two on the same prompts."""
 
-    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell = _untold, *, seed: int = 0) -> None:
+    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell = _untold) -> None:
         self._plan, self._servers, self._tell = plan, servers, tell
-        self._chance = random.Random(seed)
         self._answers: dict[str, list[SparseResponse]] = {}
         self._walks: dict[str, list[SparseResponse]] = {}
         self._notes: dict[str, None] = {}
@@ -69,18 +66,13 @@ class Probe:
         """
         stopped = ""
         try:
-            prompts = [self._ids_of(prompt) for prompt in self._plan.prompts]
-            for prompt in prompts:
+            for prompt in [self._ids_of(prompt) for prompt in self._plan.prompts]:
                 for server in self._servers:
                     self._alone(server, prompt)
                 for server in self._servers:
                     self._loaded(server, prompt)
                 for server in self._servers:
-                    self._beside_content(server, prompt)
-                for server in self._servers:
                     self._walk(server, prompt)
-            for server in self._servers:
-                self._ordered(server, prompts)
         except StoppedError as reason:
             stopped = str(reason)
         except ProbeError as failure:
@@ -157,12 +149,6 @@ class Probe:
         self._put(server, "cold", first)
         if RERUN in tests:
             self._put(server, "cold again", self._ask_cold(server, "rerun", self._cold(prompt)))
-        if STREAM in tests:
-            if server.can_stream:
-                streamed = replace(self._cold(prompt), is_stream=True)
-                self._put(server, "stream", self._ask_cold(server, "stream", streamed))
-            else:
-                self._note(f"{server.kind} was not asked to stream: its streams say no best tokens.")
         if WARM_TEST in tests:
             self._warm(server, prompt)
         if ECHO in tests:
@@ -200,35 +186,15 @@ class Probe:
             return
         for name in (f"load:{self._plan.load}", f"load:{self._plan.load} again"):
             server.forget()
-            self._put(server, name, self._beside_others(server, prompt, name))
+            self._put(server, name, self._under_load(server, prompt, name))
 
-    def _beside_content(self, server: Server, prompt: Prompt) -> None:
-        """Beside requests of equal lengths and other tokens, by turns, so that nothing else comes with the content."""
-        if CONTENT not in self._plan.tests:
-            return
-        if not server.takes_ids or not isinstance(prompt, tuple):
-            self._note(f"{server.kind} takes no token ids, so no neighbours of equal lengths could be made.")
-            return
-        lengths = [16 * (1 + number % 4) for number in range(self._plan.load)]
-        contents = {
-            kind: [tuple(tokens[(at + start) % len(tokens)] for at in range(n)) for start, n in enumerate(lengths)]
-            for kind, tokens in (("A", prompt), ("B", prompt[::-1]))
-        }
-        for time in range(TIMES):
-            for kind, fillers in contents.items():
-                name = f"content {kind}" + (f" {time + 1}" if time else "")
-                server.forget()
-                self._put(server, name, self._beside_others(server, prompt, name, fillers))
-
-    def _beside_others(
-        self, server: Server, prompt: Prompt, stage: str, fillers: Sequence[Prompt] | None = None
-    ) -> SparseResponse:
-        """The answer to a prompt asked while others are in flight, each of another length where none are given."""
+    def _under_load(self, server: Server, prompt: Prompt, stage: str) -> SparseResponse:
+        """The answer to a prompt asked while others are in flight, each of another length."""
         others = self._plan.load
         started = threading.Barrier(others + 1)
 
         def fill(number: int) -> None:
-            text = f"{number}. " + _FILLER * (1 + number % 7) if fillers is None else fillers[number]
+            text = f"{number}. " + _FILLER * (1 + number % 7)
             asked = replace(self._cold(text, self._plan.tokens * FILLER_FACTOR), is_filler=True)
             started.wait()
             server.ask(asked)
@@ -247,25 +213,6 @@ class Probe:
                 f"Of the {others} requests beside a measured one, {others - beside} had ended before it at the worst."
             )
         return response
-
-    def _ordered(self, server: Server, prompts: Sequence[Prompt]) -> None:
-        if ORDER not in self._plan.tests:
-            return
-        if len(prompts) < 2:
-            self._note("A queue of one prompt has one order; give two or more prompts for the test order.")
-            return
-        server.forget()
-        order = list(range(len(prompts)))
-        self._chance.shuffle(order)
-        asked: dict[int, Future[SparseResponse]] = {}
-        for index in order:
-            waiting = [one for one in asked.values() if not one.done()]
-            if len(waiting) >= _MOST_AT_ONCE:
-                wait(waiting, return_when=FIRST_COMPLETED)
-            asked[index] = _begun(partial(self._ask, server, "order", self._cold(prompts[index])))
-        _end(list(asked.values()))
-        for index in range(len(prompts)):
-            self._put(server, "order", asked[index].result())
 
     def _walk(self, server: Server, prompt: Prompt) -> None:
         """Rows of a prompt, one request each: the prefix up to a token, and one token to generate."""
@@ -352,9 +299,6 @@ def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) 
         "warm again": Way("with its prefix in the cache", "warm"),
         f"load:{plan.load}": Way(f"beside {plan.load} others", f"load:{plan.load} again", is_timed=True),
         f"load:{plan.load} again": Way(f"beside {plan.load} others", f"load:{plan.load}", is_timed=True),
-        **_content_ways(plan.load),
-        ORDER: Way("in a shuffled queue", is_timed=True),
-        STREAM: Way("as a stream"),
         ECHO: Way("scored as a prompt", has_text=False),
         "walk cold": Way("cold"),
         "walk warm": Way("with its prefix in the cache"),
@@ -367,22 +311,6 @@ def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) 
         way = known[name]
         where = "on the first server" if letter == "A" else "on the second server"
         found[side.name] = replace(
-            way,
-            what=f"{where}, {way.what},",
-            again=f"{letter} {way.again}" if way.again else "",
-            alike=tuple(f"{letter} {each}" for each in way.alike),
-            others=tuple(f"{letter} {each}" for each in way.others),
+            way, what=f"{where}, {way.what},", again=f"{letter} {way.again}" if way.again else ""
         )
-    return found
-
-
-def _content_ways(load: int) -> dict[str, Way]:
-    names = {
-        kind: tuple(f"content {kind}" + (f" {time + 1}" if time else "") for time in range(TIMES)) for kind in "AB"
-    }
-    found = {}
-    for kind, other in (("A", "B"), ("B", "A")):
-        for name in names[kind]:
-            again = names[kind][1 if name == names[kind][0] else 0]
-            found[name] = Way(f"beside {load} of equal lengths", again, True, names[kind], names[other])
     return found

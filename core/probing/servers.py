@@ -6,15 +6,12 @@ Ollama's docs/api.md, text-generation-inference 3.
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..errors import DumpError
-from ..runs.sparse.payloads.bounded_json import documents_of
 from ..runs.sparse.payloads.entries import count_of
 from ..runs.sparse.payloads.recognise import read_payload
-from ..runs.sparse.payloads.streams import whole_answers
 from ..runs.sparse.records import SparseResponse
 from ..text import shown
 from .client import Client, ProbeError
@@ -36,7 +33,6 @@ class Ask:
     top: int
     cache: str = COLD
     salt: str = ""
-    is_stream: bool = False
     rows: bool = False
     is_filler: bool = False
 
@@ -62,7 +58,6 @@ class Server:
     way_to_tell: ClassVar[str] = ""  # how it is brought to say what it read from its cache: a sentence after a blank
     takes_ids: ClassVar[bool] = False
     has_prompt_rows: ClassVar[bool] = False
-    can_stream: ClassVar[bool] = True
 
     def told(self) -> str:
         """Name, version and model, in a few words."""
@@ -81,12 +76,8 @@ class Server:
         """Send one request and read its answer. ProbeError where it has no log-probabilities."""
         self.client.budget.take()
         path, body = self.request(asked)
-        if asked.is_stream:
-            payload = streamed(self.client.post_bytes(path, body | {"stream": True}), path)
-        else:
-            payload = self.client.post(path, body)
         try:
-            found = read_payload(payload, path, body)
+            found = read_payload(self.client.post(path, body), path, body)
         except DumpError as error:
             raise ProbeError(str(error)) from None
         if not found:
@@ -109,22 +100,6 @@ class Server:
 
     def _common(self, body: dict[str, Any]) -> dict[str, Any]:
         return ({"model": self.model} if self.model else {}) | body | {"temperature": 0}
-
-
-def streamed(answer: bytes, path: str) -> list[Any]:
-    """The answers in a stream. ProbeError for an error in it, or if it holds nothing."""
-    if answer.lstrip()[:1] == b"<":
-        raise ProbeError(f"{path}: the server streams a page of HTML; is this the address of the engine?")
-    try:
-        chunks = list(documents_of(io.BytesIO(answer), path))
-    except DumpError as error:
-        raise ProbeError(str(error)) from None
-    for _, chunk in chunks:
-        if isinstance(chunk, dict) and chunk.get("error"):
-            raise ProbeError(f"{path}: the server ends its stream with an error: {shown(chunk['error'], 200)}")
-    if not chunks:
-        raise ProbeError(f"{path}: the server was asked to stream and sent nothing that could be read.")
-    return [payload for _, payload in whole_answers(chunks)]
 
 
 @dataclass(frozen=True)
@@ -221,7 +196,7 @@ class Ollama(Server):
             "model": self.model,
             "prompt": asked.prompt,
             "raw": True,
-            "stream": asked.is_stream,
+            "stream": False,
             "options": options,
             "logprobs": True,
             "top_logprobs": min(asked.top, 20),
@@ -233,7 +208,6 @@ class TGI(Server):
     """Hugging Face's text-generation-inference."""
 
     kind: ClassVar[str] = "TGI"
-    can_stream: ClassVar[bool] = False
 
     def request(self, asked: Ask) -> tuple[str, dict[str, Any]]:
         parameters = {

@@ -97,19 +97,8 @@ def serving(*acts: Act) -> Iterator[tuple[str, Odd]]:
         server.server_close()
 
 
-def _chunk(said: dict[str, Any], step: int) -> dict[str, Any]:
-    """One token of a completion, as an event of its own."""
-    logprobs = {name: listed[step : step + 1] for name, listed in said["choices"][0]["logprobs"].items()}
-    return {**said, "choices": [{"index": 0, "text": logprobs["tokens"][0], "logprobs": logprobs}]}
-
-
 def good(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
-    if asked.get("stream"):
-        pieces = [_chunk(completion(asked), step) for step in range(int(asked["max_tokens"]))]
-        events = b"".join(b"data: " + json.dumps(piece).encode() + b"\n\n" for piece in pieces) + b"data: [DONE]\n\n"
-        reply(handler, events, Content_Type="text/event-stream")
-    else:
-        reply(handler, completion(asked))
+    reply(handler, completion(asked))
 
 
 def moved(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:

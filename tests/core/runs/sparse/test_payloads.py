@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from core.errors import DumpError
-from core.probing import servers
 from core.runs.sparse.pairing import compare_sides, sides_of
 from core.runs.sparse.payloads import bounded_json, openai
 from core.runs.sparse.payloads.plain_file import is_payload
@@ -370,8 +369,7 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
 
 
 def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
-    payload = servers.streamed((PAYLOADS / "vllm_stream.txt").read_bytes(), "/v1/completions")
-    (streamed,) = read_payload(payload, "stream", {"logprobs": 4})
+    (streamed,) = read_payload((PAYLOADS / "vllm_stream.txt").read_text(), "stream", {"logprobs": 4})
     (whole,) = read_responses(PAYLOADS / "vllm_token_ids.json")
     assert streamed.tokens == whole.tokens
     assert streamed.text == whole.text
