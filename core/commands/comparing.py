@@ -25,6 +25,8 @@ from ..runs.reports.gate import (
     UNDECIDED,
     Condition,
     GateReport,
+    SparseReport,
+    check_for_lists,
     check_measured,
     gate_notes,
     parse_conditions,
@@ -32,7 +34,6 @@ from ..runs.reports.gate import (
 )
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_run
-from ..runs.reports.sparse_gate import SparseGateReport, check_conditions, judge_sparse
 from ..runs.reports.sparse_json import sparse_json
 from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse.pairing import SparsePair
@@ -264,15 +265,14 @@ def _compare_sparse(
     markdown: Path | None,
 ) -> None:
     """The report of sparse pairs, and the gate on them."""
-    check_conditions(conditions)
+    check_for_lists(conditions)
     report = sparse_json(pairs, verdicts, variant=variant, with_positions=positions)
     gate = None
     if conditions:
         judged = {verdict.variant: verdict for verdict in verdicts}
-        outcomes = tuple(
-            judge_sparse(condition, pair, judged.get(pair.variant)) for condition in conditions for pair in pairs
-        )
-        gate = SparseGateReport(outcomes, (), {})
+        reports = [SparseReport.of(pair, judged.get(pair.variant)) for pair in pairs]
+        outcomes = tuple(condition.judge(pair) for condition in conditions for pair in reports)
+        gate = GateReport(outcomes, notes=tuple(gate_notes(reports)))
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)

@@ -24,10 +24,9 @@ from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
 from core.runs.reports.baseline import bounds_text
-from core.runs.reports.gate import GateReport, check_measured, gate_notes, parse_conditions
+from core.runs.reports.gate import GateReport, SparseReport, check_measured, gate_notes, parse_conditions
 from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
-from core.runs.reports.sparse_gate import judge_sparse
 from core.runs.reports.sparse_json import sparse_run_json
 from core.runs.reports.sparse_markdown import sparse_markdown
 from core.runs.sparse.export import lines_of
@@ -121,7 +120,7 @@ def _read_lists(path: Path) -> None:
             changes_by_rank(pair, prompt)
         causes_of(rows_of_lists(pair, run.sides[0], run.sides[number + 1]))
         for condition in conditions:
-            judge_sparse(condition, pair)
+            condition.judge(SparseReport.of(pair))
     json.dumps(sparse_run_json(run, with_positions=True), allow_nan=False)
     json.dumps(list(lines_of(run.sides)), allow_nan=False)
     sparse_markdown(run, None, "").encode()

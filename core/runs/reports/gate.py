@@ -1,5 +1,5 @@
-"""The gate of `compare`: what a team declares unacceptable, condition by condition, and the position that is worst
-under each.
+"""The gate of `compare`: conditions on the figures of a pair, of whole rows of logits or of lists of some tokens, and
+the position that is worst under each.
 """
 
 from __future__ import annotations
@@ -16,48 +16,140 @@ from ...numerics.metrics import NULLABLE
 from ...text import number, percent, plural, shown
 from ..file.evidence import FAILED, PASSED
 from ..file.records import FAILING, NOT_JUDGED, UNDECIDED, Prompt
+from ..sparse.pairing import SparsePair, SparsePosition
+from ..sparse_run import SparseVerdict
 from .report_json import PairReport, plain_number
-
-ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
-UNITS = {
-    "bits": "values",
-    "flips": "positions",
-    "flips:margin": "positions",
-    "ulps": "ULPs",
-    "kl": "nats",
-    "rms": "logits",
-    "max-abs": "logits",
-    "share": "of all elements",
-    "same-top1": "of all positions",
-    "verdict": "",
-}
-_MEANING = {
-    "flips:margin": "X in logits, or in ULPs as 5ulps",
-    "ulps": "N a whole number of ULPs",
-    "kl": "X in nats",
-    "rms": "X in logits",
-    "max-abs": "X in logits",
-    "share": "X from 0 to 1",
-    "same-top1": "X from 0 to 1",
-}
-_SIGNS = {"ulps": ":", "same-top1": "<"}
-_PARTS = re.compile(r"(flips:margin|[^<>:]*)([<>:]?)(.*)", re.DOTALL)  # of a condition: kind, sign, limit
-_NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
-# Verdicts that no control has decided. `rounding`, `identical` and a wanted lower precision pass.
-_OPEN = (UNDECIDED, NOT_JUDGED)
-
+from .sparse_json import Bounded, position_json, summary_json
+from .sparse_wording import UNITS, not_compared, opening, placeholder_words, told
 
 Row = dict[str, Any]
+Key = Callable[[Row], tuple[float, ...]]  # rank of a row, highest where a condition is worst; all 0 if nothing is wrong
+_NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class SparseReport:
+    """A pair of lists for the gate."""
+
+    pair: SparsePair
+    reference: str
+    variant: str
+    rows: list[Row]
+    figures: dict[str, Any]
+    verdict: str
+    because: str
+    unit: str
+
+    @classmethod
+    def of(cls, pair: SparsePair, verdict: SparseVerdict | None = None) -> SparseReport:
+        rows = [{"prompt": place.prompt, **position_json(place, pair)} for place in pair.positions]
+        name, because = (verdict.name, verdict.because) if verdict else (NOT_JUDGED, "")
+        unit = UNITS[pair.values]
+        return cls(pair, pair.reference, pair.variant, rows, summary_json(pair), name, because, unit)
+
+    def margins(self, row: Row, unit: str) -> list[Bounded]:
+        """Margins of both sides, in logits or with unit '_ulps' in ULPs; of probabilities the logarithm of a ratio."""
+        if unit or self.pair.values != "prob":
+            return [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
+        place: SparsePosition = self.pair.positions[next(n for n, each in enumerate(self.rows) if each is row)]
+        tops = [(side.values[:2], side.best) for side in (place.reference, place.variant)]
+        return [math.log(top[0] / top[1]) if best > 1 and top[1] > 0 else None for top, best in tops]
+
+
+def low_high(figure: Bounded) -> tuple[float, float]:
+    """Bounds of a figure; -inf and inf where it is unknown."""
+    low, high = figure if isinstance(figure, list) else (figure, figure)
+    return (-math.inf if low is None else low), (math.inf if high is None else high)
+
+
+def smaller_margin(row: Row) -> float:
+    """The smaller of both sides' margins; inf if one is undefined, and 0 if a list does not say it."""
+    margins = (row["reference_margin"], row["variant_margin"])
+    return (math.inf if "nonfinite_mismatch" in row else 0.0) if None in margins else min(margins)
+
+
+def is_kl_lost(row: Row) -> bool:
+    """Return whether KL is undefined or infinite at a position of whole rows that differ: no limit holds there."""
+    return row["kl"] is None and "nonfinite_mismatch" in row and bool(row["neq"])
+
+
+def _by(*columns: str) -> Key:
+    def key(row: Row) -> tuple[float, ...]:
+        return tuple(max(low_high(row.get(column))[0], 0) for column in columns)
+
+    return key
+
+
+_difference = _by("nonfinite_mismatch", "max_abs", "neq")
+
+
+def by_flip(row: Row) -> tuple[float, ...]:
+    """Rank of a row as a flip, highest where both sides are sure of their own token."""
+    return (1, smaller_margin(row), *_difference(row)) if row["is_flip"] else (0,)
+
+
+def by_kl(row: Row) -> tuple[float, ...]:
+    return (is_kl_lost(row), *_by("kl")(row))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a condition compares with its limit: a column of the summary, its unit ('of': a share; 'logits': the pair's
+    own), how a sentence says it, the rank of a position under it. refused: why lists of some tokens cannot answer it.
+    """
+
+    column: str
+    unit: str
+    words: str
+    key: Key
+    limit: str = ""  # what X is; '' if there is none to give
+    sign: str = ">"
+    refused: str = ""
+
+
+MEASURES = {
+    "bits": Measure("neq", "values", "differs in {} values", lambda row: (*_difference(row), _sign_only(row))),
+    "flips": Measure("flips", "positions", "has another argmax at {} of {of}", by_flip),
+    "flips:margin": Measure("flips", "positions", "", by_flip, "X in logits, or in ULPs as 5ulps"),
+    "ulps": Measure(
+        "max_ulps",
+        "ULPs",
+        "is up to {} ULPs apart",
+        _by("nonfinite_mismatch", "max_ulps"),
+        "N a whole number of ULPs",
+        ":",
+        "ULPs of elements need both sides' complete logits",
+    ),
+    "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, "X in nats"),
+    "rms": Measure(
+        "rms",
+        "logits",
+        "differs by {} logits (rms over all elements)",
+        _by("nonfinite_mismatch", "rms"),
+        "X in logits",
+        refused="an rms over all elements needs complete rows",
+    ),
+    "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", _difference, "X in logits"),
+    "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), "X from 0 to 1"),
+    "same-top1": Measure(
+        "same_top1", "of all positions", "has the same argmax at {} of {of}", by_flip, "X from 0 to 1", "<"
+    ),
+    "verdict": Measure("", "", "is {}", _difference),
+}
+ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
+
+
+def _sign_only(row: Row) -> bool:
+    return not row.get("bit_identical", True)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of one pair under one condition, or of one of its prompts under its bounds.
 
-    outcome: 'passed', 'failed', or 'undecided' where nothing known decides it; figure: what was measured, in `unit`;
-    says: one sentence; worst: the row of the report that is worst under this condition, None where no position differs.
-    Of one prompt under its bounds: prompt is its index, None where it was not compared, and key what it is recognised
-    by.
+    outcome: 'passed', 'failed', or 'undecided'; figure: the measured value, in `unit`; says: one sentence; worst: the
+    row that is worst under this condition, None if no position differs. Of a prompt under its bounds: its index, None
+    if it was not compared, and its key.
     """
 
     reference: str
@@ -79,74 +171,152 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition that fails a build. `limit` is in logits, nats, ULPs (`is_in_ulps`) or a share, as the kind says.
-
-    bits: any bit differs. flips: another argmax. flips:margin: another argmax where the smaller of the two margins is
-    more than the limit. ulps, kl, rms, max-abs, share: more than the limit. same-top1: less than it. verdict: a bug
-    suspected, nondeterministic, or an invalid dump.
-    """
+    """Condition that fails a build: a kind of `MEASURES` and its limit."""
 
     kind: str
     limit: float = 0
     is_in_ulps: bool = False
 
     def __str__(self) -> str:
-        if self.kind in ("bits", "flips", "verdict"):
-            return self.kind
-        return f"{self.kind}{_SIGNS.get(self.kind, '>')}{limit_text(self.limit)}{'ulps' if self.is_in_ulps else ''}"
+        measure = MEASURES[self.kind]
+        return f"{self.kind}{measure.sign}{self._limit_text}" if measure.limit else self.kind
+
+    @property
+    def _limit_text(self) -> str:
+        return f"{self.limit:.15g}" + "ulps" * self.is_in_ulps if self.kind != "ulps" else str(self.limit)
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """UsageError where it is none: which one, and what is allowed."""
+        """Read a condition as a user writes it; UsageError says what is allowed."""
         compact = re.sub(r"\s*([<>:])\s*", r"\1", text.strip())
-        if compact in ("bits", "flips", "verdict"):
-            return cls(compact)
-        kind, sign, limit = _PARTS.fullmatch(compact).groups()  # type: ignore[union-attr]  # any text fits
+        parts = re.fullmatch(r"(flips:margin|[^<>:]*)([<>:]?)(.*)", compact, re.DOTALL)
+        kind, sign, limit = parts.groups() if parts else ("", "", "")
         where = f"--fail-on '{shown(text, 60)}'"
-        if kind not in _MEANING:
+        measure = MEASURES.get(kind)
+        if measure is None or (not measure.limit and (sign or limit)):
             raise UsageError(f"{where} is not known; expected {ALLOWED}.")
-        form = f"{kind}{_SIGNS.get(kind, '>')}{'N' if kind == 'ulps' else 'X'}"
+        if not measure.limit:
+            return cls(kind)
+        form = f"'{kind}{measure.sign}{'N' if kind == 'ulps' else 'X'}', {measure.limit}"
         if not sign and not limit:
             quoted = "" if kind == "ulps" else ", in quotes, or a shell takes the sign for a redirection"
-            raise UsageError(f"{where} lacks its limit; expected '{form}', {_MEANING[kind]}{quoted}.")
+            raise UsageError(f"{where} lacks its limit; expected {form}{quoted}.")
         is_in_ulps = kind == "flips:margin" and limit.endswith("ulps")
-        number = limit.removesuffix("ulps").rstrip() if is_in_ulps else limit
-        is_number = re.fullmatch(r"\d{1,18}", number, re.ASCII) if kind == "ulps" else _NUMBER.fullmatch(number)
-        if sign != _SIGNS.get(kind, ">") or not is_number:
-            raise UsageError(f"{where} makes no sense; expected '{form}', {_MEANING[kind]}.")
-        value = int(number) if kind == "ulps" else float(number)
+        digits = limit.removesuffix("ulps").rstrip() if is_in_ulps else limit
+        is_number = re.fullmatch(r"\d{1,18}", digits, re.ASCII) if kind == "ulps" else _NUMBER.fullmatch(digits)
+        if sign != measure.sign or not is_number:
+            raise UsageError(f"{where} makes no sense; expected {form}.")
+        value = int(digits) if kind == "ulps" else float(digits)
         if not math.isfinite(value) or (kind in ("share", "same-top1") and value > 1):
-            raise UsageError(f"{where}: {shown(number)} is too large; expected '{form}', {_MEANING[kind]}.")
+            raise UsageError(f"{where}: {shown(digits)} is too large; expected {form}.")
         return cls(kind, value, is_in_ulps)
 
-    def judge(self, pair: PairReport) -> Outcome:
+    def judge(self, pair: PairReport | SparseReport) -> Outcome:
         """Judge a pair by the condition: its outcome, with the position at which it is worst."""
-        is_failed, figure, says, key = _JUDGES[self.kind](self, pair)
+        measure = MEASURES[self.kind]
+        figure: Any
         if self.kind == "verdict":
-            outcome = FAILED if is_failed else UNDECIDED if figure in _OPEN else PASSED
+            outcome, figure, says = _judge_verdict(pair)
+        elif self.kind == "flips:margin":
+            outcome, figure, says = self._judge_sure_flips(pair)
         else:
-            outcome = FAILED if is_failed else PASSED
+            outcome, figure, says = self._compare(pair)
         sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
-        worst = worst_row(pair.rows, key)
-        return Outcome(
-            pair.reference, pair.variant, str(self), outcome, figure, UNITS[self.kind], f"{sides} {says}.", worst
-        )
+        unit = pair.unit if measure.unit == "logits" else measure.unit
+        worst = worst_row(pair.rows, measure.key)
+        return Outcome(pair.reference, pair.variant, str(self), outcome, figure, unit, f"{sides} {says}.", worst)
+
+    def _compare(self, pair: PairReport | SparseReport) -> tuple[str, float | None, str]:
+        """Compare the figure with the limit. What a list leaves open is undecided; whole rows fail on what is
+        undefined.
+        """
+        measure, figures, rows = MEASURES[self.kind], pair.figures, pair.rows
+        figure = figures[measure.column]
+        low, high = low_high(figure)
+        mismatch = figures["nonfinite_mismatch"]
+        if measure.sign == "<":
+            outcome = FAILED if high < self.limit else PASSED if low >= self.limit else UNDECIDED
+        else:
+            outcome = FAILED if low > self.limit else PASSED if high <= self.limit else UNDECIDED
+        value = percent_told(figure) if measure.unit.startswith("of ") else told(figure)
+        says = measure.words.format(value, of=plural(len(rows), "position"), unit=pair.unit)
+        if self.kind == "bits" and figures["bit_identical"] is False:
+            outcome = FAILED
+            says += " (zeros differ in sign, or NaNs in their bits)" * (high == 0)
+        if self.kind == "kl" and mismatch is not None:
+            lost, undefined = sum(map(is_kl_lost, rows)), sum(row["kl"] is None for row in rows)
+            outcome = FAILED if lost or outcome == FAILED else PASSED
+            if lost:
+                says += f"; at {_of(lost, rows)} it is undefined or infinite"
+            if undefined > lost:
+                says += f"; {_of(undefined - lost, rows)} where the sides are equal and KL is undefined are left out"
+        elif mismatch is not None and outcome == UNDECIDED:
+            outcome = FAILED
+        if mismatch and self.kind in ("ulps", "rms", "max-abs"):  # over elements that are finite on both sides
+            outcome = FAILED
+            says += f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side only"
+        return outcome, None if figure is None else low, says
+
+    def _judge_sure_flips(self, pair: PairReport | SparseReport) -> tuple[str, float | None, str]:
+        """Count flips at which both sides prefer their own token by more than the limit. An undefined margin counts, a
+        margin that a list does not have leaves it open.
+        """
+        unit = "_ulps" if self.is_in_ulps else ""
+        sure = unknown = flips = 0
+        largest = 0.0
+        for row in pair.rows:
+            if row["is_flip"] is False:
+                continue
+            flips += 1
+            margins: Sequence[Bounded] = pair.margins(row, unit)
+            if "nonfinite_mismatch" in row and None in margins:
+                margins = [math.inf]
+            bounds = [low_high(margin) for margin in margins]
+            largest = max(largest, *(low for low, _ in bounds))
+            if any(high <= self.limit for _, high in bounds):
+                continue
+            is_sure = bool(row["is_flip"]) and all(low > self.limit for low, _ in bounds)
+            sure, unknown = sure + is_sure, unknown + (not is_sure)
+        limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else 'logits'}"
+        at_most = f"; a side prefers its token by up to {number(largest)} {'ULPs' if self.is_in_ulps else 'logits'}"
+        says = f"has another argmax at {_of(sure, pair.rows)} with {limit}, of {plural(flips, 'flip')} in all"
+        if unknown and not sure:
+            return UNDECIDED, sure, f"{says}; margins at {_of(unknown, pair.rows)} are unknown"
+        return FAILED if sure else PASSED, sure, says + at_most * bool(flips and not sure)
 
 
-def parse_conditions(given: Sequence[str]) -> list[Condition]:
+def _judge_verdict(pair: PairReport | SparseReport) -> tuple[str, str, str]:
+    because = f": {pair.because.rstrip('. ')}" if pair.because else ""
+    if pair.verdict == NOT_JUDGED:
+        because = f": no controls were run; `{COMMAND} judge` or `capture --judge` runs them"
+    if f"`{COMMAND} verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
+        because += f", where RUN is the id that `{COMMAND} ingest` prints"
+    is_open = pair.verdict in (UNDECIDED, NOT_JUDGED)
+    outcome = FAILED if pair.verdict in FAILING else UNDECIDED if is_open else PASSED
+    return outcome, pair.verdict, f"is {pair.verdict}{because}"
+
+
+def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     """Conditions of every --fail-on, which may hold several with commas between them; each once."""
-    return list(dict.fromkeys(Condition.parse(text) for several in given for text in several.split(",")))
+    return list(dict.fromkeys(Condition.parse(one) for text in texts for one in text.split(",")))
+
+
+def check_for_lists(conditions: Sequence[Condition]) -> None:
+    """UsageError for a condition that no list of some tokens could decide."""
+    for condition in conditions:
+        if refused := MEASURES[condition.kind].refused:
+            raise UsageError(f"--fail-on {condition}: {refused}; leave it out for responses of engines.")
 
 
 @dataclass(frozen=True)
 class GateReport:
-    """Result of a gate: one outcome a pair and condition, then one a pair and prompt that has bounds; notes: sentences
-    beside them.
+    """Result of a gate: one outcome a pair and condition, then one a pair and prompt that has bounds. prompts: empty if
+    rows hold their tokens' texts already.
     """
 
     outcomes: tuple[Outcome, ...]
-    prompts: tuple[Prompt, ...]
-    vocabulary: dict[int, str] = field(repr=False)
+    prompts: tuple[Prompt, ...] = ()
+    vocabulary: dict[int, str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
 
     @property
@@ -162,327 +332,136 @@ class GateReport:
 
     @property
     def worst(self) -> Outcome | None:
-        """The outcome with the worst position: of those that failed, or of all where none did. NaN first, then the
-        largest difference.
-        """
+        """The outcome with the worst position: of those that failed, or of all if none did."""
         placed = [outcome for outcome in self.failed or self.outcomes if outcome.worst is not None]
         return max(placed, key=lambda outcome: _difference(outcome.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
-        """A position with everything that is known of it: the token read there, both tokens chosen, margins, KL,
-        differences.
-        """
-        prompt = self.prompts[row["prompt"]]
-        read = prompt.token_ids[row["position"]] if prompt.token_ids else None
+        """A position with the token read there and the texts of the tokens."""
+        if not self.prompts:
+            return row
+        prompt, position = self.prompts[row["prompt"]], row["position"]
+        token = prompt.token_ids[position] if prompt.token_ids else None
+        texts = {f"{side}_text": self.vocabulary.get(row[f"{side}_token"]) for side in ("reference", "variant")}
         text = (
-            prompt.token_texts[row["position"]]
-            if prompt.token_texts
-            else self.vocabulary.get(-1 if read is None else read)
+            prompt.token_texts[position] if prompt.token_texts else self.vocabulary.get(-1 if token is None else token)
         )
-        chosen = {f"{side}_text": self.vocabulary.get(row[f"{side}_token"]) for side in ("reference", "variant")}
-        return {"prompt": row["prompt"], "position": row["position"], "token": read, "text": text, **row, **chosen}
+        return {"prompt": row["prompt"], "position": position, "token": token, "text": text, **row, **texts}
 
     def in_words(self, row: Row) -> str:
         """`position 17 (after ' the'): 473 ' cat' became 1716 ' dog', margins 0.31 and 0.06 logits (5 and 1 ULPs),
         ...`
         """
-        here = self.place(row)
-        prompt = f"prompt {here['prompt']}, " if len(self.prompts) > 1 else ""
-        read = (
-            f" (after {here['text']!r})"
-            if here["text"] is not None
-            else f" (after token {here['token']})" * (here["token"] is not None)
+        place = self.place(row)
+        prompt = f"prompt {place['prompt']}, " if len(self.prompts) != 1 else ""
+        after = ""
+        if place.get("text") is not None:
+            after = f" (after {place['text']!r})"
+        elif place.get("token") is not None:
+            after = f" (after token {place['token']})"
+        tokens = []
+        for side in ("reference", "variant"):
+            token, text = place[f"{side}_token"], place[f"{side}_text"]
+            tokens.append("no token" if token is None else f"{token}" if text is None else f"{token} {text!r}")
+        change = f"{tokens[0]} became {tokens[1]}" if place["is_flip"] else f"both choose {tokens[0]}"
+        say = number if self.prompts else told  # undefined in whole rows, unknown in lists
+        margins, ulps = (
+            " and ".join(say(place[f"{side}_margin{unit}"]) for side in ("reference", "variant"))
+            for unit in ("", "_ulps")
         )
-        tokens = [
-            (
-                "no token (all NaN)"
-                if here[f"{side}_token"] is None
-                else f"{here[f'{side}_token']}"
-                + (f" {here[f'{side}_text']!r}" if here[f"{side}_text"] is not None else "")
-            )
-            for side in ("reference", "variant")
-        ]
-        chosen = f"{tokens[0]} became {tokens[1]}" if here["is_flip"] else f"both choose {tokens[0]}"
-        margins = " and ".join(number(here[f"{side}_margin"]) for side in ("reference", "variant"))
-        ulps = " and ".join(number(here[f"{side}_margin_ulps"]) for side in ("reference", "variant"))
-        wrong = here["nonfinite_mismatch"]
-        odd = f", {wrong:,} NaN or infinite on one side only" if wrong else ""
+        unit, max_ulps = (" logits", f" and {number(place['max_ulps'])} ULPs") if self.prompts else ("", "")
+        mismatch = place.get("nonfinite_mismatch")
         return (
-            f"{prompt}position {here['position']}{read}: {chosen}, margins {margins} logits ({ulps} ULPs), KL"
-            f" {number(here['kl'])} nats, up to {number(here['max_abs'])} logits and {number(here['max_ulps'])} ULPs"
-            f" apart{odd}"
+            f"{prompt}position {place['position']}{after}: {change}, margins {margins}{unit} ({ulps} ULPs), KL"
+            f" {say(place['kl'])} nats, up to {say(place['max_abs'])}{unit}{max_ulps} apart"
+            + (f", {mismatch:,} NaN or infinite on one side only" if mismatch else "")
         )
 
     def sentence(self, outcome: Outcome) -> str:
         """An outcome on one line; of a failure with its worst position."""
-        worst = ""
-        if outcome.outcome == FAILED and outcome.worst is not None:
-            worst = f" Worst: {self.in_words(outcome.worst)}."
+        is_placed = outcome.outcome == FAILED and outcome.worst is not None
+        worst = f" Worst: {self.in_words(outcome.worst or {})}." if is_placed else ""
         return f"{outcome.condition}: {outcome.says}{worst}"
 
     def table(self) -> str:
         """Every outcome as plain text, a line each, then the notes."""
-        told = [f"{outcome.outcome}: {self.sentence(outcome)}" for outcome in self.outcomes]
-        return "\n".join([f"gate {self.outcome}", *told, *(f"note: {note}" for note in self.notes)])
+        lines = [f"{outcome.outcome}: {self.sentence(outcome)}" for outcome in self.outcomes]
+        return "\n".join([f"gate {self.outcome}", *lines, *(f"note: {note}" for note in self.notes)])
 
     def check(self) -> GateReport:
-        """Check the gate in a test: AssertionError with every outcome where anything failed; returns itself."""
+        """Check the gate in a test: AssertionError with every outcome if anything failed; returns itself."""
         __tracebackhide__ = True
         if self.failed:
             raise AssertionError(self.table())
         return self
 
     def as_json(self) -> dict[str, Any]:
-        def plain(outcome: Outcome) -> dict[str, Any]:
-            prompt = {} if outcome.key is None else {"prompt": outcome.prompt, "key": outcome.key}
-            return {
-                "condition": outcome.condition,
-                "reference": outcome.reference,
-                "variant": outcome.variant,
-                **prompt,
-                "outcome": outcome.outcome,
-                "figure": plain_number(outcome.figure),
-                "unit": outcome.unit,
-                "says": outcome.says,
-                "worst": None if outcome.worst is None else self.place(outcome.worst),
-            }
-
-        worst = self.worst
+        conditions = []
+        for outcome in self.outcomes:
+            fields = asdict(outcome)
+            if outcome.key is None:
+                del fields["prompt"], fields["key"]
+            worst = None if outcome.worst is None else self.place(outcome.worst)
+            conditions.append({**fields, "figure": plain_number(outcome.figure), "worst": worst})
+        worst_of_all = self.worst
         return {
             "outcome": self.outcome,
-            "conditions": [plain(outcome) for outcome in self.outcomes],
-            "worst": (
-                None
-                if worst is None or worst.worst is None
-                else {"reference": worst.reference, "variant": worst.variant, **self.place(worst.worst)}
-            ),
+            "conditions": conditions,
+            "worst": worst_of_all
+            and {
+                "reference": worst_of_all.reference,
+                "variant": worst_of_all.variant,
+                **self.place(worst_of_all.worst or {}),
+            },
             "notes": list(self.notes),
         }
 
 
 def check_measured(where: str, pairs: Sequence[PairReport]) -> None:
-    """StoreError where a figure is undefined that nothing can make so: the file it comes from is damaged, and nothing
-    holds of it.
-    """
+    """StoreError if a figure is undefined that nothing can make so: the file is damaged."""
     for pair in pairs:
-        for row in ({name: plain_number(value) for name, value in asdict(pair.summary).items()}, *pair.rows):
+        for row in (pair.figures, *pair.rows):
             lost = [name for name, value in row.items() if value is None and name not in NULLABLE]
             if lost:
                 raise StoreError(f"{where}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
 
 
-def figure_text(outcome: Outcome) -> str:
-    """The figure with its unit: `0.0123 nats`, `74.9% of all elements`, `3 positions`; '' where there is none."""
-    if outcome.figure is None or outcome.unit.startswith("of all"):
-        return "" if not isinstance(outcome.figure, float) else f"{percent(outcome.figure)} {outcome.unit}"
-    return f"{outcome.figure if isinstance(outcome.figure, str) else number(outcome.figure)} {outcome.unit}".strip()
-
-
-def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
-    """Notes on what a gate could not look at, and would else pass over: positions that hold no number on a side."""
+def gate_notes(pairs: Sequence[PairReport | SparseReport]) -> list[str]:
+    """Notes on what a gate cannot look at: positions without a number on a side, placeholders in lists."""
     notes = []
     for pair in pairs:
-        empty = [row for row in pair.rows if row["reference_token"] is None or row["variant_token"] is None]
+        sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
+        if isinstance(pair, SparseReport):
+            words = [placeholder_words(pair.pair), "" if pair.pair.listed else f"{not_compared(pair.pair)}."]
+            notes += [f"{sides}: {opening(each)}" for each in words if each]
+            continue
+        empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
         if empty:
-            where = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
-            notes.append(
-                f"at {_of(len(empty), pair)} a side of '{shown(pair.variant, 200)}' against"
-                f" '{shown(pair.reference, 200)}' holds no number, {where}."
-            )
+            first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
+            notes.append(f"at {_of(len(empty), pair.rows)} a side of {sides} holds no number, {first}.")
     return notes
 
 
-def worst_row(rows: Sequence[Row], key: Callable[[Row], tuple[float, ...]]) -> Row | None:
-    """The row with the largest key; None where every key is 0, so where nothing is wrong at any position."""
+def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
+    """The row with the largest key; None if every key is 0."""
     worst = max(rows, key=key, default=None)
     return worst if worst is not None and any(key(worst)) else None
 
 
-def _size(value: float | None) -> float:
-    """A figure to sort by: what is undefined is the worst."""
-    return math.inf if value is None or value != value else value
+def percent_told(figure: Bounded) -> str:
+    """A share for people: `74.9%`, `10.0% to 20.0%`, `unknown`."""
+    if not isinstance(figure, list):
+        return "unknown" if figure is None else percent(figure)
+    return " to ".join(percent(end) for end in figure if end is not None)
 
 
-def _difference(row: Row) -> tuple[float, ...]:
-    return (row["nonfinite_mismatch"], _size(row["max_abs"]), not row["bit_identical"])
+def figure_text(outcome: Outcome) -> str:
+    """The figure with its unit: `0.0123 nats`, `74.9% of all elements`, `3 positions`; '' if there is none."""
+    figure = outcome.figure
+    if figure is None or isinstance(figure, str):
+        return f"{figure or ''} {outcome.unit}".strip() if figure else ""
+    return f"{percent(figure) if outcome.unit.startswith('of all') else number(figure)} {outcome.unit}".strip()
 
 
-def by_flip(row: Row) -> tuple[float, ...]:
-    """Rank of a row as a flip, highest where a tie explains it least: both sides are sure of their own token."""
-    return (row["is_flip"], _size(smaller_margin(row)), *_difference(row)) if row["is_flip"] else (0,)
-
-
-def by_kl(row: Row) -> tuple[float, ...]:
-    return (is_kl_lost(row), 0 if row["kl"] is None else _size(row["kl"]))
-
-
-def by_rms(row: Row) -> tuple[float, ...]:
-    return (row["nonfinite_mismatch"], _size(row["rms"]))
-
-
-def by_share(row: Row) -> tuple[float, ...]:
-    return (row["neq"],)
-
-
-def smaller_margin(row: Row, unit: str = "") -> float | None:
-    """The smaller of both sides' margins, in logits or with unit '_ulps' in ULPs; None where one is undefined."""
-    margins = (row[f"reference_margin{unit}"], row[f"variant_margin{unit}"])
-    return None if None in margins else min(margins)
-
-
-def is_kl_lost(row: Row) -> bool:
-    """Return whether KL is undefined or infinite where the sides differ: no limit can be said to hold there."""
-    return row["kl"] is None and bool(row["neq"])
-
-
-_Judged = tuple[bool, float | str | None, str, Callable[[Row], tuple[float, ...]]]
-
-
-def _bits(_: Condition, pair: PairReport) -> _Judged:
-    summary = pair.summary
-    if summary.bit_identical:
-        return False, 0, "is equal bit for bit", _difference
-    what = (
-        plural(summary.neq, "value differs", "values differ")
-        if summary.neq
-        else "all values are equal, but zeros differ in sign or NaNs in their bits"
-    )
-    return True, summary.neq, f"is not bit-identical ({what})", _difference
-
-
-def _flips(_: Condition, pair: PairReport) -> _Judged:
-    flips = pair.summary.flips
-    return (
-        flips > 0,
-        flips,
-        f"has another argmax at {_of(flips, pair)}" if flips else "has the same argmax at every position",
-        by_flip,
-    )
-
-
-def _sure_flips(condition: Condition, pair: PairReport) -> _Judged:
-    """Flips at which both sides prefer their own token by more than the limit; one with an undefined margin counts."""
-    unit = "_ulps" if condition.is_in_ulps else ""
-    flips = [row for row in pair.rows if row["is_flip"]]
-    sure = [row for row in flips if not _size(smaller_margin(row, unit)) <= condition.limit]
-    words = f"{limit_text(condition.limit)} {'ULPs' if condition.is_in_ulps else 'logits'}"
-    if sure:
-        return (
-            True,
-            len(sure),
-            (
-                f"has another argmax at {_of(len(sure), pair)} with both margins over {words}, of"
-                f" {plural(len(flips), 'flip')} in all"
-            ),
-            by_flip,
-        )
-    if not flips:
-        return False, 0, "has the same argmax at every position", by_flip
-    most = max(_size(row[f"{side}_margin"]) for row in flips for side in ("reference", "variant"))
-    excused = (
-        f"has {plural(len(flips), 'flip')}, none with both margins over {words}; at one of them a side prefers its"
-        f" token by {number(most)} logits"
-    )
-    return False, 0, excused, by_flip
-
-
-def _ulps(condition: Condition, pair: PairReport) -> _Judged:
-    summary = pair.summary
-    is_failed = summary.max_ulps > condition.limit or summary.nonfinite_mismatch > 0
-
-    def key(row: Row) -> tuple[float, ...]:
-        return (row["nonfinite_mismatch"], _size(row["max_ulps"]))
-
-    return is_failed, summary.max_ulps, f"is up to {summary.max_ulps:,} ULPs apart{_mismatch(pair)}", key
-
-
-def _kl(condition: Condition, pair: PairReport) -> _Judged:
-    largest = pair.summary.max_kl
-    undefined = [row for row in pair.rows if row["kl"] is None]
-    lost = [row for row in undefined if is_kl_lost(row)]
-    over = sum(1 for row in pair.rows if row["kl"] is not None and row["kl"] > condition.limit)
-    says = "has no KL anywhere" if largest is None else f"has a KL of up to {number(largest)} nats"
-    if over:
-        says += f", more than {limit_text(condition.limit)} at {_of(over, pair)}"
-    if lost:
-        says += f"; at {_of(len(lost), pair)} it is undefined or infinite"
-    if len(undefined) > len(lost):
-        says += f"; {_of(len(undefined) - len(lost), pair)} where the sides are equal and KL is undefined are left out"
-    is_within = largest is None or largest <= condition.limit
-    return bool(lost or over) or not is_within, largest, says, by_kl
-
-
-def _rms(condition: Condition, pair: PairReport) -> _Judged:
-    is_failed = not pair.summary.rms <= condition.limit or pair.summary.nonfinite_mismatch > 0
-    return (
-        is_failed,
-        pair.summary.rms,
-        f"differs by {number(pair.summary.rms)} logits (rms over all elements){_mismatch(pair)}",
-        by_rms,
-    )
-
-
-def _max_abs(condition: Condition, pair: PairReport) -> _Judged:
-    is_failed = not pair.summary.max_abs <= condition.limit or pair.summary.nonfinite_mismatch > 0
-    return (
-        is_failed,
-        pair.summary.max_abs,
-        f"differs by up to {number(pair.summary.max_abs)} logits{_mismatch(pair)}",
-        _difference,
-    )
-
-
-def _share(condition: Condition, pair: PairReport) -> _Judged:
-    share = pair.summary.neq_share
-    return (
-        not share <= condition.limit,
-        share,
-        f"differs in {percent(share)} of elements ({pair.summary.neq:,})",
-        by_share,
-    )
-
-
-def _same_top1(condition: Condition, pair: PairReport) -> _Judged:
-    same = pair.summary.same_top1
-    says = (
-        f"has the same argmax at {len(pair.rows) - pair.summary.flips:,} of {plural(len(pair.rows), 'position')}"
-        f" ({percent(same)})"
-    )
-    return not same >= condition.limit, same, says, by_flip
-
-
-def _verdict(_: Condition, pair: PairReport) -> _Judged:
-    because = f": {pair.because.rstrip('. ')}" if pair.because else ""
-    if pair.verdict == "not judged":
-        because = f": no controls were run; `{COMMAND} judge` or `capture --judge` runs them"
-    if f"`{COMMAND} verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
-        because += f", where RUN is the id that `{COMMAND} ingest` prints"
-    return pair.verdict in FAILING, pair.verdict, f"is {pair.verdict}{because}", _difference
-
-
-_JUDGES: dict[str, Callable[[Condition, PairReport], _Judged]] = {
-    "bits": _bits,
-    "flips": _flips,
-    "flips:margin": _sure_flips,
-    "ulps": _ulps,
-    "kl": _kl,
-    "rms": _rms,
-    "max-abs": _max_abs,
-    "share": _share,
-    "same-top1": _same_top1,
-    "verdict": _verdict,
-}
-
-
-def _mismatch(pair: PairReport) -> str:
-    """Figures of size are over elements that are finite on both sides; the others cannot be within any limit."""
-    wrong = pair.summary.nonfinite_mismatch
-    return f", and {plural(wrong, 'value is', 'values are')} NaN or infinite on one side only" if wrong else ""
-
-
-def _of(count: int, pair: PairReport) -> str:
-    return f"{count:,} of {plural(len(pair.rows), 'position')}"
-
-
-def limit_text(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.15g}"
+def _of(count: int, rows: Sequence[Row]) -> str:
+    return f"{count:,} of {plural(len(rows), 'position')}"

@@ -19,70 +19,64 @@ MOST_ROWS = 50  # of prompts beyond their bounds in a table for people; GitHub t
 
 
 def junit_text(report: GateReport) -> str:
-    """JUnit XML: a suite a pair, a test a condition, and a test a prompt that has bounds; `undecided` is a skipped
-    test.
-
-    It has what both common schemas ask for, Ant's (JUnit.xsd of Windy Road) and Jenkins' (junit-10.xsd), and nothing
-    that either refuses.
+    """JUnit XML that Ant's and Jenkins' schemas take: a suite a pair, a test a condition or prompt that has bounds;
+    `undecided` is a skipped test.
     """
     root = ET.Element("testsuites")
-    when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     suites: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in report.outcomes:
         suites.setdefault((outcome.reference, outcome.variant), []).append(outcome)
     for number, ((reference, variant), outcomes) in enumerate(suites.items()):
         name = _name(f"{variant} against {reference}")
-        counts = {kind: sum(outcome.outcome == kind for outcome in outcomes) for kind in (FAILED, UNDECIDED)}
-        suite = ET.SubElement(
-            root,
-            "testsuite",
-            name=name,
-            package="ulpscope",
-            id=str(number),
-            timestamp=when,
-            hostname="localhost",
-            tests=str(len(outcomes)),
-            failures=str(counts[FAILED]),
-            errors="0",
-            skipped=str(counts[UNDECIDED]),
-            time="0",
-        )
+        attributes = {
+            "name": name,
+            "package": "ulpscope",
+            "id": str(number),
+            "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
+            "hostname": "localhost",
+            "tests": str(len(outcomes)),
+            "failures": str(sum(outcome.outcome == FAILED for outcome in outcomes)),
+            "errors": "0",
+            "skipped": str(sum(outcome.outcome == UNDECIDED for outcome in outcomes)),
+            "time": "0",
+        }
+        suite = ET.SubElement(root, "testsuite", attributes)
         ET.SubElement(suite, "properties")
+        class_name = f"ulpscope.{name.replace('.', '_')}"  # a dot would make packages of it
         for outcome in outcomes:
-            # A dot in a class name would make packages of it.
-            test = ET.SubElement(
-                suite, "testcase", name=_name(outcome.name), classname=f"ulpscope.{name.replace('.', '_')}", time="0"
-            )
+            test = ET.SubElement(suite, "testcase", name=_name(outcome.name), classname=class_name, time="0")
+            message = shown(outcome.says, 4000)
             if outcome.outcome == FAILED:
-                failure = ET.SubElement(test, "failure", message=_text(outcome.says), type=_text(outcome.condition))
-                failure.text = _text(report.sentence(outcome))
+                failure = ET.SubElement(test, "failure", message=message, type=shown(outcome.condition, 4000))
+                failure.text = shown(report.sentence(outcome), 4000)
             elif outcome.outcome == UNDECIDED:
-                ET.SubElement(test, "skipped", message=_text(outcome.says))
-        ET.SubElement(suite, "system-out").text = "\n".join(_text(report.sentence(outcome)) for outcome in outcomes)
-        ET.SubElement(suite, "system-err").text = "\n".join(_text(note) for note in report.notes)
+                ET.SubElement(test, "skipped", message=message)
+        ET.SubElement(suite, "system-out").text = "\n".join(shown(report.sentence(each), 4000) for each in outcomes)
+        ET.SubElement(suite, "system-err").text = "\n".join(shown(note, 4000) for note in report.notes)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
 def markdown_text(report: GateReport) -> str:
-    """Markdown: a table of conditions with outcome and figure, then the worst position, then what should be known
-    beside it.
-    """
+    """Markdown: a table of conditions with outcome and figure, the worst position, the notes."""
     counts = {kind: sum(outcome.outcome == kind for outcome in report.outcomes) for kind in (FAILED, UNDECIDED, PASSED)}
-    said = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
-    whole = [outcome for outcome in report.outcomes if outcome.key is None]
-    held = [outcome for outcome in report.outcomes if outcome.key is not None]
-    rows = [_row(outcome) for outcome in whole]
-    told = [outcome for outcome in held if outcome.outcome != PASSED]
-    rows += [_row(outcome) for outcome in sorted(told, key=lambda outcome: outcome.outcome != FAILED)[:MOST_ROWS]]
-    if len(told) > MOST_ROWS:
-        rows.append(("", f"{len(told) - MOST_ROWS:,} more prompts", "", "", ""))
-    if len(held) > len(told):
-        rows.append(
-            (PASSED, "bounds", "", "", f"{len(held) - len(told):,} of {len(held):,} prompts are within their bounds")
-        )
-    parts = [f"### ULPscope gate: {report.outcome}", f"{said}."]
-    parts.append(markdown.table(("outcome", "condition", "pair", "figure", "what it says"), rows))
+    of_prompts = [outcome for outcome in report.outcomes if outcome.key is not None]
+    listed = sorted((each for each in of_prompts if each.outcome != PASSED), key=lambda each: each.outcome != FAILED)
+    rows = []
+    for outcome in [each for each in report.outcomes if each.key is None] + listed[:MOST_ROWS]:
+        pair = f"{markdown.code(outcome.variant)} against {markdown.code(outcome.reference)}"
+        result = f"**{outcome.outcome}**" if outcome.outcome == FAILED else outcome.outcome
+        condition, says = markdown.code(outcome.condition), markdown.plain(outcome.says)
+        rows.append((result, condition, pair, figure_text(outcome), says))
+    if len(listed) > MOST_ROWS:
+        rows.append(("", f"{len(listed) - MOST_ROWS:,} more prompts", "", "", ""))
+    if within := len(of_prompts) - len(listed):
+        rows.append((PASSED, "bounds", "", "", f"{within:,} of {len(of_prompts):,} prompts are within their bounds"))
+    parts = [
+        f"### ULPscope gate: {report.outcome}",
+        f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}.",
+        markdown.table(("outcome", "condition", "pair", "figure", "result"), rows),
+    ]
     worst = report.worst
     if worst is not None and worst.worst is not None:
         pair = f"{markdown.code(worst.variant)} against {markdown.code(worst.reference)}"
@@ -113,22 +107,9 @@ def append(path: Path, text: str) -> None:
         raise _unwritable(path, error) from error
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
-    pair = f"{markdown.code(outcome.variant)} against {markdown.code(outcome.reference)}"
-    told = f"**{outcome.outcome}**" if outcome.outcome == FAILED else outcome.outcome
-    return told, markdown.code(outcome.condition), pair, figure_text(outcome), markdown.plain(outcome.says)
-
-
-def _text(text: str) -> str:
-    """Text that XML 1.0 may hold: no control character, no half of a surrogate pair; line ends become escapes too."""
-    return shown(text, 4000)
-
-
 def _name(text: str) -> str:
     return " ".join(shown(text, 300).split()) or "-"
 
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission."
-    )
+    return StoreError(f"{path}: cannot be written ({error.strerror or error}); check the folder and its permissions.")

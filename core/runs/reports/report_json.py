@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,17 @@ class PairReport:
     rows: list[dict[str, Any]]
     verdict: str = ""
     because: str = ""
+    unit: ClassVar[str] = "logits"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The summary, with null for what is undefined."""
+        return {name: plain_number(value) for name, value in asdict(self.summary).items()}
+
+    @staticmethod
+    def margins(row: dict[str, Any], unit: str) -> list[float | None]:
+        """Margins of both sides, in logits or with unit '_ulps' in ULPs."""
+        return [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
 
 
 def report_of_dump(
@@ -119,9 +130,12 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
     pairs = []
     for pair in run.pairs:
         verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
-        _check_numbers(run, {name: [plain_number(value)] for name, value in asdict(pair.summary).items()})
+        report = PairReport(pair.reference, pair.variant, pair.summary, {}, [], verdict, pair.because or "")
+        for name, value in report.figures.items():
+            if value is not None and not isinstance(value, int | float):
+                raise StoreError(f"{run.path.name}: its figure {name} is no number; the file is damaged.")
         if only not in (None, pair.index):
-            pairs.append(PairReport(pair.reference, pair.variant, pair.summary, {}, [], verdict, pair.because or ""))
+            pairs.append(report)
             continue
         table = run.positions(pair.index)
         places = list(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
@@ -131,20 +145,8 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
             )
         values = table.astype(object).where(table.notna(), None).to_dict("records")
         rows = [{name: plain_number(value) for name, value in row.items()} for row in values]
-        histogram = run.histogram(pair.index)
-        pairs.append(
-            PairReport(pair.reference, pair.variant, pair.summary, histogram, rows, verdict, pair.because or "")
-        )
+        pairs.append(replace(report, histogram=run.histogram(pair.index), rows=rows))
     return pairs, run.classes
-
-
-def _check_numbers(run: RunReader, figures: dict[str, list[Any]]) -> None:
-    """StoreError where a figure of a file, which may be anybody's, is a text or the like. One that is undefined stays
-    so.
-    """
-    for name, values in figures.items():
-        if any(value is not None and not isinstance(value, int | float) for value in values):
-            raise StoreError(f"{run.path.name}: its figure {name} is no number somewhere; the file is damaged.")
 
 
 def _verdict_json(pair: PairReport) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def as_json(
         "positions": rows,
         "vocab": vocab,
         **_verdict_json(chosen),
-        "summary": {name: plain_number(value) for name, value in asdict(chosen.summary).items()},
+        "summary": chosen.figures,
         "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},
         "flips": [placed(row, _FLIP_FIELDS) for row in chosen.rows if row["is_flip"]],
     }
@@ -189,13 +191,8 @@ def as_json(
         result["by_position"] = [placed(row, _POSITION_FIELDS) for row in chosen.rows]
     if len(pairs) > 1:
         result["pairs"] = [
-            {
-                "reference": p.reference,
-                "variant": p.variant,
-                **_verdict_json(p),
-                **{n: plain_number(v) for n, v in asdict(p.summary).items()},
-            }
-            for p in pairs
+            {"reference": pair.reference, "variant": pair.variant, **_verdict_json(pair), **pair.figures}
+            for pair in pairs
         ]
         result["classes"] = classes
     return result

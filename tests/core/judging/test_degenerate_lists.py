@@ -18,8 +18,7 @@ from core.judging.explain.rows import rows_of_lists
 from core.judging.ingest import ingest
 from core.judging.judge_sparse import judge_responses
 from core.runs.file.records import IDENTICAL
-from core.runs.reports.gate import parse_conditions
-from core.runs.reports.sparse_gate import judge_sparse
+from core.runs.reports.gate import SparseReport, parse_conditions
 from core.runs.reports.sparse_json import side_json, sparse_run_json
 from core.runs.reports.sparse_markdown import sparse_markdown
 from core.runs.sparse.payloads.recognise import read_payload
@@ -65,7 +64,7 @@ def everything_of(run: SparseRun) -> None:
     for pair, side in zip(run.pairs, run.sides[1:], strict=True):
         causes_of(rows_of_lists(pair, run.sides[0], side))
         for condition in parse_conditions(CONDITIONS):
-            judge_sparse(condition, pair)
+            condition.judge(SparseReport.of(pair))
         table = figures_by_position(pair)
         prompt, _ = telling_position(table)
         assert table["max_abs"].ge(0).all()
