@@ -7,7 +7,7 @@ import streamlit as st
 
 from app.kernels import PAGE, parts
 from app.shell import exports, selection, widgets
-from core.runs.views.kernels import in_words, place_in_words, records_of, sentence, side_by_side
+from core.runs.views.kernels import in_words, place_in_words, records_of, side_by_side
 from core.runs.views.layers import kernels_where_it_starts
 from core.text import plural
 
@@ -18,7 +18,6 @@ if reference is None or variant is None:
 names = view.pair.reference, view.pair.variant
 pairs = side_by_side(reference, variant)
 tables: dict = {}
-st.markdown(sentence(pairs, names))
 start = kernels_where_it_starts(view.run, view.pair.index)
 if start is None:
     parts.no_place(view)
