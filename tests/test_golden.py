@@ -55,7 +55,7 @@ def planted(golden: Any, path: tuple) -> Any:
     if value is None or isinstance(value, bool):
         owner[path[-1]] = 1 if value is None else not value
     elif isinstance(value, float):
-        owner[path[-1]] = value * (1 + 1e-8) + 1e-11
+        owner[path[-1]] = value * (1 + 1e-8) + math.copysign(1e-11, value)
     else:
         owner[path[-1]] = value + 1 if isinstance(value, int) else f"{value}."
     return changed
