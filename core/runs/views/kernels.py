@@ -75,11 +75,17 @@ def side_by_side(
     for (library, name, *_), sides in both.items():
         rows = [*sides[0], *sides[1]]
         forwards = max(1, reference.forwards), max(1, variant.forwards)
-        launches = [sum(row.launches for row in side) / count for side, count in zip(sides, forwards, strict=True)]
-        spent = [sum(row.microseconds for row in side) / count for side, count in zip(sides, forwards, strict=True)]
+        launches, times = (
+            [sum(getattr(row, name) for row in side) / count for side, count in zip(sides, forwards, strict=True)]
+            for name in ("launches", "microseconds")
+        )
         details = [_in_order(row.detail for row in side if row.detail) for side in sides]
         places, modules = _in_order(module_kind(row.module) for row in rows), _in_order(row.module for row in rows)
-        pairs.append(KernelPair(library, name, places, *launches, *spent, *details, modules))
+        pairs.append(
+            KernelPair(
+                library, name, places, launches[0], launches[1], times[0], times[1], details[0], details[1], modules
+            )
+        )
     return sorted(
         pairs, key=lambda pair: (not (pair.only or is_multiplied(pair)), not is_reducing(pair), -pair.microseconds)
     )
