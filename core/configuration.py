@@ -13,32 +13,20 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from .errors import ConfigurationError
 
 VARIABLE = "ULPSCOPE_CONFIG"
 FILE_NAME = "ulpscope.toml"
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-}
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_WORDS = {word: word in ("1", "true", "yes", "on") for word in ("1", "true", "yes", "on", "0", "false", "no", "off")}
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
-_BYTES, _NAMES = "bytes", "names"  # what a setting is, where its type does not say so
-_HIGHEST = {
-    int: (1 << 63) - 1,
-    float: 1e6,
-}  # what SQLite takes, and a hundred years of hours: moments beyond are no dates
+_BYTES = {"is": "bytes"}
+_HIGHEST = 1 << 50  # a petabyte; hours beyond are no dates
 _SECRET = {"secret": True}
 
 
@@ -46,9 +34,9 @@ _SECRET = {"secret": True}
 class Limits:
     """Limits on what is stored. Bytes; 0 is no limit."""
 
-    file_bytes: int = field(default=32 << 30, metadata={"is": _BYTES})  # of one dump or run file that comes over HTTP
-    free_bytes: int = field(default=1 << 30, metadata={"is": _BYTES})  # that must stay free on the store's disk
-    cache_bytes: int = field(default=20 << 30, metadata={"is": _BYTES})  # of runs fetched from a store of objects
+    file_bytes: int = field(default=32 << 30, metadata=_BYTES)  # of one dump or run file that comes over HTTP
+    free_bytes: int = field(default=1 << 30, metadata=_BYTES)  # that must stay free on the store's disk
+    cache_bytes: int = field(default=20 << 30, metadata=_BYTES)  # of runs fetched from a store of objects
 
 
 @dataclass(frozen=True)
@@ -74,7 +62,7 @@ class SignIn:
     oidc_issuer: str = ""  # https://accounts.example.org: its .well-known/openid-configuration is read
     oidc_client_id: str = ""
     oidc_client_secret: str = field(default="", repr=False, metadata=_SECRET)
-    members: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
+    members: tuple[str, ...] = ()
     session_hours: float = 12.0
 
     @property
@@ -89,7 +77,7 @@ class Engines:
     "NAME=FOLDER" of tensor dumps.
     """
 
-    places: tuple[str, ...] = field(default=(), metadata={"is": _NAMES})
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,16 +132,15 @@ def _file(environment: Mapping[str, str]) -> tuple[Path | None, dict[str, Any]]:
 def _section(section: str, given: dict[str, Any], environment: Mapping[str, str], place: str) -> Any:
     kind = _SECTIONS[section]
     hints = get_type_hints(kind)
-    settings = {each.name: each for each in fields(kind)}
     values = {}
-    for name, value in given.items():
-        if name not in settings:
-            raise ConfigurationError(f"{place} '{name}' is no setting; there are {', '.join(settings)}.")
-        values[name] = _value(value, hints[name], settings[name].metadata, f"{place} {name}")
-    for name, setting in settings.items():
-        variable = variable_of(section, name)
+    if unknown := given.keys() - hints.keys():
+        raise ConfigurationError(f"{place} '{min(unknown)}' is no setting; there are {', '.join(hints)}.")
+    for setting in fields(kind):
+        name, variable = setting.name, variable_of(section, setting.name)
         if variable in environment:
-            values[name] = _value(_plain(environment[variable], hints[name]), hints[name], setting.metadata, variable)
+            values[name] = _value(environment[variable], hints[name], setting.metadata, variable)
+        elif name in given:
+            values[name] = _value(given[name], hints[name], setting.metadata, f"{place} {name}")
     return kind(**values)
 
 
@@ -170,50 +157,33 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
             raise ConfigurationError(f"{min(strange)} is no setting; there are {', '.join(sorted(known))}.")
 
 
-def _plain(text: str, hint: Any) -> Any:
-    """Convert a variable's text to the value it would be in the file."""
-    if get_origin(hint) is tuple:
-        return [part.strip() for part in text.split(",") if part.strip()]
-    if hint is bool and text.strip().lower() in ("1", "true", "yes", "on", "0", "false", "no", "off", ""):
-        return text.strip().lower() in ("1", "true", "yes", "on")
-    if hint in (int, float) and re.fullmatch(r"[0-9]{1,30}(\.[0-9]+)?", text.strip()):
-        return float(text) if "." in text else int(text)
-    return text
-
-
 def _value(value: Any, hint: Any, about: Mapping[str, Any], place: str) -> Any:
-    """`value` as the setting's type; ConfigurationError, which never quotes a secret, for anything else."""
-    if about.get("is") == _BYTES and isinstance(value, str):
-        value = _amount(value)
-    if get_origin(hint) is tuple:
+    """Convert a value of the file or a variable's text to the setting's type; ConfigurationError, which never quotes a
+    secret, for anything else.
+    """
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if hint is str:
+        expected = "a text"
+        if isinstance(value, str):
+            return value
+    elif hint is bool:
+        expected = "true or false"
+        if isinstance(value, bool) or text in _WORDS or value == "":
+            return value is True or _WORDS.get(text, False)
+    elif hint in (int, float):
+        expected = 'bytes, as a whole number or as "20 GB"' if about == _BYTES else "a number"
+        if amount := _AMOUNT.fullmatch(text):
+            value = float(amount[1]) * _UNITS[amount[2]] if amount[2] in _UNITS else value
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _HIGHEST:
+            return hint(value)
+    else:
+        expected = "a list of texts"
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             return tuple(value)
-        expected = "a list of texts"
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-        expected = "true or false"
-    elif hint in (int, float):
-        if isinstance(value, (int, hint)) and not isinstance(value, bool) and 0 <= value <= _HIGHEST[hint]:
-            return hint(value)
-        expected = "a whole number from 0 to 2^63 - 1" if hint is int else "a number from 0 to a million"
-        if about.get("is") == _BYTES:
-            expected = 'bytes, as a whole number or as "20 GB"'
-    elif isinstance(value, str):
-        return value
-    else:
-        expected = "a text"
-    shown = "what is there" if about.get("secret") or (isinstance(value, int) and abs(value) > 1 << 99) else repr(value)
-    raise ConfigurationError(f"{place}: {shown[:80]} cannot be taken; expected {expected}.")
-
-
-def _amount(text: str) -> Any:
-    """`20 GiB` in bytes; the text itself where it is none, to be refused."""
-    found = _AMOUNT.fullmatch(text)
-    if found is None or found[2].lower() not in _UNITS:
-        return text
-    bytes_ = float(found[1]) * _UNITS[found[2].lower()]
-    return int(bytes_) if bytes_ <= _HIGHEST[int] else text
+    shown = "what is there" if about.get("secret") else repr(value)[:80]
+    raise ConfigurationError(f"{place}: {shown} cannot be taken; expected {expected}.")
 
 
 def readable_secrets(found: Configuration, environment: Mapping[str, str]) -> list[str]:
@@ -238,14 +208,8 @@ def as_json(found: Configuration) -> dict[str, Any]:
     said: dict[str, Any] = {"source": str(found.source) if found.source else None}
     for section in _SECTIONS:
         values = getattr(found, section)
-        said[section] = {
-            each.name: bool(getattr(values, each.name))
-            if each.metadata.get("secret")
-            else _listed(getattr(values, each.name))
-            for each in fields(values)
-        }
+        said[section] = asdict(values)
+        for each in fields(values):
+            if each.metadata.get("secret"):
+                said[section][each.name] = bool(said[section][each.name])
     return said
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
