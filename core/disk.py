@@ -48,19 +48,6 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read_regular(path: Path, most: int, start: int = 0) -> bytes:
-    """`most` bytes from `start` of a file that may be anybody's; OSError for a link, and for a pipe instead of
-    waiting.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "not a regular file")
-        return os.pread(descriptor, most, start)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file that gets its name once it is whole and on the disk, and leaves nothing behind where it is not.

@@ -18,6 +18,7 @@ from ..text import shown
 from .plan import base_of
 
 MOST_BYTES = 128 << 20  # of one answer
+_CONNECTIONS = 80  # at once
 _TRIES = 6  # of a request that a server puts off
 _LONGEST_PAUSE = 30.0  # seconds between two tries, also where a server asks for more
 _AGAIN = (429, 503)
@@ -75,20 +76,16 @@ class Budget:
 class Client:
     """A server over HTTP. Every method may be called from any thread.
 
-    key: sent as Bearer, and in no sentence. seconds: that one answer may take. connections: at once.
+    key: sent as Bearer, and in no sentence. seconds: that one answer may take.
     """
 
-    def __init__(
-        self, url: str, *, key: str = "", budget: Budget | None = None, seconds: float = 300.0, connections: int = 80
-    ) -> None:
+    def __init__(self, url: str, *, key: str = "", budget: Budget | None = None, seconds: float = 300.0) -> None:
         self.url = base_of(url)
         self.budget = budget or Budget()
         self._seconds = seconds
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        self._http = httpx.Client(
-            base_url=self.url, headers=headers, follow_redirects=False, limits=limits, trust_env=False
-        )
+        limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
+        self._http = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
 
     def close(self) -> None:
         self._http.close()
@@ -96,19 +93,23 @@ class Client:
     def get(self, path: str) -> Any:
         """The JSON at a path, None where the server has none there. ProbeError where it cannot be reached at all."""
         status, body = self._sent("GET", path, None)
-        if status != 200:
-            return None
         try:
-            return parsed(body, path)
+            return parsed(body, path) if status == 200 else None
         except DumpError:
             return None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON that the server answers with. ProbeError for anything else."""
-        return _json(self.post_bytes(path, body), path)
+        answer = self.post_bytes(path, body)
+        try:
+            return parsed(answer, path)
+        except DumpError as error:
+            is_html = answer.lstrip()[:1] == b"<"
+            page = f"{path}: the server answers with a page of HTML; is this the address of the engine?"
+            raise ProbeError(page if is_html else str(error)) from None
 
     def post_bytes(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """The answer as it came, in one piece or as a stream."""
+        """The answer as it came."""
         status, answer = self._sent("POST", path, body)
         if 300 <= status < 400:
             raise ProbeError(
@@ -126,22 +127,25 @@ class Client:
         """Status and body; what a server puts off is asked again, and a connection that breaks before an answer."""
         for attempt in range(_TRIES):
             self.budget.check()
-            is_last = attempt == _TRIES - 1
+            pause = 0.5 * 2**attempt
             try:
                 status, answer, after = self._once(method, path, body)
+                if status not in _AGAIN or attempt == _TRIES - 1:
+                    return status, answer
+                pause = pause if after is None else after
+            except (httpx.ConnectError, httpx.RemoteProtocolError) as error:
+                self.budget.check()
+                if attempt:
+                    reason = shown(error, _SHOWN) or type(error).__name__
+                    is_away = isinstance(error, httpx.ConnectError)
+                    broken = f"{self.url} cannot be reached" if is_away else f"{path}: the connection broke"
+                    raise ProbeError(f"{broken} ({reason}).") from None
             except httpx.TransportError as error:
                 self.budget.check()
-                if is_last or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
-                    raise ProbeError(f"{path}: {_reason(error)}.") from None
-                after = None
-                if attempt and isinstance(error, httpx.ConnectError):
-                    raise ProbeError(f"{self.url} cannot be reached ({shown(error, _SHOWN)}).") from None
-                if attempt:
-                    raise ProbeError(f"{path}: {_reason(error)}.") from None
-            else:
-                if status not in _AGAIN or is_last:
-                    return status, answer
-            self.budget.pause(min(_LONGEST_PAUSE, after if after is not None else 0.5 * 2**attempt))
+                is_late = isinstance(error, httpx.TimeoutException)
+                broken = "the server does not answer in time" if is_late else f"the connection broke ({error!r})"
+                raise ProbeError(f"{path}: {shown(broken, _SHOWN)}.") from None
+            self.budget.pause(min(_LONGEST_PAUSE, pause))
         raise AssertionError("the last try returns or raises")
 
     def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes, float | None]:
@@ -170,12 +174,6 @@ def _after(text: str | None) -> float | None:
         return None
 
 
-def _reason(error: httpx.TransportError) -> str:
-    if isinstance(error, httpx.TimeoutException):
-        return "the server does not answer in time"
-    return f"the connection broke ({shown(error, _SHOWN) or type(error).__name__})"
-
-
 def said(answer: bytes) -> str:
     """A server's own words on an error: the message in its JSON, else its first words."""
     try:
@@ -186,14 +184,3 @@ def said(answer: bytes) -> str:
         if isinstance(found, dict):
             found = found.get("error", found.get("message", found.get("detail", str(found))))
     return shown(found, _SHOWN)
-
-
-def _json(answer: bytes, path: str) -> Any:
-    try:
-        return parsed(answer, path)
-    except DumpError as error:
-        if answer.lstrip()[:1] == b"<":
-            raise ProbeError(
-                f"{path}: the server answers with a page of HTML; is this the address of the engine?"
-            ) from None
-        raise ProbeError(str(error)) from None
