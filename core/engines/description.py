@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CaptureError, UsageError
-from ..text import joined, printable, shown
+from ..text import joined, shown
 
 Value = int | str
 
@@ -43,23 +43,25 @@ class EngineDescription:
                 f"engine '{name}': the adapter speaks version {shown(hello.get('protocol'))} of the protocol;"
                 " expected 1."
             )
-        bases, modifiers = hello.get("bases"), hello.get("modifiers", {})
-        if not _are_steps(bases) or not _are_steps(modifiers) or not bases:
-            raise CaptureError(f"engine '{name}': the adapter names no bases; expected {{name: {{'says': text}}}}.")
-        return cls(
-            name,
-            str(hello.get("engine", name)),
-            str(hello.get("version", "")),
-            bases,
-            modifiers,
-            tuple(map(str, hello.get("dtypes", ("float32",)))),
-            str(hello.get("logits", "")),
-            str(hello.get("model", "folder")),
-            bool(hello.get("is_here", True)),
-            bool(hello.get("modules", False)),
-            _activations(name, hello.get("activations", {})),
-            _refuses(name, hello.get("refuses", [])),
-        )
+        try:
+            return cls(
+                name,
+                str(hello.get("engine", name)),
+                str(hello.get("version", "")),
+                {base: dict(about) for base, about in hello["bases"].items()},
+                {modifier: dict(about) for modifier, about in hello.get("modifiers", {}).items()},
+                tuple(map(str, hello.get("dtypes", ("float32",)))),
+                str(hello.get("logits", "")),
+                str(hello.get("model", "folder")),
+                bool(hello.get("is_here", True)),
+                bool(hello.get("modules", False)),
+                dict(hello.get("activations", {})),
+                tuple((dict(one["where"]), str(one["says"]).rstrip(".")) for one in hello.get("refuses", [])),
+            )
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise CaptureError(
+                f"engine '{name}': its hello cannot be read ({shown(repr(error))}); docs/engines.md describes it."
+            ) from error
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
         """`kv:f32` -> ("kv", ("f32",)); UsageError says what the engine can do where the text asks for something
@@ -107,28 +109,3 @@ def _shown(name: str, about: Mapping[str, Any]) -> str:
     if "values" in about:
         return f"{name}:{'|'.join(map(str, about['values']))}"
     return f"{name}:N" if "least" in about else name
-
-
-def _activations(name: str, said: object) -> dict[str, str]:
-    if not isinstance(said, dict) or not set(said.values()) <= {"float16", "bfloat16"}:
-        raise CaptureError(
-            f"engine '{name}': activations are {shown(said)}; expected {{function: 'float16' or 'bfloat16'}}."
-        )
-    return {str(function): str(dtype) for function, dtype in said.items()}
-
-
-def _refuses(name: str, said: object) -> tuple[tuple[Mapping[str, Sequence[Any]], str], ...]:
-    found: list[tuple[Mapping[str, Sequence[Any]], str]] = []
-    for one in said if isinstance(said, list) else [said]:
-        where, says = (one.get("where"), one.get("says")) if isinstance(one, dict) else (None, None)
-        if not isinstance(where, dict) or not all(isinstance(values, list) for values in where.values()) or not says:
-            raise CaptureError(
-                f"engine '{name}': refuses is {shown(said)}; expected a list of {{'where': {{name: [values]}}, 'says':"
-                " text}."
-            )
-        found.append((where, printable(str(says))[:300].rstrip(".")))
-    return tuple(found)
-
-
-def _are_steps(found: object) -> bool:
-    return isinstance(found, dict) and all(isinstance(about, dict) for about in found.values())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import struct
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, with_neighbors
 
 COMPUTE = ["float32", "int8_float32", "bfloat16", "int8_bfloat16", "float16", "int8_float16"]
 HELLO = {
@@ -29,16 +28,6 @@ HELLO = {
         "batch": modifier("this prompt with N - 1 others in one batch", least=1),
     },
 }
-
-
-def version():
-    """Version of the package."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("ctranslate2")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def tensors_of(folder):
@@ -120,8 +109,6 @@ def convert(folder, target):
 
 def load(request):
     """Convert the folder and load it."""
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise Refused("there is no ctranslate2 here; pip install ctranslate2.")
     import ctranslate2
 
     options = request["modifiers"]
@@ -138,15 +125,11 @@ def load(request):
     rows = int(options.get("batch", 1))
 
     def run(ids, emit):
-        # other rows hold the same tokens in another order, which none of it may see
-        batch = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(rows)]
-        found = generator.forward_batch(batch)
-        emit(0, np.asarray(found)[0])
+        emit(0, np.asarray(generator.forward_batch(with_neighbors(ids, rows)))[0])
 
-    wide = "float32" if kind == "float32" else kind
-    parts = {"weights": wide, "kv": wide, "activations": wide, "accumulation": "float32"}
-    return {"vocab": vocab, "versions": {"ctranslate2": version()}, "parts": parts}, run
+    parts = {"weights": kind, "kv": kind, "activations": kind, "accumulation": "float32"}
+    return {"vocab": vocab, "versions": {"ctranslate2": version_of("ctranslate2")}, "parts": parts}, run
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("ctranslate2") is not None), load)
+    serve(dict(HELLO, version=version_of("ctranslate2"), is_here=is_installed("ctranslate2")), load)

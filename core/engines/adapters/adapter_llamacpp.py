@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import Refused, modifier, serve, version_of, with_neighbors
 
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # enum ggml_type
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -158,26 +158,15 @@ def library():
 
 def version():
     """Name and version of the package that the library is of."""
-    from importlib import metadata
-
-    if os.environ.get("LLAMA_CPP_LIB"):
-        return Path(os.environ["LLAMA_CPP_LIB"]).name
-    for package in ("xllamacpp", "llama-cpp-python"):
-        try:
-            return f"{package} {metadata.version(package)}"
-        except metadata.PackageNotFoundError:
-            pass
-    return ""
+    own = os.environ.get("LLAMA_CPP_LIB")
+    return Path(own).name if own else version_of("xllamacpp", "llama-cpp-python")
 
 
 class LlamaCppEngine:
     """A model and its context."""
 
     def __init__(self, request):
-        path = library()
-        if path is None:
-            raise Refused("there is no libllama here; pip install xllamacpp, or name a build by LLAMA_CPP_LIB.")
-        self.lib = lib = ctypes.CDLL(path)
+        self.lib = lib = ctypes.CDLL(library())
         pointer, number = ctypes.c_void_p, ctypes.c_int32
         for name, gives, takes in (
             ("llama_backend_init", None, []),
@@ -283,7 +272,7 @@ class LlamaCppEngine:
     def run(self, ids, rows):
         """One prompt; the other rows of a batch hold the same tokens in another order, which none of it may see."""
         self.open(len(ids))
-        others = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(self.rows)]
+        others = with_neighbors(ids, self.rows)
         step = {"prefill": len(ids), "decode": 1, "chunked": self.value, "reuse": len(ids)}[self.base]
         begin = 0
         if self.base == "reuse":

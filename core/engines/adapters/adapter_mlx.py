@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "MLX",
@@ -32,12 +31,7 @@ HELLO = {
 
 def version():
     """Versions of MLX and mlx-lm."""
-    from importlib import metadata
-
-    try:
-        return f"{metadata.version('mlx')}, mlx-lm {metadata.version('mlx-lm')}"
-    except metadata.PackageNotFoundError:
-        return ""
+    return f"{version_of('mlx')}, mlx-lm {version_of('mlx-lm')}" if is_installed("mlx_lm") else ""
 
 
 def bits_of(array):
@@ -77,8 +71,6 @@ class MLXModules:
 
 def load(request):
     """Load a folder as mlx-lm does, in the dtype asked for."""
-    if importlib.util.find_spec("mlx_lm") is None:
-        raise Refused("there is no mlx-lm here; pip install 'mlx[cpu]' mlx-lm.")
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
@@ -108,4 +100,4 @@ def load(request):
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("mlx_lm") is not None), load)
+    serve(dict(HELLO, version=version(), is_here=is_installed("mlx_lm")), load)

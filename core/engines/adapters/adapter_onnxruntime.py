@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import tempfile
 from pathlib import Path
 
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
 
 LEVELS = ["off", "basic", "extended", "all"]
 HELLO = {
@@ -26,14 +25,10 @@ OWN = "model."  # what the wrapper below calls the model
 NEEDED = ("onnxruntime", "onnxscript", "torch", "transformers")
 
 
-def version():
-    """Version of the package."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("onnxruntime")
-    except metadata.PackageNotFoundError:
-        return ""
+def require(packages):
+    """Refuse if one of these packages is not there."""
+    if missing := [name for name in packages if not is_installed(name)]:
+        raise Refused(f"there is no {missing[0]} here, which the export needs; pip install {' '.join(missing)}.")
 
 
 def export(folder, path):
@@ -72,8 +67,7 @@ def show(path, modules):
             if name in modules and "rotary" not in name:  # which puts out two tensors, and the last is not the first
                 found[name] = node.output[0]
     known = {value.name: value for value in model.graph.value_info}
-    is_wide = {name for name in found if known.get(found[name]) is not None and _rank(known[found[name]]) == 3}
-    found = {name: output for name, output in found.items() if name in is_wide}
+    found = {name: output for name, output in found.items() if output in known and _rank(known[output]) == 3}
     model.graph.output.extend(known[output] for output in dict.fromkeys(found.values()))
     onnx.save(model, path)
     return found
@@ -85,9 +79,7 @@ def _rank(value):
 
 def load(request):
     """Export the folder and open a session."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Refused(f"there is no {missing[0]} here, which the export needs; pip install {' '.join(missing)}.")
+    require(NEEDED)
     import onnxruntime
 
     options = request["modifiers"]
@@ -118,9 +110,8 @@ def load(request):
         rows(0, given[outputs[0]][0][: len(ids)])
 
     parts = {"weights": "float32", "kv": "float32", "activations": "float32", "accumulation": "float32"}
-    return {"vocab": vocab, "versions": {"onnxruntime": version()}, "parts": parts}, run
+    return {"vocab": vocab, "versions": {"onnxruntime": version_of("onnxruntime")}, "parts": parts}, run
 
 
 if __name__ == "__main__":
-    here = importlib.util.find_spec("onnxruntime") is not None
-    serve(dict(HELLO, version=version(), is_here=here), load)
+    serve(dict(HELLO, version=version_of("onnxruntime"), is_here=is_installed("onnxruntime")), load)

@@ -4,7 +4,6 @@ its generator on a CPU.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import mmap
 import os
@@ -12,12 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, with_neighbors
 
 LEVELS = {"off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED"}
 LEVELS["all"] = "ORT_ENABLE_ALL"
@@ -83,14 +81,6 @@ CONFIG = "genai_config.json"
 NOT_OF_GRAPH = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
-def version():
-    """Version of the package."""
-    try:
-        return metadata.version("onnxruntime-genai")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def check(request):
     """Refuse what this folder or environment has not, before anything is loaded. -> whether the graph is the
     folder's own
@@ -104,7 +94,7 @@ def check(request):
     needed = [] if is_own else list(NEEDED)
     if request.get("modules") and is_own:
         needed = ["onnx"]
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed if not is_installed(name)]
     if missing:
         raise Refused(
             f"there is no {missing[0]} here, which it takes to build or change a graph; pip install"
@@ -253,7 +243,7 @@ class GenAIEngine:
         wide = {"f32": "float32"}
         self.said = {
             "vocab": int(vocab),
-            "versions": {name: metadata.version(name) for name in ("onnxruntime-genai", "onnxruntime")},
+            "versions": {name: version_of(name) for name in ("onnxruntime-genai", "onnxruntime")},
             "parts": {
                 "weights": wide.get(kind, kind),
                 "kv": "own" if is_own else "float32",
@@ -270,8 +260,7 @@ class GenAIEngine:
 
     def step(self, generator, ids, start, rows, most=None):
         """Add tokens of the prompt, and hand on the first `most` of their positions."""
-        batch = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(self.rows)]
-        generator.append_tokens(np.array(batch, np.int32))
+        generator.append_tokens(np.array(with_neighbors(ids, self.rows), np.int32))
         logits = generator.get_output("logits")
         if logits.shape[1] != len(ids) or logits.dtype != np.float32:
             raise Refused(
@@ -298,12 +287,10 @@ class GenAIEngine:
 
 def load(request):
     """Build the folder's graph where it has none of its own, and open it."""
-    if importlib.util.find_spec("onnxruntime_genai") is None:
-        raise Refused("there is no onnxruntime_genai here; pip install onnxruntime-genai.")
     engine = GenAIEngine(request, check(request))
     return engine.said, engine.run
 
 
 if __name__ == "__main__":
-    here = importlib.util.find_spec("onnxruntime_genai") is not None
-    serve(dict(HELLO, version=version(), is_here=here), load)
+    is_here = is_installed("onnxruntime_genai")
+    serve(dict(HELLO, version=version_of("onnxruntime-genai"), is_here=is_here), load)

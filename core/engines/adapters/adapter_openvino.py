@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from pathlib import Path
 
-from adapter_onnxruntime import export, show
-from ulpscope_engine import Refused, modifier, serve
+from adapter_onnxruntime import export, require, show
+from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "OpenVINO",
@@ -29,21 +28,9 @@ HELLO = {
 NEEDED = ("openvino", "onnx", "onnxscript", "torch", "transformers")
 
 
-def version():
-    """Version of the package."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("openvino")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def load(request):
     """Export the folder and compile it."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Refused(f"there is no {missing[0]} here, which the export needs; pip install {' '.join(missing)}.")
+    require(NEEDED)
     import numpy as np
     import openvino
 
@@ -69,7 +56,7 @@ def load(request):
         rows(0, values[0][0][: len(ids)])
 
     parts = {"weights": "float32", "kv": "float32", "activations": computes_in, "accumulation": "float32"}
-    return {"vocab": vocab, "versions": {"openvino": version()}, "parts": parts}, run
+    return {"vocab": vocab, "versions": {"openvino": version_of("openvino")}, "parts": parts}, run
 
 
 def _of(compiled, values, name):
@@ -78,4 +65,4 @@ def _of(compiled, values, name):
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("openvino") is not None), load)
+    serve(dict(HELLO, version=version_of("openvino"), is_here=is_installed("openvino")), load)

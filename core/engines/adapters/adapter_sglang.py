@@ -4,10 +4,8 @@ version 0.5.23 and never run: it needs a GPU.
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import is_installed, modifier, serve, version_of, with_neighbors
 
 HELLO = {
     "engine": "SGLang",
@@ -27,20 +25,8 @@ HELLO = {
 }
 
 
-def version():
-    """Version of the package, "" where there is none."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def load(request):
     """Load the model runner without a scheduler: nothing is reused that was not asked for."""
-    if importlib.util.find_spec("sglang") is None:
-        raise Refused("there is no sglang here; name the interpreter that has it by --engine sglang=PYTHON.")
     import torch
     from sglang import bench_one_batch as bench
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -69,7 +55,7 @@ def load(request):
         emit(place, np.ascontiguousarray(row))
 
     def run(ids, emit):
-        prompts = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(rows)]
+        prompts = with_neighbors(ids, rows)
         if base == "walk":
             for place in range(len(ids)):
                 hand_on(emit, place, extend([prompt[: place + 1] for prompt in prompts])[0])
@@ -83,8 +69,8 @@ def load(request):
 
     probe, _ = extend([[0]])  # the width of a row, padding of the vocabulary included, is known of a row only
     parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
-    return {"vocab": int(probe.shape[1]), "versions": {"sglang": version()}, "parts": parts}, run
+    return {"vocab": int(probe.shape[1]), "versions": {"sglang": version_of("sglang")}, "parts": parts}, run
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("sglang") is not None), load)
+    serve(dict(HELLO, version=version_of("sglang"), is_here=is_installed("sglang")), load)

@@ -4,9 +4,7 @@ Written to version 1.2's documentation and never run: it needs a GPU.
 
 from __future__ import annotations
 
-import importlib.util
-
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, with_neighbors
 
 HELLO = {
     "engine": "TensorRT-LLM",
@@ -28,20 +26,8 @@ HELLO = {
 }
 
 
-def version():
-    """Version of the package, "" where there is none."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("tensorrt_llm")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def load(request):
     """Start the PyTorch backend, which gives logits without a build made for them."""
-    if importlib.util.find_spec("tensorrt_llm") is None:
-        raise Refused("there is no tensorrt_llm here; name the interpreter that has it by --engine trtllm=PYTHON.")
     from tensorrt_llm import LLM, SamplingParams
     from tensorrt_llm.llmapi import CudaGraphConfig, KvCacheConfig
 
@@ -67,7 +53,7 @@ def load(request):
         return logits.detach().float().cpu().reshape(-1, logits.shape[-1]).numpy()
 
     def run(ids, emit):
-        prompts = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(rows)]
+        prompts = with_neighbors(ids, rows)
         if base == "walk":
             for place in range(len(ids)):
                 found = ask([prompt[: place + 1] for prompt in prompts], return_generation_logits=True)
@@ -84,8 +70,8 @@ def load(request):
     vocab = array(ask([[0]], return_generation_logits=True).outputs[0].generation_logits).shape[1]
     kv = options.get("kv", "auto")
     parts = {"weights": request["dtype"], "kv": request["dtype"] if kv == "auto" else kv}
-    return {"vocab": int(vocab), "versions": {"tensorrt_llm": version()}, "parts": parts}, run
+    return {"vocab": int(vocab), "versions": {"tensorrt_llm": version_of("tensorrt_llm")}, "parts": parts}, run
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("tensorrt_llm") is not None), load)
+    serve(dict(HELLO, version=version_of("tensorrt_llm"), is_here=is_installed("tensorrt_llm")), load)

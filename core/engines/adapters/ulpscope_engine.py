@@ -7,12 +7,14 @@ A frame is 4 bytes b"ULPE", the length of its head (uint32, little-endian), its 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import queue
 import struct
 import sys
 import threading
+from importlib import metadata
 from typing import Any, Callable, Iterable  # noqa: UP035 - an engine may have an old Python
 
 import numpy as np
@@ -132,6 +134,27 @@ def _exactly(count: int) -> bytes:
     if len(data) < count:
         raise EOFError
     return data
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def version_of(*packages: str) -> str:
+    """Version of the first of these packages that is installed, behind its name if there are several; "" of none."""
+    for package in packages:
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        return version if len(packages) == 1 else f"{package} {version}"
+    return ""
+
+
+def with_neighbors(ids: list[int], count: int) -> list[list[int]]:
+    """A batch of a prompt and its tokens in `count` - 1 other orders, which none of its rows may see."""
+    return [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(count)]
 
 
 def modifier(says: str, values: Iterable[Any] = (), least: int | None = None, **more: Any) -> dict[str, Any]:

