@@ -62,14 +62,6 @@ def names() -> list[str]:
     return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_configured(), *_given]))
 
 
-def use(text: str) -> None:
-    """Take `NAME=PYTHON`, `NAME=PYTHON,ADAPTER.py` or `NAME=FOLDER` of dumps from now on; UsageError for what is none
-    of them.
-    """
-    name, where = _apart(text)
-    _given[name] = _location(name, where)
-
-
 def _apart(text: str) -> tuple[str, str]:
     name, equals, where = text.partition("=")
     name = name.strip().lower()
@@ -84,9 +76,12 @@ def _configured() -> dict[str, str]:
 
 
 def use_all(given: Sequence[str] | None) -> None:
-    """`use` each of the options given."""
+    """Take `NAME=PYTHON`, `NAME=PYTHON,ADAPTER.py` or `NAME=FOLDER` of dumps from now on; UsageError for what is none
+    of them.
+    """
     for text in given or ():
-        use(text)
+        name, where = _apart(text)
+        _given[name] = _location(name, where)
 
 
 def location_of(name: str) -> EngineLocation:
@@ -172,25 +167,23 @@ def end_all() -> None:
 
 def listed() -> list[dict[str, Any]]:
     """Every engine: where it is, its version, what it can do; or why it cannot be had."""
-    found = []
+    found: list[dict[str, Any]] = []
     for name in names():
+        entry = {"name": name, "engine": name, "version": "", "is_here": False, "note": ""}
         try:
             about = described(name)
-            found.append(
-                {
-                    "name": name,
-                    "engine": about.engine,
-                    "version": about.version,
-                    "is_here": about.is_here,
-                    "python": location_of(name).python,
-                    "bases": about.shown("base"),
-                    "modifiers": about.shown("modifier"),
-                    "dtypes": list(about.dtypes),
-                    "note": "",
-                }
-            )
+            entry |= {
+                "engine": about.engine,
+                "version": about.version,
+                "is_here": about.is_here,
+                "python": location_of(name).python,
+                "bases": about.shown("base"),
+                "modifiers": about.shown("modifier"),
+                "dtypes": list(about.dtypes),
+            }
         except (CaptureError, UsageError) as error:
-            found.append({"name": name, "engine": name, "version": "", "is_here": False, "note": str(error)})
+            entry["note"] = str(error)
+        found.append(entry)
     return found
 
 

@@ -119,7 +119,7 @@ def test_an_adapter_that_does_not_begin_is_one_sentence(adapter, end, sentence):
         ("rows._send({'type': 'rows', 'start': 0, 'dtype': 'int8', 'shape': [1, 8]}, np.zeros(8))", "sent rows of"),
         (
             "rows._send({'type': 'rows', 'start': 0, 'dtype': 'float32', 'shape': [2, 8]}, np.zeros(8, '<f4'))",
-            "sent 32 bytes",
+            "in 32 bytes",
         ),
         ("rows._send({'type': 'nonsense'})", "sent 'nonsense' where rows or module or done was expected"),
     ],
