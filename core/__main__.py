@@ -26,27 +26,26 @@ except ModuleNotFoundError as missing:
 from .commands import (
     capturing,
     comparing,
-    findings,
+    explaining,
     generating,
     inspecting,
-    keeping,
-    layers,
     models,
     ops,
+    probing,
     pushing,
     serve,
+    showing,
     spare,
     stored,
     verdicts,
 )
-from .commands.sparse import explaining, probing
 from .commands.sweeps import sweeping
 from .commands.terminal.console import err
 from .errors import UlpscopeError
 
 app = typer.Typer(
     name=COMMAND,
-    help="Is it rounding, or a bug? Capture, keep and compare the complete logits of two ways to run a language model.",
+    help="Is it rounding, or a bug? Capture and compare the complete logits of two ways to run a language model.",
     epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. "
     "A run's id may be shortened to any unique beginning.",
     no_args_is_help=True,
@@ -56,7 +55,6 @@ app = typer.Typer(
 )
 app.command()(comparing.compare)
 app.command()(comparing.ingest)
-app.command()(keeping.adopt)
 app.command()(inspecting.inspect)
 app.command()(probing.probe)
 app.command()(capturing.capture)
@@ -68,13 +66,11 @@ app.command()(generating.search)
 app.command()(ops.ops)
 app.command()(sweeping.sweep)
 app.command(hidden=True)(spare.spare)
-app.command("layers")(layers.layers)
-app.command()(findings.kernels)
 app.command("list")(stored.list_)
-app.command()(stored.show)
+app.command()(showing.show)
 app.command()(stored.export)
 app.command()(stored.delete)
-app.command()(keeping.label)
+app.command()(stored.label)
 app.command()(models.model)
 app.command()(models.engines)
 app.command()(pushing.push)

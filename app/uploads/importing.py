@@ -94,4 +94,4 @@ def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
     if is_run and (len(paths) > 1 or set(chosen) - {"name"}):
         raise UsageError("a run file is imported alone, and only its name can be chosen.")
     options = [f"--{key.replace('_', '-')}={value}" for key, value in chosen.items()]
-    return ["adopt" if is_run else "ingest", *options, *map(str, paths)]
+    return ["ingest", *options, *map(str, paths)]

@@ -30,6 +30,7 @@ from .terminal.console import (
     check_progress,
     err,
     print_json,
+    print_text,
     steps,
     stoppable,
 )
@@ -97,9 +98,9 @@ def judge(
             print_verdicts(run, pairs)
     if as_json_:
         for sentence in failure:
-            err.print(f"error: {sentence}", markup=False, soft_wrap=True)
+            print_text(f"error: {sentence}", err)
     else:
-        tell_end(run_id, failure, progress, as_json_, store, has_said_verdict=True)
+        tell_end(run_id, failure, progress, as_json_, store, is_verdict_printed=True)
     if failure:
         raise typer.Exit(2)
     if any(pair["verdict"] in FAILING for pair in pairs):

@@ -1,15 +1,14 @@
-"""`compare` and `ingest`: dumps and responses from anywhere, and the figures of their sides."""
+"""`compare` and `ingest`: dumps, responses and run files from anywhere, and the figures of their sides."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import ingest as ingest_dump
@@ -18,6 +17,7 @@ from ..judging.judge_sparse import judge_responses
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import Provenance, RunHeader
+from ..runs.importing import adopt, is_run_file
 from ..runs.reader import RunReader
 from ..runs.reports.baseline import Bounds, bounds_text, hold, read_bounds
 from ..runs.reports.gate import (
@@ -30,30 +30,30 @@ from ..runs.reports.gate import (
     check_measured,
     gate_notes,
     parse_conditions,
-    percent,
 )
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
-from ..runs.reports.report_json import PairReport, as_json, over_logits, over_positions, report_of_run
+from ..runs.reports.report_json import PairReport, as_json, report_of_run
 from ..runs.reports.sparse_json import sparse_json
 from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse.pairing import SparsePair
 from ..runs.sparse_run import SparseVerdict, is_sparse, pairs_of, sparse_of
 from ..runs.store.store import open_store
-from ..runs.views.headline import ulp_percentile
-from ..text import number, plural
-from .sparse.tables import print_sparse_pairs
+from .tables import pair_table, print_flips, print_sparse_pairs
 from .terminal.console import (
     ComputeDtypeOption,
     HoldsOption,
     JsonOption,
+    JunitOption,
+    MarkdownOption,
     ProgressOption,
     ReferenceOption,
     StoreOption,
-    announce_upload,
+    announce,
     check_progress,
     err,
     out,
     print_json,
+    print_text,
     steps,
     stoppable,
 )
@@ -70,8 +70,7 @@ def compare(
         ),
     ],
     second: Annotated[
-        str | None,
-        typer.Argument(metavar="[B]", help="A second dump of one array, or responses beside A's; A is the reference."),
+        str | None, typer.Argument(metavar="[B]", help="A second dump of one array, or responses; A is the reference.")
     ] = None,
     fail_on: Annotated[
         list[str] | None,
@@ -81,35 +80,22 @@ def compare(
         Path | None, typer.Option("--bounds", help="Exit with 1 if any prompt is worse than its line in this file.")
     ] = None,
     slack: Annotated[
-        float | None, typer.Option("--slack", help="With --bounds: so many times a bound is within it. Default: 1.")
+        float | None, typer.Option("--slack", help="With --bounds: multiply every bound by this factor. Default: 1.")
     ] = None,
     write_bounds: Annotated[
         Path | None, typer.Option("--write-bounds", help="Write what every prompt measures now, for a later --bounds.")
     ] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Write the gate as JUnit XML.")] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option("--markdown", help="Add the gate as Markdown to the end of a file, as of a CI job's summary."),
-    ] = None,
-    compute_dtype: Annotated[
-        str | None,
-        typer.Option(help="Count ULPs in float32, float16 or bfloat16. Default: declared by the dump, else detected."),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            help="The side of a dump that the others are compared with. Default: 'reference', else the first."
-        ),
-    ] = None,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
     holds: HoldsOption = None,
-    variant: Annotated[
-        str | None, typer.Option(help="The side that the summary speaks of, where there are several.")
-    ] = None,
+    variant: Annotated[str | None, typer.Option(help="The side in the summary if there are several.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Compare the sides of a dump, of two dumps, of what engines sent, or of a stored run. Needs no store for files.
+    """Compare the sides of a dump, of two dumps, of what engines sent, or of a stored run. Files need no store.
 
     A gate for CI, which looks at every pair (docs/gates.md):
 
@@ -117,56 +103,59 @@ def compare(
     """
     conditions = parse_conditions(fail_on or [])
     _check_gate(conditions, bounds, slack, write_bounds, junit, markdown)
-    known_bounds = (
-        read_bounds(bounds) if bounds is not None else None
-    )  # a file that is none is told before gigabytes are read
+    known_bounds = read_bounds(bounds) if bounds is not None else None  # before gigabytes are read
+    report: dict[str, Any]
+    gate: GateReport | None
+    print_tables: Callable[[], None]
     if (sparse := _sparse_pairs(first, second, store)) is not None:
         if compute_dtype or reference or holds or bounds is not None or write_bounds is not None:
             raise UsageError(
                 "--compute-dtype, --reference, --holds, --bounds and --write-bounds are for whole rows of logits;"
                 " responses of engines have some tokens of each."
             )
-        _compare_sparse(*sparse, conditions, variant, positions, as_json_, junit, markdown)
-        return
-    is_gate = bool(conditions) or known_bounds is not None
-    if second is None and not Path(first).exists() and _is_run(store, first):
-        if compute_dtype or reference or holds:
-            raise UsageError(
-                "--compute-dtype, --reference and --holds are for dumps; a stored run keeps those it was stored with."
-            )
-        compared = _compared_run(open_store(store).path_of(first), must_be_whole=is_gate or write_bounds is not None)
+        check_for_lists(conditions)
+        pairs, verdicts = sparse
+        report = sparse_json(pairs, verdicts, variant=variant, with_positions=positions)
+        gate = _sparse_gate(pairs, verdicts, conditions) if conditions else None
+        print_tables = partial(print_sparse_pairs, [p for p in pairs if variant in (None, p.variant)], verdicts)
     else:
-        files = [Path(p) for p in (first, second) if p is not None]
-        compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
-    header = compared.header
-    report = as_json(
-        compared.pairs,
-        compared.classes,
-        compute_dtype=header.compute_dtype,
-        rows=header.rows,
-        vocab=header.vocab,
-        prompts=len(header.prompts),
-        variant=variant,
-        with_positions=positions,
-    )
-    gate = _gate(compared, conditions, known_bounds, slack or 1.0) if is_gate else None
+        is_gate = bool(conditions) or known_bounds is not None
+        if second is None and not Path(first).exists() and _is_run(store, first):
+            if compute_dtype or reference or holds:
+                raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
+            path = open_store(store).path_of(first)
+            compared = _compared_run(path, must_be_whole=is_gate or write_bounds is not None)
+        else:
+            files = [Path(name) for name in (first, second) if name is not None]
+            compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
+        header = compared.header
+        report = as_json(
+            compared.pairs,
+            compared.classes,
+            compute_dtype=header.compute_dtype,
+            rows=header.rows,
+            vocab=header.vocab,
+            prompts=len(header.prompts),
+            variant=variant,
+            with_positions=positions,
+        )
+        gate = _gate(compared, conditions, known_bounds, slack or 1.0) if is_gate else None
+        print_tables = partial(_print_tables, compared, variant)
+        if write_bounds is not None:
+            write_whole(write_bounds, bounds_text(compared.pairs, header.prompts, header.compute_dtype, header.vocab))
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
-        _print_tables(compared, variant)
+        print_tables()
     if gate is not None:
-        _tell_gate(gate, as_json_)
-    if write_bounds is not None:
-        write_whole(write_bounds, bounds_text(compared.pairs, header.prompts, header.compute_dtype, header.vocab))
-    if gate is not None:
-        _end_with(gate, junit, markdown)
+        end_with(gate, junit, markdown, as_json_)
 
 
 @dataclass(frozen=True)
 class _ComparedFiles:
-    """Pairs of whole rows, and the header of their run; texts: of its tokens."""
+    """Pairs of whole rows and the header of their run; texts: of its tokens."""
 
     header: RunHeader
     texts: dict[int, str]
@@ -175,7 +164,7 @@ class _ComparedFiles:
 
 
 def _compared_run(path: Path, *, must_be_whole: bool) -> _ComparedFiles:
-    """Figures of a stored run. must_be_whole: a figure that is lost is an error."""
+    """Read the figures of a stored run; a missing one is an error if it must be whole."""
     with RunReader(path) as run:
         pairs, classes = report_of_run(run)
         if must_be_whole:
@@ -186,7 +175,6 @@ def _compared_run(path: Path, *, must_be_whole: bool) -> _ComparedFiles:
 def _compared_dump(
     files: list[Path], compute_dtype: str | None, reference: str | None, holds: str | None, *, is_quiet: bool
 ) -> _ComparedFiles:
-    """Figures and verdicts of dumps; says what is to be known of them."""
     with (
         steps() as say,
         open_dump(
@@ -207,40 +195,45 @@ def _compared_dump(
 
 
 def _gate(compared: _ComparedFiles, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
-    """Every pair held to every condition, and to the bounds."""
     header = compared.header
     outcomes = [condition.judge(pair) for condition in conditions for pair in compared.pairs]
     notes = gate_notes(compared.pairs)
     if bounds is not None:
-        held, more = hold(bounds, compared.pairs, header.prompts, header.compute_dtype, header.vocab, slack)
-        outcomes, notes = outcomes + held, notes + more
+        bounded, more = hold(bounds, compared.pairs, header.prompts, header.compute_dtype, header.vocab, slack)
+        outcomes, notes = outcomes + bounded, notes + more
     return GateReport(tuple(outcomes), header.prompts, compared.texts, tuple(notes))
 
 
+def _sparse_gate(
+    pairs: Sequence[SparsePair], verdicts: Sequence[SparseVerdict], conditions: list[Condition]
+) -> GateReport:
+    judged = {verdict.variant: verdict for verdict in verdicts}
+    reports = [SparseReport.of(pair, judged.get(pair.variant)) for pair in pairs]
+    outcomes = tuple(condition.judge(pair) for condition in conditions for pair in reports)
+    return GateReport(outcomes, notes=tuple(gate_notes(reports)))
+
+
 def _print_tables(compared: _ComparedFiles, variant: str | None) -> None:
-    """Pairs, flips and classes on the terminal; variant: whose flips alone."""
+    """Print pairs, flips and classes; variant: whose flips alone."""
     header, classes = compared.header, compared.classes
     out.print(pair_table(compared.pairs, header.compute_dtype, header.rows, header.vocab))
     for pair in compared.pairs:
         if pair.verdict:
             name = f"{pair.variant}: {pair.verdict}" if len(compared.pairs) > 1 else pair.verdict
-            out.print(f"{name}. {pair.because}", markup=False, soft_wrap=True)
+            print_text(f"{name}. {pair.because}")
     first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
     for pair in compared.pairs:  # bit-identical variants have the same flips
-        if pair.summary.flips and (pair.variant == variant if variant else pair.variant in first_of_class):
-            out.print(flip_table(pair, compared.texts, len(header.prompts) > 1))
+        if pair.variant == variant if variant else pair.variant in first_of_class:
+            print_flips(pair, compared.texts, len(header.prompts) > 1)
     if len(compared.pairs) > 1:
-        out.print(
-            "bit-identical classes: " + "   ".join("{" + ", ".join(group) + "}" for group in classes), markup=False
-        )
+        groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
+        out.print(f"bit-identical classes: {groups}", markup=False)
 
 
 def _sparse_pairs(
     first: str, second: str | None, store: str | Path | None
 ) -> tuple[Sequence[SparsePair], Sequence[SparseVerdict]] | None:
-    """The pairs of responses in these files, or of a stored run of such, and their verdicts; None if it is something
-    else.
-    """
+    """Return the pairs and verdicts of responses, or of a stored run of such; None if it is something else."""
     files = [Path(name) for name in (first, second) if name is not None]
     if are_payloads(files):
         sides = read_sides(files)
@@ -254,46 +247,6 @@ def _sparse_pairs(
     return None
 
 
-def _compare_sparse(
-    pairs: Sequence[SparsePair],
-    verdicts: Sequence[SparseVerdict],
-    conditions: list[Condition],
-    variant: str | None,
-    positions: bool,
-    as_json_: bool,
-    junit: Path | None,
-    markdown: Path | None,
-) -> None:
-    """The report of sparse pairs, and the gate on them."""
-    check_for_lists(conditions)
-    report = sparse_json(pairs, verdicts, variant=variant, with_positions=positions)
-    gate = None
-    if conditions:
-        judged = {verdict.variant: verdict for verdict in verdicts}
-        reports = [SparseReport.of(pair, judged.get(pair.variant)) for pair in pairs]
-        outcomes = tuple(condition.judge(pair) for condition in conditions for pair in reports)
-        gate = GateReport(outcomes, notes=tuple(gate_notes(reports)))
-        report["gate"] = gate.as_json()
-    if as_json_:
-        print_json(report)
-    else:
-        print_sparse_pairs([pair for pair in pairs if variant in (None, pair.variant)], verdicts)
-    if gate is None:
-        return
-    _tell_gate(gate, as_json_)
-    _end_with(gate, junit, markdown)
-
-
-def _end_with(gate: GateReport, junit: Path | None, markdown: Path | None) -> None:
-    """Write what a gate came to where that is asked for; 1 is the command's status where it failed."""
-    if junit is not None:
-        write_whole(junit, junit_text(gate))
-    if markdown is not None:
-        append(markdown, markdown_text(gate))
-    if gate.failed:
-        raise typer.Exit(1)
-
-
 def _check_gate(
     conditions: list[Condition],
     bounds: Path | None,
@@ -302,40 +255,45 @@ def _check_gate(
     junit: Path | None,
     markdown: Path | None,
 ) -> None:
-    """Refuses options that need one another, before anything is read."""
+    """Refuse options that need one another, before anything is read."""
     if bounds is not None and write_bounds is not None:
-        raise UsageError("--bounds holds a baseline and --write-bounds makes one; give one of them.")
+        raise UsageError("--bounds reads a baseline and --write-bounds writes one; give one of them.")
     if slack is not None and bounds is None:
         raise UsageError("--slack widens the bounds of --bounds; give both.")
     if slack is not None and not 1 <= slack <= 1e6:
         raise UsageError(f"--slack {slack:g}: expected a factor from 1 up, such as 1.5.")
     for option, path in (("--junit", junit), ("--markdown", markdown)):
         if path is not None and not conditions and bounds is None:
-            raise UsageError(f"{option} reports what came of a gate; give --fail-on or --bounds beside it.")
+            raise UsageError(f"{option} reports a gate; add --fail-on or --bounds.")
 
 
-def _tell_gate(gate: GateReport, as_json_: bool) -> None:
-    """Failures and what is undecided on stderr, a line each, the worst position in it; that all is well on stdout."""
+def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:
+    """Print a gate's failures and what is undecided on stderr, write its reports; exit with 1 if it failed."""
     for kind in (FAILED, UNDECIDED):
-        told = [outcome for outcome in gate.outcomes if outcome.outcome == kind]
-        for outcome in told[:_MOST_LINES]:
-            err.print(f"gate {kind}: {gate.sentence(outcome)}", markup=False, soft_wrap=True)
-        if len(told) > _MOST_LINES:
-            err.print(f"gate {kind}: and {len(told) - _MOST_LINES:,} more.", markup=False)
+        outcomes = [outcome for outcome in gate.outcomes if outcome.outcome == kind]
+        for outcome in outcomes[:_MOST_LINES]:
+            print_text(f"gate {kind}: {gate.sentence(outcome)}", err)
+        if len(outcomes) > _MOST_LINES:
+            err.print(f"gate {kind}: and {len(outcomes) - _MOST_LINES:,} more.", markup=False)
     for note in gate.notes:
-        err.print(f"note: {note}", markup=False, soft_wrap=True)
+        print_text(f"note: {note}", err)
     if gate.outcome == PASSED and not as_json_:
-        open_ = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
-        out.print(
-            f"gate passed: {len(gate.outcomes) - open_:,}{f', undecided: {open_:,}' if open_ else ''}", markup=False
-        )
+        undecided = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
+        passed = len(gate.outcomes) - undecided
+        out.print(f"gate passed: {passed:,}{f', undecided: {undecided:,}' if undecided else ''}", markup=False)
+    if junit is not None:
+        write_whole(junit, junit_text(gate))
+    if markdown is not None:
+        append(markdown, markdown_text(gate))
+    if gate.failed:
+        raise typer.Exit(1)
 
 
 def ingest(
-    dumps: Annotated[
+    files: Annotated[
         list[Path],
         typer.Argument(
-            help="One dump of two or more sides, two of one array each, or responses of engines (JSON, JSONL)."
+            help="A dump of two or more sides, two of one array each, responses (JSON, JSONL), or a run file (.duckdb)."
         ),
     ],
     name: Annotated[str | None, typer.Option(help="What to call the run. Default: the file's name.")] = None,
@@ -348,85 +306,37 @@ def ingest(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Store a dump of logits, or responses of engines, as a run: checked, every bit kept. `ulpscope adopt` takes
-    run files.
+    """Import a logit dump, server responses or a run file as a run.
+
+    Every bit of a dump is stored. Of a run file from elsewhere the schema and the digests of its logits are checked;
+    nothing in it is executed.
     """
     check_progress(progress)
+    target = open_store(store)
     with stoppable(), steps(progress) as say:
-        new_id = ingest_dump(
-            open_store(store),
-            dumps,
-            name=name,
-            model=model,
-            compute_dtype=compute_dtype,
-            reference=reference,
-            holds=holds,
-            run_id=run_id,
-            on_progress=lambda done, total: say("storing and comparing", done, total),
-        )
-    announce_upload(new_id, store, progress, as_json_)
+        if files[0].is_file() and is_run_file(files[0]):
+            if len(files) > 1 or model or compute_dtype or reference or holds:
+                raise UsageError("A run file is imported alone; only --name changes what it says.")
+            new_id = adopt(target, files[0], name=name, run_id=run_id, on_progress=partial(say, "checking"))
+        else:
+            new_id = ingest_dump(
+                target,
+                files,
+                name=name,
+                model=model,
+                compute_dtype=compute_dtype,
+                reference=reference,
+                holds=holds,
+                run_id=run_id,
+                on_progress=partial(say, "storing and comparing"),
+            )
+    announce(new_id, store, progress, as_json_)
 
 
 def _is_run(store: str | Path | None, text: str) -> bool:
-    """Return whether a word that is no file is meant as a run's id: one there is, or one without a file's suffix."""
+    """Return whether a word that is no file is meant as a run's id: one that exists, or one without a suffix."""
     try:
         open_store(store).path_of(text)
     except UlpscopeError:
         return not Path(text).suffix
     return True
-
-
-def pair_table(pairs: list[PairReport], compute_dtype: str, rows: int, vocab: int) -> Table:
-    size = f"{plural(rows, 'position')} x {vocab:,} tokens"
-    table = Table(title=f"{escape(pairs[0].reference)} vs …   {size}, ULPs of {compute_dtype}")
-    for name in (
-        "variant",
-        "differing logits",
-        "rms, row ULPs",
-        "max abs",
-        "ULPs: median",
-        "p99",
-        "flips",
-        "near ties",
-        "mean KL, nats",
-    ):
-        table.add_column(name, justify="left" if name == "variant" else "right")
-    for pair in pairs:
-        s = pair.summary
-        share = "bit-identical" if s.bit_identical else f"{s.neq:,} of {rows * vocab:,} ({percent(s.neq_share)})"
-        table.add_row(
-            escape(pair.variant),
-            share,
-            number(s.rms_row_ulps, 3),
-            number(s.max_abs),
-            *(number(ulp_percentile(pair.histogram, share)) for share in (0.5, 0.99)),
-            f"{s.flips:,}",
-            f"{s.near_ties:,}",
-            number(s.mean_kl, 3),
-        )
-        if s.nonfinite_mismatch:
-            table.add_row(
-                "", f"[bold]{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only[/bold]"
-            )
-        if over := over_logits(s, rows * vocab):
-            table.add_row("", f"differences are {over}, those finite on both sides")
-        if over := over_positions(s, rows):
-            table.add_row("", f"mean KL is {over}")
-    return table
-
-
-def flip_table(pair: PairReport, texts: dict[int, str], has_prompts: bool, limit: int = 20) -> Table:
-    flips = [row for row in pair.rows if row["is_flip"]]
-    more = f", the first {limit}" if len(flips) > limit else ""
-    table = Table(title=f"flips of {escape(pair.variant)}: {len(flips)}{more}")
-    for name in (["prompt"] if has_prompts else []) + ["position", "reference", "variant", "margins, ULPs", "max abs"]:
-        table.add_column(name, justify="right")
-    for row in flips[:limit]:
-        tokens = [
-            f"{row[k]} {texts[row[k]]!r}" if row[k] in texts else str(row[k])
-            for k in ("reference_token", "variant_token")
-        ]
-        margins = " / ".join(number(row[f"{side}_margin_ulps"]) for side in ("reference", "variant"))
-        place = ([str(row["prompt"])] if has_prompts else []) + [str(row["position"])]
-        table.add_row(*place, *(escape(t) for t in tokens), margins, number(row["max_abs"]))
-    return table

@@ -1,15 +1,11 @@
-"""`generate` and `search`: where the texts of two paths part, and prompts on which they do."""
+"""`generate` and `search`: where the texts of two paths differ, and prompts on which they do."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ..capture_request import CaptureRequest
 from ..errors import UsageError
@@ -24,7 +20,7 @@ from .capture_extras import judge_pairs, keeping, session_of
 from .capturing import load, to_store
 from .ending import tell_end
 from .request_options import DryRunOption, takes_request
-from .stored import print_continuations
+from .showing import print_continuations
 from .terminal.console import (
     JsonOption,
     ProgressOption,
@@ -35,8 +31,11 @@ from .terminal.console import (
     err,
     out,
     print_json,
+    print_line,
+    print_text,
     steps,
     stoppable,
+    table_of,
     typed_command,
 )
 
@@ -187,15 +186,16 @@ def search(
                 else plan_capture(loaded, chosen, request.reference, [variant], **about)
             )
             run_id = _keep(plan, target, say)
-    _tell_found(
-        found,
-        texts,
-        given_names=[item.where for item in given],
-        run_id=run_id,
-        store=store,
-        as_json_=as_json_ or progress == "json",
-        is_one_line=progress == "json",
-    )
+    if as_json_ or progress == "json":
+        record = _as_json(found, texts, run_id)
+        if progress == "json":
+            print_line(**record)
+        else:
+            print_json(record)
+    else:
+        _print_search(found, texts, [item.where for item in given])
+        if run_id:
+            announce(run_id, store)
     if len(found.flipped_prompts) < flips:
         raise typer.Exit(1)
 
@@ -210,57 +210,37 @@ def _keep(plan: CapturePlan, target: Store, say: Tell) -> str:
         return writer.finish()
 
 
-def _tell_found(
-    found: SearchResult,
-    texts: dict[int, str],
-    *,
-    given_names: list[str],
-    run_id: str | None,
-    store: str | None,
-    as_json_: bool,
-    is_one_line: bool,
-) -> None:
-    """`texts`: of the tokens that the flips are between, by id."""
-    if as_json_:
-        told = asdict(found)
-        told["flips"] = [
-            {**asdict(flip), "reference_text": texts[flip.reference_token], "variant_text": texts[flip.variant_token]}
-            for flip in found.flips
-        ]
-        told["skipped"] = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
-        told = {"stage": "done", "run_id": run_id, **told}
-        if is_one_line:
-            sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
-        else:
-            print_json(told)
-        return
+def _as_json(found: SearchResult, texts: dict[int, str], run_id: str | None) -> dict[str, Any]:
+    flips = [
+        {**asdict(flip), "reference_text": texts[flip.reference_token], "variant_text": texts[flip.variant_token]}
+        for flip in found.flips
+    ]
+    skipped = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
+    return {"stage": "done", "run_id": run_id, **asdict(found), "flips": flips, "skipped": skipped}
+
+
+def _print_search(found: SearchResult, texts: dict[int, str], names: list[str]) -> None:
+    """Print the flips; texts: of their tokens, by id; names: of the prompts."""
     for _, reason in found.skipped[:5]:
         err.print(f"skipped: {reason}", markup=False)
     if len(found.skipped) > 5:
         err.print(f"and {len(found.skipped) - 5} more were skipped.")
     per_minute = found.prompts / found.seconds * 60 if found.seconds else 0.0
-    out.print(
+    print_text(
         f"{found.why}: {len(found.flipped_prompts)} of {found.prompts:,} prompts flip, {found.positions:,} positions"
-        f" compared in {found.seconds:.1f} s ({per_minute:,.0f} prompts a minute).",
-        markup=False,
+        f" compared in {found.seconds:.1f} s ({per_minute:,.0f} prompts a minute)."
+    )
+    rows = (
+        (
+            flip.prompt,
+            names[flip.prompt],
+            flip.position,
+            *(f"{token} {texts[token]!r}" for token in (flip.reference_token, flip.variant_token)),
+            f"{number(flip.reference_margin)} / {number(flip.variant_margin)}",
+        )
+        for flip in found.flips[:50]
     )
     if found.flips:
-        table = Table()
-        for column in ("prompt", "from", "position", "reference", "variant", "margins, logits"):
-            table.add_column(column, overflow="fold")
-        for flip in found.flips[:50]:
-            tokens = [f"{token} {texts[token]!r}" for token in (flip.reference_token, flip.variant_token)]
-            margins = f"{number(flip.reference_margin)} / {number(flip.variant_margin)}"
-            table.add_row(
-                str(flip.prompt),
-                escape(given_names[flip.prompt]),
-                str(flip.position),
-                *(escape(text) for text in tokens),
-                margins,
-            )
-        out.print(table)
+        out.print(table_of(("prompt", "from", "position", "reference", "variant", "margins, logits"), rows))
     elif found.closest is not None:
         out.print(f"The closest call had a margin of {number(found.closest)} logits.", markup=False)
-    if run_id:
-        announce(run_id, as_json_, store)
-    sys.stdout.flush()

@@ -1,18 +1,16 @@
-"""`inspect`: what a file would be understood as, storing nothing."""
+"""`inspect`: how a file is understood, storing nothing."""
 
 from __future__ import annotations
 
-import json
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ..judging.inspect import understood
 from ..text import plural
-from .sparse.tables import sparse_side_table
+from .tables import sparse_side_table
 from .terminal.console import (
     ComputeDtypeOption,
     HoldsOption,
@@ -23,7 +21,10 @@ from .terminal.console import (
     err,
     out,
     print_json,
+    print_line,
+    print_text,
     steps,
+    table_of,
 )
 
 
@@ -39,16 +40,16 @@ def inspect(
 ) -> None:
     """Show how a dump, responses or a run file is understood: sides, dtypes, shapes, tokens. Nothing is stored."""
     check_progress(progress)
-    with steps(progress) as tell:
+    with steps(progress) as say:
         found = understood(
             files,
             compute_dtype=compute_dtype,
             reference=reference,
             holds=holds,
-            on_progress=lambda done, total: tell("reading", done, total, "bytes"),
+            on_progress=partial(say, "reading", unit="bytes"),
         )
     if progress == "json":
-        sys.stdout.write(json.dumps({"understood": found}) + "\n")
+        print_line(understood=found)
     elif as_json_:
         print_json(found)
     else:
@@ -56,34 +57,21 @@ def inspect(
 
 
 def _print(found: dict[str, Any]) -> None:
+    prompts, positions = plural(found["prompts"], "prompt"), plural(found["positions"], "position")
     if found["kind"] == "sparse":
-        _print_responses(found)
-        return
-    table = Table(title=", ".join(found["files"]))
-    for name in ("side", "role", "saved as"):
-        table.add_column(name)
-    for number, side in enumerate(found["sides"]):
-        table.add_row(side["name"], "variant" if number else "reference", side["source_dtype"])
-    out.print(table, markup=False)
-    shape = f"{found['prompts']:,} prompts, {found['positions']:,} positions x {found['vocab']:,} tokens"
-    if found["kind"] == "run":
-        out.print(f"run '{found['name']}', {shape}, {found['compute_dtype']}", markup=False)
-        return
-    out.print(
-        f"{shape}, tokens: {found['tokens']}; compute dtype {found['compute_dtype']} ({found['dtype_reason']})",
-        markup=False,
-    )
+        out.print(sparse_side_table(found["sides"]))
+        print_text(f"{prompts}, {positions} that both sides have, tokens by {found['tokens']}. {found['dtype_reason']}")
+    else:
+        rows = (
+            (side["name"], "variant" if number else "reference", side["source_dtype"])
+            for number, side in enumerate(found["sides"])
+        )
+        out.print(table_of(("side", "role", "saved as"), rows, title=", ".join(found["files"])))
+        shape = f"{prompts}, {positions} x {found['vocab']:,} tokens"
+        dtype = found["compute_dtype"]
+        if found["kind"] == "run":
+            print_text(f"run '{found['name']}', {shape}, {dtype}")
+            return
+        print_text(f"{shape}, tokens: {found['tokens']}; compute dtype {dtype} ({found['dtype_reason']})")
     for warning in found["warnings"]:
-        err.print(f"note: {warning}", markup=False)
-
-
-def _print_responses(found: dict[str, Any]) -> None:
-    out.print(sparse_side_table(found["sides"]))
-    out.print(
-        f"{plural(found['prompts'], 'prompt')}, {plural(found['positions'], 'position')} that both sides have, tokens"
-        f" by {found['tokens']}. {found['dtype_reason']}",
-        markup=False,
-        soft_wrap=True,
-    )
-    for warning in found["warnings"]:
-        err.print(f"note: {warning}", markup=False, soft_wrap=True)
+        print_text(f"note: {warning}", err)

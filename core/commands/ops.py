@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +15,18 @@ from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers
 from .request_options import DeviceOption
-from .terminal.console import JsonOption, StoreOption, check_progress, out, print_json, steps, stoppable, typed_command
+from .terminal.console import (
+    JsonOption,
+    ProgressOption,
+    StoreOption,
+    check_progress,
+    out,
+    print_json,
+    print_line,
+    steps,
+    stoppable,
+    typed_command,
+)
 
 if TYPE_CHECKING:  # torch is for those who probe
     from ..inference.ops.probing import ProbePlan
@@ -41,9 +50,7 @@ def ops(
     name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Store the probes as a run.")] = True,
     show: Annotated[str | None, typer.Option(metavar="RUN", help="Probe nothing: print a stored run.")] = None,
-    progress: Annotated[
-        str, typer.Option(help="'bar' on a terminal, or 'json': a line of JSON for every probe, for programs.")
-    ] = "bar",
+    progress: ProgressOption = "bar",
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
@@ -79,7 +86,7 @@ def ops(
         )
         run_id = write_ops_run(target, header, rows) if save else ""
     if progress == "json":
-        sys.stdout.write(json.dumps({"stage": "done", **({"run_id": run_id} if run_id else {})}) + "\n")
+        print_line(stage="done", **({"run_id": run_id} if run_id else {}))
         return
     _print(read_ops(target, run_id) if run_id else OpsRun("", header, rows), as_json_)
     if run_id and not as_json_:

@@ -14,7 +14,7 @@ from ..runs.importing import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
 from ..text import shown
-from .terminal.console import JsonOption, StoreOption, err, out, print_json, steps, stoppable
+from .terminal.console import JsonOption, StoreOption, err, out, print_json, print_text, steps, stoppable
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 
@@ -69,7 +69,7 @@ def push(
         done = push_file(
             asked,
             lambda stage, done, total: say(stage, 100 * done // total if total else 0, 100 if total else 0, "percent"),
-            lambda sentence: err.print(sentence, markup=False, soft_wrap=True),
+            lambda sentence: print_text(sentence, err),
         )
     if as_json_:
         print_json({"run_id": done.run_id, "url": done.url, "bytes": done.bytes, "resumed": done.resumed})

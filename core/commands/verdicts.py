@@ -1,11 +1,12 @@
-"""`verdict`: what a stored run's verdict is, and for an upload what its controls make of it."""
+"""`verdict`: a stored run's verdict, and of an upload or a server's responses what its controls make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -13,23 +14,28 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..judging.explain.stored import causes_of_pair
+from ..judging.judge_sparse import judge_with_floor
 from ..judging.rejudge import check_upload, judge_stored
-from ..judging.uploaded_controls import ModelControls, measure_controls
+from ..judging.uploaded_controls import measure_controls
 from ..runs.file.evidence import FAILED, MISSING
-from ..runs.file.records import FAILING
+from ..runs.file.records import FAILING, UNDECIDED
 from ..runs.reader import RunReader
-from ..runs.sparse_run import is_sparse
+from ..runs.sparse_run import SparseRun, SparseVerdict, is_sparse, sparse_of, write_sparse_run
 from ..runs.store.store import Store, open_store
 from .request_options import DeviceOption, RevisionOption, TrustOption
-from .sparse.verdicts import verdict_of_lists
-from .terminal.console import JsonOption, StoreOption, Tell, out, print_json, steps, stoppable
+from .terminal.console import JsonOption, RunArgument, StoreOption, out, print_json, print_text, steps, stoppable
+
+if TYPE_CHECKING:  # torch is for those who run a model
+    from ..inference.models.model import LoadedModel
 
 Files = list[Path] | None
+Load = Callable[[str], "LoadedModel"]
+"""dtype -> the model."""
 _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def verdict(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")],
+    run_id: RunArgument,
     rerun: Annotated[
         Files,
         typer.Option(
@@ -43,11 +49,8 @@ def verdict(
     floor: Annotated[
         Files,
         typer.Option(
-            help=(
-                "A float32 dump of three or more ways to compute the same logits (batch sizes, kernels); the first is"
-                " what the others "
-                "are compared with."
-            )
+            help="A float32 dump of three or more ways to compute the same logits (batch sizes, kernels); the others"
+            " are compared with the first."
         ),
     ] = None,
     model: Annotated[
@@ -84,64 +87,94 @@ def verdict(
     """
     target = open_store(store)
     path = target.path_of(run_id)
+    load = partial(load_for, model or "", device, revision, trust_remote_code)
+    dumps = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
     if is_sparse(path):
-        if rerun or neighbours or float32 or floor:
+        if any(dumps.values()):
             raise UsageError(
                 "--rerun, --neighbours, --float32 and --floor are dumps of complete rows; of what a server sent,"
                 " --model alone decides more."
             )
-        verdict_of_lists(target, path, model, dtype, device, revision, trust_remote_code, name, as_json_)
+        _verdict_of_lists(target, sparse_of(path), model, dtype, load, name, as_json_)
         return
     if dtype is not None:
         raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
     with RunReader(path) as run:
-        if any((rerun, neighbours, float32, floor, model, mixture_of_experts)):
-            check_upload(run)
-            with stoppable(), steps() as say:
-                told = None
-                if model:
-                    told = model_controls_of(run, model, device, revision, trust_remote_code, float32 or (), say)
-                controls = measure_controls(
-                    run,
-                    rerun=rerun or (),
-                    neighbours=neighbours or (),
-                    float32=float32 or (),
-                    floor=floor or (),
-                    has_experts=mixture_of_experts,
-                    model=told,
-                    on_progress=lambda done, total: say("reading controls", done, total),
-                )
-                given = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
-                said = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in given.items() if paths]
-                said += [f"model {model}"] if model else []
-                said += ["a mixture of experts"] if mixture_of_experts else []
-                note = f"Controls: {', '.join(said)}."
-                judged = judge_stored(target, run, controls, name=name, note=note)
-            _tell(target, judged, as_json_)
-        else:
+        if not (any(dumps.values()) or model or mixture_of_experts):
             _tell(target, run.run_id, as_json_)
+            return
+        check_upload(run)
+        if model and not all(prompt.token_ids for prompt in run.header.prompts):
+            raise UsageError(
+                "This dump has no token_ids, so no model can run on its tokens; save them with the logits."
+            )
+        with stoppable(), steps() as say:
+            measured = None
+            if model:
+                say("loading the model")
+                from ..inference.controls.model_controls import model_controls
+
+                measured = model_controls(load(run.header.compute_dtype), run, float32=float32 or (), on_progress=say)
+            controls = measure_controls(
+                run,
+                **{what: paths or () for what, paths in dumps.items()},
+                has_experts=mixture_of_experts,
+                model=measured,
+                on_progress=partial(say, "reading controls"),
+            )
+            names = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in dumps.items() if paths]
+            names += [f"model {model}"] if model else []
+            names += ["a mixture of experts"] if mixture_of_experts else []
+            judged = judge_stored(target, run, controls, name=name, note=f"Controls: {', '.join(names)}.")
+        _tell(target, judged, as_json_)
 
 
-def model_controls_of(
-    run: RunReader,
-    model: str,
-    device: str | None,
-    revision: str | None,
-    trust_remote_code: bool,
-    float32: Sequence[Path],
-    say: Tell,
-) -> ModelControls:
-    say("loading the model")
-    from ..inference.controls.model_controls import model_controls
+def load_for(model: str, device: str | None, revision: str | None, trust_remote_code: bool, dtype: str) -> LoadedModel:
     from ..inference.models.model import load_model
 
-    header = run.header
-    if not all(prompt.token_ids for prompt in header.prompts):  # before gigabytes of weights are read
-        raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
-    loaded = load_model(
-        model, dtype=header.compute_dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
-    )
-    return model_controls(loaded, run, float32=float32, on_progress=say)
+    return load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def dtype_of_lists(run: SparseRun) -> str:
+    """Return the compute dtype that a run's values show, else float32."""
+    dtypes = {pair.compute_dtype for pair in run.pairs} - {None}
+    return (dtypes.pop() if len(dtypes) == 1 else None) or "float32"
+
+
+def _verdict_of_lists(
+    store: Store, run: SparseRun, model: str | None, dtype: str | None, load: Load, name: str | None, as_json_: bool
+) -> None:
+    """Print the verdicts; with a model, measure its floor on the run's tokens and store the run judged."""
+    run_id, verdicts = run.run_id, run.verdicts
+    if model:
+        with stoppable(), steps() as say:
+            say("loading the model")
+            from ..inference.controls.sparse_floor import floor_of_lists
+
+            loaded = load(dtype or dtype_of_lists(run))
+            earlier = {one.variant: one for one in verdicts}
+            judged: list[SparseVerdict] = []
+            for pair in run.pairs:
+                before = earlier.get(pair.variant)
+                if before is not None and before.name == UNDECIDED and pair.differing:
+                    before = judge_with_floor(before, pair, floor_of_lists(loaded, run, pair, on_progress=say))
+                judged += [before] if before is not None else []
+            note = f"{run.header.note} Floor: model {model}.".strip()
+            header = replace(run.header, name=name or f"{run.header.name}, judged", created=None, note=note)
+            run_id = write_sparse_run(store, header, run.sides, pairs=run.pairs, verdicts=judged)
+            store.mark_judged(run.run_id, run_id)
+            verdicts = tuple(judged)
+    if as_json_:
+        reference = run.sides[0].name
+        pairs = [
+            {"reference": reference, "variant": one.variant, "verdict": one.name, "because": one.because}
+            for one in verdicts
+        ]
+        print_json({"run_id": run_id, "pairs": pairs})
+        return
+    out.print(run_id, markup=False)
+    for one in verdicts:
+        print_text(f"{one.variant}: {one.name}, {one.because}")
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:
@@ -160,11 +193,12 @@ def _tell(store: Store, run_id: str, as_json_: bool) -> None:
 
 
 def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
-    """Verdicts of the pairs as JSON: one object a pair, its evidence and what simply explains it included."""
+    """Return the verdicts as JSON: one object a pair, with its evidence and simple causes."""
     found = []
     with steps() as say:
         for pair in run.pairs:
             say("looking for causes", pair.index, len(run.pairs), "pairs")
+            causes = [asdict(cause) for cause in causes_of_pair(run, pair.index)] if run.has_all_logits else None
             found.append(
                 {
                     "reference": pair.reference,
@@ -172,31 +206,23 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
                     "verdict": pair.verdict,
                     "because": pair.because,
                     "noise_ratio": pair.noise_ratio,
-                    "causes": (
-                        [asdict(cause) for cause in causes_of_pair(run, pair.index)] if run.has_all_logits else None
-                    ),
+                    "causes": causes,
                     "evidence": [row.to_json() for row in run.evidence(pair.index)],
                 }
             )
     return found
 
 
-def print_verdicts(run: RunReader, told: Sequence[dict[str, Any]]) -> None:
-    """Each judged pair: the verdict, the sentence for it, and a row for every piece of evidence; and of every pair what
-    simply explains it. told: the pairs as JSON.
-    """
-    for pair, as_json_ in zip(run.pairs, told, strict=True):
+def print_verdicts(run: RunReader, pairs_as_json: Sequence[dict[str, Any]]) -> None:
+    """Print simple causes, and of each judged pair the verdict, the sentence for it and its evidence."""
+    for pair, as_json_ in zip(run.pairs, pairs_as_json, strict=True):
+        sides = f"{pair.variant} against {pair.reference}"
         for cause in as_json_["causes"] or ():
-            if cause["says"] in (pair.because or ""):
-                continue
-            said = f"{cause['name']}  {pair.variant} against {pair.reference}: {cause['says']}"
-            out.print(said, markup=False, soft_wrap=True)
+            if cause["says"] not in (pair.because or ""):
+                print_text(f"{cause['name']}  {sides}: {cause['says']}")
         if pair.verdict is None:
             continue
-        out.print(
-            f"[bold]{escape(pair.verdict)}[/bold]  {escape(pair.variant)} against {escape(pair.reference)}:"
-            f" {escape(pair.because or '')}"
-        )
+        out.print(f"[bold]{escape(pair.verdict)}[/bold]  {escape(sides)}: {escape(pair.because or '')}")
         table = Table()
         for column in ("rung", "outcome", "what it says", "control"):
             table.add_column(column, overflow="fold")

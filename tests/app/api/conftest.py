@@ -12,7 +12,7 @@ from app.shell import store_changes
 from app.shell.jobs import Jobs
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
-from core.runs.importing import import_run
+from core.runs.importing import import_run, is_run_file
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run_here(self: Jobs, number: int) -> None:
     """A job that takes in a file, in this process: starting one of its own takes two seconds."""
-    kind, *rest = self._jobs[number].arguments
+    _, *rest = self._jobs[number].arguments
     options = dict(part[2:].split("=", 1) for part in rest if part.startswith("--"))
     asked = {key.replace("-", "_"): value for key, value in options.items()}
     paths = [Path(part) for part in rest if not part.startswith("--")]
     told: list[tuple[int, int]] = []
     try:
-        if kind == "adopt":
+        if is_run_file(paths[0]):
             run_id = import_run(
                 self.store,
                 paths[0],

@@ -56,7 +56,7 @@ def test_a_run_that_was_not_judged_is_followed_by_the_command_that_judges_it(mon
         provenance = dataclasses.replace(run.header.provenance, request=request)
         monkeypatch.setattr(run, "header", dataclasses.replace(run.header, provenance=provenance))
         monkeypatch.setattr(run, "pairs", tuple(dataclasses.replace(pair, verdict=None) for pair in run.pairs))
-        assert next_commands(run, Path("my runs"), has_said_verdict=False) == (
+        assert next_commands(run, Path("my runs"), is_verdict_printed=False) == (
             f"ulpscope show {RUN} --store 'my runs'",
             second,
         )

@@ -1,4 +1,4 @@
-"""`label` and `adopt` on the command line."""
+"""`label`, `delete` and `ingest` of a run file on the command line."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ def test_a_sample_run_among_those_to_delete_leaves_all(
 
 
 @pytest.mark.thorough
-def test_adopt_prints_the_new_run_or_a_sentence(cli, store: Path, tmp_path: Path) -> None:
+def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(cli, store: Path, tmp_path: Path) -> None:
     path = copied(tmp_path / "outside" / "theirs.duckdb")
-    done = cli("adopt", path, "--name", "mine", "--json")
+    done = cli("ingest", path, "--name", "mine", "--json")
     run_id = json.loads(done.stdout)["run_id"]
     assert "mine" in cli("list").stdout
     assert run_id.endswith(tuple("0123456789abcdef"))
     damaged(path, "CREATE MACRO f(x) AS x")
-    refused = cli("adopt", path)
+    assert cli("ingest", path, "--reference", "a").returncode == 2
+    refused = cli("ingest", path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "theirs.duckdb: holds the macro 'f'" in " ".join(refused.stderr.split())
     assert refused.stderr.count("\n") == 1

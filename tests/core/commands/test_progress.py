@@ -1,68 +1,14 @@
-"""How long work says where it is: a bar on a terminal, and in a pipe a line every ten seconds, whatever the work is
-inside of.
-"""
+"""Progress of long work: a bar on a terminal, lines elsewhere, JSON for programs."""
 
 from __future__ import annotations
 
 import io
+import json
 import sys
-import threading
 
 import pytest
 
 from core.commands.terminal import console
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line of progress, printed as soon as somebody looks rather than after ten seconds."""
-    printed: list[str] = []
-    monkeypatch.setattr(console, "EVERY_SECONDS", 0.001)
-    monkeypatch.setattr(console.err, "print", lambda line, **_: printed.append(line))
-    return printed
-
-
-def seen(lines: list[str], text: str) -> bool:
-    """Waits, inside of the work that a test holds up, until a line says so."""
-    is_seen = threading.Event()
-    for _ in range(60_000):
-        if any(text in line for line in list(lines)):
-            return True
-        is_seen.wait(0.001)
-    return False
-
-
-def test_a_line_says_the_stage_how_much_is_done_how_long_it_took_and_what_is_left():
-    clock = Clock()
-    told = console.Told(clock)
-    clock.now += 10
-    assert told.line() == "starting, 10 s"
-    told.tell("loading the model")
-    clock.now += 10
-    assert told.line() == "loading the model, 20 s"
-    told.tell("decode", 100, 884)
-    clock.now += 20
-    told.tell("decode", 184, 884)
-    assert told.line() == "decode: 184 of 884 positions, 40 s, about 3 min left"  # 84 in 20 s, 700 to go: 167 s
-
-
-def test_work_that_says_nothing_for_long_still_has_a_line_every_ten_seconds(lines):
-    """One call into C may take minutes: lines come from a thread, and end with the work."""
-    with console.steps() as say:
-        say("one long forward")
-        assert seen(lines, "one long forward")
-        lines.clear()
-        assert seen(lines, "one long forward")  # and another
-    printers = [thread for thread in threading.enumerate() if thread.name == "ulpscope-progress"]
-    assert printers == []
 
 
 class _Terminal(io.StringIO):
@@ -78,3 +24,19 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
         say("[b]decode", 1234, 5000)
     assert "[b]decode" in drawn.getvalue()
     assert "1,234/5,000 positions" in drawn.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.0, ["decode: 184 of 884 positions, 0 s"]), (10.0, [])])
+def test_elsewhere_a_line_follows_the_last_one_after_ten_seconds(seconds, lines, capfd, monkeypatch):
+    monkeypatch.setattr(console, "EVERY_SECONDS", seconds)
+    with console.steps() as say:
+        say("decode", 184, 884)
+    assert capfd.readouterr().err.splitlines() == lines
+
+
+def test_programs_get_a_line_of_json_for_every_stage(capfd):
+    with console.steps("json") as say:
+        say("loading")
+        say("decode", 1, 2)
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert lines == [{"stage": "loading"}, {"stage": "decode", "rows_done": 1, "rows_total": 2}]

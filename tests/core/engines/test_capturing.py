@@ -157,7 +157,7 @@ def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
     said = cli("capture", *given, "--layers", "--variant", "llamacpp:decode+flash:off")
     assert said.returncode == 0, said.stderr
     (path,) = open_store(tmp_path / "store").paths()
-    said = cli("layers", path.stem, "--store", str(tmp_path / "store"), "--json")
+    said = cli("show", path.stem, "--layers", "--store", str(tmp_path / "store"), "--json")
     (pair,) = json.loads(said.stdout)["pairs"]
     assert pair["variant"] == "llamacpp:decode+flash:off"
     by_name = {row["module"]: row for row in pair["by_module"]}

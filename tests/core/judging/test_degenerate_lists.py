@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.commands.sparse.tables import print_sparse_pairs, sparse_side_table
+from core.commands.tables import print_sparse_pairs, sparse_side_table
 from core.errors import DumpError
 from core.judging.explain.hypotheses import causes_of
 from core.judging.explain.rows import rows_of_lists

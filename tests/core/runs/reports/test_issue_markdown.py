@@ -291,14 +291,14 @@ def test_more_than_five_flips_are_counted_and_five_are_shown(store):
 
 
 def test_show_prints_the_report_and_refuses_two_forms_at_once(store, monkeypatch, capsys):
-    from core.commands.stored import show
+    from core.commands.showing import show
 
     run_id = judged_run(store, "rounding", run_id="fixed")
     show(run_id, markdown=True, store=store.directory)
     assert capsys.readouterr().out == report(store, run_id).replace(
         "an address", "http://localhost:8501/overview?run=fixed"
     )
-    with pytest.raises(UsageError, match="two forms"):
+    with pytest.raises(UsageError, match="exclude each other"):
         show(run_id, markdown=True, as_json_=True, store=store.directory)
     with pytest.raises(UsageError, match="no variant 'x'"):
         show(run_id, markdown=True, variant="x", store=store.directory)

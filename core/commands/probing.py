@@ -1,4 +1,4 @@
-"""`probe`: a live server asked the same in several ways, and what differs."""
+"""`probe`: a live server asked the same under several conditions, and what differs."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ...errors import DumpError, UlpscopeError, UsageError
-from ...judging.judge_sparse import judge_probe
-from ...probing.request import KEY_VARIABLE, ProbeRequest
-from ...prompt_files import given_prompts
-from ...runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
-from ...runs.store.store import Store, open_store
-from ...text import shown
-from ..request_options import takes_request
-from ..terminal.console import (
+from ..errors import DumpError, UlpscopeError, UsageError
+from ..judging.judge_sparse import judge_probe
+from ..probing.request import KEY_VARIABLE, ProbeRequest
+from ..prompt_files import given_prompts
+from ..runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
+from ..runs.store.store import Store, open_store
+from ..text import shown
+from .request_options import takes_request
+from .tables import print_sparse_pairs
+from .terminal.console import (
     JsonOption,
     ProgressOption,
     StoreOption,
     Tell,
     announce,
-    announce_line,
     check_progress,
     err,
-    out,
     print_json,
+    print_line,
+    print_text,
     steps,
     stoppable,
 )
-from ..terminal.stopping import EXIT_CODE, SENTENCE
-from .tables import print_sparse_pairs
+from .terminal.stopping import EXIT_CODE, SENTENCE
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from collections.abc import Sequence
 
-    from ...probing.client import Budget
-    from ...probing.plan import Plan, Prompt
-    from ...probing.probe import Probe, Probed
-    from ...probing.servers import Server
-    from ...runs.sparse.pairing import SparsePair
-    from ...runs.sparse.records import SparseSide
+    from ..probing.client import Budget
+    from ..probing.plan import Plan, Prompt
+    from ..probing.probe import Probe, Probed
+    from ..probing.servers import Server
+    from ..runs.sparse.pairing import SparsePair
+    from ..runs.sparse.records import SparseSide
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
@@ -58,7 +58,7 @@ def probe(
     store: StoreOption = None,
     as_json_: JsonOption = False,
 ) -> None:
-    """Ask a live server the same in several ways, and keep what it sent: alone twice, cold and warm, under load.
+    """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. What it sent is kept as a run.
 
     vLLM, SGLang, llama.cpp, Ollama, TGI, and whatever speaks OpenAI's form with log-probabilities. No model is needed
     here, and nothing but HTTP.
@@ -66,15 +66,15 @@ def probe(
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """
     check_progress(progress)
-    from ...probing.client import Budget
-    from ...probing.plan import told
+    from ..probing.client import Budget
+    from ..probing.plan import told
 
     plan = request.plan(_prompts(request))
     if dry_run:
         if as_json_:
             print_json({"requests": plan.requests, "tokens_read": plan.tokens_read, "tokens_made": plan.tokens_made})
         for line in [] if as_json_ else told(plan):
-            out.print(line, markup=False, soft_wrap=True)
+            print_text(line)
         return
     key = getpass.getpass("Key: ") if ask_key else os.environ.get(request.key_variable, "")
     if not ask_key and request.key_variable != KEY_VARIABLE and not key:
@@ -91,17 +91,17 @@ def probe(
     with stoppable():
         stored = _stored(target, plan, servers, probed, request)
     if progress == "json":
-        announce_line(stored[0])
+        print_line(stage="done", run_id=stored[0])
         return
     for note in probed.notes:
-        err.print(f"note: {note}", markup=False, soft_wrap=True)
+        print_text(f"note: {note}", err)
     if as_json_:
         print_json({"run_id": stored[0], "runs": stored, "notes": probed.notes})
         return
     for run_id in stored:
         run = sparse_of(target.path_of(run_id))
         print_sparse_pairs(run.pairs, run.verdicts)
-        announce(run_id, as_json_, store)
+        announce(run_id, store)
 
 
 def _prompts(request: ProbeRequest) -> list[Prompt]:
@@ -116,16 +116,16 @@ def _probed(
     plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell
 ) -> tuple[list[Server], Probed]:
     """The servers and what came of the probe; Ctrl-C ends it, and what had come is kept."""
-    from ...probing.client import Client
-    from ...probing.probe import Probe
-    from ...probing.servers import find_server
+    from ..probing.client import Client
+    from ..probing.probe import Probe
+    from ..probing.servers import find_server
 
     clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
     try:
         servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
         for server in servers:
             cold = f"cold by {server.way_to_be_cold}" if server.way_to_be_cold else "no known way to be cold"
-            err.print(f"{server.client.url}: {server.told()}; {cold}", markup=False, soft_wrap=True)
+            print_text(f"{server.client.url}: {server.told()}; {cold}", err)
         work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
         return servers, _cancellable(work, budget)
     finally:
@@ -187,7 +187,7 @@ def _comparable(asked: Sequence[SparseSide], notes: list[str]) -> tuple[list[Spa
 
 def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:
     """Store what came as a run, and a walk as one of its own, each pair with its verdict; -> their ids."""
-    from ...probing.probe import ways_of
+    from ..probing.probe import ways_of
 
     parts = [("", probed.sides), (", walk", probed.walks)]
     comparable = [(what, *_comparable(asked, probed.notes)) for what, asked in parts if asked]

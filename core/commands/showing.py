@@ -1,0 +1,322 @@
+"""`show`: a run, and with options its modules, kernels or remedies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ..configuration import configuration
+from ..errors import UsageError
+from ..runs.reader import RunReader, StoredPair
+from ..runs.reports.issue_markdown import issue_text
+from ..runs.reports.markdown import report_address
+from ..runs.reports.report_json import report_of_run
+from ..runs.reports.run_json import provenance_json, run_json
+from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
+from ..runs.reports.sparse_markdown import sparse_markdown
+from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
+from ..runs.store.store import open_store
+from ..runs.tables.remedies import RemedyRow, advice
+from ..runs.views.continuations import continuations
+from ..runs.views.kernels import in_words, is_multiplied, place_in_words, records_of, side_by_side
+from ..runs.views.kv_cache import summarize
+from ..runs.views.layers import (
+    NARROW,
+    ModuleFigures,
+    count_at_first,
+    kernels_where_it_starts,
+    layers_json,
+    modules_of,
+    says_little,
+    sentence,
+    summary_of,
+)
+from ..runs.views.request import asks_for, how_to_have
+from ..text import number, percent, plural, three_digits
+from .tables import pair_table, print_flips, print_sparse_pairs, sparse_side_table
+from .terminal.console import JsonOption, RunArgument, StoreOption, out, print_json, print_text, table_of
+
+
+def show(
+    run_id: RunArgument,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show which module differs first, and each module's noise ratio.")
+    ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Show what ran where the sides begin to differ, and each side's kernels.")
+    ] = False,
+    remedies: Annotated[
+        bool, typer.Option("--remedies", help="Show what would make the sides agree, and its throughput cost.")
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a report for an issue thread, verdict and evidence included.")
+    ] = False,
+    variant: Annotated[
+        str | None, typer.Option(help="With --layers, --kernels, --remedies or --markdown: this variant only.")
+    ] = None,
+    prompt: Annotated[int | None, typer.Option(help="With --layers: this prompt only, 0-based.")] = None,
+    blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the stream after each block.")] = False,
+    differing: Annotated[
+        bool, typer.Option("--differing", help="With --kernels: only kernels that one side launches more often.")
+    ] = False,
+    positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Show a run: where it comes from, its sides and their digests, its pairs and flips.
+
+    The modules of a run that was captured with --layers:  ulpscope show RUN --layers
+    """
+    if layers + kernels + remedies + markdown > 1 or (as_json_ and markdown):
+        raise UsageError("--layers, --kernels, --remedies and --markdown exclude each other, and --markdown --json.")
+    if variant is not None and not (layers or kernels or remedies or markdown):
+        raise UsageError("--variant needs --layers, --kernels, --remedies or --markdown.")
+    path = open_store(store).path_of(run_id)
+    if is_sparse(path):
+        if layers or kernels or remedies:
+            raise UsageError(f"run '{path.stem}' is what a server sent: it has no modules, kernels or remedies.")
+        _show_sparse(sparse_of(path), markdown, variant, positions, as_json_)
+        return
+    with RunReader(path) as run:
+        pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
+        if variant is not None and not pairs:
+            raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
+        if markdown:
+            sys.stdout.write(issue_text(run, pairs, _address(run.run_id, variant)))
+        elif layers:
+            _show_layers(run, pairs, prompt, blocks, as_json_)
+        elif kernels:
+            _show_kernels(run, pairs, differing, as_json_)
+        elif remedies:
+            _show_remedies(run, pairs, as_json_)
+        elif as_json_:
+            print_json(run_json(run, with_positions=positions))
+        else:
+            _show_run(run)
+
+
+def _address(run_id: str, variant: str | None) -> str:
+    place = {"run": run_id} | ({"variant": variant} if variant is not None else {})
+    return report_address(place, configuration().hosting.public_url)
+
+
+def _show_run(run: RunReader) -> None:
+    header = run.header
+    pairs, _ = report_of_run(run)
+    _print_facts(header.name, provenance_json(run))
+    sides = ((s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides)
+    out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))
+    out.print(pair_table(pairs, header.compute_dtype, header.rows, header.vocab))
+    for pair in pairs:
+        print_flips(pair, run.vocabulary, len(header.prompts) > 1)
+    _print_caches(run)
+    print_continuations(run)
+
+
+def _show_sparse(run: SparseRun, markdown: bool, variant: str | None, positions: bool, as_json_: bool) -> None:
+    """Show a run of sparse sides: where it comes from, what was sent, and what follows from it."""
+    if markdown:
+        sys.stdout.write(sparse_markdown(run, variant, _address(run.run_id, None)))
+    elif as_json_:
+        print_json(sparse_run_json(run, with_positions=positions))
+    else:
+        _print_facts(run.header.name, {key: value for key, value in sparse_run_json(run).items() if key in FACTS})
+        out.print(sparse_side_table([side_json(side) for side in run.sides]))
+        print_sparse_pairs(run.pairs, run.verdicts)
+
+
+def _print_facts(name: str, facts: Mapping[str, object]) -> None:
+    table = Table(title=escape(name), show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for key, value in facts.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        if text not in (None, ""):
+            table.add_row(key, escape(str(text)))
+    out.print(table)
+
+
+def _print_caches(run: RunReader) -> None:
+    """Print one line a pair with caches, keys and values apart."""
+    rows = []
+    for pair in run.pairs:
+        caches = summarize(run.kv(pair.index))
+        if caches is None:
+            continue
+        both = caches.together
+        prompt = f"prompt {both.first_prompt}, " if len(run.header.prompts) > 1 else ""
+        first = f"{prompt}layer {both.first_layer}, head {both.first_head}, position {both.first_position}"
+        rows.append(
+            (
+                pair.variant,
+                *(
+                    "" if part is None else f"{part.neq:,} of {part.elements:,} ({percent(part.neq_share)})"
+                    for part in (caches.keys, caches.values, caches.layer_0_keys)
+                ),
+                *("" if figure is None else number(figure, 3) for figure in (both.rms_row_ulps, both.max_row_ulps)),
+                "" if both.first_layer is None else first,
+            )
+        )
+    if rows:
+        columns = ("variant", "keys that differ", "values that differ", "of them keys of layer 0")
+        last = ("rms row ULPs", "max row ULPs", "first difference")
+        title = f"key/value caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}"
+        out.print(table_of((*columns, *last), rows, title=title, text=("variant",)))
+
+
+def print_continuations(run: RunReader) -> None:
+    """Print where each variant's own text differs from the reference's; nothing if the run has none."""
+    rows = []
+    for made in continuations(run):
+        tokens = ["", ""] if made.chosen is None else [f"{t} {run.vocabulary.get(t, '')!r}" for t in made.chosen]
+        agreed = f"all {made.compared}" if made.position is None else made.agreed
+        rows.append((made.prompt, made.variant, agreed, "" if made.position is None else made.position, *tokens))
+    if rows:
+        columns = ("prompt", "variant", "tokens that agree", "position", "reference goes on", "variant goes on")
+        text = ("variant", "reference goes on", "variant goes on")
+        out.print(table_of(columns, rows, title="continuations, each side by its own argmax", text=text))
+
+
+def _show_layers(run: RunReader, pairs: Sequence[StoredPair], prompt: int | None, blocks: bool, as_json_: bool) -> None:
+    """Print which module's output differs first, and each module's difference and noise floor."""
+    prompts = run.header.prompts
+    if prompt is not None and not 0 <= prompt < len(prompts):
+        raise UsageError(f"no prompt {prompt}; the run has 0 to {len(prompts) - 1}.")
+    found = [(pair, layers_json(run, pair.index, prompt)) for pair in pairs]
+    if all(figures is None for _, figures in found):
+        is_compiled = asks_for(run.header.provenance, "layers")
+        how = "a compiler made its kernels" if is_compiled else how_to_have("layers", run.header.provenance)
+        raise UsageError(f"run '{run.run_id}' holds no outputs of modules; {how}.")
+    if as_json_:
+        print_json({"run_id": run.run_id, "pairs": [figures for _, figures in found if figures is not None]})
+        return
+    total = sum(one.positions for index, one in enumerate(prompts) if prompt in (None, index))
+    columns = ("module", "kind", "differ", "rms", "floor", "noise ratio", "max ULPs", "mean ULPs", "max row ULPs")
+    for pair, _ in found:
+        table = run.layers(pair.index)
+        modules = modules_of(table if prompt is None else table[table["prompt"] == prompt])
+        summary = summary_of(modules)
+        if summary is None:
+            print_text(f"{pair.variant}: no outputs of modules; a compiler made its kernels.")
+            continue
+        names_prompt = len(prompts) > 1 and prompt is None
+        rows = (_module_line(each, names_prompt) for each in modules if not blocks or each.kind in ("residual", "head"))
+        title = f"{pair.variant} vs {pair.reference}, {summary.positions:,} of {plural(total, 'position')}"
+        text = ("module", "kind", "of")
+        out.print(table_of((*columns, "of", "first position"), rows, title=title, text=text))
+        line = sentence(summary, names_prompt, count_at_first(run, pair.index, summary.first)).replace("**", "")
+        if (largest := summary.largest) is not None:
+            line += f" Highest noise ratio: {largest.module}, {number(largest.ratio, 3)}x."
+            if (largest.ratio or 0) > 1 and largest.dtype in NARROW:
+                line += f" {says_little(largest.dtype)}"
+        print_text(line.replace("`", "'"))
+
+
+def _module_line(each: ModuleFigures, names_prompt: bool) -> Sequence[object]:
+    def known(value: float | None) -> str:
+        return "" if value is None else "the floor is 0" if value == float("inf") else number(value, 3)
+
+    first = "" if each.first_position is None else each.first_position
+    return (
+        each.module,
+        each.kind,
+        percent(each.neq_share) if each.neq else "none",
+        "NaN" if each.rms != each.rms else number(each.rms, 3),
+        *map(known, (each.floor_rms, each.ratio, each.max_ulps, each.mean_ulps, each.max_row_ulps)),
+        each.dtype,
+        f"{each.first_prompt}:{first}" if names_prompt and each.neq else first,
+    )
+
+
+def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, as_json_: bool) -> None:
+    """Print what ran where two sides begin to differ, then the kernels of each, side by side."""
+    about, listed = run.header.provenance, []
+    for pair in pairs:
+        reference, variant = run.kernels.get(0), run.kernels.get(pair.index + 1)
+        if reference is not None and variant is not None:
+            listed.append((pair, side_by_side(reference, variant), kernels_where_it_starts(run, pair.index)))
+        elif run.kernels and not as_json_:
+            print_text(f"{pair.variant}: no kernels. {about.note}")
+    if not listed:
+        was_asked = run.kernels or asks_for(about, "kernels")
+        how = f"they could not be recorded. {about.note}" if was_asked else how_to_have("kernels", about)
+        raise UsageError(f"run '{run.run_id}' holds no kernels; {how.rstrip('. ')}.")
+    as_records: list[dict[str, Any]] = []
+    for pair, every, place in listed:
+        names = (pair.reference, pair.variant)
+        rows = [each for each in every if not differing or each.only or is_multiplied(each)]
+        if as_json_:
+            start = None
+            if place is not None:
+                start = {key: getattr(place, key) for key in ("module", "prompt", "position")}
+                start["kernels"] = records_of(place.pairs)
+            record = {"reference": pair.reference, "variant": pair.variant, "where_it_starts": start}
+            as_records.append(record | {"kernels": records_of(rows)})
+            continue
+        if place is not None:
+            where = place_in_words(place, names, is_one_prompt=len(run.header.prompts) == 1)
+        elif run.layers(pair.index).empty:
+            where = f"Where the two sides begin to differ is not in this run; {how_to_have('layers', about)}."
+        else:
+            where = "No module that was compared differs."
+        print_text(where.replace("`", "'"))
+        lines = (
+            (
+                each.name,
+                each.library,
+                "; ".join(module or "the model itself" for module in each.places[:2]),
+                f"{each.reference_launches:.4g}",
+                f"{each.variant_launches:.4g}",
+                "" if each.ratio is None else three_digits(each.ratio),
+                f"{each.reference_microseconds:,.0f}",
+                f"{each.variant_microseconds:,.0f}",
+            )
+            for each in rows
+        )
+        columns = ("kernel", "by", "in", "reference", "variant", "ratio", "µs", "µs")
+        title = f"Launches a forward, {pair.reference} and {pair.variant}"
+        out.print(table_of(columns, lines, title=title, text=("kernel", "by", "in")))
+        print_text(in_words(every, names).replace("`", "'"))
+    if as_json_:
+        print_json({"run_id": run.run_id, "pairs": as_records})
+
+
+def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
+    """Print the remedies of each pair that has some."""
+    tried = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
+    if not tried:
+        raise UsageError(
+            f"run '{run.run_id}' has no remedies; {run.header.provenance.note or 'capture it with --remedies'}."
+        )
+    if as_json_:
+        print_json(
+            [{"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))} for p, r in tried]
+        )
+        return
+    columns = ("remedy", "differ", "rms", "noise ratio", "max ULPs", "of", "flips", "reference x", "variant x")
+    for pair, rows in tried:
+        lines = (_remedy_line(row) for row in rows if not row.refusal)
+        out.print(table_of(columns, lines, title=f"{pair.reference} vs {pair.variant}", text=("remedy", "of")))
+        for row in rows:
+            if row.refusal:
+                print_text(f"{row.name}: not measured. {row.refusal}")
+        print_text(advice(rows))
+
+
+def _remedy_line(row: RemedyRow) -> Sequence[str]:
+    figures = (row.rms, row.noise_ratio, row.max_ulps)
+    shares = (row.reference_share, row.variant_share)
+    return (
+        row.name,
+        percent((row.neq or 0) / (row.elements or 1)),
+        *("undefined" if figure is None else number(figure, 3) for figure in figures),
+        row.compute_dtype,
+        f"{row.flips or 0:,}",
+        *("" if share is None else f"{share:.2f}" for share in shares),
+    )

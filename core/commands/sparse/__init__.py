@@ -1,1 +1,0 @@
-"""Commands on sparse sides: what engines send of their rows, compared and captured."""

@@ -1,0 +1,123 @@
+"""`show` with --layers, --kernels and --remedies: what a run has is printed, what it lacks is a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from core.inference.controls import remedies
+from core.runs.reader import RunReader
+from core.runs.store.store import Store, open_store
+from core.runs.tables.remedies import advice
+from tests.core.runs.kernel_runs import kernel_run
+from tests.core.runs.layer_runs import GROWING, layer_run, with_kernels
+from tests.core.runs.remedy_runs import ROWS, remedy_run
+
+PROMPT = "def __init__(self, name, parent=None):\n    self.name = name"
+
+
+@pytest.fixture
+def store(cli, tmp_path, monkeypatch) -> Store:
+    monkeypatch.setenv("COLUMNS", "250")
+    return Store(tmp_path / "runs")
+
+
+def test_layers_name_the_first_module_that_differs_and_its_position(cli, store):
+    run_id = layer_run(store, GROWING)
+    done = cli("show", run_id, "--layers")
+    assert done.returncode == 0
+    assert "'model.layers.0.attn.<b>q</b>_proj' (projection) is the first module that differs" in done.stdout
+    assert "8 of 8 positions" in done.stdout
+    blocks = cli("show", run_id, "--layers", "--blocks", "--prompt", 1)
+    assert "'model.layers.0' (residual) is the first module that differs, at position 3" in blocks.stdout
+    assert "5 of 5 positions" in blocks.stdout
+    assert "_proj" not in blocks.stdout
+
+
+def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
+    run_id = with_kernels(store, layer_run(store, {(1, 1, 4): 3}))
+    lines = cli("show", run_id, "--kernels").stdout.splitlines()
+    assert lines[0].startswith("The first module that differs is 'model.layers.0.norm', at prompt 1,")
+    assert "position 4. There ran 'aten::mean' on both sides" in lines[0]
+    assert lines[0].endswith("other shape: bfloat16 [1, 8] against bfloat16 [2, 8].")
+    (pair,) = json.loads(cli("show", run_id, "--kernels", "--json").stdout)["pairs"]
+    assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == ("model.layers.0.norm", 4)
+    kernel_run(store)
+    assert "two sides begin to differ" in cli("show", "kernels", "--kernels").stdout
+    assert json.loads(cli("show", "kernels", "--kernels", "--json").stdout)["pairs"][0]["where_it_starts"] is None
+
+
+def test_remedies_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store):
+    remedy_run(store)
+    done = cli("show", "remedies", "--remedies")
+    assert done.returncode == 0, done.stderr
+    assert f"{ROWS[2].name}: not measured. {ROWS[2].refusal}" in done.stdout
+    assert advice(ROWS) in done.stdout
+    (pair,) = json.loads(cli("show", "remedies", "--remedies", "--json").stdout)
+    assert [row["neq"] for row in pair["remedies"]] == [600, 700, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--layers",), "capture it with --layers"),
+        (("--kernels",), "capture it with --kernels"),
+        (("--remedies",), "capture it with --remedies"),
+        (("--layers", "--variant", "x"), "no variant 'x'; there are side_1."),
+        (("--layers", "--prompt", "9"), "no prompt 9; the run has 0 to"),
+        (("--layers", "--kernels"), "exclude each other"),
+        (("--variant", "side_1"), "--variant needs"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cli, store):
+    kernel_run(store, "plain", watched=False)
+    done = cli("show", "plain", *options)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.model
+def test_a_capture_with_layers_is_repeated_by_its_command(cli):
+    asked = ["capture", "--model", "sample_runs/model", "--prompt", PROMPT, "--variant", "decode", "--layers"]
+    dry = cli(*asked, "--dry-run")
+    assert "outputs of 42 modules are compared at all positions" in dry.stdout
+    done = cli(*asked, "--json")
+    assert done.returncode == 0, done.stderr
+    run_id = json.loads(done.stdout)["run_id"]
+    assert "--layers" in json.loads(cli("show", run_id, "--json").stdout)["command"]
+    (pair,) = json.loads(cli("show", run_id, "--layers", "--json").stdout)["pairs"]
+    assert len(pair["by_module"]) == 42
+    (summary,) = [json.loads(cli("show", run_id, "--json").stdout)["summary"]]
+    assert pair["by_module"][-1]["neq"] == summary["neq"]  # the logits are those of the run
+    assert pair["by_module"][-1]["max_ulps"] == summary["max_ulps"]
+    floors = np.array([row["floor_rms"] for row in pair["by_module"]])
+    assert floors[0] == 0  # an embedding is no sum
+    assert (floors[2:] >= 0).all()
+    assert floors[-1] > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.model
+def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
+    monkeypatch.setattr(remedies, "ROUNDS", 1)
+    asked = ("--model", "sample_runs/model", "--prompt", "def walk(self):", "--variant", "decode", "--json")
+    done = cli("capture", *asked, "--kernels", "--remedies")
+    assert done.returncode == 0, done.stderr
+    with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+        assert set(run.kernels) == {0, 1}
+        assert run.kernels[0].of == 1
+        assert run.kernels[1].of == run.header.rows
+        plain, *others = run.remedies[0]
+        assert (plain.name, plain.neq, plain.max_ulps) == (
+            "as it is",
+            run.pairs[0].summary.neq,
+            run.pairs[0].summary.max_ulps,
+        )
+        assert {row.name: row.neq for row in others}["invariant"] == 0
+    with RunReader(open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"])) as run:
+        assert run.kernels == {}
+        assert run.remedies == {}
