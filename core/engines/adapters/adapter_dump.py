@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from ulpscope_engine import Refused, is_installed, serve
+from ulpscope_engine import Refused, bits_of, is_installed, serve
 
 HELLO = {
     "engine": "tensor dumps",
@@ -230,10 +230,6 @@ def load(request):
     head = head_of(request["model"], config) if ending == "model.norm" else None
     vocab = first[ending].shape[-1] if head is None else len(head)
 
-    def bits(values):
-        values = values.contiguous()
-        return (values.view(torch.int16).numpy(), dtype) if values.dtype == torch.bfloat16 else (values.numpy(), None)
-
     def run(ids, rows):
         for each, row, position, count in chain(passes, ids):
             found = named.of(read(each.path))
@@ -242,11 +238,11 @@ def load(request):
                 raise Refused(f"{each.path.name} has no {ending} of its {len(each.ids)} tokens.")
             for name in wanted:
                 if name in kept:
-                    array, kind = bits(kept[name])
+                    array, kind = bits_of(kept[name])
                     rows.module(name, position, array, dtype=kind)
             for start in range(0, count, 64):
                 piece = kept[ending][start : start + 64]
-                array, kind = bits(piece if head is None else times_head(piece, head))
+                array, kind = bits_of(piece if head is None else times_head(piece, head))
                 rows(position + start, array, dtype=kind)
 
     parts = {"weights": dtype, "activations": dtype, "head": "own" if head is None else "the checkpoint's, in float64"}

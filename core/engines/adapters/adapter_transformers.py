@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
+from ulpscope_engine import Refused, bits_of, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "transformers",
@@ -53,14 +53,8 @@ def load(request):
     plain = ExportableModel()
     forward = torch.compile(plain) if how == "compile" else plain
 
-    def bits(tensor):
-        """An array of the tensor's bits, and their dtype where numpy has none."""
-        if tensor.dtype == torch.bfloat16:  # numpy has none: its bits
-            return tensor.contiguous().view(torch.int16).numpy(), "bfloat16"
-        return tensor.numpy(), None
-
     def emit(rows, start, logits):
-        array, dtype = bits(logits)
+        array, dtype = bits_of(logits)
         rows(start, array, dtype=dtype)
 
     place = 0
@@ -70,7 +64,7 @@ def load(request):
         def see(_, __, output):
             first = output[0] if isinstance(output, tuple) else output
             if first.ndim == 3:
-                array, dtype = bits(first[0].detach())
+                array, dtype = bits_of(first[0].detach())
                 taker.module(name, place, array, dtype=dtype)
 
         model.get_submodule(name).register_forward_hook(see)

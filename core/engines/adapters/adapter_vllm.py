@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
-from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import Refused, bits_of, is_installed, modifier, serve, version_of, with_neighbors
 
 HELLO = {
     "engine": "vLLM",
@@ -66,11 +66,8 @@ class VLLMModules:
             return
         start = self.begin + self.done.get(name, 0)
         self.done[name] = self.done.get(name, 0) + len(values)
-        values = (values[-1:] if self.last_only else values).detach().contiguous()
-        if values.dtype == torch.bfloat16:
-            self.rows.module(name, start, values.view(torch.int16).numpy(), dtype="bfloat16")
-        else:
-            self.rows.module(name, start, values.numpy())
+        array, dtype = bits_of((values[-1:] if self.last_only else values).detach())
+        self.rows.module(name, start, array, dtype=dtype)
 
 
 def start(LLM, request, options, replays):  # noqa: N803 - a class

@@ -152,6 +152,15 @@ def version_of(*packages: str) -> str:
     return ""
 
 
+def bits_of(tensor: Any) -> tuple[Any, str | None]:
+    """A torch tensor on the CPU as an array, and its dtype if numpy has none: the array is its bits then."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy(), "bfloat16"
+    return tensor.contiguous().numpy(), None
+
+
 def with_neighbors(ids: list[int], count: int) -> list[list[int]]:
     """A batch of a prompt and its tokens in `count` - 1 other orders, which none of its rows may see."""
     return [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(count)]
