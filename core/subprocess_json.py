@@ -118,11 +118,6 @@ class Child:
         return self._process.returncode
 
     @property
-    def has_refused(self) -> bool:
-        """Return whether the process said what is wrong, which another try would not change."""
-        return any(line.startswith("error: ") for line in self._errors)
-
-    @property
     def sentence(self) -> str:
         """Error that the process stated, in one sentence; its last line where it stated none."""
         said = [line.rstrip("\n") for line in self._errors if line.strip()]

@@ -190,8 +190,10 @@ class EngineProcess:
         self._reader.join(2)
         if self.is_late:
             what = f"said nothing for {self._quiet:.0f} s and was ended"
+        elif what == "ended" and code == -signal.SIGKILL:
+            what = "ended by SIGKILL, as where memory runs out"
         elif what == "ended" and code is not None:
-            what = f"ended {_how(code)}"
+            what = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         last = self._last_lines() if with_lines else ""
         return CaptureError(f"engine '{self.name}' {what}" + (f'; its last lines: "{last}".' if last else "."))
 
@@ -206,13 +208,3 @@ class EngineProcess:
         with self._process.stderr as pipe:
             while line := pipe.readline(4096):
                 self._lines.append(line.decode(errors="replace"))
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = str(-code)
-    return f"by {name}" + (", as where memory runs out" if name == "SIGKILL" else "")
