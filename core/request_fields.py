@@ -74,8 +74,5 @@ def option_of(each: Field[Any]) -> str:
 
 
 def field_of(request: type[Request], name: str) -> Field[Any]:
-    """A field of a request by its name; UsageError where there is none."""
-    found = next((each for each in fields(request) if each.name == name), None)
-    if found is None:
-        raise UsageError(f"a {request.__name__} has no '{name}'.")
-    return found
+    """Return a field of a request by its name."""
+    return next(each for each in fields(request) if each.name == name)

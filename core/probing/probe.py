@@ -29,10 +29,6 @@ _FILLER = (
 )
 
 
-def _untold(_stage: str, _done: int, _total: int) -> None:
-    """Progress that nobody looks at."""
-
-
 @dataclass
 class Probed:
     """Result of a probe. sides: of the requests that generate, the reference first; walks: of the walk, likewise.
@@ -50,7 +46,7 @@ class Probed:
 class Probe:
     """One probe of a server, or of two on the same prompts."""
 
-    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell = _untold) -> None:
+    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell | None = None) -> None:
         self._plan, self._servers, self._tell = plan, servers, tell
         self._answers: dict[str, list[SparseResponse]] = {}
         self._walks: dict[str, list[SparseResponse]] = {}
@@ -120,7 +116,8 @@ class Probe:
 
     def _ask(self, server: Server, stage: str, asked: Ask) -> SparseResponse:
         budget = server.client.budget
-        self._tell(stage, budget.sent, max(self._plan.requests, budget.sent))
+        if self._tell is not None:
+            self._tell(stage, budget.sent, max(self._plan.requests, budget.sent))
         return server.ask(asked)
 
     def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
