@@ -6,6 +6,7 @@ prompt, say. Layers and heads are those that keep a cache: a model may have othe
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,50 +115,40 @@ def sentence(found: CacheSummary, names_prompt: bool) -> str:
     if not together.neq:
         return f"Nothing differs: both caches are equal in all {plural(together.elements, 'element')}."
     kinds = " and ".join(f"{kind}s" for kind in together.first_kinds)
-    one = together.neq == 1
     prompt = f"prompt {together.first_prompt}, " if names_prompt else ""
-    said = (
-        f"**{out_of(together.neq, together.elements)} elements {'differs' if one else 'differ'}**, first in layer"
-        f" {together.first_layer}'s {kinds}: {prompt}head {together.first_head}, position {together.first_position}."
+    text = (
+        f"**{out_of(together.neq, together.elements)} elements {'differs' if together.neq == 1 else 'differ'}**, first"
+        f" in layer {together.first_layer}'s {kinds}: {prompt}head {together.first_head}, position"
+        f" {together.first_position}."
     )
-    if first is not None and first.neq:
-        one = first.neq == 1
-        said += f" **{first.neq:,} of {first.elements:,}** elements of layer 0's keys {'differs' if one else 'differ'}."
-    return said + (" Layer 0's keys are all equal." if first is not None and not first.neq else "")
+    if first is None:
+        return text
+    differing = f"**{first.neq:,} of {first.elements:,}**" if first.neq else "None"
+    return f"{text} Elements of layer 0's keys that differ: {differing}."
 
 
 def _figures(table: pd.DataFrame) -> CacheFigures:
-    differing = table[table["neq"] > 0]
-    first_layer = None if differing.empty else int(differing["layer"].min())
-    kinds = set(differing.loc[differing["layer"] == first_layer, "kind"])
     if table.empty:
         return CacheFigures(0, 0, 0.0, 0.0, 0.0, 0, 0.0, None, None, 0, None, (), None, None, None)
-    row = merged(table.assign(all=0), ["all"]).iloc[0]
-    in_layer = differing[differing["layer"] == first_layer].sort_values(["prompt", "first_position", "head"])
-    place = [int(in_layer[name].iloc[0]) if len(in_layer) else None for name in ("prompt", "first_position", "head")]
-    return CacheFigures(
-        elements=int(row["elements"]),
-        neq=int(row["neq"]),
-        neq_share=float(row["neq_share"]),
-        max_abs=float(row["max_abs"]),
-        rms=float(row["rms"]),
-        max_ulps=int(row["max_ulps"]),
-        mean_ulps=float(row["mean_ulps"]),
-        max_row_ulps=_known(row["max_row_ulps"]),
-        rms_row_ulps=_known(row["rms_row_ulps"]),
-        nonfinite_mismatch=int(row["nonfinite_mismatch"]),
-        first_layer=first_layer,
-        first_kinds=tuple(kind for kind in KINDS if kind in kinds),
-        first_prompt=place[0],
-        first_position=place[1],
-        first_head=place[2],
-    )
+    row = merged(table.assign(all=0), ["all"]).astype(object).iloc[0].to_dict()
+    figures = {name: _plain_value(row[name]) for name in CacheFigures.__dataclass_fields__ if name in row}
+    differing = table[table["neq"] > 0].sort_values(["layer", "prompt", "first_position", "head"])
+    if differing.empty:
+        place: dict[str, Any] = dict.fromkeys(("layer", "prompt", "position", "head"))
+    else:
+        first = differing.iloc[0]
+        place = {name: int(first[name]) for name in ("layer", "prompt", "head")}
+        place["position"] = int(first["first_position"])
+    kinds = set(differing.loc[differing["layer"] == place["layer"], "kind"])
+    firsts = {f"first_{name}": value for name, value in place.items()}
+    return CacheFigures(**(figures | firsts), first_kinds=tuple(kind for kind in KINDS if kind in kinds))
 
 
-def _known(value: Any) -> float | None:
+def _plain_value(value: Any) -> Any:
+    """Python's number, None if null."""
     import pandas as pd
 
-    return None if pd.isna(value) else float(value)
+    return None if pd.isna(value) else getattr(value, "item", lambda: value)()
 
 
 def merged(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -280,23 +271,10 @@ def kv_json(run: RunReader, pair: int) -> dict | None:
         "compute_dtype": run.header.compute_dtype,
         "summary": _plain(summary),
         "by_prompt": [{"prompt": p, **_plain(summarize(table[table["prompt"] == p]))} for p in prompts],
-        "by_head": [_row(values) for values in rows.to_dict("records")],
+        "by_head": [{name: _plain_value(value) for name, value in row.items()} for row in rows.to_dict("records")],
     }
 
 
 def _plain(summary: CacheSummary | None) -> dict:
     """JSON has lists, no tuples: equal after a round trip."""
-    found = asdict(summary) if summary is not None else {}
-    return {
-        name: figures and {key: list(value) if isinstance(value, tuple) else value for key, value in figures.items()}
-        for name, figures in found.items()
-    }
-
-
-def _row(values: dict) -> dict:
-    import pandas as pd
-
-    return {
-        name: None if pd.isna(value) else getattr(value, "item", lambda value=value: value)()
-        for name, value in values.items()
-    }
+    return {} if summary is None else json.loads(json.dumps(asdict(summary)))

@@ -112,26 +112,11 @@ def modules_of(table: pd.DataFrame) -> list[ModuleFigures]:
         row_squares=np.nan_to_num(table["rms_row_ulps"].to_numpy(float)) ** 2 * finite,
         is_floorless=np.isnan(floor),
     )
-    how = {
-        "module": "first",
-        "kind": "first",
-        "block": "first",
-        "dtype": "first",
-        "prompt": "count",
-        "positions": "sum",
-        "elements": "sum",
-        "neq": "sum",
-        "finite": "sum",
-        "max_abs": "max",
-        "squares": "sum",
-        "floor_squares": "sum",
-        "is_floorless": "any",
-        "max_ulps": "max",
-        "ulps": "sum",
-        "max_row_ulps": "max",
-        "row_squares": "sum",
-        "nonfinite_mismatch": "sum",
-    }
+    sums = ["positions", "elements", "neq", "finite", "squares", "floor_squares"]
+    sums += ["ulps", "row_squares", "nonfinite_mismatch"]
+    how = dict.fromkeys(("module", "kind", "block", "dtype"), "first") | dict.fromkeys(sums, "sum")
+    how |= {"prompt": "count", "is_floorless": "any"}
+    how |= dict.fromkeys(("max_abs", "max_ulps", "max_row_ulps"), "max")
     rows = weighed.groupby("ordinal", sort=True).agg(how).reset_index()
     rows = rows[rows["prompt"] == table["prompt"].nunique()]
     differing = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,6 @@ from ...text import plural
 from ..reader import RunReader
 
 _CHUNK_BYTES = 64 << 20  # of all classes together
-_PAIRS_AT_ONCE = 4096  # whose sums are in memory; those of 512 classes would take 650 MB
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ def sentence(groups: Sequence[BitClass]) -> str:
 def bytes_to_compare(run: RunReader) -> int:
     """Bytes read to compare every two classes: what is stored as pairs of the reference is not read again."""
     others = len(classes_of(run)) - 1
-    side = run.header.rows * run.header.vocab * run.header.format.itemsize
-    return sum(len(_classes(pairs)) for pairs in _at_once(others)) * side
+    return (others if others > 1 else 0) * run.header.rows * run.header.vocab * run.header.format.itemsize
 
 
 def comparisons(run: RunReader) -> int:
@@ -60,46 +59,26 @@ def comparisons(run: RunReader) -> int:
 
 
 def pairwise(run: RunReader, on_progress: Callable[[int, int], None] | None = None) -> dict[tuple[int, int], Summary]:
-    """Summary of every two classes (i, j), i < j, places in `classes_of`. Those of the reference's class are the stored
-    ones.
+    """Summary of every two classes (i, j), i < j, places in `classes_of`; class i is the reference. Those of the run's
+    reference are stored. Every class is read once, some rows at a time.
 
-    `on_progress(done, in all)`, in rows of a pair; what it raises ends the comparison. The summary of (i, j) takes
-    class i as the reference. Every class is read once, some rows at a time, so that memory holds no more than those
-    rows of all classes; of very many classes once for every few thousand pairs.
+    `on_progress(done, in all)`, in rows of a pair; what it raises ends the comparison.
     """
-    groups = classes_of(run)
+    groups, header = classes_of(run), run.header
     stored = {pair.index + 1: pair.summary for pair in run.pairs}
     found = {(0, place): stored[group.index] for place, group in enumerate(groups) if place}
-    done, total = 0, comparisons(run) * run.header.rows
-    for pairs in _at_once(len(groups) - 1):
-        sums = {pair: PairTotal(keeps_histogram=False) for pair in pairs}
-        wanted = _classes(pairs)
-        for start, stop in _chunks(run, len(wanted)):
-            bits = {place: run.read_rows(groups[place].index, start, stop) for place in wanted}
-            for (i, j), pair in sums.items():
-                pair.add(compare(bits[i], bits[j], run.header.format))
-                done += stop - start
-                if on_progress is not None:
-                    on_progress(done, total)
-        found |= {places: pair.summary() for places, pair in sums.items()}
-    return found
-
-
-def _at_once(others: int) -> list[list[tuple[int, int]]]:
-    """Pairs of so many classes beside the reference's, by place, as many together as are summed at once."""
-    pairs = [(i, j) for i in range(1, others + 1) for j in range(i + 1, others + 1)]
-    return [pairs[start : start + _PAIRS_AT_ONCE] for start in range(0, len(pairs), _PAIRS_AT_ONCE)]
-
-
-def _classes(pairs: list[tuple[int, int]]) -> list[int]:
-    return sorted({place for pair in pairs for place in pair})
-
-
-def _chunks(run: RunReader, classes: int) -> Iterator[tuple[int, int]]:
-    header = run.header
-    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize * classes))
-    for start in range(0, header.rows, at_once):
-        yield start, min(start + at_once, header.rows)
+    sums = {pair: PairTotal(keeps_histogram=False) for pair in combinations(range(1, len(groups)), 2)}
+    done, total = 0, len(sums) * header.rows
+    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize * len(groups[1:] or groups)))
+    for start in range(0, header.rows if sums else 0, at_once):
+        stop = min(start + at_once, header.rows)
+        bits = [run.read_rows(group.index, start, stop) for group in groups[1:]]
+        for (i, j), pair in sums.items():
+            pair.add(compare(bits[i - 1], bits[j - 1], header.format))
+            done += stop - start
+            if on_progress is not None:
+                on_progress(done, total)
+    return found | {places: pair.summary() for places, pair in sums.items()}
 
 
 def matrix(pairs: dict[tuple[int, int], Summary], count: int, measure: str) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ from ..file.evidence import (
     StructureFigures,
     Unmeasured,
 )
-from ..file.records import BUG_SUSPECTED, IDENTICAL, NOT_JUDGED, ROUNDING, UNDECIDED, Provenance
+from ..file.records import BUG_SUSPECTED, IDENTICAL, NOT_JUDGED, ROUNDING, UNDECIDED
 from ..reader import RunReader, StoredPair
 from .flips import noise_sentence
 
@@ -50,43 +50,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _JUDGE = f"`{COMMAND} judge` runs it."
-_MODEL = f"Where the model is at hand, `{COMMAND} verdict {{run}} --model MODEL`; the dump needs its token_ids."
-
-# What would supply a rung of which nothing is stored, for captures and for uploads.
+_MODEL = f"`{COMMAND} verdict {{run}} --model MODEL`; the dump needs its token_ids."
+# How to run a check of which nothing is stored, for captures and for uploads.
 _SUPPLY = {
     "capture": {
-        VALIDITY: "It is for dumps; the logits of a capture come from the model itself.",
-        SAMPLER: "It needs tokens that an engine emitted beside its logits; the tokens of a capture are given.",
-        RERUN: _JUDGE,
-        NEIGHBOURS: "It needs a variant with other rows beside the prompt's, such as `decode+batch:8`.",
-        OWN_DTYPE: _JUDGE,
-        FLOAT32: _JUDGE,
-        SYMMETRY: _JUDGE,
-        STRUCTURE: "It follows from the float32 rung.",
-        MODULES: "It follows from the float32 rung.",
-        ONE_ORDER: "It is asked where the sides differ and both can run in one order.",
+        VALIDITY: "It is for dumps.",
+        SAMPLER: "It needs tokens that an engine emitted.",
+        NEIGHBOURS: "It needs a variant with other rows in the batch, such as `decode+batch:8`.",
+        STRUCTURE: "It follows from the float32 check.",
+        MODULES: "It follows from the float32 check.",
+        ONE_ORDER: "It runs if the sides differ and both can run in one order.",
     },
     "upload": {
-        VALIDITY: "This run was stored before dumps were checked; export it and ingest the npz.",
-        SAMPLER: (
-            "Save the tokens that each side emitted in the dump, as `emitted:SIDE`, with -1 where the next token was"
-            " given."
-        ),
-        RERUN: f"Call each side once more, and `{COMMAND} verdict {{run}} --rerun AGAIN.npz`.",
-        NEIGHBOURS: (
-            f"Run the same prompt beside other requests, as many and as long, and `{COMMAND} verdict {{run}}"
-            " --neighbours BESIDE_OTHERS.npz`."
-        ),
+        VALIDITY: "Export this run and ingest the npz.",
+        SAMPLER: "Save the emitted tokens in the dump as `emitted:SIDE`, -1 if the next token was given.",
+        RERUN: f"Run each side once more, then `{COMMAND} verdict {{run}} --rerun AGAIN.npz`.",
+        NEIGHBOURS: f"Run the prompt in a batch, then `{COMMAND} verdict {{run}} --neighbours BESIDE_OTHERS.npz`.",
         OWN_DTYPE: _MODEL,
-        FLOAT32: f"Compute both sides in float32, and `{COMMAND} verdict {{run}} --float32 PAIR_IN_FLOAT32.npz`.",
+        FLOAT32: f"Compute both sides in float32, then `{COMMAND} verdict {{run}} --float32 PAIR_IN_FLOAT32.npz`.",
         SYMMETRY: _MODEL,
         STRUCTURE: "It says where differences begin.",
-        MODULES: "It needs the engine: `judge` takes it as a callable, beside the model.",
-        ONE_ORDER: "It needs the engine: `judge` takes it as a callable, beside the model.",
+        MODULES: "It needs the engine as a callable of `judge`.",
+        ONE_ORDER: "It needs the engine as a callable of `judge`.",
     },
 }
 _GRAVEST = (FAILED, MISSING, NOTED, PASSED)
-_NOT_ASKED = "It was not asked when this run was judged."
 
 
 @dataclass(frozen=True)
@@ -129,21 +117,23 @@ def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str
 
 def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Finding:
     """`positions`: the pair's figures by position, as `run.positions` gives them."""
-    about = run.header.provenance
+    kind = run.header.provenance.kind
     evidence = run.evidence(pair.index)
     tried = tried_of(evidence)
+    by_name = {name: tuple(row for row in evidence if row.rung == name) for name in RUNGS}
     rungs = tuple(
-        Rung(
-            name,
-            tuple(row for row in evidence if row.rung == name),
-            _supply(about, name, run.header.compute_dtype, run.run_id, tried=tried, is_judged=pair.verdict is not None),
-        )
-        for name in RUNGS
-        if name not in (PRECISION, SCREENING) or any(row.rung == name for row in evidence)  # asked only in some cases
+        Rung(name, rows, _supply(run, pair, name, tried))
+        for name, rows in by_name.items()
+        if rows or name not in (PRECISION, SCREENING)  # asked only in some cases
     )
-    name = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
+    name = shown_verdict(kind, pair.summary.bit_identical, pair.verdict)
     if pair.verdict is None:
-        return Finding(name, _not_judged(about, pair.summary.bit_identical), rungs, False)
+        because = "No controls were run, so nothing here says whether rounding explains the difference."
+        if pair.summary.bit_identical:
+            because = "Both sides are equal bit for bit."
+        elif kind == "upload":
+            because = "This dump was not judged. The same pair in float32 would decide it."
+        return Finding(name, because, rungs, False)
     more: list[str] = []
     if name == ROUNDING:
         more = [_in_own_dtype(evidence, run.header.compute_dtype), noise_sentence(positions)]
@@ -175,40 +165,27 @@ def tried_of(evidence: Sequence[Evidence]) -> frozenset[str]:
     )
 
 
-def _supply(
-    about: Provenance, rung: str, compute_dtype: str, run_id: str, *, tried: frozenset[str], is_judged: bool
-) -> str:
-    if rung == OWN_DTYPE and compute_dtype == "float32":
-        return "The run's own dtype is float32, which is the next rung."
+def _supply(run: RunReader, pair: StoredPair, rung: str, tried: frozenset[str]) -> str:
+    kind = run.header.provenance.kind
+    if rung == OWN_DTYPE and run.header.compute_dtype == "float32":
+        return "The run's own dtype is float32, which is the next check."
     if rung in (OWN_DTYPE, SYMMETRY) and "model" in tried:
-        return "The model that was given computes other logits than this dump's, so it says nothing here."
-    if about.kind == "capture" and is_judged and _SUPPLY["capture"].get(rung) == _JUDGE:
-        return _NOT_ASKED
-    return _SUPPLY[about.kind].get(rung, _JUDGE).replace("{run}", run_id)
-
-
-def _not_judged(about: Provenance, is_bit_identical: bool) -> str:
-    if is_bit_identical:
-        return "Both sides are equal bit for bit."
-    if about.kind == "upload":
-        return (
-            "This dump was stored before uploads were judged, and whether rounding explains the difference is never"
-            " guessed. The same pair in float32 would decide it."
-        )
-    return "No controls were run, so nothing here says whether rounding explains the difference."
+        return "The given model computes other logits than this dump's, so it says nothing here."
+    supply = _SUPPLY[kind].get(rung, _JUDGE)
+    if kind == "capture" and pair.verdict is not None and supply == _JUDGE:
+        return "It was left out when this run was judged."
+    return supply.replace("{run}", run.run_id)
 
 
 def times(ratio: float) -> str:
     """`0.96`, `24`, `15,300`: a ratio in the digits that matter."""
     if not np.isfinite(ratio):
         return "infinitely many"
-    if ratio < 10:
-        return f"{ratio:.2f}"
-    return three_digits(ratio)
+    return f"{ratio:.2f}" if ratio < 10 else three_digits(ratio)
 
 
 def _in_own_dtype(evidence: Sequence[Evidence], compute_dtype: str) -> str:
-    """`In bfloat16 it is 1.25 times the floor.`; '' where the rung was not passed or its row has no ratio."""
+    """`In bfloat16 it is 1.25 times the floor.`; '' if the check was not passed or its row has no ratio."""
     row = next((row for row in evidence if row.rung == OWN_DTYPE and row.outcome == PASSED), None)
     if row is None or not isinstance(row.figures, RatioFigures) or row.figures.noise_ratio is None:
         return ""

@@ -11,7 +11,7 @@ from core.numerics.formats import values_of
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views.repeats import bytes_to_compare, classes_of, comparisons, matrix, pairwise, sweep_of
+from core.runs.views.repeats import bytes_to_compare, classes_of, matrix, pairwise, sweep_of
 from tests.core.runs.made_runs import write_run
 
 ROWS, VOCAB = 9, 200
@@ -98,14 +98,3 @@ def test_rows_taken_a_few_at_a_time_add_up_to_the_same_and_no_row_is_read_twice(
 def test_what_was_swept_is_told_from_the_paths(paths, expected, tmp_path):
     found = sweep_of(stored(tmp_path, paths, [0] * len(paths)))
     assert (None if found is None else (found.name, found.values)) == expected
-
-
-def test_many_classes_are_compared_a_few_pairs_at_a_time_with_the_same_figures(tmp_path, monkeypatch):
-    run = stored(tmp_path, [f"decode+batch:{n}" for n in (1, 2, 3, 4, 5)], [0, 1, 2, 3, 4])
-    whole = pairwise(run)
-    assert comparisons(run) == 6
-    monkeypatch.setattr("core.runs.views.repeats._PAIRS_AT_ONCE", 2)
-    told = []
-    assert pairwise(run, lambda done, total: told.append((done, total))) == whole
-    assert told[-1] == (6 * ROWS, 6 * ROWS)
-    assert bytes_to_compare(run) == (3 + 4 + 3) * ROWS * VOCAB * 2  # of (1,2) (1,3), of (1,4) (2,3), of (2,4) (3,4)
