@@ -6,7 +6,7 @@ text wherever pasted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ... import __version__
@@ -15,7 +15,7 @@ from ..file.records import FAILING
 from ..reader import RunReader, StoredPair
 from ..views.headline import noise_ratios, ulp_percentile
 from ..views.verdicts import Finding, finding
-from .markdown import block, code, folded, plain, table
+from .markdown import block, code, facts, flips_table, plain, table, thread
 from .report_json import over_logits, over_positions
 from .reproduction import model_of, reproduction
 
@@ -33,23 +33,16 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     findings.sort(key=lambda each: each[1].name not in FAILING)  # what fails is what the thread is about
     pair, found = findings[0]
     header, about = run.header, run.header.provenance
-    parts = _pair(run, pair, found)
-    origin = [code(model_of(about))] if about.model else []
-    parts.append(" · ".join([f"Run {code(header.name)}", *origin, header.compute_dtype, address]))
-    if len(findings) > 1:
-        others = [part for other in findings[1:] for part in (*_pair(run, *other), *_details(run, *other))]
-        parts.append(folded(f"{plural(len(findings) - 1, 'other variant')}", others))
-    parts.append(
-        folded("Prompt, how to reproduce, versions", [*_prompts(run, pair), *reproduction(run), _provenance(run)])
-    )
-    parts.append(folded("All figures and checks", _details(run, pair, found)))
-    return "\n\n".join(parts) + "\n"
+    origin = [f"Run {code(header.name)}", code(model_of(about)) if about.model else "", header.compute_dtype, address]
+    others = [[*_pair(run, *other), *_details(run, *other)] for other in findings[1:]]
+    how = [*_prompts(run, pair), *reproduction(run), _provenance(run)]
+    return thread(_pair(run, pair, found), origin, others, how, _details(run, pair, found))
 
 
 def _provenance(run: RunReader) -> str:
     header, about = run.header, run.header.provenance
     versions = {"ulpscope": __version__, **about.versions}
-    facts = {
+    known = {
         "model": code(model_of(about)) if about.model else "",
         "revision": code(about.revision) if about.revision else "",
         "dtype": header.compute_dtype,
@@ -59,20 +52,18 @@ def _provenance(run: RunReader) -> str:
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "note": plain(about.note),
     }
-    return table(("", ""), [(name, value) for name, value in facts.items() if value])
+    return facts(known)
 
 
 def _pair(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
     """Verdict, sentence, figures and flips of a pair."""
-    parts = [
+    positions = run.positions(pair.index)
+    return [
         f"### {code(pair.variant)} vs {code(pair.reference)}: {plain(found.name)}",
         plain(found.because),
-        table(("figure", ""), list(_figures(run, pair).items())),
+        facts(_figures(run, pair), "figure"),
+        _flips(run, pair, positions[positions["is_flip"]]) if pair.summary.flips else "",
     ]
-    if pair.summary.flips:
-        positions = run.positions(pair.index)
-        parts.append(_flips(run, pair, positions[positions["is_flip"]]))
-    return [part for part in parts if part]
 
 
 def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
@@ -119,19 +110,12 @@ def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
         "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{of_kl}",
     }
-    return [
-        plain(found.more),
-        table(("figure", ""), [(name, value) for name, value in figures.items() if value]),
-        table(("check", "outcome", "result", "control"), list(_evidence(found))),
-    ]
-
-
-def _evidence(found: Finding) -> Iterable[tuple[str, ...]]:
+    checks = []
     for rung in found.rungs:
-        for row in rung.rows:
-            yield rung.name, row.outcome, plain(row.says), plain(row.control)
+        checks += [(rung.name, row.outcome, plain(row.says), plain(row.control)) for row in rung.rows]
         if not rung.rows:
-            yield rung.name, "not run", plain(rung.supply), ""
+            checks.append((rung.name, "not run", plain(rung.supply), ""))
+    return [plain(found.more), facts(figures, "figure"), table(("check", "outcome", "result", "control"), checks)]
 
 
 def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
@@ -155,26 +139,17 @@ def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
 
 
 def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
+    import pandas as pd
+
     rows = []
     for row in flips.head(MOST_FLIPS).itertuples(index=False):
         place = f"{row.position} of prompt {row.prompt}" if len(run.header.prompts) > 1 else f"{row.position}"
-        tokens = [_token(run, token) for token in (row.reference_token, row.variant_token)]
-        ulps = [_whole(margin) for margin in (row.reference_margin_ulps, row.variant_margin_ulps)]
+        tokens = []
+        for token in (row.reference_token, row.variant_token):
+            text = None if pd.isna(token) else run.vocabulary.get(int(token))
+            known = f"{token}" if text is None else f"{token} {code(repr(text))}"
+            tokens.append("none (all NaN)" if pd.isna(token) else known)
+        margins = (row.reference_margin_ulps, row.variant_margin_ulps)
+        ulps = ["undefined" if pd.isna(margin) else f"{int(margin):,}" for margin in margins]
         rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))
-    what = f"flip at position ({MOST_FLIPS} of {len(flips):,})" if len(flips) > MOST_FLIPS else "flip at position"
-    return table((what, code(pair.reference), code(pair.variant), "margins, ULPs", "max difference there"), rows)
-
-
-def _token(run: RunReader, token: int | None) -> str:
-    import pandas as pd
-
-    if token is None or pd.isna(token):
-        return "none (all NaN)"
-    text = run.vocabulary.get(int(token))
-    return f"{int(token)}" if text is None else f"{int(token)} {code(repr(text))}"
-
-
-def _whole(value: object) -> str:
-    import pandas as pd
-
-    return "undefined" if pd.isna(value) else f"{int(value):,}"  # type: ignore[call-overload]
+    return flips_table(len(flips), (pair.reference, pair.variant), ("margins, ULPs", "max difference there"), rows)

@@ -152,7 +152,7 @@ def summary_json(pair: SparsePair) -> dict[str, Any]:
     return {
         "bit_identical": False if differing else None,
         "neq": bounded(neq),
-        "neq_share": _share(neq, None if pair.vocab is None else pair.vocab * len(figures)),
+        "neq_share": bounded(_scaled(neq, None if pair.vocab is None else pair.vocab * len(figures))),
         "max_abs": bounded(_together([figure.max_abs for figure in figures], max)),
         "max_ulps": None,
         "mean_ulps": None,
@@ -163,7 +163,7 @@ def summary_json(pair: SparsePair) -> dict[str, Any]:
         "ties": counted([_is_tie(place) for place in pair.positions]),
         "near_ties": None,  # needs the magnitude of whole rows
         "could_flip": counted([figure.could_flip for figure in figures]),
-        "mean_kl": bounded(_mean([figure.kl for figure in figures])),
+        "mean_kl": bounded(_scaled(_together([figure.kl for figure in figures], math.fsum), len(figures))),
         "max_kl": bounded(_together([figure.kl for figure in figures], max)),
         "same_top1": _same(flips, len(figures)),
         "min_margin": _least(margins, len(margins) == len(tops)),
@@ -247,19 +247,11 @@ def _together(intervals: Sequence[Interval | None], of: Callable[[list[float]], 
     return Interval(of([interval.low for interval in there]), of(highs) if is_bounded else None)
 
 
-def _mean(intervals: Sequence[Interval | None]) -> Interval | None:
-    """Mean over all positions; one without a figure counts as 0 below, and nothing bounds it above."""
-    total = _together(intervals, math.fsum)
-    if total is None:
+def _scaled(total: Interval | None, of: int | None) -> Interval | None:
+    """A mean over `of`; what has no figure counts as 0 below, and nothing bounds it above."""
+    if total is None or of is None:
         return None
-    return Interval(total.low / len(intervals), None if total.high is None else total.high / len(intervals))
-
-
-def _share(counted: Interval | None, of: int | None) -> Bounded:
-    if counted is None or of is None:
-        return None
-    high = None if counted.high is None else counted.high / of
-    return bounded(Interval(counted.low / of, high))
+    return Interval(total.low / of, None if total.high is None else total.high / of)
 
 
 def _same(flips: int | list[int], positions: int) -> float | list[float]:

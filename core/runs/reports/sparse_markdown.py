@@ -12,7 +12,7 @@ from ..sparse.pairing import SparsePair
 from ..sparse.records import UNKNOWN_TOKEN, SparseResponse
 from ..sparse_run import SparseRun, SparseVerdict
 from .issue_markdown import LONGEST_PROMPT, MOST_FLIPS
-from .markdown import block, code, folded, plain, table
+from .markdown import block, code, facts, flips_table, plain, thread
 from .sparse_json import position_json, side_json, summary_json
 from .sparse_wording import (
     grid_lines,
@@ -37,15 +37,12 @@ def sparse_markdown(run: SparseRun, variant: str | None, address: str) -> str:
     names = {pair.variant: verdicts[pair.variant].name for pair in pairs if pair.variant in verdicts}
     pairs.sort(key=lambda pair: names.get(pair.variant) not in FAILING)
     header, first = run.header, pairs[0]
-    model = [code(header.model)] if header.model else []
-    parts = _pair(first, verdicts.get(first.variant))
-    parts.append(" · ".join([f"Run {code(header.name)}", *model, address]))
-    if len(pairs) > 1:
-        others = [part for pair in pairs[1:] for part in (*_pair(pair, verdicts.get(pair.variant)), _lines(pair))]
-        parts.append(folded(plural(len(pairs) - 1, "other variant"), others))
-    parts.append(folded("Prompt, how to reproduce, versions", [*_prompt(run.sides[0].responses[0]), *_provenance(run)]))
-    parts.append(folded("All figures", [_more(first), _lines(first)]))
-    return "\n\n".join(parts) + "\n"
+    origin = [f"Run {code(header.name)}", code(header.model) if header.model else "", address]
+    others = [[*_pair(pair, verdicts.get(pair.variant)), _lines(pair)] for pair in pairs[1:]]
+    how = [*_prompt(run.sides[0].responses[0]), *_provenance(run)]
+    summary = summary_json(first)
+    more = facts({"min margin": told(summary["min_margin"]), "mean KL, nats": told(summary["mean_kl"])}, "figure")
+    return thread(_pair(first, verdicts.get(first.variant)), origin, others, how, [more, _lines(first)])
 
 
 def _prompt(response: SparseResponse) -> list[str]:
@@ -63,7 +60,7 @@ def _prompt(response: SparseResponse) -> list[str]:
 def _provenance(run: SparseRun) -> list[str]:
     header, sides = run.header, [side_json(side) for side in run.sides]
     versions = {"ulpscope": __version__, **header.versions}
-    facts = {
+    known = {
         "model": code(header.model) if header.model else "",
         "sent by": plain(", ".join(sorted({name for side in sides for name in side["formats"]}))),
         "values": plain(
@@ -74,12 +71,8 @@ def _provenance(run: SparseRun) -> list[str]:
         "stored": "" if header.created is None else f"{header.created:%Y-%m-%d %H:%M} UTC",
         "note": plain(header.note),
     }
-    listed = table(("", ""), [(name, value) for name, value in facts.items() if value])
-    command = [
-        f"ulpscope export {run.run_id} responses.jsonl   # what was sent, to attach",
-        "ulpscope ingest responses.jsonl",
-    ]
-    return [block("\n".join(command), "sh"), f"Sent by {code(header.command)}" if header.command else "", listed]
+    command = f"ulpscope export {run.run_id} responses.jsonl   # to attach\nulpscope ingest responses.jsonl"
+    return [block(command, "sh"), f"Sent by {code(header.command)}" if header.command else "", facts(known)]
 
 
 def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
@@ -92,32 +85,26 @@ def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
         "max change of a probability": told(told_all["max_probability_change"]),
         "max KL, nats": told(told_all["max_kl"]),
     }
+    flips = [position_json(place, pair) for place in pair.positions if place.figures.is_flip]
+    rows = []
+    for row in flips[:MOST_FLIPS]:
+        place = f"{row['position']} of prompt {row['prompt']}" if "prompt" in row else f"{row['position']}"
+        tokens, margins, ulps = (
+            [say(side) for side in ("reference", "variant")]
+            for say in (
+                lambda side, row=row: plain(token_words(row, side)),
+                lambda side, row=row: told(row[f"{side}_margin"]),
+                lambda side, row=row: told(row[f"{side}_margin_ulps"]),
+            )
+        )
+        rows.append((place, *tokens, " / ".join(margins), " / ".join(ulps)))
     title = f"### {code(pair.variant)} vs {code(pair.reference)}"
-    parts = [
+    return [
         f"{title}: {plain(verdict.name)}" if verdict else title,
         plain(opening(verdict.because)) if verdict else plain(f"{placeholder_words(pair)} {sentence(pair)}".strip()),
-        table(("figure", ""), list(figures.items())),
+        facts(figures, "figure"),
+        flips_table(len(flips), (pair.reference, pair.variant), ("margins", "margins, ULPs"), rows) if flips else "",
     ]
-    flips = [position_json(place, pair) for place in pair.positions if place.figures.is_flip]
-    if flips:
-        rows = [
-            (
-                f"{row['position']} of prompt {row['prompt']}" if "prompt" in row else f"{row['position']}",
-                *(plain(token_words(row, side)) for side in ("reference", "variant")),
-                " / ".join(told(row[f"{side}_margin"]) for side in ("reference", "variant")),
-                " / ".join(told(row[f"{side}_margin_ulps"]) for side in ("reference", "variant")),
-            )
-            for row in flips[:MOST_FLIPS]
-        ]
-        what = f"flip at position ({MOST_FLIPS} of {len(flips):,})" if len(flips) > MOST_FLIPS else "flip at position"
-        parts.append(table((what, code(pair.reference), code(pair.variant), "margins", "margins, ULPs"), rows))
-    return [part for part in parts if part]
-
-
-def _more(pair: SparsePair) -> str:
-    told_all = summary_json(pair)
-    figures = {"min margin": told(told_all["min_margin"]), "mean KL, nats": told(told_all["mean_kl"])}
-    return table(("figure", ""), list(figures.items()))
 
 
 def _lines(pair: SparsePair) -> str:

@@ -123,8 +123,9 @@ def sentence(found: CacheSummary, names_prompt: bool) -> str:
     )
     if first is None:
         return text
-    differing = f"**{first.neq:,} of {first.elements:,}**" if first.neq else "None"
-    return f"{text} Elements of layer 0's keys that differ: {differing}."
+    if not first.neq:
+        return f"{text} Layer 0's keys are all equal."
+    return f"{text} **{first.neq:,} of {first.elements:,}** elements of layer 0's keys differ."
 
 
 def _figures(table: pd.DataFrame) -> CacheFigures:
