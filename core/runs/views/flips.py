@@ -69,19 +69,9 @@ def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
 
 
 _FIGURES = [
-    "prompt",
-    "position",
-    "is_flip",
-    "near_tie",
-    "reference_token",
-    "variant_token",
-    "reference_margin",
-    "variant_margin",
-    "reference_margin_ulps",
-    "variant_margin_ulps",
-    "max_abs",
-    "kl",
-    "nonfinite_mismatch",
+    *("prompt", "position", "is_flip", "near_tie", "reference_token", "variant_token"),
+    *("reference_margin", "variant_margin", "reference_margin_ulps", "variant_margin_ulps"),
+    *("max_abs", "kl", "nonfinite_mismatch"),
 ]
 
 

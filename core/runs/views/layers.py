@@ -286,10 +286,8 @@ def module_named(modules: list[ModuleFigures] | tuple[ModuleFigures, ...], name:
 
 
 def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict | None:
-    """A pair's modules as plain numbers: the summary, and one object a module. prompt: only that one's. None where
-    there are none.
-
-    An infinite ratio (the floor is 0) and NaN are null here, as JSON has neither.
+    """A pair's modules as JSON: the summary, and one object a module; infinite ratios and NaN are null. prompt: only
+    that one's. None if there are none.
     """
     table = run.layers(pair)
     table = table if prompt is None else table[table["prompt"] == prompt]
@@ -297,21 +295,21 @@ def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict | 
     summary = summary_of(modules)
     if summary is None:
         return None
+    first = summary.first
     return {
         "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,
         "prompts": sorted({int(each) for each in table["prompt"]}),
         "positions": summary.positions,
-        "first_module": None if summary.first is None else summary.first.module,
-        "first_prompt": None if summary.first is None else summary.first.first_prompt,
-        "first_position": None if summary.first is None else summary.first.first_position,
-        "furthest_above_floor": None if summary.largest is None else summary.largest.module,
-        "by_module": [_plain(each) for each in modules],
-    }
-
-
-def _plain(figures: ModuleFigures) -> dict:
-    return {
-        name: None if isinstance(value, float) and not np.isfinite(value) else value
-        for name, value in asdict(figures).items()
+        "first_module": first and first.module,
+        "first_prompt": first and first.first_prompt,
+        "first_position": first and first.first_position,
+        "furthest_above_floor": summary.largest and summary.largest.module,
+        "by_module": [
+            {
+                name: None if isinstance(value, float) and not np.isfinite(value) else value
+                for name, value in asdict(each).items()
+            }
+            for each in modules
+        ],
     }
