@@ -1,7 +1,5 @@
 """The dashboard: `streamlit run app/main.py`. Navigation, the selection in the sidebar, and the HTTP routes."""
 
-import atexit
-import gc
 import sys
 from pathlib import Path
 
@@ -10,14 +8,13 @@ if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
     sys.path.insert(0, str(ROOT))
 
 import streamlit as st  # noqa: E402  (the path above comes first)
-from streamlit import delta_generator  # noqa: E402
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.components import copy_link, stepper  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, document, heatmap_window, sidebar, widgets  # noqa: E402
+from app.shell import address, heatmap_window, sidebar, widgets  # noqa: E402
 from app.shell.selection import View  # noqa: E402
 from app.uploads.maintenance import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
@@ -25,7 +22,7 @@ from core.errors import UlpscopeError  # noqa: E402
 
 def draw() -> None:
     """Run one viewer's script."""
-    st.set_page_config(page_title="ULPscope", layout="wide")
+    st.set_page_config(page_title="ULPscope", page_icon=ROOT / "app" / "shell" / "favicon.png", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
     pages = [
         st.Page(ROOT / "pages" / f"{page.name}.py", title=page.title, url_path=page.name, default=page.name == FIRST)
@@ -67,10 +64,4 @@ def draw() -> None:
 if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:
-    documents = document.routes([page.name for page in PAGES])
-    app = st.App(__file__, routes=[*documents, *ROUTES], middleware=gate.protection(), lifespan=lifespan)
-    # a warning for whoever runs this file by `python`, who is not here: asking who did takes the first page 0.1 s
-    delta_generator._use_warning_has_been_displayed = True
-    gc.freeze()  # what the modules made stays for good: no collection needs to look at its 150,000 objects again
-    gc.enable()
-    atexit.register(gc.unfreeze)  # or DuckDB's modules say at the end that they leaked
+    app = st.App(__file__, routes=ROUTES, middleware=gate.protection(), lifespan=lifespan)

@@ -5,7 +5,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.components import figure_cache, plots
+from app.components import plots
 from app.kv_cache import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.tables.kv_cache import KINDS
@@ -22,7 +22,7 @@ if len(view.run.header.prompts) > 1:
     scope = st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="kv_scope") or scope
 table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
 shown_of = (view.pair.index, "" if scope == "all prompts" else view.prompt)
-found = figure_cache.kept(view.run, shown_of, summarize, table)
+found = store_cache.cached("kv heads", store_cache.stamp_of(view.run), shown_of, lambda: summarize(table))
 if found is None:
     st.info(f"Prompt {view.prompt} has no caches to compare, other prompts of this run have: choose all prompts above.")
     st.stop()
@@ -62,14 +62,14 @@ def cache_heads() -> Any:
 
 
 plots.draw(
-    figure_cache.figure(view.run, (*shown_of, measure), cache_heads),
+    plots.cached(view.run, (*shown_of, measure), cache_heads),
     key="kv_heads",
     picture=exports.picture_of(view, f"kv-heads-{measure}"),
 )
 st.caption(f"{parts.shape(table)} of {scope}; color is {parts.MEANINGS[measure].format(dtype=view.dtype)}.")
-layers = figure_cache.kept(view.run, shown_of, by_layer, table)
+layers = store_cache.cached("kv layers", store_cache.stamp_of(view.run), shown_of, lambda: by_layer(table))
 plots.draw(
-    figure_cache.figure(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype),
+    plots.cached(view.run, (*shown_of, measure), charts.over_layers, layers, measure, view.dtype),
     key="kv_layers",
     picture=exports.picture_of(view, f"kv-layers-{measure}"),
 )

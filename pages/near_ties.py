@@ -4,7 +4,7 @@ from functools import partial
 
 import streamlit as st
 
-from app.components import best_tokens, figure_cache, plots
+from app.components import best_tokens, plots
 from app.near_ties import PAGE, charts, parts
 from app.shell import exports, selection, widgets
 from app.sparse import pages as sparse
@@ -29,7 +29,7 @@ brushed = parts.brushed(view, scope)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
 
 plots.draw(
-    figure_cache.figure(
+    plots.cached(
         view.run,
         (view.pair.index, scope, view.prompt, view.position, tuple(brushed), dragging),
         charts.near_tie_scatter,
@@ -92,7 +92,7 @@ best_tokens.section(view)
 st.subheader("Margins")
 unit, limit = parts.threshold()
 plots.draw(
-    figure_cache.figure(
+    plots.cached(
         view.run,
         (view.pair.index, scope, view.prompt, limit, unit),
         charts.margin_distribution,

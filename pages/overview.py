@@ -5,7 +5,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from app.components import best_tokens, figure_cache, plots
+from app.components import best_tokens, plots
 from app.overview import COLOURS, PAGE, charts, findings, token_strip
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
@@ -105,7 +105,7 @@ if any(limits.values()):
 charts_left, charts_right = st.columns(2)
 with charts_left:
     plots.draw(
-        figure_cache.figure(
+        plots.cached(
             view.run,
             (view.pair.index, view.prompt, view.position),
             charts.over_positions,
@@ -120,7 +120,7 @@ with charts_left:
     st.caption(f"Largest difference by position, logits of {view.dtype}.")
 with charts_right:
     plots.draw(
-        figure_cache.figure(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
+        plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
         key="ulp_histogram",
         picture=exports.picture_of(view, "ulps"),
     )

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app.components import figure_cache, plots
+from app.components import plots
 from app.repeats import PAGE, charts, parts
 from app.shell import exports, selection, widgets, wording
 from core.runs.views.repeats import classes_of, sweep_of
@@ -33,7 +33,7 @@ if sweep is not None:
     st.subheader(f"Over {widgets.escaped(sweep.name)}")
     tables["sweep"] = parts.swept(run, sweep)
     plots.draw(
-        figure_cache.figure(run, (), charts.sweep, tables["sweep"], sweep.name),
+        plots.cached(run, (), charts.sweep, tables["sweep"], sweep.name),
         key="sweep",
         picture=exports.picture(
             f"{file_name(run.run_id)}-sweep-{file_name(sweep.name)}",
@@ -57,7 +57,7 @@ if len(groups) > 2:
     pairs = parts.every_two(run, groups)
     if pairs is not None:
         names = [group.members[0] for group in groups]
-        figure = figure_cache.figure(
+        figure = plots.cached(
             run, (measure,), charts.class_matrix, parts.grid(pairs, len(groups), measure), names, measure
         )
         plots.draw(

@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from app.shell import store_cache
 from app.shell.jobs import PromptFile
-from app.shell.once import Once
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
 from core.subprocess_json import Child
@@ -152,7 +152,7 @@ class Previews:
         return Answer(costs if is_answer else {}, "" if is_answer else child.sentence, time.monotonic())
 
 
-@Once
+@cache
 def previews() -> Previews:
     """The dry runs of this server."""
     return Previews(store_cache.store().directory)

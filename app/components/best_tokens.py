@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app.components import best_token_charts, figure_cache, plots
+from app.components import best_token_charts, plots
 from app.shell import exports, selection, store_cache
 from core.text import plural
 
@@ -27,16 +27,14 @@ def section(view: selection.View) -> pd.DataFrame:
     picture = exports.picture_of(view, f"best-tokens-{form}", at_position=True)
     place = (view.pair.index, view.prompt, view.position)
     if form == "ranks":
-        figure = figure_cache.figure(
+        figure = plots.cached(
             view.run, place, best_token_charts.rank_slopes, top, view.pair.reference, view.pair.variant, COUNT
         )
         plots.draw(figure, key="rank_slopes", picture=picture, of=str(view.position))
         st.caption(f"Ranks of the {COUNT} largest logits of either side. {moves(top)}")
     else:
         plots.draw(
-            figure_cache.figure(
-                view.run, place, best_token_charts.top_bars, top, view.pair.reference, view.pair.variant
-            ),
+            plots.cached(view.run, place, best_token_charts.top_bars, top, view.pair.reference, view.pair.variant),
             key="top_bars",
             picture=picture,
             of=str(view.position),

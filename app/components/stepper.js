@@ -169,8 +169,6 @@ export default function (component) {
   const root = parentElement.querySelector(".steps");
   if (!steppers.has(root)) steppers.set(root, new Stepper(root));
   steppers.get(root).adopt(data, setTriggerValue);
-  for (const { key, shiftKey } of window.ulpscopeEarlyKeys?.() ?? [])
-    document.body.dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey, bubbles: true, cancelable: true }));
   return () => {
     steppers.get(root)?.close();
     steppers.delete(root);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app.components import figure_cache, plots
+from app.components import plots
 from app.flips import charts
 from app.near_ties import parts
 from app.shell import exports, selection, store_cache, widgets, wording
@@ -39,7 +39,7 @@ def table(view: selection.View, near_ties: bool) -> pd.DataFrame:
         with st.spinner("Reading the logits at the flips"):
             return flip_table(view.run, view.pair.index, view.table, near_ties=near_ties)
 
-    return store_cache.kept("flips", store_cache.stamp_of(view.run), (view.pair.index, near_ties), read)
+    return store_cache.cached("flips", store_cache.stamp_of(view.run), (view.pair.index, near_ties), read)
 
 
 def draw_candidates(view: selection.View, top: pd.DataFrame) -> None:
@@ -48,7 +48,7 @@ def draw_candidates(view: selection.View, top: pd.DataFrame) -> None:
     if found is None:
         return
     texts = [wording.token(token, view.run.vocabulary.get(token)) for token in found.tokens]
-    figure = figure_cache.figure(
+    figure = plots.cached(
         view.run,
         (view.pair.index, view.prompt, view.position),
         charts.on_grid,

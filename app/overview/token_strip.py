@@ -178,7 +178,7 @@ def _columns(view: selection.View, colour: str) -> str:
             columns(view.prompt_table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
         )
 
-    return store_cache.kept("strip", store_cache.stamp_of(view.run), (view.pair.index, view.prompt, colour), written)
+    return store_cache.cached("strip", store_cache.stamp_of(view.run), (view.pair.index, view.prompt, colour), written)
 
 
 def token_strip(view: selection.View, colour: str) -> None:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from functools import cache
 
 import streamlit as st
 
 from app.shell import store_cache
-from app.shell.once import Once
 from core.errors import UlpscopeError
 from core.numerics.metrics import Summary
 from core.runs.reader import RunReader
@@ -66,7 +66,7 @@ class Comparison:
             raise
 
 
-@Once
+@cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="ulpscope-classes")
 

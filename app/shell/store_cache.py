@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import streamlit as st
 
 from app import navigation
-from app.shell.memory_budget import MemoryBudget
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
 from core.judging.explain.hypotheses import Explanation
 from core.judging.explain.stored import explain_lists, explain_pair
-from core.runs.file.held_bytes import size_of
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of
@@ -32,22 +29,21 @@ from core.runs.views.sparse import figures_by_position
 if TYPE_CHECKING:
     import pandas as pd
 
-# Of all that is kept of what was read: some twenty ordinary runs. Sixteen readers of made files held 6 GB.
-KEPT_BYTES = 512 << 20
 MOST_CELLS = 200  # of sweeps among the runs that are listed
 Value = TypeVar("Value")
+Stamp = tuple[str, int, int]  # a file with its time of change and size
 
 
 def store() -> Store:
     return open_store()
 
 
-def stamp_of(run: RunReader) -> tuple[str, int, int]:
+def stamp_of(run: RunReader | SparseRun) -> Stamp:
     """The run's file with its time of change and size, for caches of what is in it."""
-    return _stamp(run.path)
+    return _stamp(run.path if isinstance(run, RunReader) else store().path_of(run.run_id))
 
 
-def _stamp(path: Path) -> tuple[str, int, int]:
+def _stamp(path: Path) -> Stamp:
     try:
         status = path.stat()
     except OSError:
@@ -55,71 +51,48 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), status.st_mtime_ns, status.st_size
 
 
-@st.cache_resource(show_spinner=False)
-def memory() -> MemoryBudget:
-    """All that is kept of what was read of runs, readers included, for all viewers."""
-    return MemoryBudget(KEPT_BYTES)
+def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
+    stamps = []
+    for path in paths:
+        with suppress(StoreError):  # deleted between the listing and the look
+            stamps.append(_stamp(path))
+    return tuple(stamps)
 
 
+@st.cache_resource(max_entries=8, show_spinner=False)
 def _reader(path: str, changed: int, size: int) -> RunReader:
-    key = ("reader", path, changed, size)
-    return memory().get(key, lambda: RunReader(Path(path)), lambda reader: reader.held_bytes())
-
-
-def kept(kind: str, stamp: tuple[str, int, int], of: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
-    """Result of `make`, kept for the same kind, file and `of` as long as there is memory for it; never to be
-    changed.
-    """
-    return memory().get((kind, *stamp, *of), make, size_of)
+    return RunReader(Path(path))
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _top(path: str, changed: int, size: int, pair: int, prompt: int, position: int) -> pd.DataFrame:
-    return top_of_both(_reader(path, changed, size), pair, prompt, position)
+def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
+    return _make()
 
 
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _layer_grid(path: str, changed: int, size: int, pair: int, prompt: int, measure: str) -> LayerGrid:
-    reader = _reader(path, changed, size)
-    modules = max(1, len(reader.layers(pair).query("prompt == @prompt")))
-    return layer_grid_of(reader, pair, prompt, measure, max_columns=min(400, max(40, 12_000 // modules)))
+def cached(kind: str, stamp: Stamp, of: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
+    """Result of `make`, computed once per kind, file and `of`, for all viewers; never to be changed."""
+    return _cached(kind, stamp, repr(of), make)
 
 
 @st.cache_resource(show_spinner=False)
-def _kept(kind: str) -> dict[tuple[str, int, int], Any]:
-    """Cache of one kind of what was read of each file, for all viewers: of a thousand runs, only the one that came is
-    read.
-    """
+def _by_file(kind: str) -> dict[Stamp, Any]:
+    """What was read of each file for lists: of a thousand runs, only the one that came is read."""
     return {}
 
 
-def _digest(stamps: tuple) -> str:
-    """Digest of stamps for a key: Streamlit takes 45 ms to hash the stamps of a thousand files by itself."""
-    return hashlib.sha256(repr(stamps).encode("utf-8", "backslashreplace")).hexdigest()
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _cards(key: int, _stamps: tuple[Stamp, ...]) -> tuple[list[RunCard], list[BrokenRun]]:
+    known = _by_file("card")
+    read = read_cards(store(), [Path(stamp[0]) for stamp in _stamps if stamp not in known])
+    cards = {Path(stamp[0]): known.get(stamp) or read[Path(stamp[0])] for stamp in _stamps}
+    known |= {stamp: card for stamp in _stamps if isinstance(card := cards[Path(stamp[0])], RunCard)}
+    return arranged(open_store(), cards)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _cards(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> tuple[list[RunCard], list[BrokenRun]]:
-    stamps = _stamps
-    kept = _kept("card")
-    known = {stamp: kept.get(stamp) for stamp in stamps}
-    read = read_cards(store(), [Path(stamp[0]) for stamp, card in known.items() if card is None])
-    found = {Path(stamp[0]): card or read[Path(stamp[0])] for stamp, card in known.items()}
-    kept |= {stamp: card for stamp in stamps if isinstance(card := found[Path(stamp[0])], RunCard)}
-    return arranged(open_store(), found)
-
-
-def _forget(kept: dict[tuple[str, int, int], Any], stamps: tuple[tuple[str, int, int], ...]) -> None:
-    """Keep no more of what is gone than of what is there: a deleted run may be restored."""
-    if len(kept) > 2 * len(stamps) + 100:
-        for stamp in set(kept) - set(stamps):
-            kept.pop(stamp, None)
-
-
-@st.cache_resource(max_entries=4, show_spinner=False)
-def _names(digest: str, _stamps: tuple[tuple[str, int, int], ...]) -> dict[Path, str]:
-    found = read_runs([Path(stamp[0]) for stamp in _stamps])
-    return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in found.items()}
+def _names(key: int, _stamps: tuple[Stamp, ...]) -> dict[Path, str]:
+    read = read_runs([Path(stamp[0]) for stamp in _stamps])
+    return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in read.items()}
 
 
 def cards(*, of_cells: bool = False, of_replaced: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
@@ -128,12 +101,9 @@ def cards(*, of_cells: bool = False, of_replaced: bool = False) -> tuple[list[Ru
     replaces.
     """
     where = store()
-    are_all = of_cells or len(where.cells()) <= MOST_CELLS
-    stamps = tuple(where.stamps(of_cells=are_all))
-    found = _cards(_digest(stamps), stamps)
-    if are_all:
-        _forget(_kept("card"), stamps)
-    return found if of_replaced else (without_replaced(found[0], all_labels()[0]), found[1])
+    stamps = tuple(where.stamps(of_cells=of_cells or len(where.cells()) <= MOST_CELLS))
+    runs, broken = _cards(hash(stamps), stamps)
+    return (runs if of_replaced else without_replaced(runs, all_labels()[0])), broken
 
 
 def unlisted_cells() -> int:
@@ -144,36 +114,25 @@ def unlisted_cells() -> int:
 
 def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
     """Cards of runs that are there, whether they are among `cards` or not."""
-    where, stamps = store(), []
+    where, paths = store(), []
     for run_id in run_ids:
         with suppress(StoreError):
             if where.has(run_id):  # by its whole id
-                stamps.append(_stamp(where.path_of(run_id)))
-    found, _ = _cards(_digest(tuple(stamps)), tuple(stamps))
-    return found
-
-
-def _stamps(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    stamps = []
-    for path in paths:
-        try:
-            stamps.append(_stamp(path))
-        except StoreError:
-            continue  # deleted between the listing and the look
-    return tuple(stamps)
+                paths.append(where.path_of(run_id))
+    stamps = _stamps(paths)
+    return _cards(hash(stamps), stamps)[0]
 
 
 def searchable(run_ids: Iterable[str]) -> dict[str, str]:
     """Map from run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a
     run).
     """
-    where, kept = store(), _kept("prompts")
-    wanted = set(run_ids)
-    stamps = [stamp for stamp in where.stamps() if Path(stamp[0]).stem in wanted]
-    missing = [stamp for stamp in stamps if stamp not in kept]
+    known, wanted = _by_file("prompts"), set(run_ids)
+    stamps = [stamp for stamp in store().stamps() if Path(stamp[0]).stem in wanted]
+    missing = [stamp for stamp in stamps if stamp not in known]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
-    kept |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
-    return {Path(stamp[0]).stem: kept[stamp] for stamp in stamps}
+    known |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
+    return {Path(stamp[0]).stem: known[stamp] for stamp in stamps}
 
 
 def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
@@ -195,90 +154,94 @@ def deleted_runs() -> list[DeletedRun]:
 def names_of(runs: list[DeletedRun]) -> dict[Path, str]:
     """Names of deleted runs; their ids where the files cannot be read."""
     stamps = _stamps(run.path for run in runs)
-    return _names(_digest(stamps), stamps)
+    return _names(hash(stamps), stamps)
 
 
 def open_run(run_id: str) -> RunReader:
     return _reader(*_stamp(store().path_of(run_id)))
 
 
+def close(path: Path) -> None:
+    """Let go of a run's file that is about to be removed, or the disk would not get its space back."""
+    for stamp in _stamps([path]):
+        _reader.clear(*stamp)
+
+
 def ops_run(run_id: str) -> OpsRun:
     """A run of probes of operations, which has no sides."""
-    stamp = _stamp(store().path_of(run_id))
-    return kept("probes", stamp, (), lambda: ops_of(Path(stamp[0])))
+    path = store().path_of(run_id)
+    return cached("probes", _stamp(path), (), lambda: ops_of(path))
 
 
 def sparse_run(run_id: str) -> SparseRun:
     """A run of sparse sides, with its pairs compared."""
-    stamp = _stamp(store().path_of(run_id))
+    path = store().path_of(run_id)
 
     def read() -> SparseRun:
-        run = sparse_of(Path(stamp[0]))
+        run = sparse_of(path)
         _ = run.pairs  # compared once, for all viewers
         return run
 
-    return kept("sparse sides", stamp, (), read)
+    return cached("sparse sides", _stamp(path), (), read)
 
 
 def sparse_positions(run_id: str, pair: int) -> pd.DataFrame:
     """Figures by position; see core.runs.views.sparse.figures_by_position."""
-    stamp = _stamp(store().path_of(run_id))
-    return kept("sparse positions", stamp, (pair,), lambda: figures_by_position(sparse_run(run_id).pairs[pair]))
+    run = sparse_run(run_id)
+    return cached("sparse positions", stamp_of(run), (pair,), lambda: figures_by_position(run.pairs[pair]))
 
 
 def causes(view: View | SparseView) -> Explanation:
     """Simple causes of the pair's difference, and what was looked at. See core.judging.explain."""
-    if isinstance(view, SparseView):
-        run, number = view.run, view.run.pairs.index(view.pair)
-        stamp = _stamp(store().path_of(run.run_id))
-        sides = run.sides[0], run.sides[number + 1]
-        return kept("causes", stamp, (number,), lambda: explain_lists(view.pair, *sides))
-    number = view.pair.index
-    return kept("causes", _stamp(view.run.path), (number,), lambda: explain_pair(view.run, number))
 
+    def explain() -> Explanation:
+        if isinstance(view, SparseView):
+            return explain_lists(view.pair, view.run.sides[0], view.run.sides[number + 1])
+        return explain_pair(view.run, number)
 
-@contextmanager
-def leaving(path: Path) -> Iterator[None]:
-    """Let go of a run's file, if it is here, once the block has removed it."""
-    stamp = _stamp(path) if path.exists() else None
-    yield
-    if stamp is not None and (reader := memory().take(("reader", *stamp))) is not None:
-        reader.close()
+    number = view.run.pairs.index(view.pair) if isinstance(view, SparseView) else view.pair.index
+    return cached("causes", stamp_of(view.run), (number,), explain)
 
 
 def positions(run: RunReader, pair: int) -> pd.DataFrame:
-    return kept("positions", stamp := _stamp(run.path), (pair,), lambda: _reader(*stamp).positions(pair))
+    return cached("positions", stamp_of(run), (pair,), lambda: run.positions(pair))
 
 
 def histogram(view: View) -> dict[int, int]:
     """Map from ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take
     0.15 s to read.
     """
-    stamp, pair = _stamp(view.run.path), view.pair.index
-    return kept("histogram", stamp, (pair,), lambda: _reader(*stamp).histogram(pair))
+    pair = view.pair.index
+    return cached("histogram", stamp_of(view.run), (pair,), lambda: view.run.histogram(pair))
 
 
 def absent(view: View | SparseView) -> dict[str, str]:
     """Pages of which the pair has nothing, with a word for each; see app.navigation.absent."""
     if isinstance(view, SparseView):
         return {page.name: "not sent" for page in navigation.PAGES if page.shows == "capture"}
-    stamp, pair = _stamp(view.run.path), view.pair
-    return kept("absent", stamp, (pair.index,), lambda: navigation.absent(_reader(*stamp), pair))
+    return cached("absent", stamp_of(view.run), (view.pair.index,), lambda: navigation.absent(view.run, view.pair))
 
 
 def kv_positions(view: View) -> dict[str, PositionGrid]:
     """Layers x positions of the caches of the selected prompt; see core.runs.views.kv_cache.by_position."""
-    stamp, of = _stamp(view.run.path), (view.pair.index, view.prompt)
-    return kept("kv by position", stamp, of, lambda: by_position(_reader(*stamp), *of))
+    of = (view.pair.index, view.prompt)
+    return cached("kv by position", stamp_of(view.run), of, lambda: by_position(view.run, *of))
 
 
 def layer_grid(view: View, measure: str) -> LayerGrid:
     """Modules x positions of the selected prompt, at most 12,000 cells or 40 a module: each has its name, for the
     hover.
     """
-    return _layer_grid(*_stamp(view.run.path), view.pair.index, view.prompt, measure)
+    run, pair, prompt = view.run, view.pair.index, view.prompt
+
+    def read() -> LayerGrid:
+        modules = max(1, len(run.layers(pair).query("prompt == @prompt")))
+        return layer_grid_of(run, pair, prompt, measure, max_columns=min(400, max(40, 12_000 // modules)))
+
+    return cached("layers", stamp_of(run), (pair, prompt, measure), read)
 
 
 def top(view: View) -> pd.DataFrame:
-    """The best tokens of both sides at the selected position; see core.runs.views.elements.top_of_both."""
-    return _top(*_stamp(view.run.path), view.pair.index, view.prompt, view.position)
+    """The top tokens of both sides at the selected position; see core.runs.views.elements.top_of_both."""
+    of = (view.pair.index, view.prompt, view.position)
+    return cached("top tokens", stamp_of(view.run), of, lambda: top_of_both(view.run, *of))

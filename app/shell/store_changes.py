@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from app.hosting import members
 from app.shell import link
 from app.shell.jobs import Job, Jobs, PromptFile
-from app.shell.once import Once
-from app.shell.store_cache import leaving, store
+from app.shell.store_cache import close, store
 from core.runs.store import labels
 from core.runs.store.store import SUFFIX
 
 _audit = logging.getLogger("ulpscope.audit")
 
 
-@Once
+@cache
 def jobs() -> Jobs:
     """The captures of this server, one list for all viewers."""
     return Jobs(store().directory)
@@ -46,10 +46,10 @@ def restore(run_id: str) -> None:
 
 
 def purge(run_id: str) -> None:
-    """Remove a deleted run for good, and let go of its file, or the disk would not get its space back."""
+    """Remove a deleted run for good."""
     who = members.changing_member()
-    with leaving(store().directory / f"{run_id}{SUFFIX}"):
-        store().purge(run_id)
+    close(store().directory / f"{run_id}{SUFFIX}")
+    store().purge(run_id)
     _audit.info("%a deleted run %a for good", who, run_id)
 
 

@@ -23,7 +23,6 @@ from ..text import shown
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
-from .file.held_bytes import size_of
 from .file.kept import KEEPS
 from .file.records import Generation, Provenance, RunHeader, SideHeader
 from .tables import (
@@ -49,9 +48,6 @@ from .tables.sides import StoredSide
 if TYPE_CHECKING:
     import pandas as pd
 
-_OPEN_BYTES = 7 << 20  # of DuckDB's instance, measured
-_KEPT = ("header", "sides", "pairs", "vocabulary", "kernels", "remedies", "generations")
-
 
 @dataclass(frozen=True)
 class StoredPair:
@@ -74,7 +70,6 @@ class RunReader(Figures):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.stem
-        self._measured: dict[str, int] = {}
         if not path.exists():
             raise StoreError(f"run '{self.run_id}' is not there any more.")
         database = self._database = Database.to_read(path)
@@ -98,14 +93,6 @@ class RunReader(Figures):
 
     def close(self) -> None:
         self._database.abandon()
-
-    def held_bytes(self) -> int:
-        """Bytes of memory that the reader holds: what was read and is kept, and DuckDB's buffers."""
-        for name in _KEPT:
-            if name in self.__dict__ and name not in self._measured:
-                self._measured[name] = size_of(self.__dict__[name])
-        latest = 0 if self._latest is None else size_of(self._latest[1])
-        return _OPEN_BYTES + self._database.buffered_bytes() + sum(self._measured.values()) + latest
 
     def _read_header(self, counts: Mapping[str, int]) -> tuple[datetime, RunHeader]:
         names = [field.name for field in fields(Provenance)]

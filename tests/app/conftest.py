@@ -11,7 +11,6 @@ import pytest
 import streamlit as st
 
 from app.capture.preview import Previews
-from app.shell import store_cache
 from core.runs.store.store import Store
 
 
@@ -40,17 +39,6 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, which the pages of this test show beside the samples."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
-
-
-@pytest.fixture(autouse=True)
-def own_runs_are_let_go(tmp_path: Path) -> Iterator[None]:
-    """A server keeps the runs that it read open, until they take half its budget: then each one is measured whenever
-    another is opened. A store that goes with its test needs none of it.
-    """
-    yield
-    memory = store_cache.memory()
-    for key in [key for key in memory._kept if Path(key[1]).is_relative_to(tmp_path)]:
-        memory.take(key)
 
 
 @pytest.fixture(autouse=True)

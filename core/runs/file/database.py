@@ -155,13 +155,6 @@ class Database:
         except DECODING as error:
             raise StoreError(f"{self.file}: its {what} makes no sense ({error}); the file is damaged.") from error
 
-    def buffered_bytes(self) -> int:
-        """Bytes of memory that DuckDB keeps of the file; 0 once it was let go of."""
-        try:
-            return int(self.rows("SELECT coalesce(sum(memory_usage_bytes), 0) FROM duckdb_memory()")[0][0])
-        except StoreError:
-            return 0
-
     def close(self) -> None:
         """Write everything out and let go of the file."""
         with _edge(self.path):

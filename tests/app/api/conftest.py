@@ -58,8 +58,8 @@ def client(real_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClie
 
 @pytest.fixture
 def real_client(store: Path) -> Iterator[TestClient]:
-    store_changes.jobs.clear()
+    store_changes.jobs.cache_clear()
     with TestClient(Starlette(routes=ROUTES)) as made:
         yield made
     store_changes.jobs().stop()
-    store_changes.jobs.clear()
+    store_changes.jobs.cache_clear()

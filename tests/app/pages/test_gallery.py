@@ -223,7 +223,7 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
         return original(paths)
 
     monkeypatch.setattr(store_cache, "prompt_texts", counted)
-    store_cache._kept.clear()
+    store_cache._by_file.clear()
     app = opened()
     assert read == []
     app.text_input(key="gallery_search").set_value("import parser").run()

@@ -18,10 +18,10 @@ from tests.waiting import until
 @pytest.fixture
 def store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    store_changes.jobs.clear()
+    store_changes.jobs.cache_clear()
     yield Store(tmp_path / "runs")
     store_changes.jobs().stop()
-    store_changes.jobs.clear()
+    store_changes.jobs.cache_clear()
 
 
 @pytest.fixture

@@ -29,12 +29,11 @@ PAYLOADS = ROOT / "tests" / "core" / "runs" / "sparse" / "payloads"
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    monkeypatch.setattr(Jobs, "warm", lambda self: None)  # a process for each test that nobody would use
     monkeypatch.setattr(Jobs, "_run", run_here)
-    store_changes.jobs.clear()
+    store_changes.jobs.cache_clear()
     yield Store(tmp_path / "runs")
     store_changes.jobs().stop()
-    store_changes.jobs.clear()
+    store_changes.jobs.cache_clear()
 
 
 def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
