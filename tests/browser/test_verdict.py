@@ -77,7 +77,7 @@ def test_the_report_unfolds_with_a_button_that_copies_it(page: Page, dashboard: 
     settle(page)
     page.locator(".st-key-copy_report summary").click()
     settle(page)
-    block = page.locator(".st-key-copy_report div:has(> pre)")
+    block = page.locator(".st-key-copy_report [data-testid=stCode]")
     block.hover()
     block.get_by_role("button", name="Copy to clipboard").click()
     copied = page.evaluate("navigator.clipboard.readText()")
