@@ -36,9 +36,9 @@ from .commands import (
     serve,
     showing,
     stored,
+    sweeping,
     verdicts,
 )
-from .commands.sweeps import sweeping
 from .commands.terminal.console import err
 from .errors import UlpscopeError
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ..errors import UsageError
 from ..numerics.formats import format_named
@@ -25,6 +23,7 @@ from .terminal.console import (
     print_line,
     steps,
     stoppable,
+    table_of,
     typed_command,
 )
 
@@ -119,12 +118,14 @@ def _print(run: OpsRun, as_json: bool) -> None:
     versions = run.header.versions
     about = [run.header.device, run.header.device_name, f"torch {versions.get('torch', '')}"]
     out.print(", ".join([*about, f"{versions.get('threads', '?')} threads"]), markup=False)
-    table = Table()
-    for column in ("operation", "dtype", "size", "run to run", "batch size, row 0", "row position"):
-        table.add_column(column, overflow="fold")
-    for row in run.rows:
-        name = f"{row['op']} ({row['backend']})" if row["backend"] else row["op"]
-        cells = [name, row["dtype"], row["size"], *answers(row).values()]
-        is_same = row["is_repeatable"] and row["is_batch_invariant"] and row["is_position_invariant"]
-        table.add_row(*map(escape, cells), style="dim" if row["refusal"] else "" if is_same else "bold")
-    out.print(table)
+    rows = (
+        (
+            f"{row['op']} ({row['backend']})" if row["backend"] else row["op"],
+            row["dtype"],
+            row["size"],
+            *answers(row).values(),
+        )
+        for row in run.rows
+    )
+    columns = ("operation", "dtype", "size", "run to run", "batch size, row 0", "row position")
+    out.print(table_of(columns, rows))

@@ -12,25 +12,36 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from ...command_name import COMMAND, shell_command
-from ...engines.registry import use_all as use_engines
-from ...errors import UlpscopeError, UsageError
-from ...runs.reports.gate_files import append, junit_text, markdown_text, write_whole
-from ...runs.store import labels
-from ...runs.store.store import open_store
-from ...sweeps.history import CellChange, change_of, conditions_of, gate_of
-from ...sweeps.ledger import DONE, FAILED, CellOutcome, Ledger, in_ledger
-from ...sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
-from ...sweeps.ray_executor import compute_on_ray
-from ...sweeps.workers import compute_here
-from ...text import plural, shown, size, three_digits
-from ..capturing import plan_of
-from ..request_options import EngineOption
-from ..terminal.console import JsonOption, StoreOption, Tell, err, out, print_json, steps, stoppable
+from ..command_name import COMMAND, shell_command
+from ..engines.registry import use_all as use_engines
+from ..errors import UlpscopeError, UsageError
+from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+from ..runs.store import labels
+from ..runs.store.store import open_store
+from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
+from ..sweeps.ledger import DONE, FAILED, CellOutcome, Ledger, in_ledger
+from ..sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
+from ..sweeps.ray_executor import compute_on_ray
+from ..sweeps.workers import compute_here
+from ..text import plural, shown, size, three_digits
+from .capturing import plan_of
 from .computing import compute_cell, outcome_of
+from .request_options import EngineOption
+from .terminal.console import (
+    JsonOption,
+    JunitOption,
+    MarkdownOption,
+    StoreOption,
+    Tell,
+    err,
+    out,
+    print_json,
+    print_text,
+    steps,
+    stoppable,
+    table_of,
+)
 
 _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
@@ -62,8 +73,8 @@ def sweep(
         list[str] | None,
         typer.Option(help="changed, bug, flips; separate several with commas. Exit code 1 if a cell has one."),
     ] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Write the gate as JUnit XML.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="Add the gate as Markdown to a file.")] = None,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
     engine: EngineOption = None,
     store: StoreOption = None,
     as_json_: JsonOption = False,
@@ -122,7 +133,7 @@ class _Progress:
         self.outcomes.append(outcome)
         self.ledger.record(outcome)
         if outcome.state == FAILED:
-            err.print(f"failed: {outcome.cell.title}: {outcome.says}", markup=False, soft_wrap=True)
+            print_text(f"failed: {outcome.cell.title}: {outcome.says}", err)
 
     def tell(self, say: Tell, what: str) -> None:
         failed = f" ({self.failed} failed)" if self.failed else ""
@@ -148,7 +159,7 @@ def _print_commands(
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
     """Print every cell with its state, and its costs or why it cannot be computed."""
-    from ...inference.capture.costs import costs_of
+    from ..inference.capture.costs import costs_of
 
     states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
     rows: list[dict[str, Any]] = []
@@ -168,19 +179,15 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
     if as_json_:
         print_json({"name": plan.name, "cells": rows, "missing": total})
         return
-    table = Table(title=f"{escape(plan.name)}: {escape(counted(cells))}")
-    for column in ("cell", "what", "state", "forwards", "tokens", "weights and cache", "run file"):
-        table.add_column(column, overflow="fold", no_wrap=column == "cell")
-    for row, cell in list(zip(rows, cells, strict=True))[:_MOST_SHOWN]:
-        told = (
-            ["", "", "", escape(shown(row["refused"], 200))]
-            if "refused" in row
-            else [f"{row['forwards']:,}", f"{row['tokens']:,}", size(row["memory"]), size(row["bytes"])]
-        )
-        table.add_row(cell.asked, escape(cell.title), "refused" if "refused" in row else row["state"], *told)
-    out.print(table)
-    if len(cells) > _MOST_SHOWN:
-        out.print(f"and {len(cells) - _MOST_SHOWN:,} cells more; --json has them all.")
+    lines = []
+    for row, cell in zip(rows, cells, strict=True):
+        if "refused" in row:
+            lines.append((cell.asked, cell.title, "refused", "", "", "", shown(row["refused"], 200)))
+        else:
+            sizes = size(row["memory"]), size(row["bytes"])
+            lines.append((cell.asked, cell.title, row["state"], f"{row['forwards']:,}", f"{row['tokens']:,}", *sizes))
+    columns = ("cell", "what", "state", "forwards", "tokens", "weights and cache", "run file")
+    _print_cells(columns, lines, f"{plan.name}: {counted(cells)}")
     refused = sum("refused" in row for row in rows)
     out.print(
         f"{plural(len(open_rows), 'cell')} to compute: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
@@ -222,7 +229,7 @@ def _report(
     else:
         _print_changes(plan, changes)
         if gate is not None:
-            out.print(gate.table(), markup=False, soft_wrap=True)
+            print_text(gate.table())
     if gate is not None and gate.failed:
         raise typer.Exit(1)
     if progress.failed:
@@ -239,26 +246,23 @@ def _tagged(ledger: Ledger, tag: str | None) -> set[str]:
 
 
 def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
-    table = Table(title=f"{escape(plan.name)}: {', '.join(_counts(changes))}")
-    for column in ("model", "engine", "path", "dtype", "prompts", "verdict", "floors", "flips", "differ", "since"):
-        table.add_column(column, overflow="fold")
-    for change in changes[:_MOST_SHOWN]:
+    lines = []
+    for change in changes:
         axes, now = change.state.axes, change.now
-        figures = (
-            [
-                now.verdict,
-                "" if now.noise_ratio is None else three_digits(now.noise_ratio),
-                f"{now.flips:,}",
-                f"{now.neq_share:.1%}",
-            ]
-            if now is not None
-            else [change.state.state, "", "", ""]
-        )
         place = [in_short(axis, axes[axis]) for axis in ("model", "engine", "path", "dtype", "prompts")]
-        table.add_row(*(escape(shown(text)) for text in (*place, *figures)), escape(change.in_words))
-    out.print(table)
-    if len(changes) > _MOST_SHOWN:
-        out.print(f"and {len(changes) - _MOST_SHOWN:,} cells more; --json has them all.")
+        figures = [change.state.state, "", "", ""]
+        if now is not None:
+            ratio = "" if now.noise_ratio is None else three_digits(now.noise_ratio)
+            figures = [now.verdict, ratio, f"{now.flips:,}", f"{now.neq_share:.1%}"]
+        lines.append((*map(shown, (*place, *figures)), change.in_words))
+    columns = ("model", "engine", "path", "dtype", "prompts", "verdict", "floors", "flips", "differ", "since")
+    _print_cells(columns, lines, f"{plan.name}: {', '.join(_counts(changes))}")
+
+
+def _print_cells(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str) -> None:
+    out.print(table_of(columns, lines[:_MOST_SHOWN], title=title))
+    if len(lines) > _MOST_SHOWN:
+        out.print(f"and {len(lines) - _MOST_SHOWN:,} cells more; --json has them all.")
 
 
 def _counts(changes: Sequence[CellChange]) -> list[str]:

@@ -6,21 +6,21 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...engines.registry import use_all as use_engines
-from ...errors import UlpscopeError
-from ...runs.file.database import each_database
-from ...runs.store.partial import remove_living
-from ...runs.store.store import Store, open_store
-from ...sweeps.cards import CellCard, read_card
-from ...sweeps.ledger import DONE, FAILED, RUNNING, CellOutcome, Ledger, run_id_of
-from ...sweeps.plan import Cell
-from ...text import shown
-from ..capturing import load, plan_of, run_plan
-from ..terminal.console import Tell
-from ..terminal.stopping import EXIT_CODE, stopping
+from ..engines.registry import use_all as use_engines
+from ..errors import UlpscopeError
+from ..runs.file.database import each_database
+from ..runs.store.partial import remove_living
+from ..runs.store.store import Store, open_store
+from ..sweeps.cards import CellCard, read_card
+from ..sweeps.ledger import DONE, FAILED, RUNNING, CellOutcome, Ledger, run_id_of
+from ..sweeps.plan import Cell
+from ..text import shown
+from .capturing import load, plan_of, run_plan
+from .terminal.console import Tell
+from .terminal.stopping import EXIT_CODE, stopping
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from ...inference.models.model import LoadedModel
+    from ..inference.models.model import LoadedModel
 
 _loaded: dict[tuple[object, ...], LoadedModel] = {}  # the model of the last cell, for the next one
 
@@ -62,7 +62,7 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
 
 def _run_id_of(cell: Cell) -> str:
     """Id of a cell's run here; the model's weights are not loaded."""
-    from ...inference.capture.environment import environment_of
+    from ..inference.capture.environment import environment_of
 
     return run_id_of(cell.asked, environment_of(cell.request, plan_of(cell.request, weights=False)))
 
