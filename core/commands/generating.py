@@ -12,12 +12,10 @@ from ..errors import UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
-from ..runs.store.store import Store, open_store
-from ..runs.writer import RunWriter
+from ..runs.store.store import open_store
 from ..text import number
 from .capture_costs import print_costs
-from .capture_extras import judge_pairs, keeping, session_of
-from .capturing import load, to_store
+from .capturing import load, run_plan, to_store
 from .ending import tell_end
 from .request_options import DryRunOption, takes_request
 from .showing import print_continuations
@@ -25,7 +23,6 @@ from .terminal.console import (
     JsonOption,
     ProgressOption,
     StoreOption,
-    Tell,
     announce,
     check_progress,
     err,
@@ -40,7 +37,6 @@ from .terminal.console import (
 )
 
 if TYPE_CHECKING:  # torch is for those who run a model
-    from ..inference.capture.capture import CapturePlan
     from ..inference.generating.search import SearchResult
 
 
@@ -69,47 +65,24 @@ def generate(
     with stoppable(), steps(progress) as say:
         if not dry_run:
             say("loading the model")
-        from ..inference.capture.capture import run_capture
         from ..inference.generating.generation import plan_generation, plan_longest
         from ..inference.models.chat import plan_inputs
         from ..inference.paths.sides import variants_of
 
-        variants = variants_of(request)
         loaded = load(request, weights=not dry_run)
-        inputs = plan_inputs(loaded, request)
+        paths = (loaded, plan_inputs(loaded, request), request.reference, variants_of(request))
+        options: dict[str, Any] = {key: getattr(request, key) for key in ("tokens", "kv", "name", "keep")}
         if dry_run:
-            longest = plan_longest(
-                loaded,
-                inputs,
-                request.reference,
-                variants,
-                tokens=request.tokens,
-                kv=request.kv,
-                name=request.name,
-                keep=request.keep,
-            )
-            print_costs(longest, as_json_)
+            print_costs(plan_longest(*paths, **options), as_json_)
             return
         plan = plan_generation(
-            loaded,
-            inputs,
-            request.reference,
-            variants,
-            tokens=request.tokens,
-            name=request.name,
+            *paths,
+            **options,
             request=to_store(request),
             seed=request.seed,
-            kv=request.kv,
-            keep=request.keep,
             on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total, "prompts"),
         )
-        with RunWriter(target, plan.header) as writer:
-            with keeping(writer, request.keeps_finished) as failure:
-                run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
-            if request.judge:
-                failure += judge_pairs(plan, writer, say, session_of(plan))
-            say("writing the run file", 0, 0)
-            run_id = writer.finish(only_finished=request.keeps_finished, note=" ".join(failure))
+        run_id, failure = run_plan(request, plan, target, say)
     if progress == "bar" and not as_json_:
         with RunReader(target.path_of(run_id)) as run:
             print_continuations(run)
@@ -185,7 +158,7 @@ def search(
                 if tokens
                 else plan_capture(loaded, chosen, request.reference, [variant], **about)
             )
-            run_id = _keep(plan, target, say)
+            run_id, _ = run_plan(request, plan, target, say)
     if as_json_ or progress == "json":
         record = _as_json(found, texts, run_id)
         if progress == "json":
@@ -198,16 +171,6 @@ def search(
             announce(run_id, store)
     if len(found.flipped_prompts) < flips:
         raise typer.Exit(1)
-
-
-def _keep(plan: CapturePlan, target: Store, say: Tell) -> str:
-    """Capture the prompts that were found."""
-    from ..inference.capture.capture import run_capture
-
-    with RunWriter(target, plan.header) as writer:
-        run_capture(plan, writer, lambda step: say(step.side_name, step.rows_done, step.rows_total))
-        say("writing the run file", 0, 0)
-        return writer.finish()
 
 
 def _as_json(found: SearchResult, texts: dict[int, str], run_id: str | None) -> dict[str, Any]:
