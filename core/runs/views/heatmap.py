@@ -149,8 +149,8 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
         return _kept_cells(run, pair, tile, rows, columns, measure)
     if tile.column_level < GROUP_LEVEL:
         if order == "id":
-            return _pooled_window(run, pair, rows, columns, measure, tall, wide)
-        parts = [part[:, columns[0] : columns[1]] for part in _blocks(run, pair, rows, measure, keep)]
+            return _pooled(run, pair, rows, columns, order, measure, tall, wide)
+        parts = [part[:, columns[0] : columns[1]] for part in _blocks(run, pair, rows, order, measure, 1, keep)]
         return pyramid.maxima(np.concatenate(parts), tall, wide)
     if _is_stored(order, measure):
         level = _stored_level(run, tile.row_level, tile.column_level)
@@ -160,7 +160,7 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
         )  # whole rows: tiles beside each other share
         return pyramid.maxima(stored[:, columns[0] // width : -(-columns[1] // width)], tall // height, wide // width)
     first, last = (edge >> GROUP_LEVEL for edge in (columns[0], columns[1] + (1 << GROUP_LEVEL) - 1))
-    groups = [part[:, first:last] for part in _grouped_blocks(run, pair, rows, order, measure, keep)]
+    groups = [part[:, first:last] for part in _blocks(run, pair, rows, order, measure, 1 << GROUP_LEVEL, keep)]
     return pyramid.maxima(np.concatenate(groups), tall, wide >> GROUP_LEVEL)
 
 
@@ -221,57 +221,41 @@ def _values(
     return elements(reference, variant, run.header.format)
 
 
-def _pooled_window(
-    run: RunReader, pair: int, rows: tuple[int, int], columns: tuple[int, int], measure: Measure, tall: int, wide: int
+def _pooled(
+    run: RunReader,
+    pair: int,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    order: Order,
+    measure: Measure,
+    tall: int,
+    wide: int,
 ) -> Cells:
-    """A rectangle by token id. [rows / tall, columns / wide]"""
+    """A rectangle by token id, or whole rows by rank; some rows at a time, whole cells of them, so that memory stays
+    bounded. [rows / tall, columns / wide]
+    """
+    at_once = max(1, READ_ELEMENTS // (columns[1] - columns[0]) // tall) * tall
     parts = []
-    for some in _pieces(rows, columns[1] - columns[0], tall):
+    for start in range(rows[0], rows[1], at_once):
+        some = start, min(start + at_once, rows[1])
         sides = [run.read_window(side, some, columns) for side in (0, pair + 1)]
+        if order == "rank":
+            ids = pyramid.descending(sides[0], run.header.format)
+            sides = [pyramid.taken(side, ids) for side in sides]
         parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run, pair, some), tall, wide))
     return np.concatenate(parts)
 
 
-def _pooled_ranks(run: RunReader, pair: int, rows: tuple[int, int], measure: Measure, wide: int) -> Cells:
-    """Whole rows by rank. [rows, vocab / wide]"""
-    parts = []
-    for some in _pieces(rows, run.header.vocab, 1):
-        reference, variant = (run.read_rows(side, *some) for side in (0, pair + 1))
-        order = pyramid.descending(reference, run.header.format)
-        sides = [pyramid.taken(side, order) for side in (reference, variant)]
-        parts.append(pyramid.maxima(_values(measure, sides[0], sides[1], run, pair, some), 1, wide))
-    return np.concatenate(parts)
-
-
-def _pieces(rows: tuple[int, int], width: int, tall: int) -> list[tuple[int, int]]:
-    """Some rows at a time, whole cells of them, so that memory stays bounded."""
-    at_once = max(1, READ_ELEMENTS // width // tall) * tall
-    return [(start, min(start + at_once, rows[1])) for start in range(rows[0], rows[1], at_once)]
-
-
-def _spans(rows: tuple[int, int]) -> list[tuple[int, int]]:
-    """The blocks of rows; a tile begins with one."""
-    return [(start, min(start + TILE_ROWS, rows[1])) for start in range(rows[0], rows[1], TILE_ROWS)]
-
-
-def _blocks(run: RunReader, pair: int, rows: tuple[int, int], measure: Measure, keep: Keep) -> list[Cells]:
-    """Single elements of whole rows by rank, a block of rows each. [block][rows, vocab]"""
-    return [
-        keep(("ranked", measure, span), partial(_pooled_ranks, run, pair, span, measure, 1)) for span in _spans(rows)
-    ]
-
-
-def _grouped_blocks(
-    run: RunReader, pair: int, rows: tuple[int, int], order: Order, measure: Measure, keep: Keep
+def _blocks(
+    run: RunReader, pair: int, rows: tuple[int, int], order: Order, measure: Measure, wide: int, keep: Keep
 ) -> list[Cells]:
-    """Maxima of 32 columns of whole rows, by rank or by token id, a block of rows each. [block][rows, groups]"""
-
-    def made(span: tuple[int, int]) -> Cells:
-        if order == "id":
-            return _pooled_window(run, pair, span, (0, run.header.vocab), measure, 1, 1 << GROUP_LEVEL)
-        return _pooled_ranks(run, pair, span, measure, 1 << GROUP_LEVEL)
-
-    return [keep(("grouped", order, measure, span), partial(made, span)) for span in _spans(rows)]
+    """Maxima of `wide` columns of whole rows, a block of rows each; a tile begins with one. [block][rows, columns]"""
+    spans = [(start, min(start + TILE_ROWS, rows[1])) for start in range(rows[0], rows[1], TILE_ROWS)]
+    whole = (0, run.header.vocab)
+    return [
+        keep(("block", wide, order, measure, span), partial(_pooled, run, pair, span, whole, order, measure, 1, wide))
+        for span in spans
+    ]
 
 
 def largest_in(
@@ -295,16 +279,16 @@ def largest_in(
         raise UsageError(
             f"{rows[1] - rows[0]} rows x {width} logits are too many to look for one; expected at most {WORK}."
         )
-    if order == "id":
-        sides = [run.read_window(side, rows, columns) for side in (0, pair + 1)]
-        values = _values(measure, sides[0], sides[1], run, pair, rows)
-        row, column = np.unravel_index(int(values.argmax()), values.shape)
-        return element(run, pair, rows[0] + int(row), columns[0] + int(column))
-    reference, variant = (run.read_rows(side, *rows) for side in (0, pair + 1))
-    ids = pyramid.descending(reference, header.format)[:, columns[0] : columns[1]]
-    values = _values(measure, pyramid.taken(reference, ids), pyramid.taken(variant, ids), run, pair, rows)
+    whole = (0, header.vocab) if order == "rank" else columns
+    sides = [run.read_window(side, rows, whole) for side in (0, pair + 1)]
+    ids = None
+    if order == "rank":
+        ids = pyramid.descending(sides[0], header.format)[:, columns[0] : columns[1]]
+        sides = [pyramid.taken(side, ids) for side in sides]
+    values = _values(measure, sides[0], sides[1], run, pair, rows)
     row, column = np.unravel_index(int(values.argmax()), values.shape)
-    return element(run, pair, rows[0] + int(row), int(ids[row, column]))
+    token = columns[0] + int(column) if ids is None else int(ids[row, column])
+    return element(run, pair, rows[0] + int(row), token)
 
 
 def element(run: RunReader, pair: int, row: int, token: int) -> Element:
