@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
 from app.api import downloads, runs
 from app.api.responses import routes_of
 from app.components import vendored
 from app.heatmap import routes as heatmap
+from app.navigation import FIRST
 from app.uploads import routes as uploads
 
-ROUTES = [*routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *uploads.OPERATIONS)), *vendored.ROUTES, *heatmap.ROUTES]
+
+async def _to_root(request: Request) -> Response:
+    """Lead the first page's own address to the root, where Streamlit has it."""
+    return RedirectResponse(f"./?{request.url.query}" if request.url.query else "./")
+
+
+ROUTES = [
+    Route(f"/{FIRST}", _to_root),
+    *routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *uploads.OPERATIONS)),
+    *vendored.ROUTES,
+    *heatmap.ROUTES,
+]
