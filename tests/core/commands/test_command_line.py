@@ -57,7 +57,7 @@ def test_warnings_of_libraries_reach_no_user(tmp_path):
     stored = in_a_process(tmp_path, "ingest", str(tmp_path / "large.npz"))
     done = in_a_process(tmp_path, "explain", stored.stdout.strip())
     assert done.returncode == 0
-    assert (stored.stderr, done.stderr) == (f"stored in {tmp_path / 'runs'}\n", "")
+    assert "Warning" not in stored.stderr + done.stderr
 
 
 def test_compare_prints_the_contract_and_needs_no_store(cli, tmp_path):
