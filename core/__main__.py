@@ -35,6 +35,7 @@ from .commands import (
     pushing,
     serve,
     showing,
+    spare,
     stored,
     sweeping,
     verdicts,
@@ -64,6 +65,7 @@ app.command()(generating.generate)
 app.command()(generating.search)
 app.command()(ops.ops)
 app.command()(sweeping.sweep)
+app.command(hidden=True)(spare.spare)
 app.command("list")(stored.list_)
 app.command()(showing.show)
 app.command()(stored.export)

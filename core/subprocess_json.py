@@ -1,4 +1,6 @@
-"""A process of this Python that says JSON and takes nothing in: followed line by line, bounded, ended."""
+"""A process of this Python that says JSON, and is asked in it or takes nothing in: followed line by line, bounded,
+ended.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ class Child:
     seconds: after so many it is killed, `is_late`; counted anew at every word where `is_patient`. may_ask: it may get a
     model from the hub, and has the environment of this process for that, less the server's secrets; else no more of it
     than a process needs that reads files of others. more: variables beside these, such as a key that is in no argument.
+    is_asked: it reads a JSON object a line on stdin, for as long as it lives.
     """
 
     def __init__(
@@ -43,13 +46,14 @@ class Child:
         niceness: int = 0,
         may_ask: bool = False,
         more: Mapping[str, str] | None = None,
+        is_asked: bool = False,
     ) -> None:
         environment = environment_of_child(may_ask)
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
             env={**environment, **more} if more else environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if is_asked else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -76,6 +80,16 @@ class Child:
         self._process.kill()  # does nothing to one that has ended
         self._ended()
         self._out.close()
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def ask(self, value: Mapping[str, Any]) -> None:
+        """Send it an object; one that has ended says so by what it says next."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.flush()
 
     def said(self) -> Iterator[dict[str, Any]]:
         """Every line that is a JSON object, until the process has ended."""
@@ -93,6 +107,10 @@ class Child:
             self._process.kill()
         self._ended()
         return object_of(text)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     @property
     def code(self) -> int:

@@ -60,6 +60,8 @@ files, listed = arrived(), jobs.ingests()
 # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is
 # not heard.
 forms, heading, below = st.container(), st.container(), st.container()
+if files:
+    jobs.warm()
 with forms:
     if not files and not listed:
         explained()

@@ -123,6 +123,7 @@ class Jobs:
         self._places: dict[int, Partial] = {}
         self._callers: dict[int, Callable[[Job], None]] = {}
         self._secrets: dict[int, dict[str, str]] = {}
+        self._spare: Child | None = None
         self._is_stopped = False
         with suppress(UlpscopeError, OSError):
             Store(store).sweep()  # a server that is ended by a signal tidies nothing up
@@ -205,6 +206,31 @@ class Jobs:
             threading.Thread(target=process.end, args=(patience,), daemon=True).start()
         return True
 
+    def warm(self) -> None:
+        """Load in a process what an import needs while a file is looked at: loading takes longer than the import."""
+        with self._lock:
+            if not self._is_stopped and (self._spare is None or not self._spare.is_alive):
+                self._drop_spare()
+                self._spare = Child(["-m", "core", "spare"], niceness=NICENESS, is_asked=True)
+
+    def _drop_spare(self) -> None:
+        """End the spare process, if there is one. With the lock held."""
+        if self._spare is not None:
+            with self._spare:
+                self._spare.end()
+        self._spare = None
+
+    def _child(self, job: Job, arguments: list[str], secrets: Mapping[str, str] | None) -> Child:
+        """The process of a job, told what to run: the spare one if it is there and the job takes in a file. With the
+        lock held.
+        """
+        spare = self._spare
+        if job.device != TAKING_IN or spare is None or not spare.is_alive:
+            return Child(["-m", "core", *arguments], niceness=NICENESS, may_ask=job.device != TAKING_IN, more=secrets)
+        self._spare = None
+        spare.ask({"arguments": arguments})
+        return spare
+
     def forget(self, number: int) -> None:
         """Take a finished job off the list; its run stays."""
         with self._lock:
@@ -215,6 +241,7 @@ class Jobs:
         """End what runs and start nothing more: the server is going away, and nobody would see the rest."""
         with self._lock:
             self._is_stopped = True
+            self._drop_spare()
             processes = list(self._processes.values())
         for process in processes:
             process.terminate()
@@ -266,12 +293,8 @@ class Jobs:
                 return
             store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
             arguments = [*job.arguments, "--progress", "json", *store]
-            child = self._processes[number] = Child(
-                ["-m", "core", *arguments],
-                niceness=NICENESS,
-                may_ask=job.device != TAKING_IN,
-                more=self._secrets.pop(number, None),
-            )
+            child = self._child(job, arguments, self._secrets.pop(number, None))
+            self._processes[number] = child
         began = time.monotonic()
         with child:
             for said in child.said():

@@ -244,3 +244,22 @@ def ingested(jobs: Jobs, path: Path) -> Job:
     job = jobs.submit(["ingest", str(path)], title="t", device=job_module.TAKING_IN)
     (over,) = until(lambda: [each for each in jobs.ingests() if each.number == job.number and each.is_over])
     return over
+
+
+def test_a_file_is_taken_in_by_the_process_that_was_loaded_before(jobs):
+    jobs.warm()
+    spare = jobs._spare
+    jobs.warm()
+    assert jobs._spare is spare  # one is enough
+    job = ingested(jobs, Path(__file__).parents[1] / "cases" / "flips_fp16.npz")
+    assert (job.state, job.message) == ("done", "")
+    assert jobs.store.path_of(job.run_id).is_file()
+    assert jobs._spare is None  # it was used up
+    assert spare.code == 0
+
+
+def test_a_loaded_process_goes_with_the_server(jobs):
+    jobs.warm()
+    spare = jobs._spare
+    jobs.stop()
+    assert not spare.is_alive
