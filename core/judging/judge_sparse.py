@@ -37,16 +37,13 @@ class Way:
     """One side of a probe: how its requests were sent. what: a clause on that, as `with the prefix in its cache`.
 
     again: name of the side that was asked in the same way once more, '' where there is none. is_timed: what it shares a
-    batch with depends on the moment, so that it may differ from itself without a fault. alike, others: names of all
-    sides that were asked beside neighbours of the same content, and beside neighbours of other content and the same
-    lengths. has_text: its text is an answer to the prompt, as the reference's is.
+    batch with depends on the moment, so that it may differ from itself without a fault. has_text: its text is an answer
+    to the prompt, as the reference's is.
     """
 
     what: str
     again: str = ""
     is_timed: bool = False
-    alike: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
     has_text: bool = True
 
 
@@ -70,8 +67,6 @@ def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: 
             why = "One answer goes on where the other ends, or a server writes the same tokens as another text."
             says = f"{way.what} the text is another one, although {_equal(pair)[1]} {why}"
             judged = NONDETERMINISTIC if pair is rerun else UNDECIDED, says
-        if judged[0] in (IDENTICAL, UNDECIDED) and (leak := _leak(way, named)) is not None:
-            judged = BUG_SUSPECTED, leak
         verdicts.append(SparseVerdict(pair.variant, *_with_causes(judged, pair, sides[0], named[pair.variant])))
     return verdicts
 
@@ -229,25 +224,6 @@ def _judged(pair: SparsePair, way: Way, rerun: SparsePair | None, repeated: Spar
         return NONDETERMINISTIC, f"{alone}{way.what} it does not repeat itself: {_difference(repeated)}."
     again = ", and repeats itself there too" if repeated is not None else ""
     return UNDECIDED, f"{alone}{way.what} it differs{again}: {_difference(pair)}. {_FLOOR}"
-
-
-def _leak(way: Way, sides: dict[str, SparseSide]) -> str | None:
-    """Sentence that says that neighbours' content reaches a request: all that stood beside one content agree bit for
-    bit, all beside the other too, and the two differ. None where that is not so, or was not asked.
-    """
-    groups = [[sides[name] for name in names if name in sides] for names in (way.alike, way.others)]
-    if any(len(group) < max(3, len(names)) for group, names in zip(groups, (way.alike, way.others), strict=True)):
-        return None
-    if any(_differs(compare_sides(group[0], other)) for group in groups for other in group[1:]):
-        return None
-    apart = compare_sides(groups[0][0], groups[1][0])
-    if not _differs(apart):
-        return None
-    return (
-        f"{way.what} it answers the same {len(groups[0])} times, and {len(groups[1])} times the same beside as many of"
-        f" those lengths with other tokens, but not the same beside the two: {_difference(apart)}. Another request's"
-        " content reaches it; a mixture of experts that shares its capacity over a batch does that too."
-    )
 
 
 def _other_inputs(pair: SparsePair) -> tuple[str, str] | None:
