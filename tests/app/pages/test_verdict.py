@@ -145,7 +145,7 @@ def test_a_dump_without_controls_is_undecided_and_says_what_is_missing(own_store
     assert "undecided" in label(app)
     page = said(app)
     assert "The same pair in float32" in page
-    assert "--rerun" in page
+    assert "Run each side once more" in page
     assert f"ulpscope verdict {app.query_params['run']} --model MODEL" in page
     assert not [button for button in app.button if button.key == "judge"]
 
