@@ -33,7 +33,7 @@ from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, Tile, larges
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 DUMPS = sorted([*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")])
-LISTS = "tests/core/runs/sparse/payloads"
+LISTS = "tests/core/runs/topk/payloads"
 TOP_K = {
     "one answer": f"{LISTS}/vllm_completions.json {LISTS}/vllm_completions.json",
     "chat": f"{LISTS}/llamacpp_chat.json {LISTS}/llamacpp_chat.json",

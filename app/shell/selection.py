@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from core.runs.reader import RunReader, StoredPair
-from core.runs.sparse.pairing import SparsePair, SparsePosition
 from core.runs.sparse_run import SparseRun
+from core.runs.topk.pairing import ListPair, ListPosition
 from core.runs.views.elements import row_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SparseView:
     """One pair of sparse sides at one position. `table`: as core.runs.views.sparse.figures_by_position."""
 
     run: SparseRun
-    pair: SparsePair
+    pair: ListPair
     prompt: int
     position: int
     table: pd.DataFrame
@@ -88,7 +88,7 @@ class SparseView:
         return self.table[self.table["prompt"] == self.prompt]
 
     @property
-    def here(self) -> SparsePosition:
+    def here(self) -> ListPosition:
         """The compared position that is selected, or the one before it where nothing was sent for it."""
         return self.pair.positions[self.row]
 

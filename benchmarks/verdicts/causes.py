@@ -25,8 +25,8 @@ from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
 from core.judging.explain.scoring import Cause
 from core.numerics.formats import FORMATS, values_of
 from core.runs.reader import RunReader
-from core.runs.sparse.pairing import compare_sides
-from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
+from core.runs.topk.pairing import compare_sides
+from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 
 Values = NDArray[np.float64]
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
@@ -76,7 +76,7 @@ def complete(pair: Pair, x: Values, y: Values) -> PairRows:
 
 def lists(pair: Pair, x: Values, y: Values, size: int = LISTED) -> PairRows:
     """The two sides as a server sends them: log-probabilities of the top tokens, or of the next one alone."""
-    sides = [SparseSide(name, (_response(values, pair.tokens, size),)) for name, values in _named(x, y)]
+    sides = [ListSide(name, (_response(values, pair.tokens, size),)) for name, values in _named(x, y)]
     return rows_of_lists(compare_sides(*sides), *sides)
 
 
@@ -84,7 +84,7 @@ def _named(x: Values, y: Values) -> tuple[tuple[str, Values], ...]:
     return ("reference", x), ("variant", y)
 
 
-def _response(values: Values, tokens: tuple[int, ...], size: int) -> SparseResponse:
+def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
     rows = []
     for position, row in enumerate(values):
         best = np.argpartition(-row, size)[:size]
@@ -94,8 +94,8 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> SparseRespo
         best = best[np.isfinite(row[best])]
         sent = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
         given = tokens[position + 1] if position + 1 < len(tokens) else -1
-        rows.append(SparseRow(position, tuple(zip(best.tolist(), sent.tolist(), strict=True)), len(best), given))
-    return SparseResponse("made", "logprob", "token_id", tokens, sparse_rows(rows, "made"), vocab=values.shape[1])
+        rows.append(ListRow(position, tuple(zip(best.tolist(), sent.tolist(), strict=True)), len(best), given))
+    return Response("made", "logprob", "token_id", tokens, list_rows(rows, "made"), vocab=values.shape[1])
 
 
 def _log_sum(row: Values) -> float:

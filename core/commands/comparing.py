@@ -34,10 +34,10 @@ from ..runs.reports.gate import (
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, report_of_run
 from ..runs.reports.sparse_json import sparse_json
-from ..runs.sparse.files import are_payloads, read_sides
-from ..runs.sparse.pairing import SparsePair
 from ..runs.sparse_run import SparseVerdict, is_sparse, pairs_of, sparse_of
 from ..runs.store.store import open_store
+from ..runs.topk.files import are_payloads, read_sides
+from ..runs.topk.pairing import ListPair
 from .tables import pair_table, print_flips, print_sparse_pairs
 from .terminal.console import (
     ComputeDtypeOption,
@@ -205,7 +205,7 @@ def _gate(compared: _ComparedFiles, conditions: list[Condition], bounds: Bounds 
 
 
 def _sparse_gate(
-    pairs: Sequence[SparsePair], verdicts: Sequence[SparseVerdict], conditions: list[Condition]
+    pairs: Sequence[ListPair], verdicts: Sequence[SparseVerdict], conditions: list[Condition]
 ) -> GateReport:
     judged = {verdict.variant: verdict for verdict in verdicts}
     reports = [SparseReport.of(pair, judged.get(pair.variant)) for pair in pairs]
@@ -232,7 +232,7 @@ def _print_tables(compared: _ComparedFiles, variant: str | None) -> None:
 
 def _sparse_pairs(
     first: str, second: str | None, store: str | Path | None
-) -> tuple[Sequence[SparsePair], Sequence[SparseVerdict]] | None:
+) -> tuple[Sequence[ListPair], Sequence[SparseVerdict]] | None:
     """Return the pairs and verdicts of responses, or of a stored run of such; None if it is something else."""
     files = [Path(name) for name in (first, second) if name is not None]
     if are_payloads(files):

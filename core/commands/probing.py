@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ..probing.plan import Plan, Prompt
     from ..probing.probe import Probe, Probed
     from ..probing.servers import Server
-    from ..runs.sparse.pairing import SparsePair
-    from ..runs.sparse.records import SparseSide
+    from ..runs.topk.pairing import ListPair
+    from ..runs.topk.records import ListSide
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
@@ -167,12 +167,12 @@ def _cancellable(work: Probe, budget: Budget) -> Probed:
     raise ended[0] if isinstance(ended[0], BaseException) else AssertionError
 
 
-def _comparable(asked: Sequence[SparseSide], notes: list[str]) -> tuple[list[SparseSide], list[SparsePair]]:
+def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[list[ListSide], list[ListPair]]:
     """The sides that can be compared with the first, and their pairs; a note for each that cannot. DumpError if none
     can.
     """
     sides, errors = [asked[0]], []
-    pairs: list[SparsePair] = []
+    pairs: list[ListPair] = []
     for side in asked[1:]:
         try:
             pairs += pairs_of([asked[0], side])

@@ -19,8 +19,8 @@ from ..runs.reports.sparse_wording import (
     told,
     told_count,
 )
-from ..runs.sparse.pairing import SparsePair
 from ..runs.sparse_run import SparseVerdict
+from ..runs.topk.pairing import ListPair
 from ..runs.views.headline import ulp_percentile
 from ..text import number, percent, plural
 from .terminal.console import err, out, print_text, table_of
@@ -87,7 +87,7 @@ def _print_flips(
     out.print(table_of(columns[first:], (row[first:] for row in rows), title=title, text=()))
 
 
-def print_sparse_pairs(pairs: Sequence[SparsePair], verdicts: Sequence[SparseVerdict] = ()) -> None:
+def print_sparse_pairs(pairs: Sequence[ListPair], verdicts: Sequence[SparseVerdict] = ()) -> None:
     """Print figures, verdicts and flips of pairs of sparse sides; notes on the comparison go to stderr."""
     judged = {one.variant: one for one in verdicts}
     first = pairs[0]
@@ -112,7 +112,7 @@ def print_sparse_pairs(pairs: Sequence[SparsePair], verdicts: Sequence[SparseVer
         print_text(f"note: {note}", err)
 
 
-def _sparse_pair_line(pair: SparsePair) -> Sequence[str]:
+def _sparse_pair_line(pair: ListPair) -> Sequence[str]:
     s = summary_json(pair)
     share = f" ({percent(s['listed_that_differ'] / s['listed'])})" if s["listed"] else ""
     return (

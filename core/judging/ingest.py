@@ -13,9 +13,9 @@ from ..runs.dumps.dump import Dump, open_dump
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run
-from ..runs.sparse.files import are_payloads, read_sides
 from ..runs.sparse_run import SparseHeader, pairs_of, write_sparse_run
 from ..runs.store.store import Store
+from ..runs.topk.files import are_payloads, read_sides
 from ..runs.writer import RunWriter
 from .constant_rows import Filling
 from .judge_dump import judge_upload

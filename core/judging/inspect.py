@@ -21,10 +21,10 @@ from ..runs.file.bounds import MAX_SIDES
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reports.sparse_json import side_json
 from ..runs.reports.sparse_wording import grid_lines, opening, placeholder_words
-from ..runs.sparse.files import are_payloads, read_sides
-from ..runs.sparse.payloads.plain_file import is_payload
 from ..runs.sparse_run import KIND, pairs_of
 from ..runs.store.cards import read_runs
+from ..runs.topk.files import are_payloads, read_sides
+from ..runs.topk.payloads.plain_file import is_payload
 from ..subprocess_json import Child
 from ..text import shown
 

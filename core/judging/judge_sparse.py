@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ..command_name import COMMAND
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
 from ..runs.reports.sparse_wording import not_compared, opening, placeholder_words, zeros_words
-from ..runs.sparse.pairing import SparsePair, compare_sides
-from ..runs.sparse.records import SparseSide
 from ..runs.sparse_run import SparseVerdict
+from ..runs.topk.pairing import ListPair, compare_sides
+from ..runs.topk.records import ListSide
 from ..text import number, out_of, plural, three_digits
 from .explain.hypotheses import causes_of
 from .explain.rows import rows_of_lists
@@ -47,7 +47,7 @@ class Way:
     has_text: bool = True
 
 
-def judge_probe(sides: Sequence[SparseSide], pairs: Sequence[SparsePair], ways: dict[str, Way]) -> list[SparseVerdict]:
+def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair], ways: dict[str, Way]) -> list[SparseVerdict]:
     """A verdict on each pair of a probe. ways: of every side by name, the reference's with its rerun.
 
     A reference that does not repeat itself makes every pair `nondeterministic`: no other cause can be told from that.
@@ -108,7 +108,7 @@ def _ratio(squares: NDArray[np.float64], floor: NDArray[np.float64]) -> float:
     return float(np.sqrt(squares.mean() / total))
 
 
-def judge_with_floor(earlier: SparseVerdict, pair: SparsePair, floor: ListFloor) -> SparseVerdict:
+def judge_with_floor(earlier: SparseVerdict, pair: ListPair, floor: ListFloor) -> SparseVerdict:
     """The verdict on a pair that was undecided, by a model's floor: `rounding` where it is within it over all positions
     and at each, and the model is what the sides were computed with. A list never makes a bug of a pair: what lies
     beyond may be a cache or activations of fewer bits.
@@ -166,7 +166,7 @@ def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
     return Cause("other weights", says, sides)
 
 
-def judge_responses(sides: Sequence[SparseSide], pairs: Sequence[SparsePair]) -> list[SparseVerdict]:
+def judge_responses(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[SparseVerdict]:
     """A verdict on each pair of uploaded responses, of which nothing says how they were asked for."""
     return [
         SparseVerdict(pair.variant, *_with_causes(_of_upload(pair), pair, sides[0], side))
@@ -174,9 +174,7 @@ def judge_responses(sides: Sequence[SparseSide], pairs: Sequence[SparsePair]) ->
     ]
 
 
-def _with_causes(
-    judged: tuple[str, str], pair: SparsePair, reference: SparseSide, variant: SparseSide
-) -> tuple[str, str]:
+def _with_causes(judged: tuple[str, str], pair: ListPair, reference: ListSide, variant: ListSide) -> tuple[str, str]:
     """The verdict with the cause that was found in front, and placeholders before everything."""
     name, because = judged
     if name != IDENTICAL and (causes := causes_of(rows_of_lists(pair, reference, variant))):
@@ -191,7 +189,7 @@ def _with_causes(
     return name, f"{placeholder_words(pair)} {opening(because)}"
 
 
-def _of_upload(pair: SparsePair) -> tuple[str, str]:
+def _of_upload(pair: ListPair) -> tuple[str, str]:
     if found := _other_inputs(pair):
         return found
     if not _differs(pair):
@@ -202,7 +200,7 @@ def _of_upload(pair: SparsePair) -> tuple[str, str]:
     )
 
 
-def _judged(pair: SparsePair, way: Way, rerun: SparsePair | None, repeated: SparsePair | None) -> tuple[str, str]:
+def _judged(pair: ListPair, way: Way, rerun: ListPair | None, repeated: ListPair | None) -> tuple[str, str]:
     if found := _other_inputs(pair):
         return found
     if rerun is not None and _differs(rerun):
@@ -226,7 +224,7 @@ def _judged(pair: SparsePair, way: Way, rerun: SparsePair | None, repeated: Spar
     return UNDECIDED, f"{alone}{way.what} it differs{again}: {_difference(pair)}. {_FLOOR}"
 
 
-def _other_inputs(pair: SparsePair) -> tuple[str, str] | None:
+def _other_inputs(pair: ListPair) -> tuple[str, str] | None:
     """Sides that have read other tokens have nothing to do with rounding."""
     other = [meeting for meeting in pair.meetings if meeting.is_parting_in_prompt]
     if not other:
@@ -238,18 +236,18 @@ def _other_inputs(pair: SparsePair) -> tuple[str, str] | None:
     )
 
 
-def _differs(pair: SparsePair) -> bool:
+def _differs(pair: ListPair) -> bool:
     """Return whether anything that was sent differs: a value, a top token, or an emitted one."""
     return bool(pair.differing) or any(place.differs_in_tokens for place in pair.positions)
 
 
-def _texts_differ(reference: SparseSide, variant: SparseSide) -> bool:
+def _texts_differ(reference: ListSide, variant: ListSide) -> bool:
     """Return whether an answer reads otherwise: one that ended earlier has no other value."""
     both = zip(reference.responses, variant.responses, strict=True)
     return any(one.text != other.text for one, other in both)
 
 
-def _difference(pair: SparsePair) -> str:
+def _difference(pair: ListPair) -> str:
     if not pair.listed:
         return not_compared(pair)
     largest = max((place.figures.max_abs.low for place in pair.positions), default=0.0)
@@ -258,7 +256,7 @@ def _difference(pair: SparsePair) -> str:
     return f"{out_of(pair.differing, pair.listed)} values that both sent differ, by up to {number(largest)}{flipped}"
 
 
-def _equal(pair: SparsePair) -> tuple[str, str]:
+def _equal(pair: ListPair) -> tuple[str, str]:
     """The verdict on a pair of which nothing differs: without a value on both sides, nothing was compared."""
     if not pair.listed:
         return UNDECIDED, f"{not_compared(pair)}; the tokens are the same."

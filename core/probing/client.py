@@ -13,7 +13,7 @@ from typing import Any
 import httpx2 as httpx
 
 from ..errors import DumpError, UlpscopeError
-from ..runs.sparse.payloads.bounded_json import parsed
+from ..runs.topk.payloads.bounded_json import parsed
 from ..text import shown
 from .plan import base_of
 

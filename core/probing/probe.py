@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import DumpError
 from ..judging.judge_sparse import Way
-from ..runs.sparse.records import UNKNOWN_TOKEN, SparseResponse, SparseRow, SparseSide, sparse_rows
+from ..runs.topk.records import UNKNOWN_TOKEN, ListRow, ListSide, Response, list_rows
 from ..text import joined as listed
 from ..text import plural
 from .client import ProbeError, StoppedError
@@ -37,8 +37,8 @@ class Probed:
     asked, '' where it did not.
     """
 
-    sides: tuple[SparseSide, ...] = ()
-    walks: tuple[SparseSide, ...] = ()
+    sides: tuple[ListSide, ...] = ()
+    walks: tuple[ListSide, ...] = ()
     notes: list[str] = field(default_factory=list)
     stopped: str = ""
 
@@ -48,8 +48,8 @@ class Probe:
 
     def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell | None = None) -> None:
         self._plan, self._servers, self._tell = plan, servers, tell
-        self._answers: dict[str, list[SparseResponse]] = {}
-        self._walks: dict[str, list[SparseResponse]] = {}
+        self._answers: dict[str, list[Response]] = {}
+        self._walks: dict[str, list[Response]] = {}
         self._notes: dict[str, None] = {}
         self._salt = secrets.token_hex(8)
         self._salted = 0
@@ -114,7 +114,7 @@ class Probe:
             )
         return known[0] if known else prompt
 
-    def _ask(self, server: Server, stage: str, asked: Ask) -> SparseResponse:
+    def _ask(self, server: Server, stage: str, asked: Ask) -> Response:
         budget = server.client.budget
         if self._tell is not None:
             self._tell(stage, budget.sent, max(self._plan.requests, budget.sent))
@@ -126,10 +126,10 @@ class Probe:
             salt = f"{self._salt}-{self._salted}"
         return Ask(prompt, tokens or self._plan.tokens, self._plan.top, COLD, salt)
 
-    def _put(self, server: Server, name: str, response: SparseResponse) -> None:
+    def _put(self, server: Server, name: str, response: Response) -> None:
         self._answers.setdefault(self._name(server, name), []).append(response)
 
-    def _ask_cold(self, server: Server, stage: str, asked: Ask) -> SparseResponse:
+    def _ask_cold(self, server: Server, stage: str, asked: Ask) -> Response:
         server.forget()
         response = self._ask(server, stage, asked)
         if response.cached:
@@ -170,7 +170,7 @@ class Probe:
                 self._note(f"{server.kind} read nothing from its cache for a request that was to be {name}.")
             self._put(server, name, response)
 
-    def _echo(self, server: Server, first: SparseResponse) -> None:
+    def _echo(self, server: Server, first: Response) -> None:
         """The generated tokens as the end of a prompt, whose rows are asked for."""
         if not server.has_prompt_rows or first.generated_from is None or UNKNOWN_TOKEN in first.tokens:
             self._note(f"{server.kind} does not give a prompt's own rows by token id, so echo was not asked.")
@@ -185,7 +185,7 @@ class Probe:
             server.forget()
             self._put(server, name, self._under_load(server, prompt, name))
 
-    def _under_load(self, server: Server, prompt: Prompt, stage: str) -> SparseResponse:
+    def _under_load(self, server: Server, prompt: Prompt, stage: str) -> Response:
         """The answer to a prompt asked while others are in flight, each of another length."""
         others = self._plan.load
         started = threading.Barrier(others + 1)
@@ -196,7 +196,7 @@ class Probe:
             started.wait()
             server.ask(asked)
 
-        def measured() -> SparseResponse:
+        def measured() -> Response:
             started.wait()
             server.client.budget.pause(0.05)  # the others are on their way
             return self._ask(server, stage, self._cold(prompt))
@@ -253,7 +253,7 @@ def _end(futures: Sequence[Future[Any]]) -> None:
         one.result()
 
 
-def _walked(prompt: tuple[int, ...], answers: Sequence[SparseResponse]) -> SparseResponse:
+def _walked(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
     """The first generated rows of every prefix as the rows of the prompt."""
     rows = []
     for position, answer in enumerate(answers):
@@ -263,13 +263,13 @@ def _walked(prompt: tuple[int, ...], answers: Sequence[SparseResponse]) -> Spars
         given = prompt[position + 1] if position + 1 < len(prompt) else int(answer.rows.chosen[0])
         entries = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
         best = int(answer.rows.best[0])
-        rows.append(SparseRow(position, entries, best, given, int(answer.rows.missing[0]), bool(answer.rows.full[0])))
+        rows.append(ListRow(position, entries, best, given, int(answer.rows.missing[0]), bool(answer.rows.full[0])))
     texts = {token: text for answer in answers for token, text in answer.texts.items()}
     last = answers[-1]
     return replace(
         last,
         tokens=(*prompt, int(last.rows.chosen[0])),
-        rows=sparse_rows(rows, "walk"),
+        rows=list_rows(rows, "walk"),
         start_known=True,
         generated_from=None,
         texts=texts,
@@ -278,16 +278,16 @@ def _walked(prompt: tuple[int, ...], answers: Sequence[SparseResponse]) -> Spars
     )
 
 
-def _whole(answers: dict[str, list[SparseResponse]]) -> tuple[SparseSide, ...]:
+def _whole(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
     """Sides of the prompts that all of them have answered. A side that has answered none is left out."""
     prompts = min((len(found) for found in answers.values()), default=0)
     try:
-        return tuple(SparseSide(name, tuple(found[:prompts])) for name, found in answers.items())
+        return tuple(ListSide(name, tuple(found[:prompts])) for name, found in answers.items())
     except DumpError as error:
         raise ProbeError(str(error)) from None
 
 
-def ways_of(sides: Sequence[SparseSide], plan: Plan, servers: Sequence[Server]) -> dict[str, Way]:
+def ways_of(sides: Sequence[ListSide], plan: Plan, servers: Sequence[Server]) -> dict[str, Way]:
     """The way each side was asked, by its name, for the verdict."""
     known = {
         "cold": Way("cold", "cold again"),

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..errors import DumpError
-from ..runs.sparse.payloads.entries import count_of
-from ..runs.sparse.payloads.recognise import read_payload
-from ..runs.sparse.records import SparseResponse
+from ..runs.topk.payloads.entries import count_of
+from ..runs.topk.payloads.recognise import read_payload
+from ..runs.topk.records import Response
 from ..text import shown
 from .client import Client, ProbeError
 from .plan import Prompt
@@ -72,7 +72,7 @@ class Server:
     def forget(self) -> None:
         """Empty the caches, where that is a request of its own."""
 
-    def ask(self, asked: Ask) -> SparseResponse:
+    def ask(self, asked: Ask) -> Response:
         """Send one request and read its answer. ProbeError where it has no log-probabilities."""
         self.client.budget.take()
         path, body = self.request(asked)
@@ -84,7 +84,7 @@ class Server:
             raise ProbeError(f"{path}: the server sends no answer.")
         return self.completed(found[0], asked)
 
-    def completed(self, response: SparseResponse, asked: Ask) -> SparseResponse:
+    def completed(self, response: Response, asked: Ask) -> Response:
         """The response with what is known beside it: how many values a row were asked for, and the vocabulary."""
         asked_for = asked.top if response.asked is None else response.asked
         return replace(response, asked=asked_for, vocab=self.vocab if response.vocab is None else response.vocab)

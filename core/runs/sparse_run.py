@@ -19,8 +19,6 @@ from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from .file.bounds import MAX_SIDES, MOST_ROWS
 from .file.database import Database
-from .sparse.pairing import SparsePair, compare_sides
-from .sparse.records import UNKNOWN_TOKEN, Keys, SparseResponse, SparseRows, SparseSide, Values
 from .store.store import Store
 from .tables.amounts import check_amounts
 from .tables.run import insert_run, read_run
@@ -34,6 +32,8 @@ from .tables.sparse import (
     SPARSE_TOKEN,
     SPARSE_VALUE,
 )
+from .topk.pairing import ListPair, compare_sides
+from .topk.records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 
 KIND = "sparse"
 _ABOUT = ("name", "created", "model", "command", "note")
@@ -69,16 +69,16 @@ class SparseRun:
 
     run_id: str
     header: SparseHeader
-    sides: tuple[SparseSide, ...]
+    sides: tuple[ListSide, ...]
     verdicts: tuple[SparseVerdict, ...] = ()
 
     @cached_property
-    def pairs(self) -> tuple[SparsePair, ...]:
+    def pairs(self) -> tuple[ListPair, ...]:
         """The reference against every variant."""
         return pairs_of(self.sides)
 
 
-def pairs_of(sides: Sequence[SparseSide]) -> tuple[SparsePair, ...]:
+def pairs_of(sides: Sequence[ListSide]) -> tuple[ListPair, ...]:
     """The first side against every other. UsageError for fewer than two, more than a run has, or equal names."""
     names = [side.name for side in sides]
     if not 2 <= len(sides) <= MAX_SIDES:
@@ -91,10 +91,10 @@ def pairs_of(sides: Sequence[SparseSide]) -> tuple[SparsePair, ...]:
 def write_sparse_run(
     store: Store,
     header: SparseHeader,
-    sides: Sequence[SparseSide],
+    sides: Sequence[ListSide],
     *,
     verdicts: Sequence[SparseVerdict] = (),
-    pairs: Sequence[SparsePair] | None = None,
+    pairs: Sequence[ListPair] | None = None,
     run_id: str | None = None,
 ) -> str:
     """Store the sides as an immutable run; it appears when it is whole. -> its id
@@ -169,7 +169,7 @@ def sparse_of(path: Path) -> SparseRun:
         database.abandon()
 
 
-def _insert_sides(database: Database, sides: Sequence[SparseSide]) -> None:
+def _insert_sides(database: Database, sides: Sequence[ListSide]) -> None:
     SPARSE_SIDE.insert(
         database,
         side=list(range(len(sides))),
@@ -182,7 +182,7 @@ def _insert_sides(database: Database, sides: Sequence[SparseSide]) -> None:
             _insert_response(database, {"side": index, "prompt": prompt}, response)
 
 
-def _insert_response(database: Database, place: dict[str, int], response: SparseResponse) -> None:
+def _insert_response(database: Database, place: dict[str, int], response: Response) -> None:
     rows = response.rows
     SPARSE_RESPONSE.insert_row(
         database,
@@ -224,7 +224,7 @@ def _nullable(tokens: Iterable[int]) -> list[int | None]:
     return [None if token == UNKNOWN_TOKEN else token for token in tokens]
 
 
-def _insert_pairs(database: Database, pairs: Sequence[SparsePair], verdicts: Mapping[str, SparseVerdict]) -> None:
+def _insert_pairs(database: Database, pairs: Sequence[ListPair], verdicts: Mapping[str, SparseVerdict]) -> None:
     judged = [verdicts.get(pair.variant) for pair in pairs]
     SPARSE_PAIR.insert(
         database,
@@ -238,7 +238,7 @@ def _insert_pairs(database: Database, pairs: Sequence[SparsePair], verdicts: Map
     )
 
 
-def _read_verdicts(database: Database, sides: Sequence[SparseSide]) -> tuple[SparseVerdict, ...]:
+def _read_verdicts(database: Database, sides: Sequence[ListSide]) -> tuple[SparseVerdict, ...]:
     found = database.rows("SELECT pair, verdict, because FROM sparse_pair ORDER BY pair")
     if [row[0] for row in found] != list(range(len(sides) - 1)):
         raise ValueError("its pairs are not those of its sides")
@@ -247,7 +247,7 @@ def _read_verdicts(database: Database, sides: Sequence[SparseSide]) -> tuple[Spa
     )
 
 
-def _read_sides(database: Database) -> tuple[SparseSide, ...]:
+def _read_sides(database: Database) -> tuple[ListSide, ...]:
     named = database.rows("SELECT side, name, holds, keys FROM sparse_side ORDER BY side")
     if [row[0] for row in named] != list(range(len(named))) or len(named) < 2:
         raise ValueError("its sides are not numbered from 0 on")
@@ -256,17 +256,17 @@ def _read_sides(database: Database) -> tuple[SparseSide, ...]:
             raise ValueError(f"a side of {values!r:.40} by {keys!r:.40}")
     columns = ", ".join(SPARSE_RESPONSE.names)
     found = database.rows(f"SELECT {columns} FROM sparse_response ORDER BY side, prompt")
-    responses: dict[int, list[SparseResponse]] = {row[0]: [] for row in named}
+    responses: dict[int, list[Response]] = {row[0]: [] for row in named}
     for row in found:
         about = dict(zip(SPARSE_RESPONSE.names, row, strict=True))
         side = about["side"]
         if about["prompt"] != len(responses[side]):
             raise ValueError(f"its prompts of side {side} are not numbered from 0 on")
         responses[side].append(_read_response(database, about, named[side][2], named[side][3]))
-    return tuple(SparseSide(name, tuple(responses[side])) for side, name, _, _ in named)
+    return tuple(ListSide(name, tuple(responses[side])) for side, name, _, _ in named)
 
 
-def _read_response(database: Database, about: dict[str, Any], values: Values, keys: Keys) -> SparseResponse:
+def _read_response(database: Database, about: dict[str, Any], values: Values, keys: Keys) -> Response:
     place = [about["side"], about["prompt"]]
 
     def table(name: str, columns: str, order: str) -> dict[str, np.ndarray]:
@@ -290,7 +290,7 @@ def _read_response(database: Database, about: dict[str, Any], values: Values, ke
         raise ValueError("a position or value is none")
     same_row = np.diff(listed["position"]) == 0
     ids = listed["token_id"].astype(np.int64)
-    made = SparseRows(
+    made = ListRows(
         positions,
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         ids,
@@ -304,7 +304,7 @@ def _read_response(database: Database, about: dict[str, Any], values: Values, ke
         raise ValueError("a token stands twice in a row, or has no id")
     texts = database.rows("SELECT token_id, text FROM sparse_text WHERE side = ? AND prompt = ?", place)
     settings, warnings = json.loads(about["settings"]), json.loads(about["warnings"])
-    return SparseResponse(
+    return Response(
         about["format"],
         values,
         keys,
@@ -324,7 +324,7 @@ def _read_response(database: Database, about: dict[str, Any], values: Values, ke
     )
 
 
-def _has_twice(rows: SparseRows, same_row: np.ndarray) -> bool:
+def _has_twice(rows: ListRows, same_row: np.ndarray) -> bool:
     """Return whether a row lists a token twice."""
     if not same_row.any():
         return False

@@ -18,9 +18,9 @@ from core.runs.sparse_run import SparseHeader, SparseVerdict, write_sparse_run
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
-from tests.core.runs.sparse.made_sides import engine_side
 from tests.core.runs.test_ops_run import header as ops_header
 from tests.core.runs.test_ops_run import row_of
+from tests.core.runs.topk.made_sides import engine_side
 
 CORPUS = Path(__file__).parent / "corpus"
 

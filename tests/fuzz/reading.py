@@ -29,10 +29,10 @@ from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.sparse_json import sparse_run_json
 from core.runs.reports.sparse_markdown import sparse_markdown
-from core.runs.sparse.export import lines_of
 from core.runs.sparse_run import is_sparse, sparse_of
 from core.runs.store.cards import prompt_texts, read_runs
 from core.runs.store.store import Store
+from core.runs.topk.export import lines_of
 from core.runs.views.sparse import changes_by_rank, figures_by_position, lists_of
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...judging.explain.rows import RowPair
 from ...judging.judge_sparse import ListFloor
-from ...runs.sparse.pairing import SparsePair
-from ...runs.sparse.records import UNKNOWN_TOKEN
-from ...runs.sparse_run import SparseRun
+from ...runs.topk.pairing import ListPair
+from ...runs.topk.records import UNKNOWN_TOKEN
+from ...runs.topk_run import SparseRun
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.paths import Run, open_path, parse_path
@@ -26,7 +26,7 @@ SEEDS = range(4)
 def floor_of_lists(
     loaded: LoadedModel,
     run: SparseRun,
-    pair: SparsePair,
+    pair: ListPair,
     *,
     seeds: Sequence[int] = SEEDS,
     on_progress: Callable[[str], None] | None = None,
@@ -109,7 +109,7 @@ def _values_of(
     return found
 
 
-def tokens_read(run: SparseRun, pair: SparsePair) -> list[tuple[int, ...]]:
+def tokens_read(run: SparseRun, pair: ListPair) -> list[tuple[int, ...]]:
     """Tokens of each prompt up to the last compared position of it; one token where none is compared. UsageError where
     the run does not say them by id.
     """

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ...numerics.formats import FloatFormat, format_named, spacings, values_of
 from ...runs.figures import Figures
-from ...runs.sparse.pairing import SparsePair, prompt_tokens
-from ...runs.sparse.records import UNKNOWN_TOKEN, SparseSide
+from ...runs.topk.pairing import ListPair, prompt_tokens
+from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..constant_rows import is_left_out
 
 Ids = NDArray[np.int64]
@@ -271,7 +271,7 @@ def _counts(tokens: Sequence[int]) -> Mapping[int, int]:
     return found
 
 
-def rows_of_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) -> PairRows:
+def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> PairRows:
     """Compared positions of a sparse pair; probabilities become log-probabilities."""
     sent = {(place.prompt, place.position): (place.reference, place.variant) for place in pair.positions}
 
@@ -317,7 +317,7 @@ def rows_of_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) 
     )
 
 
-def _tokens(side: SparseSide) -> tuple[tuple[int, ...], ...]:
+def _tokens(side: ListSide) -> tuple[tuple[int, ...], ...]:
     return tuple(prompt_tokens(response) or () for response in side.responses)
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
-from ...runs.sparse.pairing import SparsePair
-from ...runs.sparse.placeholders import clauses
-from ...runs.sparse.records import SparseSide
+from ...runs.topk.pairing import ListPair
+from ...runs.topk.placeholders import clauses
+from ...runs.topk.records import ListSide
 from ...text import number
 from .hypotheses import Explanation, explain
 from .rows import rows_of_lists, rows_of_run
@@ -35,7 +35,7 @@ def causes_of_pair(run: RunReader, pair: int) -> list[Cause]:
     return explain_pair(run, pair).causes
 
 
-def explain_lists(pair: SparsePair, reference: SparseSide, variant: SparseSide) -> Explanation:
+def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Explanation:
     """Causes that are claimed of a pair of lists, values that are no values of a model before all."""
     found = explain(rows_of_lists(pair, reference, variant))
     seen = clauses(pair.placeholders)

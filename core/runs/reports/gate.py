@@ -16,8 +16,8 @@ from ...numerics.metrics import NULLABLE
 from ...text import number, percent, plural, shown
 from ..file.evidence import FAILED, PASSED
 from ..file.records import FAILING, NOT_JUDGED, UNDECIDED, Prompt
-from ..sparse.pairing import SparsePair, SparsePosition
 from ..sparse_run import SparseVerdict
+from ..topk.pairing import ListPair, ListPosition
 from .report_json import PairReport, plain_number
 from .sparse_json import Bounded, position_json, summary_json
 from .sparse_wording import UNITS, not_compared, opening, placeholder_words, told
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.A
 class SparseReport:
     """A pair of lists for the gate."""
 
-    pair: SparsePair
+    pair: ListPair
     reference: str
     variant: str
     rows: list[Row]
@@ -41,7 +41,7 @@ class SparseReport:
     unit: str
 
     @classmethod
-    def of(cls, pair: SparsePair, verdict: SparseVerdict | None = None) -> SparseReport:
+    def of(cls, pair: ListPair, verdict: SparseVerdict | None = None) -> SparseReport:
         rows = [{"prompt": place.prompt, **position_json(place, pair)} for place in pair.positions]
         name, because = (verdict.name, verdict.because) if verdict else (NOT_JUDGED, "")
         unit = UNITS[pair.values]
@@ -51,7 +51,7 @@ class SparseReport:
         """Margins of both sides, in logits or with unit '_ulps' in ULPs; of probabilities the logarithm of a ratio."""
         if unit or self.pair.values != "prob":
             return [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
-        place: SparsePosition = self.pair.positions[next(n for n, each in enumerate(self.rows) if each is row)]
+        place: ListPosition = self.pair.positions[next(n for n, each in enumerate(self.rows) if each is row)]
         tops = [(side.values[:2], side.best) for side in (place.reference, place.variant)]
         return [math.log(top[0] / top[1]) if best > 1 and top[1] > 0 else None for top, best in tops]
 

@@ -14,10 +14,10 @@ import numpy as np
 from ...errors import UsageError
 from ...numerics.grid import Grid, MarginUlps
 from ...numerics.sparse import Interval
-from ..sparse.pairing import SparsePair, SparsePosition
-from ..sparse.placeholders import clauses, without_placeholders
-from ..sparse.records import SparseSide
 from ..sparse_run import KIND, SparseRun, SparseVerdict
+from ..topk.pairing import ListPair, ListPosition
+from ..topk.placeholders import clauses, without_placeholders
+from ..topk.records import ListSide
 
 FACTS = ("run_id", "name", "created", "kind", "model", "command", "note", "versions")  # of a run, before its figures
 Bounded = float | list[float | None] | None
@@ -37,7 +37,7 @@ def counted(answers: Sequence[bool | None]) -> int | list[int]:
 
 
 def sparse_json(
-    pairs: Sequence[SparsePair],
+    pairs: Sequence[ListPair],
     verdicts: Sequence[SparseVerdict] = (),
     *,
     variant: str | None = None,
@@ -96,7 +96,7 @@ def sparse_json(
     return result
 
 
-def side_json(side: SparseSide) -> dict[str, Any]:
+def side_json(side: ListSide) -> dict[str, Any]:
     """Describe what was sent for a side: formats, kinds of values, how many, and what the payloads say of themselves.
 
     processed: whether temperature, penalties or a mask are in the values, null where a payload does not say. full_rows:
@@ -139,7 +139,7 @@ def sparse_run_json(run: SparseRun, *, with_positions: bool = False) -> dict[str
     return {**about, "sides": [side_json(side) for side in run.sides], **report, "verdicts": verdicts}
 
 
-def summary_json(pair: SparsePair) -> dict[str, Any]:
+def summary_json(pair: ListPair) -> dict[str, Any]:
     """Summary of a pair. ULPs of elements need both sides' logits, and log-probabilities are these but for a constant a
     row; so `max_abs` is of the values as they were sent.
     """
@@ -173,7 +173,7 @@ def summary_json(pair: SparsePair) -> dict[str, Any]:
     }
 
 
-def position_json(place: SparsePosition, pair: SparsePair) -> dict[str, Any]:
+def position_json(place: ListPosition, pair: ListPair) -> dict[str, Any]:
     """One position's figures, named as in the contract as far as there is the same figure."""
     figures = place.figures
     return {
@@ -203,7 +203,7 @@ def position_json(place: SparsePosition, pair: SparsePair) -> dict[str, Any]:
     }
 
 
-def placeholders_json(pair: SparsePair) -> list[dict[str, Any]]:
+def placeholders_json(pair: ListPair) -> list[dict[str, Any]]:
     """Values of either side that are no values of a model: of which side, of what kind, at how many tokens."""
     return [{**asdict(one), "says": f"{clauses([one])[0]}."} for one in pair.placeholders]
 
@@ -230,7 +230,7 @@ def grid_json(grid: Grid | None) -> dict[str, Any] | None:
     }
 
 
-def _is_tie(place: SparsePosition) -> bool | None:
+def _is_tie(place: ListPosition) -> bool | None:
     margins = [place.figures.reference.margin, place.figures.variant.margin]
     if 0.0 in margins:
         return True

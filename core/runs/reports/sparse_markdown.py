@@ -8,9 +8,9 @@ from ... import __version__
 from ...errors import UsageError
 from ...text import plural
 from ..file.records import FAILING
-from ..sparse.pairing import SparsePair
-from ..sparse.records import UNKNOWN_TOKEN, SparseResponse
 from ..sparse_run import SparseRun, SparseVerdict
+from ..topk.pairing import ListPair
+from ..topk.records import UNKNOWN_TOKEN, Response
 from .issue_markdown import LONGEST_PROMPT, MOST_FLIPS
 from .markdown import block, code, facts, flips_table, plain, thread
 from .sparse_json import position_json, side_json, summary_json
@@ -45,7 +45,7 @@ def sparse_markdown(run: SparseRun, variant: str | None, address: str) -> str:
     return thread(_pair(first, verdicts.get(first.variant)), origin, others, how, [more, _lines(first)])
 
 
-def _prompt(response: SparseResponse) -> list[str]:
+def _prompt(response: Response) -> list[str]:
     """Text of the first prompt, or its token ids."""
     tokens = response.tokens[: None if response.generated_from is None else response.generated_from + 1]
     if not response.start_known or not tokens or UNKNOWN_TOKEN in tokens:
@@ -75,7 +75,7 @@ def _provenance(run: SparseRun) -> list[str]:
     return [block(command, "sh"), f"Sent by {code(header.command)}" if header.command else "", facts(known)]
 
 
-def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
+def _pair(pair: ListPair, verdict: SparseVerdict | None) -> list[str]:
     """Verdict, sentence, figures and flips of a pair."""
     told_all = summary_json(pair)
     figures = {
@@ -107,7 +107,7 @@ def _pair(pair: SparsePair, verdict: SparseVerdict | None) -> list[str]:
     ]
 
 
-def _lines(pair: SparsePair) -> str:
+def _lines(pair: ListPair) -> str:
     """Lines on the pair's values and texts, as a list."""
     lines = (sentence(pair), *grid_lines(pair), *meeting_lines(pair), *pair.notes)
     return "\n".join(f"- {plain(line)}" for line in lines)

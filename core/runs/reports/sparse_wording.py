@@ -8,8 +8,8 @@ from typing import Any
 
 from ...numerics.grid import Grid
 from ...text import joined, number, out_of, plural, shown
-from ..sparse.pairing import SparsePair, SparsePosition
-from ..sparse.placeholders import clauses
+from ..topk.pairing import ListPair, ListPosition
+from ..topk.placeholders import clauses
 from .sparse_json import Bounded, summary_json
 
 UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
@@ -50,12 +50,12 @@ def told_count(count: int | list[int]) -> str:
     return f"{count[0]:,} to {count[1]:,}" if isinstance(count, list) else f"{count:,}"
 
 
-def placeholder_words(pair: SparsePair) -> str:
+def placeholder_words(pair: ListPair) -> str:
     """Sentences on values that are no values of a model, '' where there are none."""
     return f"{'; '.join(clauses(pair.placeholders))}. These are not compared." if pair.placeholders else ""
 
 
-def zeros_words(pair: SparsePair) -> str:
+def zeros_words(pair: ListPair) -> str:
     """Sentence on listed tokens of probability 0, '' where there are none."""
     if not pair.zeros:
         return ""
@@ -63,7 +63,7 @@ def zeros_words(pair: SparsePair) -> str:
     return f"{plural(pair.zeros, 'placeholder')} of probability 0 (null, -9999.0 or -inf) {are} not compared."
 
 
-def sentence(pair: SparsePair) -> str:
+def sentence(pair: ListPair) -> str:
     """Say what was sent and how far it differs, in a sentence or two."""
     said = summary_json(pair)
     listed, differing, places = said["listed"], said["listed_that_differ"], plural(len(pair.positions), "position")
@@ -79,7 +79,7 @@ def sentence(pair: SparsePair) -> str:
     )
 
 
-def not_compared(pair: SparsePair) -> str:
+def not_compared(pair: ListPair) -> str:
     """Clause on a pair of which no value can be compared: the first tokens that differ, if any."""
     places = plural(len(pair.positions), "position")
     first = next((place for place in pair.positions if place.differs_in_tokens), None)
@@ -93,19 +93,19 @@ def not_compared(pair: SparsePair) -> str:
     return f"the {kind} at {where} differs ({' / '.join(tokens)}); no value can be compared{after}"
 
 
-def _tokens_of(place: SparsePosition) -> tuple[int | None, int | None]:
+def _tokens_of(place: ListPosition) -> tuple[int | None, int | None]:
     """The top tokens of both sides where these differ, else those that were emitted."""
     if place.figures.is_flip:
         return place.figures.reference.token, place.figures.variant.token
     return place.reference_chosen, place.variant_chosen
 
 
-def _token(token: int | None, pair: SparsePair) -> str:
+def _token(token: int | None, pair: ListPair) -> str:
     text = pair.texts.get(-1 if token is None else token)
     return f"{token}" if text is None else shown(repr(text), 40)
 
 
-def grid_lines(*pairs: SparsePair) -> list[str]:
+def grid_lines(*pairs: ListPair) -> list[str]:
     """The compute dtype that the values of each side show, or that they show none; sides of which the same is said
     stand together.
     """
@@ -128,7 +128,7 @@ def _grid_words(grid: Grid | None) -> str:
     )
 
 
-def meeting_lines(pair: SparsePair) -> list[str]:
+def meeting_lines(pair: ListPair) -> list[str]:
     """Say where the texts part, a sentence for each prompt that does."""
     parted = [meeting for meeting in pair.meetings if meeting.parting is not None and not meeting.is_parting_in_prompt]
     several = len(pair.meetings) > 1

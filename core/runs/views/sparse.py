@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..sparse.pairing import SparsePair, SparsePosition
+from ..topk.pairing import ListPair, ListPosition
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def figures_by_position(pair: SparsePair) -> pd.DataFrame:
+def figures_by_position(pair: ListPair) -> pd.DataFrame:
     """One row a compared position: prompt, position, tokens, margins, the largest change that was sent (`max_abs`).
 
     is_flip and could_flip are true where what was sent says so; is_flip_open and could_flip_open where it does not say.
@@ -25,7 +25,7 @@ def figures_by_position(pair: SparsePair) -> pd.DataFrame:
     return pd.DataFrame(rows, index=pd.RangeIndex(len(rows)))
 
 
-def _row(place: SparsePosition, pair: SparsePair) -> dict[str, object]:
+def _row(place: ListPosition, pair: ListPair) -> dict[str, object]:
     figures = place.figures
     row: dict[str, object] = {
         "prompt": place.prompt,
@@ -60,7 +60,7 @@ def telling_position(table: pd.DataFrame) -> tuple[int, int]:
     return int(table["prompt"].iloc[chosen]), int(table["position"].iloc[chosen])
 
 
-def lists_of(place: SparsePosition, pair: SparsePair) -> pd.DataFrame:
+def lists_of(place: ListPosition, pair: ListPair) -> pd.DataFrame:
     """The tokens that either side sent at a position, the reference's best first: token_id, text, both values, both
     ranks from 1 (none where the token is not among the best that were sent), change.
     """
@@ -79,7 +79,7 @@ def lists_of(place: SparsePosition, pair: SparsePair) -> pd.DataFrame:
     return table.sort_values(["reference", "variant"], ascending=False, na_position="last", ignore_index=True)
 
 
-def changes_by_rank(pair: SparsePair, prompt: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def changes_by_rank(pair: ListPair, prompt: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """(positions [rows], changes [rows, ranks]): variant minus reference of the token of each of the reference's best
     ranks; NaN where the variant did not send it, or the reference sent fewer.
     """

@@ -9,7 +9,7 @@ import pytest
 from core.runs.sparse_run import SparseHeader, write_sparse_run
 from core.runs.store.store import Store
 from tests.app.opening import codes, opened, said
-from tests.core.runs.sparse.made_sides import engine_side, response, side
+from tests.core.runs.topk.made_sides import engine_side, response, side
 
 
 def fill(store: Store) -> None:

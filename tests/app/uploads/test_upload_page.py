@@ -23,7 +23,7 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 DUMPS = ROOT / "sample_runs" / "dumps"
-PAYLOADS = ROOT / "tests" / "core" / "runs" / "sparse" / "payloads"
+PAYLOADS = ROOT / "tests" / "core" / "runs" / "topk" / "payloads"
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-PAYLOADS = Path(__file__).parents[1] / "runs" / "sparse" / "payloads"
+PAYLOADS = Path(__file__).parents[1] / "runs" / "topk" / "payloads"
 COMPLETION = json.loads((PAYLOADS / "llamacpp_completion.json").read_text())
 Row = dict[str, Any]
 

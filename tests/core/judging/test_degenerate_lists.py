@@ -21,10 +21,10 @@ from core.runs.file.records import IDENTICAL
 from core.runs.reports.gate import SparseReport, parse_conditions
 from core.runs.reports.sparse_json import side_json, sparse_run_json
 from core.runs.reports.sparse_markdown import sparse_markdown
-from core.runs.sparse.payloads.recognise import read_payload
-from core.runs.sparse.records import SparseSide
 from core.runs.sparse_run import SparseHeader, SparseRun, pairs_of, sparse_of
 from core.runs.store.store import Store
+from core.runs.topk.payloads.recognise import read_payload
+from core.runs.topk.records import ListSide
 from core.runs.views.sparse import changes_by_rank, figures_by_position, lists_of, telling_position
 
 Token = tuple[str, Any, dict[str, Any]]
@@ -112,9 +112,9 @@ def test_the_tokens_that_differ_are_named_where_no_value_can_be_compared() -> No
     assert "('The' / 'So')" in verdict.because
 
 
-def sides_of(*payloads: dict[str, Any]) -> tuple[SparseSide, ...]:
+def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:
     return tuple(
-        SparseSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)
+        ListSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)
     )
 
 

@@ -18,8 +18,8 @@ from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.judging.explain.scoring import Cause
 from core.runs.file.evidence import PairFigures
 from core.runs.reader import RunReader
-from core.runs.sparse.pairing import compare_sides
-from tests.core.runs.sparse.made_sides import response, side
+from core.runs.topk.pairing import compare_sides
+from tests.core.runs.topk.made_sides import response, side
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
 

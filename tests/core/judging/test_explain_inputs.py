@@ -12,8 +12,8 @@ import pytest
 from core.judging.constant_rows import is_left_out
 from core.judging.explain.hypotheses import Explanation, explain
 from core.judging.explain.rows import complete_rows, rows_of_lists
-from core.runs.sparse.pairing import compare_sides
-from tests.core.runs.sparse.made_sides import response, side
+from core.runs.topk.pairing import compare_sides
+from tests.core.runs.topk.made_sides import response, side
 
 ROWS, VOCAB = 24, 600
 _RANDOM = np.random.default_rng(5)

@@ -13,10 +13,10 @@ from core.probing.client import Budget, Client
 from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Ask, LlamaCpp, Server, find_server
-from core.runs.sparse.pairing import compare_sides
-from core.runs.sparse.records import SparseSide
 from core.runs.sparse_run import pairs_of, sparse_of
 from core.runs.store.store import Store
+from core.runs.topk.pairing import compare_sides
+from core.runs.topk.records import ListSide
 
 pytestmark = pytest.mark.model
 PROMPTS = (
@@ -38,7 +38,7 @@ def probed(
     return Probe(Plan(prompts, names, load, 6, top), [type(server)(client, server.version, server.model)]).run()
 
 
-def sides(found: Probed) -> dict[str, SparseSide]:
+def sides(found: Probed) -> dict[str, ListSide]:
     return {side.name: side for side in (*found.sides, *found.walks)}
 
 

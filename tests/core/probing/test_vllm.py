@@ -12,8 +12,8 @@ from core.probing.client import Client
 from core.probing.plan import Plan
 from core.probing.probe import Probe, ways_of
 from core.probing.servers import VLLM, Ask, Server, find_server
-from core.runs.sparse.pairing import compare_sides
 from core.runs.sparse_run import pairs_of
+from core.runs.topk.pairing import compare_sides
 from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
 
 pytestmark = [

@@ -16,9 +16,9 @@ from core.inference.controls.sparse_floor import floor_of_lists
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import open_path, parse_path
 from core.judging.judge_sparse import judge_with_floor
-from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
 from core.runs.sparse_run import SparseHeader, SparseRun, SparseVerdict, pairs_of, sparse_of, write_sparse_run
 from core.runs.store.store import Store
+from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 
 pytestmark = pytest.mark.model
 MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
@@ -38,18 +38,18 @@ def rows_of(loaded: LoadedModel, path: str) -> torch.Tensor:
         return torch.log_softmax(whole_side(run, ids).float(), -1)
 
 
-def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True) -> SparseSide:
+def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True) -> ListSide:
     ids = tuple(loaded.tokenizer(TEXT)["input_ids"]) if has_ids else ()
     sent = []
     for position, row in enumerate(rows):
         best = row.topk(20)
         entries = tuple(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
-        sent.append(SparseRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1))
+        sent.append(ListRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1))
     tokens = ids or (-1,) * (len(rows) + 1)
-    return SparseSide(name, (SparseResponse("made", "logprob", "token_id", tokens, sparse_rows(sent, "made")),))
+    return ListSide(name, (Response("made", "logprob", "token_id", tokens, list_rows(sent, "made")),))
 
 
-def run_of(*sides: SparseSide) -> SparseRun:
+def run_of(*sides: ListSide) -> SparseRun:
     return SparseRun("made", SparseHeader("made"), sides)
 
 

@@ -16,11 +16,11 @@ from core.judging.explain.stored import explain_lists
 from core.judging.judge_sparse import judge_responses
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from core.runs.reports.sparse_json import sparse_json
-from core.runs.sparse.files import read_sides
-from core.runs.sparse.pairing import SparsePair
-from core.runs.sparse.payloads.recognise import read_payload
-from core.runs.sparse.placeholders import without_placeholders
 from core.runs.sparse_run import SparseVerdict, pairs_of
+from core.runs.topk.files import read_sides
+from core.runs.topk.pairing import ListPair
+from core.runs.topk.payloads.recognise import read_payload
+from core.runs.topk.placeholders import without_placeholders
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 
 Token = tuple[str, Any, dict[str, Any]]
@@ -41,14 +41,14 @@ def drafted(at: set[int], value: Any = 0.0) -> list[Token]:
     return [(word, value, {}) if row in at else (word, first, top) for row, (word, first, top) in enumerate(sound())]
 
 
-def judged(*payloads: dict[str, Any]) -> tuple[SparsePair, SparseVerdict]:
+def judged(*payloads: dict[str, Any]) -> tuple[ListPair, SparseVerdict]:
     sides = sides_of(*payloads)
     (pair,) = pairs_of(sides)
     (verdict,) = judge_responses(sides, [pair])
     return pair, verdict
 
 
-def kinds(pair: SparsePair) -> list[tuple[str, str, int, int]]:
+def kinds(pair: ListPair) -> list[tuple[str, str, int, int]]:
     return [(one.side, one.kind, one.tokens, one.of) for one in pair.placeholders]
 
 

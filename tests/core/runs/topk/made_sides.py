@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.runs.sparse.records import SparseResponse, SparseRow, SparseSide, sparse_rows
+from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 
 Row = dict[int, float]
 
 
-def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = None, **more: Any) -> SparseResponse:
+def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = None, **more: Any) -> Response:
     """A response with these log-probabilities by position; prompt: length of it, None where all rows are of it."""
-    made = sparse_rows(
+    made = list_rows(
         [
-            SparseRow(
+            ListRow(
                 at,
                 tuple(row.items()),
                 len(row),
@@ -28,14 +28,14 @@ def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = No
         "here",
     )
     first = None if prompt is None else prompt - 1
-    return SparseResponse("test", "logprob", "token_id", tuple(tokens), made, generated_from=first, **more)
+    return Response("test", "logprob", "token_id", tuple(tokens), made, generated_from=first, **more)
 
 
-def side(name: str, *responses: SparseResponse) -> SparseSide:
-    return SparseSide(name, responses)
+def side(name: str, *responses: Response) -> ListSide:
+    return ListSide(name, responses)
 
 
-def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> SparseSide:
+def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> ListSide:
     """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits by a little."""
     rng, noise = np.random.default_rng(7), np.random.default_rng(seed)
     rows: dict[int, Row] = {}

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..records import SparseResponse
+from ..records import Response
 from .entries import is_list, is_object, response_of
 from .openai import entry_of, settings_of
 from .rows import Row
 
 
-def read_details(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
+def read_details(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Response:
     """One response. The first token of the prompt has no row; what is before the first of `prefill` is not said."""
     details = is_object(payload["details"], "details", where)
     prefill = [

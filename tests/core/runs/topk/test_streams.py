@@ -19,11 +19,11 @@ import pytest
 
 from core.errors import DumpError, UsageError
 from core.runs.dumps.dump import open_dump
-from core.runs.sparse.files import are_payloads, read_sides
-from core.runs.sparse.pairing import compare_sides
-from core.runs.sparse.payloads import plain_file
-from core.runs.sparse.payloads.recognise import read_responses
-from core.runs.sparse.records import SparseResponse
+from core.runs.topk.files import are_payloads, read_sides
+from core.runs.topk.pairing import compare_sides
+from core.runs.topk.payloads import plain_file
+from core.runs.topk.payloads.recognise import read_responses
+from core.runs.topk.records import Response
 
 TOKENS = [("Two", -0.25, " One", -1.75), (" and", -0.5, " or", -1.5), (" two", -0.125, " one", -2.5)]
 TEXT = "Two and two"
@@ -137,7 +137,7 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
 }  # fmt: skip
 
 
-def rows_of(response: SparseResponse) -> list[dict[str, float]]:
+def rows_of(response: Response) -> list[dict[str, float]]:
     rows = (response.rows.row(index) for index in range(len(response.rows)))
     return [
         {response.texts[token]: value for token, value in zip(ids.tolist(), values.tolist(), strict=True)}
@@ -148,7 +148,7 @@ def rows_of(response: SparseResponse) -> list[dict[str, float]]:
 EXPECTED = [{text: value, other: less} for text, value, other, less in TOKENS]
 
 
-def read(folder: Path, content: str | bytes, name: str = "answer.txt") -> list[SparseResponse]:
+def read(folder: Path, content: str | bytes, name: str = "answer.txt") -> list[Response]:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert are_payloads([path])

@@ -12,11 +12,11 @@ from core.errors import DumpError, StoreError, UsageError
 from core.runs.importing import adopt
 from core.runs.reader import RunReader
 from core.runs.reports.sparse_json import sparse_json
-from core.runs.sparse.records import SparseSide
 from core.runs.sparse_run import SparseHeader, sparse_of, write_sparse_run
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
-from tests.core.runs.sparse.made_sides import engine_side, response, side
+from core.runs.topk.records import ListSide
+from tests.core.runs.topk.made_sides import engine_side, response, side
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def told(found: SparseSide) -> list[tuple]:
+def told(found: ListSide) -> list[tuple]:
     """Everything of a side, arrays as lists."""
     return [
         (
@@ -35,7 +35,7 @@ def told(found: SparseSide) -> list[tuple]:
     ]
 
 
-def sides() -> tuple[SparseSide, SparseSide]:
+def sides() -> tuple[ListSide, ListSide]:
     odd = response(
         [-1, 7, 8],
         {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: float("-inf")}},
@@ -49,7 +49,7 @@ def sides() -> tuple[SparseSide, SparseSide]:
         warnings=("a note.",),
     )
     first, second = engine_side("A", 1, 20), engine_side("B", 2, 20)
-    return SparseSide("A", (*first.responses, odd)), SparseSide("B", (*second.responses, odd))
+    return ListSide("A", (*first.responses, odd)), ListSide("B", (*second.responses, odd))
 
 
 def test_what_was_sent_comes_back_exactly(store: Store) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....errors import DumpError
 from ....text import plural, shown
-from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, SparseResponse, SparseRow, Values, sparse_rows
+from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, ListRow, Response, Values, list_rows
 from .rows import Entry, Row, emitted_by_text, missing_at_start
 
 _LOWEST = -745.0  # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
@@ -93,12 +93,12 @@ def response_of(
     asked: int | None = None,
     values: Values = "logprob",
     **about: Any,
-) -> SparseResponse:
+) -> Response:
     """The record of a response.
 
     prompt: its token ids; only how many, or None, where that is all that is known; rows of generated tokens follow its
     end, and without it position 0 is the row of the first generated token. generated: ids of what was generated, where
-    the payload has them beside its rows. about: the other fields of SparseResponse.
+    the payload has them beside its rows. about: the other fields of Response.
     """
     found = list(rows)
     contradicted = [_is_contradicted(row) for row in found]
@@ -142,7 +142,7 @@ def response_of(
             texts.setdefault(token, entry.text)
         return token
 
-    sparse: list[SparseRow] = []
+    sparse: list[ListRow] = []
     after: dict[int, int] = {}
     left_out: list[str] = []
     for row, most in zip(found, best, strict=True):
@@ -154,7 +154,7 @@ def response_of(
             continue
         missing = {token for token, value in entries if value is None}
         sent = tuple((token, value) for token, value in entries if value is not None)
-        sparse.append(SparseRow(row.position, sent, most, chosen, len(missing - {token for token, _ in sent})))
+        sparse.append(ListRow(row.position, sent, most, chosen, len(missing - {token for token, _ in sent})))
     if left_out and not sparse:
         lack = "" if is_by_id else ", and its lists have no token ids"
         raise DumpError(f"{where}: no row can be used; {left_out[0]}{lack}.")
@@ -169,12 +169,12 @@ def response_of(
     sequence = [*tokens] + [beside.get(at, after.get(at, UNKNOWN_TOKEN)) for at in range(len(tokens), end + 1)]
     if has_prompt_rows:
         sequence = [after.get(at, token) if token == UNKNOWN_TOKEN else token for at, token in enumerate(sequence)]
-    return SparseResponse(
+    return Response(
         format=format,
         values=values,
         keys="token_id" if is_by_id else "text",
         tokens=tuple(sequence),
-        rows=sparse_rows(sparse, where),
+        rows=list_rows(sparse, where),
         start_known=length is not None or has_prompt_rows,
         generated_from=first if has_generated else None,
         texts=texts,

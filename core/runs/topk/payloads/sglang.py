@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ....errors import DumpError
-from ..records import MAX_ENTRIES, MAX_POSITIONS, SparseResponse
+from ..records import MAX_ENTRIES, MAX_POSITIONS, Response
 from .entries import count_of, is_list, is_object, response_of, token_of, tokens_of, value_of
 from .openai import prompt_ids, settings_of
 from .rows import Entry, Row
 
 
-def read_generate(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
+def read_generate(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Response:
     """One response: rows of the prompt, as far as they were asked for, then of what was generated."""
     meta = is_object(payload["meta_info"], "meta_info", where)
     prompt: Any = prompt_ids(request) or count_of(meta.get("prompt_tokens"))

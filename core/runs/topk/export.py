@@ -11,7 +11,7 @@ from typing import Any, get_args
 from ...disk import write_atomic
 from ...errors import DumpError, StoreError
 from ...text import shown
-from .records import MAX_POSITIONS, UNKNOWN_TOKEN, Keys, SparseResponse, SparseRow, SparseSide, Values, sparse_rows
+from .records import MAX_POSITIONS, UNKNOWN_TOKEN, Keys, ListRow, ListSide, Response, Values, list_rows
 
 FORM = "ulpscope"  # the key by which a line is known; its value is the form's version
 _VERSION = 1
@@ -19,7 +19,7 @@ _LEAST = "-inf"  # JSON has no infinity
 _PLAIN = ("format", "start_known", "generated_from", "processed", "asked", "vocab", "model", "text", "cached")
 
 
-def write_lines(sides: Sequence[SparseSide], path: Path, *, overwrite: bool = False) -> None:
+def write_lines(sides: Sequence[ListSide], path: Path, *, overwrite: bool = False) -> None:
     """Write every side into one file. StoreError where it is there already, or cannot be written."""
     if path.exists() and not overwrite:
         raise StoreError(f"{path} exists; give --overwrite to replace it.")
@@ -30,7 +30,7 @@ def write_lines(sides: Sequence[SparseSide], path: Path, *, overwrite: bool = Fa
         raise StoreError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
-def lines_of(sides: Sequence[SparseSide]) -> Iterator[dict[str, Any]]:
+def lines_of(sides: Sequence[ListSide]) -> Iterator[dict[str, Any]]:
     """One object a response, the reference's first."""
     for side in sides:
         for prompt, response in enumerate(side.responses):
@@ -49,7 +49,7 @@ def lines_of(sides: Sequence[SparseSide]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _row(response: SparseResponse, index: int) -> dict[str, Any]:
+def _row(response: Response, index: int) -> dict[str, Any]:
     rows = response.rows
     token_ids, values = rows.row(index)
     return {
@@ -68,11 +68,11 @@ def is_line(document: object) -> bool:
     return isinstance(document, dict) and document.get(FORM) == _VERSION and "side" in document
 
 
-def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[SparseSide, ...]:
+def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]:
     """The sides that lines hold, in the order in which they first stand there. DumpError for a line that is none, or
     prompts that are not numbered from 0 on.
     """
-    found: dict[str, list[SparseResponse]] = {}
+    found: dict[str, list[Response]] = {}
     for where, document in documents:
         if not is_line(document):
             raise DumpError(f"{where}: is no line of an exported run as those before it are.")
@@ -80,10 +80,10 @@ def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[SparseSide, ..
         if not isinstance(name, str) or document.get("prompt") != len(found.get(name, [])):
             raise DumpError(f"{where}: expected prompt {len(found.get(str(name), []))} of a side with a name.")
         found.setdefault(name, []).append(_response(document, where))
-    return tuple(SparseSide(name, tuple(responses)) for name, responses in found.items())
+    return tuple(ListSide(name, tuple(responses)) for name, responses in found.items())
 
 
-def _response(said: Mapping[str, Any], where: str) -> SparseResponse:
+def _response(said: Mapping[str, Any], where: str) -> Response:
     try:
         if said["values"] not in get_args(Values) or said["keys"] not in get_args(Keys):
             raise ValueError(f"values {said['values']!r:.40} by {said['keys']!r:.40}")
@@ -93,11 +93,11 @@ def _response(said: Mapping[str, Any], where: str) -> SparseResponse:
             raise ValueError(f"{len(tokens):,} tokens")
         plain = {name: said[name] for name in _PLAIN}
         _check_plain(plain)
-        return SparseResponse(
+        return Response(
             values=said["values"],
             keys=said["keys"],
             tokens=tokens,
-            rows=sparse_rows(rows, where),
+            rows=list_rows(rows, where),
             texts={_whole(int(token)): _text(text) for token, text in said["texts"].items()},
             settings={_text(name): _text(value) for name, value in said["settings"].items()},
             warnings=tuple(_text(warning) for warning in said["warnings"]),
@@ -117,14 +117,14 @@ def _check_plain(said: Mapping[str, Any]) -> None:
         raise ValueError("a flag is none")
 
 
-def _sparse_row(row: Mapping[str, Any]) -> SparseRow:
+def _sparse_row(row: Mapping[str, Any]) -> ListRow:
     values = [-math.inf if value == _LEAST else float(value) for value in row["values"]]
     ids = [_whole(token) for token in row["token_ids"]]
     if len(ids) != len(values) or type(row["full"]) is not bool:
         raise ValueError(f"{len(ids)} tokens with {len(values)} values")
     whole = {name: _whole(row[name]) for name in ("position", "best", "missing")}
     chosen = _whole(row["chosen"], UNKNOWN_TOKEN)
-    return SparseRow(entries=tuple(zip(ids, values, strict=True)), chosen=chosen, full=row["full"], **whole)
+    return ListRow(entries=tuple(zip(ids, values, strict=True)), chosen=chosen, full=row["full"], **whole)
 
 
 def _whole(value: object, least: int = 0) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...numerics.grid import sent_error
 from ...text import joined, number, plural
-from .records import SparseResponse, SparseRows, SparseSide
+from .records import ListRows, ListSide, Response
 
 DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
 ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
@@ -78,7 +78,7 @@ class _Flat:
     lacks_chosen: Rows
 
 
-def without_placeholders(side: SparseSide) -> tuple[SparseSide, tuple[Placeholders, ...]]:
+def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, ...]]:
     """The side with rows of placeholders emptied, their values counted as missing; and what they are."""
     flat = _flat(side)
     is_emptied = np.zeros(len(flat.counts), np.bool_)
@@ -99,7 +99,7 @@ def without_placeholders(side: SparseSide) -> tuple[SparseSide, tuple[Placeholde
     return replace(side, responses=responses), tuple(found)
 
 
-def certain_placeholders(sides: Sequence[SparseSide], counts: Sequence[int]) -> tuple[Placeholders, ...]:
+def certain_placeholders(sides: Sequence[ListSide], counts: Sequence[int]) -> tuple[Placeholders, ...]:
     """Rows of either side that are certain of one token where the other side has a row that is not."""
     what = "probability 1 for one token and 0 for the rest of its list, where the other side is not certain"
     rows = [sum(len(response.rows) for response in side.responses) for side in sides]
@@ -110,7 +110,7 @@ def certain_placeholders(sides: Sequence[SparseSide], counts: Sequence[int]) -> 
     )
 
 
-def _flat(side: SparseSide) -> _Flat:
+def _flat(side: ListSide) -> _Flat:
     def of_all(name: str) -> NDArray:
         return np.concatenate([getattr(response.rows, name) for response in side.responses])
 
@@ -140,13 +140,13 @@ def _flat(side: SparseSide) -> _Flat:
     )
 
 
-def _is_generated(response: SparseResponse) -> Rows:
+def _is_generated(response: Response) -> Rows:
     positions = response.rows.positions
     first = response.generated_from
     return np.zeros(len(positions), np.bool_) if first is None else positions >= first
 
 
-def _kinds(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
+def _kinds(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that has it."""
     has_values, certain = flat.counts > 0, CERTAIN.get(side.values)
     if certain is not None and len(flat.values):
@@ -176,7 +176,7 @@ def _most_beside_one(values: NDArray[np.float64]) -> float:
     return 10 * ROUNDING + 4 * sent_error(values)
 
 
-def _impossible(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
+def _impossible(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     """Rows with a value that no probability has; all rows where most have one."""
     has_values, is_log = flat.counts > 0, side.values == "logprob"
     with np.errstate(invalid="ignore"):
@@ -195,7 +195,7 @@ def _impossible(side: SparseSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]
     yield "out of range", has_values if 2 * beyond.sum() > has_values.sum() else beyond, what
 
 
-def _without_list(side: SparseSide, flat: _Flat, certain: float | None) -> Rows:
+def _without_list(side: ListSide, flat: _Flat, certain: float | None) -> Rows:
     """Rows of one value that is no value of a model, those of prompts and generated ones by themselves.
 
     Where other rows have lists: probability 1, or a whole number that stands twice. Where no row has one: probability 1
@@ -226,7 +226,7 @@ def _value(value: np.float64, certain: float | None) -> str:
     return f"{float(abs(value))} (probability 1)" if value == certain else f"{float(value)}"
 
 
-def _no_list(side: SparseSide, flat: _Flat) -> str:
+def _no_list(side: ListSide, flat: _Flat) -> str:
     asked = max((response.asked or 0 for response in side.responses), default=0)
     if asked > 1:
         return f" and no list, where {asked} values were asked for"
@@ -234,15 +234,15 @@ def _no_list(side: SparseSide, flat: _Flat) -> str:
     return f" and no list, where other tokens have {most} values" if most > 1 else ""
 
 
-def _drafted(side: SparseSide) -> int:
+def _drafted(side: ListSide) -> int:
     return sum(int(response.settings.get(DRAFTED, "0")) for response in side.responses)
 
 
-def _of_drafts(side: SparseSide) -> str:
+def _of_drafts(side: ListSide) -> str:
     return "; the server sends this for drafted tokens: turn speculative decoding off" if _drafted(side) else ""
 
 
-def _emptied(rows: SparseRows, is_emptied: Rows) -> SparseRows:
+def _emptied(rows: ListRows, is_emptied: Rows) -> ListRows:
     """The rows without the values of some."""
     counts = np.diff(rows.offsets)
     stays = ~np.repeat(is_emptied, counts)

@@ -20,7 +20,7 @@ from ...numerics.grid import Grid, MarginUlps, find_grid, margin_ulps, sent_erro
 from ...numerics.sparse import ListedRow, SparseFigures, compare_rows
 from ...text import plural
 from .placeholders import CERTAIN, ROUNDING, Placeholders, certain_placeholders, without_placeholders
-from .records import UNKNOWN_TOKEN, Keys, SparseResponse, SparseRows, SparseSide, Values
+from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 
 _MOST_MISSING = 4  # rows at a start that tokens may show to be missing
 _LEAST_EQUAL = 3  # tokens that have to agree then
@@ -29,7 +29,7 @@ _NOTHING = ListedRow(np.empty(0, np.int64), np.empty(0), 0, False)
 
 
 @dataclass(frozen=True, eq=False)
-class SparsePosition:
+class ListPosition:
     """One position of a pair at which both sides sent a row and had read the same tokens.
 
     reference_chosen, variant_chosen: the token emitted or given next, -1 where unknown. chosen_change: of the
@@ -74,7 +74,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, eq=False)
-class SparsePair:
+class ListPair:
     """Two sparse sides compared. grids: of the reference and the variant. texts: of tokens, as far as sent.
 
     placeholders: values of either side that are no values of a model; they are missing in every figure. zeros: listed
@@ -88,7 +88,7 @@ class SparsePair:
     keys: Keys
     vocab: int | None
     grids: tuple[Grid | None, Grid | None]
-    positions: tuple[SparsePosition, ...]
+    positions: tuple[ListPosition, ...]
     meetings: tuple[Meeting, ...]
     texts: Mapping[int, str]
     notes: tuple[str, ...]
@@ -126,7 +126,7 @@ class _Prepared:
     certain: positions at which one token has probability 1 and every other listed one has 0.
     """
 
-    response: SparseResponse
+    response: Response
     tokens: tuple[int, ...]
     rows: dict[int, ListedRow]
     chosen: dict[int, int]
@@ -134,7 +134,7 @@ class _Prepared:
     certain: frozenset[int]
 
 
-def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
+def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
     """Both sides compared, response by response in order.
 
     DumpError where they answer different numbers of prompts, hold different kinds of values, or have no position of
@@ -153,7 +153,7 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
     errors = [_error(side) for side in (reference, variant)]
     keys, (ids_of, texts) = _keys(reference, variant), _common_ids(reference, variant)
     grids = _grid(reference), _grid(variant)
-    positions: list[SparsePosition] = []
+    positions: list[ListPosition] = []
     meetings: list[Meeting] = []
     alone = [0, 0]
     both = 0
@@ -201,7 +201,7 @@ def compare_sides(reference: SparseSide, variant: SparseSide) -> SparsePair:
         raise DumpError(f"{names} have no position with equal tokens before it, so no two rows to compare{why}")
     notes = (*_notes(reference, variant, meetings, vocab), *alignment_notes)
     zeros = sum(_zeros(response.rows) for side in (reference, variant) for response in side.responses)
-    return SparsePair(
+    return ListPair(
         reference.name,
         variant.name,
         reference.values,
@@ -228,7 +228,7 @@ def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bo
     return None
 
 
-def _why(reference: SparseSide, variant: SparseSide) -> str:
+def _why(reference: ListSide, variant: ListSide) -> str:
     """A clause on a BOS that only one side has."""
     for one, other in zip(reference.responses, variant.responses, strict=True):
         prompts = prompt_tokens(one) or (), prompt_tokens(other) or ()
@@ -240,12 +240,12 @@ def _why(reference: SparseSide, variant: SparseSide) -> str:
     return ""
 
 
-def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSide, ...]:
+def sides_of(responses: Sequence[Response], where: str) -> tuple[ListSide, ...]:
     """The sides that one file's responses are: repeated answers to the same prompts, first answers first.
 
     DumpError unless every prompt has been answered equally often, twice or more.
     """
-    groups: dict[object, list[SparseResponse]] = {}
+    groups: dict[object, list[Response]] = {}
     for response in responses:
         length = response.generated_from if response.start_known else None
         groups.setdefault(prompt_tokens(response) or response.prompt_key or length, []).append(response)
@@ -257,25 +257,25 @@ def sides_of(responses: Sequence[SparseResponse], where: str) -> tuple[SparseSid
             " Give a second file for the other side."
         )
     return tuple(
-        SparseSide(f"answer {repeat + 1}", tuple(group[repeat] for group in groups.values()))
+        ListSide(f"answer {repeat + 1}", tuple(group[repeat] for group in groups.values()))
         for repeat in range(counts.pop())
     )
 
 
-def prompt_tokens(response: SparseResponse) -> tuple[int, ...] | None:
+def prompt_tokens(response: Response) -> tuple[int, ...] | None:
     """Token ids of the prompt, None where not all are known."""
     end = len(response.tokens) if response.generated_from is None else response.generated_from + 1
     known = response.tokens[:end] if response.start_known else ()
     return None if not known or UNKNOWN_TOKEN in known else known
 
 
-def _vocabulary(*sides: SparseSide) -> int | None:
+def _vocabulary(*sides: ListSide) -> int | None:
     """Tokens of the vocabulary, None where no payload says or they differ."""
     said = {response.vocab for side in sides for response in side.responses if response.vocab is not None}
     return said.pop() if len(said) == 1 else None
 
 
-def _error(side: SparseSide) -> float:
+def _error(side: ListSide) -> float:
     """Largest error of the side's values as they were sent, and of the normaliser of a row of log-probabilities; logits
     of float32 are exact.
     """
@@ -285,7 +285,7 @@ def _error(side: SparseSide) -> float:
     return max(sent, NORMALISER_ERROR) if side.values == "logprob" else sent
 
 
-def _keys(reference: SparseSide, variant: SparseSide) -> Keys:
+def _keys(reference: ListSide, variant: ListSide) -> Keys:
     return "token_id" if reference.keys == variant.keys == "token_id" else "text"
 
 
@@ -296,14 +296,14 @@ class _Ids:
         self.is_by_text = is_by_text
         self.by_text: dict[str, int] = {}
 
-    def of(self, response: SparseResponse) -> Mapping[int, int] | None:
+    def of(self, response: Response) -> Mapping[int, int] | None:
         """New id by the response's own, None where they stay."""
         if not self.is_by_text:
             return None
         return {own: self.by_text[text] for own, text in response.texts.items() if text in self.by_text}
 
 
-def _common_ids(reference: SparseSide, variant: SparseSide) -> tuple[_Ids, dict[int, str]]:
+def _common_ids(reference: ListSide, variant: ListSide) -> tuple[_Ids, dict[int, str]]:
     """The ids that both sides use, and their texts. DumpError if they have to be joined by text and one has none."""
     ids = _Ids(_keys(reference, variant) == "text")
     texts: dict[int, str] = {}
@@ -324,7 +324,7 @@ def _common_ids(reference: SparseSide, variant: SparseSide) -> tuple[_Ids, dict[
     return ids, texts
 
 
-def _grid(side: SparseSide) -> Grid | None:
+def _grid(side: ListSide) -> Grid | None:
     """The 16-bit grid of a side, None where none is shown or its values have no gaps of logits."""
     if side.values == "prob" or any(response.processed for response in side.responses):
         return None
@@ -332,7 +332,7 @@ def _grid(side: SparseSide) -> Grid | None:
     return find_grid([row.values[: row.best] for row in found])
 
 
-def _listed(rows: SparseRows, index: int, error: float, ids: Mapping[int, int] | None = None) -> ListedRow:
+def _listed(rows: ListRows, index: int, error: float, ids: Mapping[int, int] | None = None) -> ListedRow:
     """One row in the ids that both sides use; values of -inf are left out, for they have no mass."""
     tokens, values = rows.row(index)
     finite = np.isfinite(values)
@@ -343,12 +343,12 @@ def _listed(rows: SparseRows, index: int, error: float, ids: Mapping[int, int] |
     return ListedRow(tokens, values, best, bool(rows.full[index]), error)
 
 
-def _zeros(rows: SparseRows) -> int:
+def _zeros(rows: ListRows) -> int:
     """Placeholders of single tokens in rows that hold other values."""
     return int(rows.missing[(np.diff(rows.offsets) > 0) & ~rows.full].sum())
 
 
-def _starts(reference: SparseResponse, variant: SparseResponse) -> tuple[int, int]:
+def _starts(reference: Response, variant: Response) -> tuple[int, int]:
     """Offsets added to each side's positions so that both count from the same place.
 
     A response that does not say where it starts begins at the other's first generated position.
@@ -364,7 +364,7 @@ def _starts(reference: SparseResponse, variant: SparseResponse) -> tuple[int, in
     return (0, known.generated_from) if reference.start_known else (known.generated_from, 0)
 
 
-def _starts_of_lengths(reference: SparseResponse, variant: SparseResponse) -> tuple[int, int]:
+def _starts_of_lengths(reference: Response, variant: Response) -> tuple[int, int]:
     """Offsets of responses to prompts of two lengths, of which only generated rows were sent: they meet where
     generation starts.
     """
@@ -378,7 +378,7 @@ def _starts_of_lengths(reference: SparseResponse, variant: SparseResponse) -> tu
     return later - (ends[0] or 0), later - (ends[1] or 0)
 
 
-def _prepared(response: SparseResponse, start: int, error: float, ids: _Ids) -> _Prepared:
+def _prepared(response: Response, start: int, error: float, ids: _Ids) -> _Prepared:
     mapping = ids.of(response)
     rows = {
         int(position) + start: _listed(response.rows, index, error, mapping)
@@ -480,7 +480,7 @@ def _gap(meeting: Meeting, sides: tuple[_Prepared, _Prepared]) -> tuple[int, int
     return None
 
 
-def _begins_with_its_rows(response: SparseResponse) -> bool:
+def _begins_with_its_rows(response: Response) -> bool:
     """Return whether the text of a response begins with the token of its first generated row."""
     rows = response.rows
     first = next((at for at, place in enumerate(rows.positions) if place >= (response.generated_from or 0)), None)
@@ -504,13 +504,13 @@ def _positions(
     grids: tuple[Grid | None, Grid | None],
     values: Values,
     vocab: int | None,
-) -> Iterator[SparsePosition]:
+) -> Iterator[ListPosition]:
     for position in sorted(reference.rows.keys() & variant.rows.keys()):
         if meeting.parting is not None and position >= meeting.parting:
             return
         rows = reference.rows[position], variant.rows[position]
         chosen = reference.chosen[position], variant.chosen[position]
-        yield SparsePosition(
+        yield ListPosition(
             prompt=meeting.prompt,
             position=position,
             is_generated=position >= min(reference.first_generated, variant.first_generated),
@@ -541,9 +541,7 @@ def _ulps(row: ListedRow, grid: Grid | None) -> MarginUlps | None:
     return None if grid is None or row.best < 2 else margin_ulps(row.values[: row.best], grid)
 
 
-def _notes(
-    reference: SparseSide, variant: SparseSide, meetings: Sequence[Meeting], vocab: int | None
-) -> tuple[str, ...]:
+def _notes(reference: ListSide, variant: ListSide, meetings: Sequence[Meeting], vocab: int | None) -> tuple[str, ...]:
     """Notes that a reader of the comparison has to know, a sentence each."""
     notes: list[str] = []
     unchecked = sum(not meeting.is_prompt_checked for meeting in meetings)

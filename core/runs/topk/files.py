@@ -15,7 +15,7 @@ from .pairing import prompt_tokens, sides_of
 from .payloads.bounded_json import documents
 from .payloads.plain_file import is_payload
 from .payloads.recognise import read_responses
-from .records import SparseResponse, SparseSide
+from .records import ListSide, Response
 
 
 def are_payloads(paths: Sequence[Path]) -> bool:
@@ -35,7 +35,7 @@ def are_payloads(paths: Sequence[Path]) -> bool:
     return all(found) and bool(found)
 
 
-def read_sides(paths: Sequence[Path]) -> tuple[SparseSide, ...]:
+def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
     """The sides in the files, the reference first: those of one exported run, the repeated answers of one file, or each
     file as a side of its name. Responses of several files are joined by custom_id, request or token ids, if known.
 
@@ -49,7 +49,7 @@ def read_sides(paths: Sequence[Path]) -> tuple[SparseSide, ...]:
         raise UsageError(f"{len(paths):,} files; a run has at most {MAX_SIDES} sides.")
     names = _names(paths)
     sides = _in_one_order([read_responses(path) for path in paths])
-    return tuple(SparseSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
+    return tuple(ListSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -60,7 +60,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [shown(f"{number + 1} {path.name}") for number, path in enumerate(paths)]
 
 
-def _in_one_order(sides: Sequence[list[SparseResponse]]) -> Sequence[Sequence[SparseResponse]]:
+def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response]]:
     """The responses of each side in one order: by what names their prompts, else by the prompts' token ids, else as
     they are. Prompts that not all sides answer are left out, with a warning.
     """

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..records import SparseResponse
+from ..records import Response
 from .entries import count_of, is_list, is_object, response_of, tokens_of, value_of
 from .openai import content_rows, drafts_of, entry_of, prompt_ids, settings_of
 from .rows import Entry, Row
 
 
-def read_completion(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
+def read_completion(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Response:
     """One response of `/completion`. Its probabilities after sampling are processed values, of kind 'prob'."""
     listed = is_list(payload["completion_probabilities"], "completion_probabilities", where)
     generation = payload.get("generation_settings")

@@ -10,10 +10,10 @@ import pytest
 from core.errors import DumpError
 from core.numerics.sparse import ListedRow
 from core.runs.reports.sparse_json import sparse_json
-from core.runs.sparse import pairing
-from core.runs.sparse.pairing import compare_sides, sides_of
-from core.runs.sparse.records import SparseRow, SparseSide, sparse_rows
-from tests.core.runs.sparse.made_sides import engine_side, response, side
+from core.runs.topk import pairing
+from core.runs.topk.pairing import compare_sides, sides_of
+from core.runs.topk.records import ListRow, ListSide, list_rows
+from tests.core.runs.topk.made_sides import engine_side, response, side
 
 
 def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
@@ -137,8 +137,8 @@ def test_prompts_of_two_lengths_meet_where_generation_starts() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda one: SparseSide("B", one.responses * 2), "1 and 2 responses"),
-        (lambda one: SparseSide("B", (replace(one.responses[0], values="prob"),)), "logprobs and probs"),
+        (lambda one: ListSide("B", one.responses * 2), "1 and 2 responses"),
+        (lambda one: ListSide("B", (replace(one.responses[0], values="prob"),)), "logprobs and probs"),
     ],
 )
 def test_sides_that_cannot_be_compared_are_refused_in_a_sentence(change: Any, sentence: str) -> None:
@@ -200,6 +200,6 @@ def test_rows_of_other_contexts_would_be_noticed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_first_of_the_best_is_the_lowest_token() -> None:
-    made = sparse_rows([SparseRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 3)], "here")
+    made = list_rows([ListRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 3)], "here")
     listed: ListedRow = pairing._listed(made, 0, 0.0)
     assert listed.token_ids.tolist() == [3, 9, 4]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ....errors import DumpError
 from ..placeholders import DRAFTED
-from ..records import SparseResponse
+from ..records import Response
 from .entries import count_of, is_list, is_object, response_of, text_key, token_of, tokens_of, value_of
 from .rows import Entry, Row
 
@@ -20,7 +20,7 @@ _PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids"
 _COUNTS = ("logprobs", "top_logprobs", "n_probs")  # what requests call the number of values a row
 
 
-def read_choices(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Iterator[SparseResponse]:
+def read_choices(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Iterator[Response]:
     """Every choice of a completions or chat response, vLLM's `/inference/v1/generate` included."""
     usage = payload.get("usage") if isinstance(payload.get("usage"), dict) else {}
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
@@ -53,7 +53,7 @@ def _choice(
     request: Mapping[str, Any],
     usage: Any,
     about: dict[str, Any],
-) -> SparseResponse:
+) -> Response:
     prompt = choice.get("prompt_token_ids") or payload.get("prompt_token_ids") or prompt_ids(request)
     length = count_of(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
     known: Any = tokens_of(prompt, "prompt_token_ids", where) if prompt else length

@@ -24,7 +24,7 @@ MAX_POSITIONS = 1 << 20  # of a response
 
 
 @dataclass(frozen=True)
-class SparseRow:
+class ListRow:
     """One position as an importer hands it over.
 
     position: 0-based; the row scores token position + 1. entries: (token, value), any order, placeholders left out.
@@ -43,12 +43,12 @@ class SparseRow:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseRows:
+class ListRows:
     """The rows of one response, compressed: row r has the entries offsets[r] to offsets[r + 1].
 
     positions: int64 [rows], increasing. offsets: int64 [rows + 1]. token_ids: int64 [entries] and values: float64
     [entries], best first within a row, the lower token first where values are equal. best, chosen, missing: int64
-    [rows]; full: bool [rows], as in SparseRow.
+    [rows]; full: bool [rows], as in ListRow.
     """
 
     positions: NDArray[np.int64]
@@ -69,7 +69,7 @@ class SparseRows:
         return self.token_ids[first:last], self.values[first:last]
 
 
-def sparse_rows(rows: Iterable[SparseRow], where: str) -> SparseRows:
+def list_rows(rows: Iterable[ListRow], where: str) -> ListRows:
     """The rows compressed. `where` names the file and response in errors.
 
     DumpError: positions that do not increase, a token twice with two values, a value that is NaN or +inf, more than
@@ -112,7 +112,7 @@ def sparse_rows(rows: Iterable[SparseRow], where: str) -> SparseRows:
         chosen.append(row.chosen)
         missing.append(row.missing)
         full.append(row.full)
-    return SparseRows(
+    return ListRows(
         np.array(positions, np.int64),
         np.array(offsets, np.int64),
         np.array(ids, np.int64),
@@ -125,7 +125,7 @@ def sparse_rows(rows: Iterable[SparseRow], where: str) -> SparseRows:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseResponse:
+class Response:
     """Response of an engine to one prompt.
 
     format: the payload's name, as `recognise` gives it ('vllm prompt_logprobs', ...). values: what the numbers are.
@@ -144,7 +144,7 @@ class SparseResponse:
     values: Values
     keys: Keys
     tokens: tuple[int, ...]
-    rows: SparseRows
+    rows: ListRows
     start_known: bool = True
     generated_from: int | None = None
     texts: Mapping[int, str] = field(default_factory=dict)
@@ -160,11 +160,11 @@ class SparseResponse:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseSide:
+class ListSide:
     """One response a prompt, of one engine. All of one kind of value and keys."""
 
     name: str
-    responses: tuple[SparseResponse, ...]
+    responses: tuple[Response, ...]
 
     def __post_init__(self) -> None:
         if not self.responses:

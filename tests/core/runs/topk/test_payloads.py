@@ -12,26 +12,26 @@ from typing import Any
 import pytest
 
 from core.errors import DumpError
-from core.runs.sparse.pairing import compare_sides, sides_of
-from core.runs.sparse.payloads import bounded_json, openai
-from core.runs.sparse.payloads.plain_file import is_payload
-from core.runs.sparse.payloads.recognise import read_payload, read_responses
-from core.runs.sparse.records import SparseResponse, SparseSide
+from core.runs.topk.pairing import compare_sides, sides_of
+from core.runs.topk.payloads import bounded_json, openai
+from core.runs.topk.payloads.plain_file import is_payload
+from core.runs.topk.payloads.recognise import read_payload, read_responses
+from core.runs.topk.records import ListSide, Response
 
 PAYLOADS = Path(__file__).with_name("payloads")
 
 
-def one(payload: object, request: dict[str, Any] | None = None) -> SparseResponse:
+def one(payload: object, request: dict[str, Any] | None = None) -> Response:
     (found,) = read_payload(payload, "here", request)
     return found
 
 
-def row(response: SparseResponse, index: int) -> dict[int, float]:
+def row(response: Response, index: int) -> dict[int, float]:
     ids, values = response.rows.row(index)
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def by_text(response: SparseResponse, index: int) -> dict[str, float]:
+def by_text(response: Response, index: int) -> dict[str, float]:
     return {response.texts[token]: value for token, value in row(response, index).items()}
 
 
@@ -76,7 +76,7 @@ def _has_ranks(row: dict[str, Any], most: int) -> bool:
 def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent() -> None:
     for path in PAYLOADS.glob("*.json"):
         (found,) = read_responses(path)
-        pair = compare_sides(SparseSide("A", (found,)), SparseSide("B", (found,)))
+        pair = compare_sides(ListSide("A", (found,)), ListSide("B", (found,)))
         assert len(pair.positions) == len(found.rows)
         assert pair.differing == 0
 
@@ -401,7 +401,7 @@ def test_a_token_that_prints_like_another_costs_its_own_row() -> None:
     (warning,) = found.warnings
     assert "1 of 4 rows" in warning
     assert "-1.1 and -1.2" in warning
-    pair = compare_sides(SparseSide("A", (found,)), SparseSide("B", (found,)))
+    pair = compare_sides(ListSide("A", (found,)), ListSide("B", (found,)))
     assert (len(pair.positions), pair.differing) == (3, 0)
     assert not any("ask the server" in note for note in pair.notes)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....errors import DumpError
 from ....text import shown
-from ..records import SparseResponse
+from ..records import Response
 from . import bounded_json
 from .entries import count_of, is_list, response_of
 from .llamacpp import read_completion
@@ -27,12 +27,12 @@ class FailedRequestError(DumpError):
     """A request of a batch that has no answer."""
 
 
-def read_responses(path: Path) -> list[SparseResponse]:
+def read_responses(path: Path) -> list[Response]:
     """Every response of a file: JSON, lists or lines of it, streams, or the output of a batch.
 
     DumpError, one sentence, for what is no response of an engine that is known here.
     """
-    responses: list[SparseResponse] = []
+    responses: list[Response] = []
     failures: list[str] = []
     for where, document in whole_answers(bounded_json.documents(path)):
         try:
@@ -50,7 +50,7 @@ def read_responses(path: Path) -> list[SparseResponse]:
     return responses
 
 
-def read_payload(payload: object, where: str, request: Mapping[str, Any] | None = None) -> list[SparseResponse]:
+def read_payload(payload: object, where: str, request: Mapping[str, Any] | None = None) -> list[Response]:
     """The responses of a parsed document. request: the body that was sent for it, which says tokens and settings; a
     document `{"request": ..., "response": ...}` has both, one of a batch `{"custom_id": ..., "response": ...}`.
     """
@@ -76,7 +76,7 @@ def read_payload(payload: object, where: str, request: Mapping[str, Any] | None 
     return [one if one.prompt_key else replace(one, prompt_key=prompt_key(request or {})) for one in responses]
 
 
-def _of_batch(payload: Mapping[str, Any], where: str) -> list[SparseResponse]:
+def _of_batch(payload: Mapping[str, Any], where: str) -> list[Response]:
     """The responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
     name = payload.get("custom_id", payload.get("id", ""))
     answer = payload.get("response")
@@ -93,7 +93,7 @@ def _of_batch(payload: Mapping[str, Any], where: str) -> list[SparseResponse]:
     return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, where)]
 
 
-def _read(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Iterator[SparseResponse]:
+def _read(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Iterator[Response]:
     if "completion_probabilities" in payload:
         yield read_completion(payload, where, request)
     elif "choices" in payload:
@@ -118,7 +118,7 @@ def _read(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) ->
         raise DumpError(f"{where}: no response that is known here; its keys are {keys or 'none'}.")
 
 
-def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
+def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Response:
     """A response of Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
     length = count_of(payload.get("prompt_eval_count"))
     rows = content_rows(is_list(payload.get("logprobs") or [], "logprobs", where), max(0, (length or 1) - 1), where)
@@ -136,7 +136,7 @@ def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) 
     )
 
 
-def _responses_api(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> SparseResponse:
+def _responses_api(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Response:
     """A response of OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the
     text begins where the prompt ends only without them.
     """
