@@ -82,9 +82,6 @@ class CaptureRequest(Request):
     name: str | None = asked("What to call the run.", None)
     build: str = asked("Label of what is under test, such as the commit of an engine; the run keeps it.", "")
     seed: int = asked("Seed set before each side.", 0)
-    keeps_finished: bool = asked(
-        "Where a later side fails, keep the run of those before it (two at least).", False, option="--keep-finished"
-    )
 
     def arguments(self) -> list[str]:
         """Arguments of the command line by which this is captured; what stands at its default is left out."""

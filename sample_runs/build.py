@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.verdicts.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
 from core.capture_request import CaptureRequest  # noqa: E402
-from core.commands.capture_extras import judge_pairs, session_of, try_remedies, watch_kernels  # noqa: E402
+from core.commands.capture_extras import run_extras  # noqa: E402
 from core.commands.capturing import load, plan_of  # noqa: E402
 from core.engines.registry import ADAPTER_OF, described  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
+from core.inference.controls.judging_session import JudgingSession  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
 from core.inference.models.model import load_model  # noqa: E402
@@ -156,12 +157,8 @@ def build_runs(only: str = "") -> None:
             plan = planned(each)
             with RunWriter(store, plan.header, run_id=each.run_id) as writer:
                 failures = run_capture(plan, writer)
-                session = session_of(plan)
-                if each.request.kernels:
-                    failures += watch_kernels(plan, writer, say)
-                if each.request.remedies:
-                    failures += try_remedies(plan, writer, say, session)
-                failures += judge_pairs(plan, writer, say, session)
+                asked = replace(each.request, judge=True)
+                failures += run_extras(asked, plan, writer, say, JudgingSession(plan.loaded, plan.token_ids))
                 if failures:
                     raise SystemExit(failures[0])
                 note = (

@@ -257,11 +257,6 @@ def _choose_kept(tokens: int) -> dict[str, Any]:
     """Draw what the run is called, keeps and has beside its sides: nothing where it generates `tokens`."""
     name_field, keep_field = st.columns(2, gap="medium", vertical_alignment="bottom")
     name = name_field.text_input("Name of the run", placeholder="model: reference against variants", key="capture_name")
-    keeps = keep_field.checkbox(
-        "If a side fails, keep the run of those before it",
-        key="capture_keep",
-        help="for instance where a large batch runs out of memory; at least two sides must have finished",
-    )
     kept = name_field.selectbox(
         "Logits to keep",
         list(KEPT),
@@ -278,7 +273,6 @@ def _choose_kept(tokens: int) -> dict[str, Any]:
     }
     return {
         "name": name.strip() or None,
-        "keeps_finished": keeps,
         "keep": kept,
         **{key: is_asked and (not tokens or key == "judge") for key, is_asked in beside.items()},
     }

@@ -18,22 +18,12 @@ from ..runs.reader import RunReader
 from ..runs.store.partial import is_passing
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
+from . import options
 from .capture_costs import print_costs
-from .capture_extras import judge_pairs, keeping, session_of, try_remedies, watch_kernels
+from .capture_extras import run_extras
 from .ending import tell_end
-from .request_options import DryRunOption, EngineOption, takes_request
-from .terminal.console import (
-    JsonOption,
-    ProgressOption,
-    StoreOption,
-    Tell,
-    check_progress,
-    err,
-    print_json,
-    print_text,
-    steps,
-    stoppable,
-)
+from .options import takes_request
+from .terminal.console import Tell, err, print_json, print_text, steps, stoppable
 from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -44,11 +34,11 @@ if TYPE_CHECKING:  # torch is for those who run a model
 @takes_request(without=["tokens"])
 def capture(
     request: CaptureRequest,
-    dry_run: DryRunOption = False,
-    engine: EngineOption = None,
-    progress: ProgressOption = "bar",
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    dry_run: options.DryRun = False,
+    engine: options.Engine = None,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Run a model down two or more paths that are equal in exact arithmetic, and keep every logit of each.
 
@@ -75,10 +65,10 @@ def capture(
 @takes_request(without=["tokens"], judge=True)
 def judge(
     request: CaptureRequest,
-    engine: EngineOption = None,
-    progress: ProgressOption = "bar",
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    engine: options.Engine = None,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Capture like `capture`, run every control, and say: rounding, or a bug?
 
@@ -152,7 +142,6 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
 
 def captured(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
     """Capture, and judge if that is asked for. -> (run id, sentences on what is less than was asked for)"""
-    check_progress(progress)
     prompts_of(request)
     packaged_folder(request.model)
     target = open_store(store)
@@ -166,34 +155,24 @@ def run_plan(
 ) -> tuple[str, list[str]]:
     """Capture a plan into a run, and all that its request asks for beside. -> as `captured`"""
     from ..inference.capture.capture import run_capture, shares_floor
+    from ..inference.controls.judging_session import JudgingSession
 
-    _check_engines(request, plan)
-    with RunWriter(store, plan.header, run_id=run_id) as writer:
-        session = session_of(plan)
-        is_shared = shares_floor(plan, judge=request.judge, remedies=request.remedies)
-        with keeping(writer, request.keeps_finished) as failure:
-            failure += run_capture(
-                plan,
-                writer,
-                lambda step: say(step.side_name, step.rows_done, step.rows_total),
-                session if is_shared else None,
-            )
-        if request.kernels:
-            failure += watch_kernels(plan, writer, say)
-        if request.remedies:
-            failure += try_remedies(plan, writer, say, session)
-        if request.judge:
-            failure += judge_pairs(plan, writer, say, session)
-        say("writing the run file", 0, 0)
-        return writer.finish(only_finished=request.keeps_finished, note=" ".join(failure)), failure
-
-
-def _check_engines(request: CaptureRequest, plan: CapturePlan) -> None:
-    """Refuse what looks into a model's modules where a side is another engine's."""
     other = next((path for path in plan.paths if path.engine is not None), None)
     asked = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
     if other is not None and asked is not None:
         raise UsageError(f"--{asked} looks into transformers, and '{other}' is computed elsewhere; leave it out.")
+    with RunWriter(store, plan.header, run_id=run_id) as writer:
+        session = JudgingSession(plan.loaded, plan.token_ids)
+        is_shared = shares_floor(plan, judge=request.judge, remedies=request.remedies)
+        failures = run_capture(
+            plan,
+            writer,
+            lambda step: say(step.side_name, step.rows_done, step.rows_total),
+            session if is_shared else None,
+        )
+        failures += run_extras(request, plan, writer, say, session)
+        say("writing the run file", 0, 0)
+        return writer.finish(note=" ".join(failures)), failures
 
 
 def to_store(request: CaptureRequest) -> CaptureRequest:

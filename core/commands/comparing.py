@@ -38,62 +38,37 @@ from ..runs.sparse_run import SparseVerdict, is_sparse, pairs_of, sparse_of
 from ..runs.store.store import open_store
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import ListPair
+from . import options
 from .tables import pair_table, print_flips, print_sparse_pairs
-from .terminal.console import (
-    ComputeDtypeOption,
-    HoldsOption,
-    JsonOption,
-    JunitOption,
-    MarkdownOption,
-    ProgressOption,
-    ReferenceOption,
-    StoreOption,
-    announce,
-    check_progress,
-    err,
-    out,
-    print_json,
-    print_text,
-    steps,
-    stoppable,
-)
+from .terminal.console import announce, err, out, print_json, print_text, steps, stoppable
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 
 
 def compare(
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="A dump (npz, npy, safetensors), responses of an engine (JSON, JSONL), or the id of a stored run.",
-        ),
-    ],
+    first: Annotated[str, typer.Argument(metavar="A", help="A dump, responses (JSON, JSONL), or a run's id.")],
     second: Annotated[
         str | None, typer.Argument(metavar="[B]", help="A second dump of one array, or responses; A is the reference.")
     ] = None,
     fail_on: Annotated[
-        list[str] | None,
-        typer.Option("--fail-on", help=f"Exit with 1 if any pair has it; several, or with commas: {ALLOWED}."),
+        list[str] | None, typer.Option(help=f"Exit with 1 if any pair has it; several, or with commas: {ALLOWED}.")
     ] = None,
     bounds: Annotated[
-        Path | None, typer.Option("--bounds", help="Exit with 1 if any prompt is worse than its line in this file.")
+        Path | None, typer.Option(help="Exit with 1 if any prompt is worse than its line in this file.")
     ] = None,
     slack: Annotated[
-        float | None, typer.Option("--slack", help="With --bounds: multiply every bound by this factor. Default: 1.")
+        float | None, typer.Option(min=1, max=1e6, help="With --bounds: factor on every bound. Default: 1.")
     ] = None,
-    write_bounds: Annotated[
-        Path | None, typer.Option("--write-bounds", help="Write what every prompt measures now, for a later --bounds.")
-    ] = None,
-    junit: JunitOption = None,
-    markdown: MarkdownOption = None,
-    compute_dtype: ComputeDtypeOption = None,
-    reference: ReferenceOption = None,
-    holds: HoldsOption = None,
+    write_bounds: Annotated[Path | None, typer.Option(help="Write what every prompt measures, for --bounds.")] = None,
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
+    compute_dtype: options.ComputeDtype = None,
+    reference: options.Reference = None,
+    holds: options.Holds = None,
     variant: Annotated[str | None, typer.Option(help="The side in the summary if there are several.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Compare the sides of a dump, of two dumps, of what engines sent, or of a stored run. Files need no store.
 
@@ -102,7 +77,12 @@ def compare(
     ulpscope compare golden.npz today.npz --fail-on 'verdict,kl>0.05' --junit gate.xml
     """
     conditions = parse_conditions(fail_on or [])
-    _check_gate(conditions, bounds, slack, write_bounds, junit, markdown)
+    if bounds is not None and write_bounds is not None:
+        raise UsageError("--bounds reads a baseline and --write-bounds writes one; give one of them.")
+    if slack is not None and bounds is None:
+        raise UsageError("--slack widens the bounds of --bounds; give both.")
+    if (junit or markdown) and not conditions and bounds is None:
+        raise UsageError("--junit and --markdown report a gate; add --fail-on or --bounds.")
     known_bounds = read_bounds(bounds) if bounds is not None else None  # before gigabytes are read
     report: dict[str, Any]
     gate: GateReport | None
@@ -247,26 +227,6 @@ def _sparse_pairs(
     return None
 
 
-def _check_gate(
-    conditions: list[Condition],
-    bounds: Path | None,
-    slack: float | None,
-    write_bounds: Path | None,
-    junit: Path | None,
-    markdown: Path | None,
-) -> None:
-    """Refuse options that need one another, before anything is read."""
-    if bounds is not None and write_bounds is not None:
-        raise UsageError("--bounds reads a baseline and --write-bounds writes one; give one of them.")
-    if slack is not None and bounds is None:
-        raise UsageError("--slack widens the bounds of --bounds; give both.")
-    if slack is not None and not 1 <= slack <= 1e6:
-        raise UsageError(f"--slack {slack:g}: expected a factor from 1 up, such as 1.5.")
-    for option, path in (("--junit", junit), ("--markdown", markdown)):
-        if path is not None and not conditions and bounds is None:
-            raise UsageError(f"{option} reports a gate; add --fail-on or --bounds.")
-
-
 def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:
     """Print a gate's failures and what is undecided on stderr, write its reports; exit with 1 if it failed."""
     for kind in (FAILED, UNDECIDED):
@@ -290,28 +250,22 @@ def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_jso
 
 
 def ingest(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="A dump of two or more sides, two of one array each, responses (JSON, JSONL), or a run file (.duckdb)."
-        ),
-    ],
-    name: Annotated[str | None, typer.Option(help="What to call the run. Default: the file's name.")] = None,
-    model: Annotated[str, typer.Option(help="The model the logits come from, for the record.")] = "",
-    compute_dtype: ComputeDtypeOption = None,
-    reference: ReferenceOption = None,
-    holds: HoldsOption = None,
-    run_id: Annotated[str | None, typer.Option(hidden=True, help="The id that the run is to have.")] = None,
-    progress: ProgressOption = "bar",
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    files: Annotated[list[Path], typer.Argument(help="One or two dumps, responses (JSON, JSONL), or a run file.")],
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the file's name.")] = None,
+    model: Annotated[str, typer.Option(help="The model that the logits come from, for the record.")] = "",
+    compute_dtype: options.ComputeDtype = None,
+    reference: options.Reference = None,
+    holds: options.Holds = None,
+    run_id: Annotated[str | None, typer.Option(hidden=True, help="Id of the run.")] = None,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Import a logit dump, server responses or a run file as a run.
 
     Every bit of a dump is stored. Of a run file from elsewhere the schema and the digests of its logits are checked;
     nothing in it is executed.
     """
-    check_progress(progress)
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):

@@ -17,8 +17,8 @@ from ..judging.judge_sparse import other_weights
 from ..runs.reader import RunReader
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.store import open_store
-from .request_options import DeviceOption, RevisionOption, TrustOption
-from .terminal.console import JsonOption, RunArgument, StoreOption, Tell, out, print_json, print_text, steps, stoppable
+from . import options
+from .terminal.console import Tell, out, print_json, print_text, steps, stoppable
 from .verdicts import Load, dtype_of_lists, load_for
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -30,7 +30,7 @@ NONE_FOUND = "no simple cause found."
 
 
 def explain(
-    run_id: RunArgument,
+    run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
     model: Annotated[
         str | None,
@@ -41,11 +41,11 @@ def explain(
     dtype: Annotated[
         str | None, typer.Option(help="With --model: the dtype of the sides. Default: as it shows.")
     ] = None,
-    device: DeviceOption = None,
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    device: options.Device = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.Trust = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Look for a simple cause of a difference: a temperature, a shift, a penalty, a mask, a BOS, a coarser dtype.
 

@@ -14,17 +14,14 @@ from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..text import number
+from . import options
 from .capture_costs import print_costs
 from .capturing import load, run_plan, to_store
 from .ending import tell_end
-from .request_options import DryRunOption, takes_request
+from .options import takes_request
 from .showing import print_continuations
 from .terminal.console import (
-    JsonOption,
-    ProgressOption,
-    StoreOption,
     announce,
-    check_progress,
     err,
     out,
     print_json,
@@ -45,10 +42,10 @@ if TYPE_CHECKING:  # torch is for those who run a model
 )
 def generate(
     request: CaptureRequest,
-    dry_run: DryRunOption = False,
-    progress: ProgressOption = "bar",
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    dry_run: options.DryRun = False,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Let every path continue the same prompts greedily, on its own, and keep the logits of all of them up to where
     they part.
@@ -58,7 +55,6 @@ def generate(
 
     For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
     """
-    check_progress(progress)
     prompts_of(request)
     packaged_folder(request.model)
     target = open_store(store)
@@ -91,7 +87,7 @@ def generate(
 
 @takes_request(
     without=[
-        *("variants", "sweeps", "repeat", "tokens", "judge", "keep", "keeps_finished"),
+        *("variants", "sweeps", "repeat", "tokens", "judge", "keep"),
         *("layers", "layer_floor", "layer_positions", "kernels", "remedies"),
     ]
 )
@@ -107,9 +103,9 @@ def search(
             help="Let both sides continue each prompt by up to N tokens; 0: compare the prompt's own positions."
         ),
     ] = 0,
-    progress: ProgressOption = "bar",
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Try many prompts until two paths choose another token on some of them, and keep those as a run.
 
@@ -117,7 +113,6 @@ def search(
 
     For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3
     """
-    check_progress(progress)
     if max_prompts is not None and max_prompts < 1:
         raise UsageError(f"--max-prompts {max_prompts}: a search tries at least one prompt.")
     if flips < 1 or tokens < 0:

@@ -10,36 +10,22 @@ import typer
 
 from ..judging.inspect import understood
 from ..text import plural
+from . import options
 from .tables import sparse_side_table
-from .terminal.console import (
-    ComputeDtypeOption,
-    HoldsOption,
-    JsonOption,
-    ProgressOption,
-    ReferenceOption,
-    check_progress,
-    err,
-    out,
-    print_json,
-    print_line,
-    print_text,
-    steps,
-    table_of,
-)
+from .terminal.console import err, out, print_json, print_line, print_text, steps, table_of
 
 
 def inspect(
     files: Annotated[
         list[Path], typer.Argument(help="A dump of two or more sides, two of one array each, responses, or a run file.")
     ],
-    compute_dtype: ComputeDtypeOption = None,
-    reference: ReferenceOption = None,
-    holds: HoldsOption = None,
-    progress: ProgressOption = "bar",
-    as_json_: JsonOption = False,
+    compute_dtype: options.ComputeDtype = None,
+    reference: options.Reference = None,
+    holds: options.Holds = None,
+    progress: options.Progress = "bar",
+    as_json_: options.Json = False,
 ) -> None:
     """Show how a dump, responses or a run file is understood: sides, dtypes, shapes, tokens. Nothing is stored."""
-    check_progress(progress)
     with steps(progress) as say:
         found = understood(
             files,

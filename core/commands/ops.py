@@ -12,27 +12,15 @@ from ..runs.ops_run import OpsHeader, OpsRun, read_ops, write_ops_run
 from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers
-from .request_options import DeviceOption
-from .terminal.console import (
-    JsonOption,
-    ProgressOption,
-    StoreOption,
-    check_progress,
-    out,
-    print_json,
-    print_line,
-    steps,
-    stoppable,
-    table_of,
-    typed_command,
-)
+from . import options
+from .terminal.console import out, print_json, print_line, steps, stoppable, table_of, typed_command
 
 if TYPE_CHECKING:  # torch is for those who probe
     from ..inference.ops.probing import ProbePlan
 
 
 def ops(
-    device: DeviceOption = None,
+    device: options.Device = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(help="float32, bfloat16 or float16; may be given several times. Default: float32 and bfloat16."),
@@ -49,9 +37,9 @@ def ops(
     name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Store the probes as a run.")] = True,
     show: Annotated[str | None, typer.Option(metavar="RUN", help="Probe nothing: print a stored run.")] = None,
-    progress: ProgressOption = "bar",
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Probe this machine's torch operations: is a call the same from run to run, at every batch size, at every row?
 
@@ -60,7 +48,6 @@ def ops(
 
     For example:  ulpscope ops --quick   or   ulpscope ops --device cuda --model sample_runs/model
     """
-    check_progress(progress)
     target = open_store(store)
     if show:
         _print(read_ops(target, show), as_json_)

@@ -18,22 +18,10 @@ from ..prompt_files import given_prompts
 from ..runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
 from ..runs.store.store import Store, open_store
 from ..text import shown
-from .request_options import takes_request
+from . import options
+from .options import takes_request
 from .tables import print_sparse_pairs
-from .terminal.console import (
-    JsonOption,
-    ProgressOption,
-    StoreOption,
-    Tell,
-    announce,
-    check_progress,
-    err,
-    print_json,
-    print_line,
-    print_text,
-    steps,
-    stoppable,
-)
+from .terminal.console import Tell, announce, err, print_json, print_line, print_text, steps, stoppable
 from .terminal.stopping import EXIT_CODE, SENTENCE
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
@@ -54,9 +42,9 @@ def probe(
     request: ProbeRequest,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and send nothing.")] = False,
     ask_key: Annotated[bool, typer.Option("--ask-key", help="Ask for the key on the terminal.")] = False,
-    progress: ProgressOption = "bar",
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. What it sent is kept as a run.
 
@@ -65,7 +53,6 @@ def probe(
 
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """
-    check_progress(progress)
     from ..probing.client import Budget
     from ..probing.plan import told
 

@@ -14,7 +14,8 @@ from ..runs.importing import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
 from ..text import shown
-from .terminal.console import JsonOption, StoreOption, err, out, print_json, print_text, steps, stoppable
+from . import options
+from .terminal.console import err, out, print_json, print_text, steps, stoppable
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 
@@ -42,8 +43,8 @@ def push(
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to keep trying while the server cannot be reached.")
     ] = 300.0,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Send a run or a dump to a server and print its link there. The server checks it as it checks anything from
     outside.

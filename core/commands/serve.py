@@ -18,7 +18,8 @@ from ..configuration import FILE_NAME, VARIABLE, SignIn, as_json, configuration,
 from ..errors import ConfigurationError, ExtraError, UsageError
 from ..hosting import credentials, start, tokens
 from ..runs.store.store import open_store
-from .terminal.console import JsonOption, StoreOption, err, out, print_json
+from . import options
+from .terminal.console import err, out, print_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,8 +42,8 @@ def serve(
         str | None, typer.Option(metavar="NAME", help="Make and print a token for a member; then end.")
     ] = None,
     revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke a token; then end.")] = None,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Serve the dashboard. Refuses to be open to others without a sign-in (docs/hosting.md)."""
     if hash_password:

@@ -39,12 +39,13 @@ from ..runs.views.layers import (
 )
 from ..runs.views.request import asks_for, how_to_have
 from ..text import number, percent, plural, three_digits
+from . import options
 from .tables import pair_table, print_flips, print_sparse_pairs, sparse_side_table
-from .terminal.console import JsonOption, RunArgument, StoreOption, out, print_json, print_text, table_of
+from .terminal.console import out, print_json, print_text, table_of
 
 
 def show(
-    run_id: RunArgument,
+    run_id: options.Run,
     layers: Annotated[
         bool, typer.Option("--layers", help="Show which module differs first, and each module's noise ratio.")
     ] = False,
@@ -66,8 +67,8 @@ def show(
         bool, typer.Option("--differing", help="With --kernels: only kernels that one side launches more often.")
     ] = False,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Show a run: where it comes from, its sides and their digests, its pairs and flips.
 

@@ -22,14 +22,15 @@ from ..runs.store.store import Store, open_store
 from ..runs.topk.export import write_lines
 from ..runs.views.headline import multiple
 from ..text import number, plural, size
-from .terminal.console import JsonOption, RunArgument, StoreOption, err, out, print_json, print_text, table_of
+from . import options
+from .terminal.console import err, out, print_json, print_text, table_of
 
 
 def list_(
     deleted: Annotated[bool, typer.Option("--deleted", help="List the runs deleted within a week instead.")] = False,
     all_: Annotated[bool, typer.Option("--all", help="List runs too that a judged run replaces.")] = False,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """List the stored runs, newest first, sample runs included. A judged run stands for the run that it judges."""
     target = open_store(store)
@@ -98,13 +99,13 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
 
 
 def export(
-    run_id: RunArgument,
+    run_id: options.Run,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Where to write: FILE.npz, or JSON lines of what was sent.")
     ],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Write every side of a run back to an npz, in the exact bits and dtype it came in; of what a server sent, to JSON
     lines with every digit.
@@ -125,13 +126,13 @@ def export(
 
 
 def label(
-    run_id: RunArgument,
+    run_id: options.Run,
     tag: Annotated[list[str] | None, typer.Option(help="Add this tag; may be given several times.")] = None,
     remove_tag: Annotated[list[str] | None, typer.Option(help="Remove this tag; may be given several times.")] = None,
     note: Annotated[str | None, typer.Option(help="Replace the note; '' removes it.")] = None,
     pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Mark the run as one to keep.")] = None,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Tag a run, write a note on it, pin it; with no option, show what it has. The run file does not change."""
     target = open_store(store)
@@ -157,8 +158,8 @@ def delete(
     for_good: Annotated[
         bool, typer.Option("--for-good", help="Remove the files now; runs deleted before can be named too.")
     ] = False,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Delete runs; `--restore` brings them back within a week, with their tags and notes. Sample runs are refused."""
     if restore and for_good:

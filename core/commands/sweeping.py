@@ -25,23 +25,10 @@ from ..sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
 from ..text import plural, shown, size, three_digits
+from . import options
 from .capturing import plan_of
 from .computing import compute_cell, outcome_of
-from .request_options import EngineOption
-from .terminal.console import (
-    JsonOption,
-    JunitOption,
-    MarkdownOption,
-    StoreOption,
-    Tell,
-    err,
-    out,
-    print_json,
-    print_text,
-    steps,
-    stoppable,
-    table_of,
-)
+from .terminal.console import Tell, err, out, print_json, print_text, steps, stoppable, table_of
 
 _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
@@ -73,11 +60,11 @@ def sweep(
         list[str] | None,
         typer.Option(help="changed, bug, flips; separate several with commas. Exit code 1 if a cell has one."),
     ] = None,
-    junit: JunitOption = None,
-    markdown: MarkdownOption = None,
-    engine: EngineOption = None,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
+    engine: options.Engine = None,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Run the missing cells of a sweep: models x paths x dtypes x engines, each cell a run of the store.
 

@@ -22,8 +22,8 @@ from ..runs.file.records import FAILING, UNDECIDED
 from ..runs.reader import RunReader
 from ..runs.sparse_run import SparseRun, SparseVerdict, is_sparse, sparse_of, write_sparse_run
 from ..runs.store.store import Store, open_store
-from .request_options import DeviceOption, RevisionOption, TrustOption
-from .terminal.console import JsonOption, RunArgument, StoreOption, out, print_json, print_text, steps, stoppable
+from . import options
+from .terminal.console import out, print_json, print_text, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
@@ -35,7 +35,7 @@ _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def verdict(
-    run_id: RunArgument,
+    run_id: options.Run,
     rerun: Annotated[
         Files,
         typer.Option(
@@ -69,14 +69,14 @@ def verdict(
             "--mixture-of-experts", help="The rows of a batch share experts: other neighbours may change bits."
         ),
     ] = False,
-    device: DeviceOption = None,
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
+    device: options.Device = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.Trust = False,
     name: Annotated[
         str | None, typer.Option(help="What to call the judged run. Default: its name, and 'judged'.")
     ] = None,
-    store: StoreOption = None,
-    as_json_: JsonOption = False,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Print a run's verdict with its evidence; with controls, judge an uploaded run and store it with the new verdict.
 

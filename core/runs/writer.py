@@ -37,7 +37,7 @@ from .tables.positions import position_rows, side_position_rows, top_token_rows
 from .tables.prompts import insert_prompts, insert_used_vocabulary
 from .tables.remedies import RemedyRow, insert_remedies
 from .tables.run import insert_run
-from .tables.schema import create_tables, delete_sides
+from .tables.schema import create_tables
 from .tables.sides import insert_sides
 from .tables.verdicts import insert_evidence
 
@@ -334,15 +334,6 @@ class RunWriter:
         self._keep_figures("side_position", side_position_rows(side, places, figures))
         self._keep_figures("top_token", top_token_rows(side, places, figures))
 
-    @property
-    def finished_sides(self) -> tuple[str, ...]:
-        """The sides that have all their rows, up to the first that has not: what `finish(only_finished=True)` would
-        keep.
-        """
-        whole = [done == self.header.rows for done in self._rows_done]
-        count = len(whole) if all(whole) else whole.index(False)
-        return tuple(side.name for side in self.header.sides[:count])
-
     def totals(self, pair: int) -> PairTotal:
         """The sums of a pair, once `figures` has been asked for."""
         return self._totals[pair]
@@ -360,14 +351,11 @@ class RunWriter:
         self._insert_figures()
         return Figures(self._open_database(), self.header)
 
-    def finish(self, *, only_finished: bool = False, note: str = "") -> str:
+    def finish(self, *, note: str = "") -> str:
         """Write summaries and provenance, put the file in its place, return the run's id.
 
-        only_finished: the sides from the first unfinished one on are taken out again, and the run is as if they had
-        never been asked for; at least two must remain. note: what the run says of it, added to the header's own.
+        note: added to the header's own.
         """
-        if only_finished:
-            self._keep(len(self.finished_sides))
         header, database = self.header, self._open_database()
         for side, done in zip(header.sides, self._rows_done, strict=True):
             if done != header.rows:
@@ -392,17 +380,6 @@ class RunWriter:
         self._place()
         self._leave()
         return self.run_id
-
-    def _keep(self, count: int) -> None:
-        """Take out every row of the sides from number `count` on."""
-        header, database = self.header, self._open_database()
-        if count < 2:
-            raise UsageError(f"run '{header.name}': {count} of its sides finished; a run needs at least two.")
-        self._storing.drain()
-        self._insert_figures()
-        delete_sides(database, count)
-        self.header = replace(header, sides=header.sides[:count])
-        del self._rows_done[count:], self._hashes[count:], self._totals[count - 1 :]
 
     def _place(self) -> None:
         """An interrupt that comes after the run has got its name comes too late: nobody shall be told that nothing was

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from core.capture_request import CaptureRequest
-from core.commands.request_options import takes_request
+from core.commands.options import takes_request
 from core.errors import UsageError
 from tests.shell import words_of
 
@@ -28,7 +28,7 @@ REQUESTS = [
         {"kernels": True, "remedies": True, "judge": True},
         {"tokens": 32, "judge": True},
         {"device": "cuda:0", "dtype": "float32", "revision": "main", "trust_remote_code": True},
-        {"keeps_finished": True, "name": "-odd"},
+        {"judge": True, "name": "-odd"},
     )
 ]
 

@@ -1,4 +1,4 @@
-"""Output of every command: tables and notes for people, JSON for programs, progress for both; how a command stops."""
+"""Output of every command: tables and notes for people, JSON for programs, progress for both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import typer
 from rich.console import Console
@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ...command_name import COMMAND, shell_command
-from ...errors import UsageError
 from ...runs.store.partial import remove_living
 from ...runs.store.store import open_store
 from ...text import duration, legible
@@ -36,34 +35,6 @@ out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  #
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
 _UNBROKEN = ("run", "cell")  # columns of ids, to copy
-
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        help="Directory of run files, or a URL such as s3://. Default: $ULPSCOPE_STORE, else the clone's runs/.",
-    ),
-]
-ComputeDtypeOption = Annotated[
-    str | None, typer.Option(help="float32, float16 or bfloat16. Default: declared, else detected.")
-]
-ReferenceOption = Annotated[
-    str | None, typer.Option(help="The side the others are compared with. Default: 'reference', else the first.")
-]
-ProgressOption = Annotated[
-    str, typer.Option(help="'bar' on a terminal, a line every ten seconds elsewhere, or 'json': lines of JSON.")
-]
-HoldsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="'logits': take arrays for logits that look like log-probabilities of chosen tokens. 'padded': cut"
-        " sides with a padded vocabulary to the tokens that all of them have."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-JunitOption = Annotated[Path | None, typer.Option("--junit", help="Write the gate as JUnit XML.")]
-MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Append the gate as Markdown to a file.")]
 
 
 def print_json(value: Any) -> None:
@@ -105,7 +76,7 @@ def announce(run_id: str, store: str | Path | None, progress: str = "bar", as_js
     elif as_json_:
         print_json({"run_id": run_id})
     else:
-        out.print(run_id, markup=False)
+        print_text(run_id)
         print_text(f"stored in {open_store(store).address}", err)
 
 
@@ -118,13 +89,8 @@ def stoppable(
         with stopping(leave_nothing, says):
             yield
     except KeyboardInterrupt:
-        err.print(says(), markup=False)
+        print_text(says(), err)
         raise typer.Exit(EXIT_CODE) from None
-
-
-def check_progress(progress: str) -> None:
-    if progress not in ("bar", "json"):
-        raise UsageError(f"--progress '{progress}' is not known; expected bar or json.")
 
 
 class Tell(Protocol):
@@ -137,7 +103,24 @@ class Tell(Protocol):
 def steps(kind: str = "bar") -> Iterator[Tell]:
     """Show the progress of long work: JSON lines on stdout; on stderr a bar, or lines if that is not a terminal."""
     if kind == "bar" and sys.stderr.isatty():
-        with _bar() as tell:
+        left = TextColumn("left")
+        amounts = TextColumn("{task.fields[amount]}")
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            amounts,
+            TimeElapsedColumn(),
+            left,
+            TimeRemainingColumn(),
+        )
+        # rich sends what is written to stdout to the bar's console: wrong if stdout is a file
+        with Progress(*columns, console=err, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+            task = bar.add_task("", total=None, amount="")
+
+            def tell(stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
+                amount = f"{done:,}/{total:,} {unit}" if total else ""
+                bar.update(task, description=escape(stage), completed=done, total=total or None, amount=amount)
+
             yield tell
         return
     began = last_time = time.monotonic()
@@ -156,27 +139,6 @@ def steps(kind: str = "bar") -> Iterator[Tell]:
         last_stage, last_time = stage, now
 
     yield print_step
-
-
-@contextmanager
-def _bar() -> Iterator[Tell]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    # rich sends what is written to stdout to the bar's console: wrong if stdout is a file
-    with Progress(*columns, console=err, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
-        task = bar.add_task("", total=None, amount="")
-
-        def tell(stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
-            amount = f"{done:,}/{total:,} {unit}" if total else ""
-            bar.update(task, description=escape(stage), completed=done, total=total or None, amount=amount)
-
-        yield tell
 
 
 def typed_command() -> str:

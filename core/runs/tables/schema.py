@@ -72,11 +72,3 @@ def check_tables(database: Database) -> None:
         run.read_run(database, "vocab")
     if missing := sorted(TABLES.keys() - there):
         raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
-
-
-def delete_sides(database: Database, first: int) -> None:
-    """Rows of side number `first` and those after it, and of their pairs."""
-    for table in TABLES.values():
-        for column, number in (("side", first), ("pair", first - 1)):
-            if column in table.names:
-                database.execute(f"DELETE FROM {table.name} WHERE {column} >= ?", [number])

@@ -1,4 +1,4 @@
-"""`capture`: prompts from files and chats, dry runs, and what is kept where a side fails."""
+"""`capture`: prompts from files and chats, and dry runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,44 +97,6 @@ def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp
     assert foreseen["logits_bytes"] < stored < 1.5 * foreseen["logits_bytes"] + 2_000_000  # and its vocabulary
     assert foreseen["devices"][0]["device"] == "cpu"
     assert foreseen["name"] == shown["name"]
-
-
-@pytest.fixture
-def out_of_memory(monkeypatch):
-    """The base `static` gives a few positions and then runs out of memory, as a device does."""
-    import torch
-
-    from core.inference.paths.bases import BASES
-
-    plain = BASES["static"].compute
-
-    def failing(batch, emit, *values):
-        def until_full(position, logits):
-            if position == 3:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            emit(position, logits)
-
-        plain(batch, until_full, *values)
-
-    monkeypatch.setitem(BASES, "static", replace(BASES["static"], compute=failing))
-
-
-def test_where_a_later_side_fails_those_before_it_are_kept_with_the_same_bits(cli, tmp_path, out_of_memory):
-    asked = ["capture", *MODEL, "--prompt", WALK, "--prompt", WALK * 2, "--json"]
-    done = cli(*asked, "--variant", "decode", "--variant", "static", "--variant", "chunked:4", "--keep-finished")
-    assert done.returncode == 2
-    kept = json.loads(cli("show", json.loads(done.stdout)["run_id"], "--json").stdout)
-    assert [side["name"] for side in kept["sides"]] == ["prefill", "decode"]
-    reason = "path 'static': out of memory"
-    assert reason in kept["note"]
-    assert "without 'static', 'chunked:4': 2" in kept["note"]
-    assert f"error: {kept['note']}\n" == done.stderr
-    alone = cli(*asked, "--variant", "decode")
-    shown = json.loads(cli("show", json.loads(alone.stdout)["run_id"], "--json").stdout)
-    assert [side["sha256"] for side in kept["sides"]] == [side["sha256"] for side in shown["sides"]]
-    assert {key: kept[key] for key in ("summary", "ulp_histogram", "flips")} == {
-        key: shown[key] for key in ("summary", "ulp_histogram", "flips")
-    }
 
 
 @pytest.mark.thorough

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from core.commands.request_options import takes_request
+from core.commands.options import takes_request
 from core.errors import UsageError
 from core.probing.plan import Plan
 from core.probing.request import ProbeRequest

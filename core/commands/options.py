@@ -1,0 +1,99 @@
+"""Options that several commands share, and the fields of a request as options of a command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from typer import Argument, Option
+
+from ..capture_request import CaptureRequest
+from ..request_fields import Request, field_of, option_of
+
+
+def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
+    """Return the option (or the argument) of one field of a request."""
+    each = field_of(of, name)
+    if each.metadata["is_argument"]:
+        return Argument(metavar=name.upper(), help=each.metadata["help"])
+    return Option(option_of(each), help=each.metadata["help"], min=each.metadata["lowest"])
+
+
+Run = Annotated[str, Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
+Store = Annotated[str | None, Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': a line of JSON for every stage.")]
+Junit = Annotated[Path | None, Option("--junit", help="Write the gate as JUnit XML.")]
+Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate as Markdown to a file.")]
+ComputeDtype = Annotated[str | None, Option(help="float32, float16 or bfloat16. Default: declared or detected.")]
+Reference = Annotated[str | None, Option(help="Side to compare the others with. Default: 'reference' or first.")]
+Holds = Annotated[
+    str | None,
+    Option(
+        help="'logits': arrays that look like log-probabilities of chosen tokens are logits. 'padded': cut a padded"
+        " vocabulary to the tokens that all sides have."
+    ),
+]
+Device = Annotated[str | None, request_option("device")]
+Revision = Annotated[str | None, request_option("revision")]
+Trust = Annotated[bool, request_option("trust_remote_code")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print forwards, memory and disk; run nothing.")]
+Engine = Annotated[
+    list[str] | None,
+    Option(
+        "--engine",
+        help="NAME=PYTHON: interpreter that has an engine; NAME=PYTHON,ADAPTER.py: an engine of your own;"
+        " NAME=FOLDER: tensor dumps, replayed.",
+    ),
+]
+
+
+def takes_request(
+    of: type[Request] = CaptureRequest,
+    *,
+    without: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    **preset: Any,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate `command(request, *, ...)`: the fields of a request become options, ahead of the command's own.
+
+    without: fields that are no options; preset: fields that the command sets; defaults: of this command only.
+    """
+    defaults = defaults or {}
+    asked = [each for each in fields(of) if each.name not in without and each.name not in preset]
+    hints = get_type_hints(of)
+
+    def parameter(name: str, default: Any) -> inspect.Parameter:
+        declared = hints[name]
+        if get_origin(declared) is tuple:
+            declared, default = list[get_args(declared)[0]] | None, None  # type: ignore[misc]
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is MISSING else default,
+            annotation=Annotated[declared, request_option(name, of)],
+        )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [parameter(each.name, defaults.get(each.name, each.default)) for each in asked]
+        parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+
+        def called(**given: Any) -> None:
+            values = {each.name: given.pop(each.name) for each in asked if each.name in given}
+            values = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in values.items()
+                if value is not None
+            }
+            command(of(**{**defaults, **values, **preset}), **given)
+
+        called.__doc__, called.__name__ = command.__doc__, command.__name__
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return decorate
