@@ -4,10 +4,9 @@ import time
 
 import streamlit as st
 
-from app.capture import PAGE, costs, parts
-from app.capture.recent_models import remember_model
+from app.capture import PAGE, parts
 from app.hosting import members
-from app.shell import store_cache, store_changes, widgets
+from app.shell import store_changes, widgets
 from app.shell.job_list import counted, job_list
 from app.shell.jobs import ANY_DEVICE, GETTING
 from app.shell.widgets import PAGES
@@ -27,26 +26,23 @@ if st.session_state.get("opened"):
 if not members.may_change():
     job_list(jobs)
 members.stop_if_read_only()
-parts.remembered()
 # Each part has its place from the start of a run: a list that draws itself again must not move by what is above it,
 # or Streamlit writes it where no place is yet, which breaks the page.
 form_place, start_place, costs_place, typed_place, jobs_place = (st.container() for _ in range(5))
 with form_place:
     form = parts.choose()
+answer = parts.look_up(form) if form.missing is None else None
 start, shown = start_place.columns([1, 4], vertical_alignment="center")
 if widgets.pressed(
     start.button, "Capture", "capture_start", type="primary", disabled=form.missing is not None, width="stretch"
 ):
-    answer = costs.look_up(form)
     device = str(answer.costs["device"]) if answer is not None and answer.costs else form.request.device or ANY_DEVICE
     store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
-    remember_model(store_cache.store().directory, form.request.model)
     time.sleep(0.1)  # so that the list below shows it started
 shown.caption(form.missing or "What it will run and cost is below.")
 if form.missing is None:
-    awaited = costs.look_up(form)
     with costs_place:
-        st.fragment(costs.section, run_every=None if awaited is not None and awaited.is_fresh else 0.5)(form)
+        st.fragment(parts.costs, run_every=None if answer is not None and answer.is_fresh else 0.5)(form)
 with typed_place.expander("The same on the command line"):
     widgets.code_block(form.typed, wraps=True)
 with jobs_place:

@@ -1,278 +1,207 @@
-"""Parts of the Capture page: its form, which comes back as it was left."""
+"""Parts of the Capture page: its form, which comes back as it was left, and what it would run and cost."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import pandas as pd
 import streamlit as st
 
-from app.capture import getting
-from app.capture.form import CaptureForm, is_small, split_prompts
-from app.capture.preview import previews
-from app.capture.recent_models import SHIPPED, recent_models
-from app.shell import store_cache, widgets
-from app.shell.jobs import ANY_DEVICE, PromptFile
+from app.capture.form import CaptureForm, split_prompts
+from app.capture.preview import Answer, previews
+from app.shell import store_cache, store_changes, widgets
+from app.shell.jobs import ANY_DEVICE, GETTING, PromptFile
 from core.capture_request import CaptureRequest
-from core.packaged_models import PACKAGED, is_here
-from core.text import file_name, is_seen, size
+from core.packaged_models import PACKAGED, PackagedModel, is_here
+from core.runs.file.kept import takes
+from core.text import file_name, is_seen, plural, size
 
-BASES = [
-    "prefill",
-    "decode",
-    "blocks:16",
-    "reuse:16",
-    "chunked:16",
-    "static",
-]  # type to give another; docs/paths.md has all
-SUGGESTED = [
-    "decode",
-    "prefill+batch:8",
-    "decode+batch:2",
-    "decode+batch:8",
-    "chunked:16",
-    "reuse:16",
-    "blocks:16",
-    "static",
-    "prefill",
-]
+SHIPPED = "sample_runs/model"
+BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # docs/paths.md has all
+SUGGESTED = ["decode", "prefill+batch:8", "decode+batch:2", "decode+batch:8", *BASES[4:1:-1], *BASES[5:], "prefill"]
 SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
-FILE_MB = 50  # of prompts; a viewer's file is held in memory
 KV = {"auto": None, "always": True, "never": False}
 KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: figures only"}
-BESIDE = {  # what is run beside the sides: the label of its box and what it takes
-    "judge": (
-        "Judge it: rounding, or a bug?",
-        "runs the checks of the verdict too: several times the work of the capture",
-    ),
+MORE = {  # what can run beside the sides: label of its box, what it takes
+    "judge": ("Judge it: rounding, or a bug?", "runs the checks of the verdict: several times the work of the capture"),
     "layers": (
         "Compare what every module puts out (Layers)",
-        (
-            "embedding, norms, projections, attention, MLP and the stream after each block, beside their rounding"
-            " floor: about twice the work"
-        ),
+        "embedding, norms, projections, attention, MLP and residual stream, with their noise floor: twice the work",
     ),
-    "kernels": ("Watch which kernels run (Kernels)", "every path once more on the first prompt, under the profiler"),
+    "kernels": ("Record which kernels run (Kernels)", "every path once more on the first prompt, under the profiler"),
     "remedies": (
-        "Test fixes (Overview, Remedies)",
-        (
-            "every pair again in float32, with math attention, with sums in one order and so on, and timed: many times"
-            " the work"
-        ),
+        "Test mitigations (Overview)",
+        "every pair again in float32, with math attention, in one order of summation and so on, timed: many times the"
+        " work",
     ),
 }
-FIRST = {
-    "model": SHIPPED,
-    "source": "typed",
-    "prompts": SAMPLE,
-    "chat": False,
-    "system": "",
-    "reference": "prefill",
-    "variants": ["decode"],
-    "sweep": "",
-    "mode": SCORE,
-    "tokens": 64,
-    "repeat": 1,
-    "kv": "auto",
-    "dtype": "bfloat16",
-    "device": ANY_DEVICE,
-    "keep": False,
-    "judge": True,
-    "kept_logits": "all",
-    "layers": False,
-    "kernels": False,
-    "remedies": False,
-    "name": "",
-}
-
-
-def remembered() -> None:
-    """Restore what the widgets hold, which they forget when another page is opened: this page comes back as it was
-    left.
-    """
-    if "capture_model" not in st.session_state:
-        st.session_state["capture_shows_file"] = False
-    kept = st.session_state.setdefault("capture_kept", dict(FIRST))
-    for key, first in FIRST.items():
-        st.session_state.setdefault(f"capture_{key}", kept.get(key, first))
-    if st.session_state["capture_device"] not in (ANY_DEVICE, *previews().devices):
-        st.session_state["capture_device"] = ANY_DEVICE
+_FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left
 
 
 def choose() -> CaptureForm:
     """Draw the form and return its values."""
     left, right = st.columns(2, gap="medium")
     with left:
-        given, file = _choose_model()
+        model = st.selectbox(
+            "Model",
+            models := _models(),
+            models.index(SHIPPED),
+            accept_new_options=True,
+            key="capture_model",
+            help="a folder or .gguf file on this machine, or a hub id; type to add one",
+            **_FIELD,
+        )
+        model = (model or "").strip()
+        if (packaged := PACKAGED.get(model)) is not None and not is_here(packaged):
+            _offer(packaged)
+        prompts, file = _choose_prompts()
+        is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat", **_FIELD)
+        system = st.text_input("System message", key="capture_system", **_FIELD) if is_chat else ""
     with right:
-        paths, work, machine = _choose_paths(), _choose_work(), _choose_machine()
-    kept = _choose_kept(work["tokens"])
-    st.session_state["capture_kept"] |= {
-        key: st.session_state[f"capture_{key}"] for key in FIRST if f"capture_{key}" in st.session_state
-    }
-    return CaptureForm(CaptureRequest(**given, **paths, **work, **machine, **kept), file)
+        asked = {**_choose_paths(), **_choose_machine()}
+    asked |= _choose_more(asked["tokens"])
+    request = CaptureRequest(model=model, prompts=prompts, is_chat=is_chat, system=system.strip() or None, **asked)
+    return CaptureForm(request, file)
 
 
 def _models() -> list[str]:
-    """Models to choose from: those tried here, those of stored runs but for names that cannot be seen, the one that is
-    shipped, and those that a package brings.
-    """
-    cards, _ = store_cache.cards()
-    stored = [card.model for card in cards if card.model and is_seen(card.model)]
-    now = [st.session_state["capture_model"]] if st.session_state["capture_model"] else []
-    return list(dict.fromkeys([*now, *recent_models(store_cache.store().directory), *stored, SHIPPED, *PACKAGED]))
+    """Models to choose from: the chosen one, those of stored runs, the one that is shipped, those of packages."""
+    stored = [card.model for card in store_cache.cards()[0] if card.model and is_seen(card.model)]
+    now = st.session_state.get("capture_model")
+    return list(dict.fromkeys([*([now] if now else []), *stored, SHIPPED, *PACKAGED]))
 
 
-def _choose_model() -> tuple[dict[str, Any], PromptFile | None]:
-    """Draw the choice of a model and of prompts; return the request's fields of it, and what was dropped."""
-    model = st.selectbox(
-        "Model",
-        _models(),
-        accept_new_options=True,
-        key="capture_model",
-        on_change=_judge_if_small,
-        help="a folder or .gguf file on this machine, or a hub id; type to add one",
-    )
-    if (packaged := PACKAGED.get((model or "").strip())) is not None and not is_here(packaged):
-        getting.offer(packaged)
-    prompts, file = _choose_prompts()
-    is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat")
-    system = st.text_input("System message", key="capture_system", placeholder="none") if is_chat else ""
-    return {
-        "model": (model or "").strip(),
-        "prompts": prompts,
-        "is_chat": is_chat,
-        "system": system.strip() or None,
-    }, file
-
-
-def _judge_if_small() -> None:
-    st.session_state["capture_judge"] = is_small((st.session_state["capture_model"] or "").strip())
+def _offer(model: PackagedModel) -> None:
+    """Draw the button that gets a model which is not here; the list of jobs shows how that goes."""
+    jobs = [job for job in store_changes.jobs().all() if job.arguments == ("model", model.name)]
+    if jobs and not jobs[0].is_over:
+        st.caption("On its way, see below.")
+        return
+    if widgets.pressed(
+        st.button, f"Get {model.title} ({size(model.wheel_bytes)})", "capture_get", icon=":material/download:"
+    ):
+        store_changes.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
+        st.rerun()
+    st.caption(f"It is not on this machine yet. pip brings it, as `{model.package}=={model.version}`.")
 
 
 def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
     """Draw the choice of prompts and return what was typed, or what was dropped."""
-    source = st.segmented_control("Prompts", ["typed", "a file"], key="capture_source", required=True)
+    source = st.segmented_control("Prompts", ["typed", "a file"], default="typed", required=True, key="capture_source")
+    about = "a line of three dashes (---) separates prompts"
     if source == "typed":
-        text = st.text_area(
-            "Prompts",
-            height=196,
-            key="capture_prompts",
-            label_visibility="collapsed",
-            help="a line of three dashes (---) separates prompts",
-        )
-        return split_prompts(text), None
-    dropped = st.file_uploader(
-        "A file of prompts",
-        type=["txt", "jsonl"],
-        max_upload_size=FILE_MB,
-        key="capture_file",
-        label_visibility="collapsed",
-        help=".jsonl: an object a line with prompt, text, token_ids or messages; any other file: one prompt a line",
-    )
-    if dropped is not None:
-        st.session_state["capture_dropped"] = PromptFile(file_name(dropped.name), dropped.getvalue())
-    elif st.session_state.get("capture_shows_file"):  # it was there a moment ago, so somebody took it away
-        st.session_state.pop("capture_dropped", None)
-    st.session_state["capture_shows_file"] = dropped is not None
-    file = st.session_state.get("capture_dropped")
-    if file is None:
-        st.caption(
-            ".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line."
-        )
-    elif dropped is None:
-        st.caption(
-            f"{widgets.escaped(file.name)}, {size(len(file.content))}, as dropped before; drop another to replace it."
-        )
-    return (), file
+        look: dict[str, Any] = {"height": 196, "label_visibility": "collapsed", "help": about}
+        return split_prompts(st.text_area("Prompts", SAMPLE, key="capture_prompts", **look, **_FIELD)), None
+    about = ".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line."
+    file = st.file_uploader("A file of prompts", ["txt", "jsonl"], max_upload_size=50, key="capture_file", help=about)
+    return (), None if file is None else PromptFile(file_name(file.name), file.getvalue())
 
 
 def _choose_paths() -> dict[str, Any]:
-    reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference")
+    """Draw which paths run and how often."""
+    reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference", **_FIELD)
     variants = st.multiselect(
         "Variant paths",
-        list(dict.fromkeys([*SUGGESTED, *st.session_state["capture_variants"]])),
+        list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())])),
+        ["decode"],
         accept_new_options=True,
         key="capture_variants",
         help=(
             "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache,"
-            " batch:N puts N-1 other prompts beside yours; type any other path of docs/paths.md, such as"
+            " batch:N puts N-1 other prompts into the batch; type any other path of docs/paths.md, such as"
             " decode+threads:1 or prefill+attn:eager, or one of another engine, such as llamacpp:decode"
             " (docs/engines.md)"
         ),
+        **_FIELD,
     )
     sweep = st.text_input(
         "Sweep of the reference",
         key="capture_sweep",
         placeholder="batch=1,2,3,4,8",
         help="a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size",
+        **_FIELD,
+    ).strip()
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    about = (
+        "score: logits at every position of the prompts. continue: each side goes on by its own argmax; where two sides"
+        " diverge, both texts and their logits there are kept"
     )
+    mode = left.selectbox("What to do", [SCORE, CONTINUE], key="capture_mode", help=about, **_FIELD)
+    tokens, repeat = 0, 1
+    if mode == CONTINUE:
+        tokens = int(right.number_input("by tokens, at most", 1, 4096, 64, key="capture_tokens", **_FIELD))
+    else:
+        about = "with reuse:N or blocks:N the first call is fresh and the later ones read its cache"
+        repeat = int(right.number_input("Calls of each path", 1, 64, key="capture_repeat", help=about, **_FIELD))
     return {
         "reference": reference or "",
         "variants": tuple(variants),
-        "sweeps": (sweep.strip(),) if sweep.strip() else (),
+        "sweeps": (sweep,) if sweep else (),
+        "tokens": tokens,
+        "repeat": repeat,
     }
-
-
-def _choose_work() -> dict[str, Any]:
-    mode_field, count_field = st.columns([3, 2], vertical_alignment="bottom")
-    mode = mode_field.selectbox(
-        "What to do",
-        [SCORE, CONTINUE],
-        key="capture_mode",
-        help=(
-            "score: logits at every position of the prompts. continue: each side goes on by its own argmax; where"
-            " two sides part, both texts and the logits that parted them are kept"
-        ),
-    )
-    if mode == CONTINUE:
-        tokens = int(count_field.number_input("by tokens, at most", 1, 4096, key="capture_tokens"))
-        repeat = 1
-    else:
-        tokens = 0
-        repeat = int(
-            count_field.number_input(
-                "Calls of each path",
-                1,
-                64,
-                key="capture_repeat",
-                help=(
-                    "separate calls, one after another: with reuse:N or blocks:N the first is fresh and the later"
-                    " ones read its cache"
-                ),
-            )
-        )
-    return {"tokens": tokens, "repeat": repeat}
 
 
 def _choose_machine() -> dict[str, Any]:
     first, second, third = st.columns([3, 3, 4])
-    dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype")
-    device = second.selectbox("Device", [ANY_DEVICE, *previews().devices], key="capture_device")
-    kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help="auto: where a path reads one")
+    dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype", **_FIELD)
+    device = second.selectbox("Device", [ANY_DEVICE, *previews().devices], key="capture_device", **_FIELD)
+    about = "auto: if a path reads one"
+    kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help=about, **_FIELD)
     return {"dtype": dtype, "device": None if device == ANY_DEVICE else device, "kv": KV[kv]}
 
 
-def _choose_kept(tokens: int) -> dict[str, Any]:
-    """Draw what the run is called, keeps and has beside its sides: nothing where it generates `tokens`."""
-    name_field, keep_field = st.columns(2, gap="medium", vertical_alignment="bottom")
-    name = name_field.text_input("Name of the run", placeholder="model: reference against variants", key="capture_name")
-    kept = name_field.selectbox(
-        "Logits to keep",
-        list(KEPT),
-        format_func=KEPT.__getitem__,
-        key="capture_kept_logits",
-        help=(
-            "figures and digests are always of all logits; without them no differences, ranks or causes can be looked"
-            " up later, and the run cannot be taken in by another store"
-        ),
+def _choose_more(tokens: int) -> dict[str, Any]:
+    """Draw what the run is called, stores and has beside its sides: only a verdict if it generates `tokens`."""
+    left, right = st.columns(2, gap="medium", vertical_alignment="bottom")
+    name = left.text_input(
+        "Name of the run", placeholder="model: reference against variants", key="capture_name", **_FIELD
     )
-    beside = {
-        key: keep_field.checkbox(label, key=f"capture_{key}", disabled=bool(tokens) and key != "judge", help=what)
-        for key, (label, what) in BESIDE.items()
-    }
-    return {
-        "name": name.strip() or None,
-        "keep": kept,
-        **{key: is_asked and (not tokens or key == "judge") for key, is_asked in beside.items()},
-    }
+    about = "figures and digests are always of all logits; without them no single logits can be looked up later"
+    keep = left.selectbox(
+        "Logits to keep", list[Any](KEPT), format_func=KEPT.__getitem__, key="capture_kept_logits", help=about, **_FIELD
+    )
+    more = {}
+    for key, (label, about) in MORE.items():
+        is_off = bool(tokens) and key != "judge"
+        is_on = right.checkbox(label, key == "judge", key=f"capture_{key}", disabled=is_off, help=about, **_FIELD)
+        more[key] = is_on and not is_off
+    return {"name": name.strip() or None, "keep": keep, **more}
+
+
+def look_up(form: CaptureForm) -> Answer | None:
+    """The dry run's answer for this viewer's form; None while there is none."""
+    carried = previews().file(form.carried) if form.carried else None
+    return previews().look(widgets.viewer(), form.arguments(carried))
+
+
+def costs(form: CaptureForm) -> None:
+    """Draw what will run and what it takes, again until the dry run has answered."""
+    answer = look_up(form)
+    if answer is None or not answer.is_fresh:
+        st.session_state["capture_awaits"] = True
+    elif st.session_state.pop("capture_awaits", False):
+        st.rerun()  # the whole page: the devices are known now, and there is nothing more to wait for
+    if answer is None:
+        st.caption(":material/hourglass_empty: Looking at the model and counting what this would run …")
+    elif answer.refusal:
+        st.warning(widgets.escaped(answer.refusal), icon=":material/block:")
+    else:
+        _draw_costs(answer.costs, is_generating=bool(form.request.tokens))
+
+
+def _draw_costs(costs: dict[str, Any], *, is_generating: bool) -> None:
+    sides = pd.DataFrame(costs["sides"])
+    caches = [None if held is None else size(held) if held else "none" for held in sides["kv_bytes"].astype(object)]
+    columns = {"side": "name", "forwards": "forwards", "positions": "positions", "tokens computed": "tokens"}
+    table = pd.DataFrame({label: sides[name] for label, name in columns.items()} | {"key/value cache": caches})
+    st.dataframe(table, hide_index=True, column_config=dict.fromkeys(list(columns)[1:], widgets.GROUPED))
+    free = f", {size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
+    st.caption(
+        f"{plural(costs['prompts'], 'prompt')}, {plural(len(sides), 'side')}: {plural(costs['forwards'], 'forward')} of"
+        f" {plural(costs['tokens'], 'token')} in all, in {costs['dtype']}. {takes(costs['kept'], costs['file_bytes'])};"
+        f" the weights take {size(costs['weight_bytes'])} on {costs['device']}"
+        f" ({widgets.escaped(costs['device_name'])}){free}."
+        + (" These are upper bounds: sides that do not diverge run less." if is_generating else "")
+    )

@@ -139,3 +139,10 @@ def chosen(key: str, place: int) -> int | None:
     is none.
     """
     return next(iter(picked(key).numbers(place)), None)
+
+
+def select_position(key: str) -> None:
+    """Select the position that was clicked in the figure `key`, the first of its custom data."""
+    position = chosen(key, 0)
+    if position is not None:
+        selection.select(position=position)

@@ -96,11 +96,9 @@ class PromptFile:
     name: str
     content: bytes
 
-    def saved(self, place: Partial) -> Path:
-        """Write the file into a directory that goes when `place` is removed, and at the store's next sweep should the
-        server be killed.
-        """
-        path = place.directory / (file_name(self.name) or "prompts.txt")
+    def saved(self, directory: Path) -> Path:
+        """Write the file into a directory and return its path."""
+        path = directory / (file_name(self.name) or "prompts.txt")
         path.write_bytes(self.content)
         return path
 
@@ -170,7 +168,7 @@ class Jobs:
             raise UsageError(f"'{shown(device, 40)}' is no queue; expected {queue_of(device)}. Nothing was begun.")
         if prompts is not None:
             place = Store(self._store).new_partial("prompts", datetime.now(UTC))
-            arguments = [*arguments, "--prompts", str(prompts.saved(place).absolute())]
+            arguments = [*arguments, "--prompts", str(prompts.saved(place.directory).absolute())]
         with self._lock:
             job = Job(next(self._numbers), title, device, tuple(arguments), reserved=reserved, who=who)
             self._jobs[job.number] = job

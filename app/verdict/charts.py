@@ -1,9 +1,8 @@
-"""A pair against the rounding floor: along the prompt, within a block, over the modules."""
+"""A pair compared with the noise floor: by position, and over the modules."""
 
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
 from app.components.chart_style import (
@@ -22,52 +21,6 @@ from app.components.chart_style import (
     layout,
     log_axis,
 )
-
-
-def pair_and_floor(table: pd.DataFrame, selected: int, marked_dtype: str, flips: np.ndarray) -> go.Figure:
-    """rms of a pair and of its rounding floor at each position of a prompt, logits, log axis, in each dtype they were
-    measured in.
-
-    `table`: compute_dtype, position, pair_rms, floor_rms of one prompt; flips: positions, marked on the pair in
-    `marked_dtype`. A log axis has no 0: where nothing differs there is a gap.
-    """
-    figure = go.Figure()
-    for dtype, rows in table.groupby("compute_dtype", sort=False):
-        positions = rows["position"].to_numpy(int)
-        pair, floor = (rows[name].to_numpy(float) for name in ("pair_rms", "floor_rms"))
-        is_first = not figure.data
-        add_floor(figure, positions, floor, legendgroup="floor", showlegend=is_first)
-        figure.add_scatter(
-            x=positions,
-            y=gaps_at_zero(pair),
-            line={"color": REFERENCE, "width": 1.6},
-            name="this pair",
-            legendgroup="pair",
-            showlegend=is_first,
-            customdata=np.stack([positions, floor], axis=1),
-            **CLICKABLE,
-            hovertemplate=(
-                f"position %{{x}}, {dtype}<br>pair %{{y:.3g}}, floor %{{customdata[1]:.3g}} logits<extra></extra>"
-            ),
-        )
-        add_lone(figure, positions, gaps_at_zero(pair), REFERENCE)
-        add_flips(figure, positions, pair, flips if dtype == marked_dtype else flips[:0])
-        if (floor > 0).any():  # at the end of its lines, where nothing is drawn over it
-            figure.add_annotation(
-                x=1,
-                xref="paper",
-                xanchor="left",
-                y=np.log10(np.median(floor[floor > 0])),
-                text=str(dtype),
-                showarrow=False,
-                font={"color": QUIET},
-            )
-    add_selected(figure, selected)
-    figure.update_xaxes(title="position")
-    figure.update_yaxes(
-        title="rms of the difference, logits", **log_axis(table[["pair_rms", "floor_rms"]].to_numpy(float).ravel())
-    )
-    return layout(figure, 320, **NEAREST_CLICK).update_layout(margin={"r": 62})
 
 
 def floor_ratio(
@@ -120,32 +73,12 @@ def floor_ratio(
     return layout(figure, 280, **NEAREST_CLICK)
 
 
-def residues(outliers: np.ndarray, starts: np.ndarray, block: int) -> go.Figure:
-    """Number of positions that stand out at each place within a block of `block` positions; those at which a stretch of
-    them begins in red.
-    """
-    figure = go.Figure()
-    begin = np.bincount(starts % block, minlength=block)
-    every = np.bincount(outliers % block, minlength=block)
-    for name, counts, colour in (("begins", begin, MISMATCH), ("goes on", every - begin, QUIET)):
-        figure.add_bar(
-            x=np.arange(block),
-            y=counts,
-            name=name,
-            marker_color=colour,
-            hovertemplate=f"position mod {block} = %{{x}}: {name} %{{y}} times<extra></extra>",
-        )
-    figure.update_xaxes(title=f"position mod {block}", dtick=max(1, block // 16))
-    figure.update_yaxes(title="positions that stand out")
-    return layout(figure, 260, barmode="stack", bargap=0.15)
-
-
 def over_modules(
     names: list[str],
     pair: np.ndarray,
     floor: np.ndarray,
     first: str | None,
-    called: tuple[str, str] = ("this pair", "rounding floor"),
+    called: tuple[str, str] = ("this pair", "noise floor"),
 ) -> go.Figure:
     """rms of a pair and of its rounding floor, or of two others that are `called` so, at the output of every module, in
     the order in which they run, log axis.

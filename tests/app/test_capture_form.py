@@ -1,4 +1,4 @@
-"""The Capture page's form as a command line, and the models it remembers."""
+"""The Capture page's form as a command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.capture.form import PROMPT_BYTES, SMALL_BYTES, CaptureForm, is_small, split_prompts
+from app.capture.form import PROMPT_BYTES, CaptureForm, split_prompts
 from app.shell.jobs import PromptFile
 from core.capture_request import CaptureRequest
 from core.prompt_files import read_prompts
@@ -70,25 +70,6 @@ def test_a_line_of_three_dashes_separates_prompts_and_nothing_else_does():
     assert split_prompts("a\n---\nb --- c\n\n---\n  \n---\n----\n") == ("a", "b --- c", "----")
     assert split_prompts("a\r\n---\r\nb") == ("a", "b")
     assert split_prompts(" \n") == ()
-
-
-@pytest.mark.parametrize(
-    ("files", "small"),
-    [
-        ({"model.safetensors": SMALL_BYTES}, True),
-        ({"model.safetensors": SMALL_BYTES + 1}, False),
-        ({"a.safetensors": SMALL_BYTES // 2, "b.safetensors": SMALL_BYTES // 2 + 2}, False),
-        ({"m.gguf": 5}, True),
-        ({}, False),
-    ],
-)
-def test_a_model_is_small_by_the_bytes_of_its_weights(tmp_path, files, small):
-    for name, size in files.items():
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(size)
-    assert is_small(str(tmp_path)) == small
-    for name in files:
-        assert is_small(str(tmp_path / name)) == (files[name] <= SMALL_BYTES)
 
 
 def test_a_form_that_judges_is_the_command_judge():

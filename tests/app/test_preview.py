@@ -19,9 +19,7 @@ CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:",
 def previews(tmp_path, monkeypatch):
     monkeypatch.setattr(Previews, "_asked", ASKED)
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    made = Previews(tmp_path / "runs")
-    yield made
-    made.stop()
+    return Previews()
 
 
 def waited(previews: Previews, viewer: str, arguments: tuple[str, ...]) -> Answer:
@@ -70,49 +68,34 @@ def test_a_refusal_is_the_sentence_of_the_command_line_and_asked_for_anew_after_
     stale = previews.look("a", (*CAPTURE, "decode+batches:2"))
     assert stale is not None
     assert not stale.is_fresh
-    assert (*CAPTURE, "decode+batches:2") in previews._looks
+    assert previews._wanted == {"a": (*CAPTURE, "decode+batches:2")}
 
 
 STAYS_BUT_FOR_THE_THIRD = """
-import json, signal, sys
+import json, sys, time
 if "decode+batch:4" not in sys.argv:
-    signal.pause()
+    time.sleep(0.3)
 print(json.dumps({"sides": [], "positions": 7}))
 """
 
 
-def test_the_latest_form_of_a_viewer_wins_and_the_earlier_process_is_ended_unless_another_waits_for_it(
-    previews, monkeypatch, tmp_path
-):
+def test_of_a_viewer_only_the_latest_form_is_looked_up(previews, monkeypatch, tmp_path):
     in_place_of_the_command_line(monkeypatch, tmp_path, STAYS_BUT_FOR_THE_THIRD)
-    first, second, third = ((*CAPTURE, f"decode+batch:{n}") for n in (2, 3, 4))
-    previews.look("a", first)
-    previews.look("a", second)
-    previews.look("b", second)
-    until(lambda: previews._looks[second].process is not None)
-    look = previews._looks[second]
-    assert first not in previews._looks
-    previews.look("a", third)  # b still waits for the second
-    assert not look.is_dropped
-    previews.look("b", third)
-    assert look.is_dropped
-    assert until(lambda: look.process.code) == -9
-    assert waited(previews, "a", third).costs == waited(previews, "b", third).costs == {"sides": [], "positions": 7}
-    assert previews._answers.keys() == {third}
+    forms = [(*CAPTURE, f"decode+batch:{n}") for n in (2, 3, 4)]
+    with previews._room, previews._room:  # other viewers' dry runs
+        for form in forms:
+            assert previews.look("a", form) is None
+    assert waited(previews, "a", forms[2]).costs == {"sides": [], "positions": 7}
+    assert previews._answers.keys() == {forms[2]}
 
 
 def test_what_no_process_can_be_given_is_a_sentence_too(previews):
     assert "could not be looked up" in waited(previews, "a", ("capture", "--prompt=a\x00b")).refusal
 
 
-def test_a_dropped_file_is_kept_once_for_its_content_and_goes_with_the_server(previews, tmp_path):
+def test_a_dropped_file_is_stored_once_for_its_content(previews):
     dropped = PromptFile("q.txt", b"for x in y:")
     path = previews.file(dropped)
     assert path.read_bytes() == dropped.content
     assert previews.file(PromptFile("q.txt", b"for x in y:")) == path
     assert previews.file(PromptFile("q.txt", b"for x in z:")) != path
-    for number in range(preview._MOST_FILES):
-        previews.file(PromptFile("q.txt", str(number).encode()))
-    assert not path.exists()
-    previews.stop()
-    assert list((tmp_path / "runs").iterdir()) == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -25,7 +24,7 @@ from core.runs.file.evidence import (
     Unmeasured,
 )
 from tests.app.opening import codes, figures_of, followed
-from tests.core.runs.judged_runs import CASES, REQUEST, floors, judged_run, ratio_row
+from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -76,10 +75,9 @@ def test_figures_and_plots_unfold_with_their_row(own_store):
     closed = opened(run=run_id)
     charts_then = len(figures_of(closed))
     assert not any("noise ratio" in str(table.value) for table in closed.table)
-    app = opened(run=run_id, open_=("rung_float32_0", "rung_structure_0"))
-    assert len(figures_of(app)) == charts_then + 3  # pair and floor, their ratio, residues
+    app = opened(run=run_id, open_=("rung_float32_0",))
+    assert len(figures_of(app)) == charts_then + 1
     assert any("24.3" in table.value.to_string().replace("\\", "") for table in app.table)
-    assert "in blocks of 16" in said(app)
 
 
 def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own_store):
@@ -100,8 +98,8 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     )
     page = said(app)
     assert "It is left aside" in page
-    assert page.count("Pair over floor at each position") == 1
-    assert "gap nothing differs" in page
+    assert page.count("RMS difference over the noise floor") == 1
+    assert "a gap nothing differs" in page
 
 
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, monkeypatch):
@@ -190,34 +188,8 @@ def test_figures_of_any_json_are_shown(value, shown):
     assert wording.figure(value) == shown
 
 
-def floor_table() -> pd.DataFrame:
-    return pd.concat(
-        pd.DataFrame(
-            {
-                "compute_dtype": rows.compute_dtype,
-                "position": np.arange(96),
-                "pair_rms": rows.pair_rms,
-                "floor_rms": rows.floor_rms,
-            }
-        )
-        for rows in floors((32, 33))
-    )
-
-
 def trace(figure, name):
     return [drawn for drawn in figure.data if drawn.name == name]
-
-
-def test_the_plot_holds_pair_and_floor_of_both_dtypes_the_flips_and_the_position():
-    table = floor_table()
-    figure = charts.pair_and_floor(table, 40, "bfloat16", np.array([10, 70]))
-    pairs = trace(figure, "this pair")
-    assert [len(drawn.y) for drawn in pairs] == [96, 96]
-    assert list(pairs[1].y) == table[table["compute_dtype"] == "float32"]["pair_rms"].tolist()
-    assert [list(drawn.x) for drawn in trace(figure, "flip")] == [[10, 70]]
-    assert figure.layout.yaxis.type == "log"
-    assert figure.layout.shapes[0].x0 == 40
-    assert list(pairs[0].customdata[5][:1]) == [5]  # what a click selects
 
 
 def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
