@@ -65,7 +65,8 @@ class Access:
 
     def _proof(self, way: str, member: str) -> str | None:
         """Return a keyed digest of what a session rests on now, None if that lets nobody in any more."""
-        sign_in, basis = self.config.sign_in, None
+        sign_in = self.config.sign_in
+        basis: str | None = None
         if way == "password":
             basis = sign_in.password
         elif way == "token" and sign_in.tokens:

@@ -6,13 +6,13 @@ import re
 import shutil
 import subprocess
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
 from core.commands import serve
-from core.configuration import _SECTIONS, Configuration, configuration
+from core.configuration import SECTIONS, Configuration, configuration
 from core.errors import ConfigurationError
 from core.hosting import start
 
@@ -24,7 +24,7 @@ HOSTING = ROOT / "docs" / "hosting.md"
 def _settings() -> dict[tuple[str, str], object]:
     return {
         (section, each.name): getattr(getattr(Configuration(), section), each.name)
-        for section, kind in _SECTIONS.items()
+        for section, kind in SECTIONS.items()
         for each in fields(kind)
     }
 
