@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from core.judging.explain.hypotheses import causes_of
+from core.judging.explain.causes import explain
 from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
 from core.judging.explain.scoring import Cause
 from core.numerics.formats import FORMATS, values_of
@@ -339,7 +339,7 @@ def tried(kind: str, strength: float, size: int = 0) -> list[Cause]:
     _, inject, _, name, _ = INJECTIONS[kind]
     pair = pair_of(name)
     x, y = inject(pair, strength)
-    return causes_of(lists(pair, x, y, size) if size else complete(pair, x, y))
+    return explain(lists(pair, x, y, size) if size else complete(pair, x, y)).causes
 
 
 def _cell(kind: str, size: int) -> str:
@@ -356,11 +356,11 @@ def _cell(kind: str, size: int) -> str:
 
 def claimed_of_clean(pair: Pair) -> dict[str, list[str]]:
     """False alarms: what is claimed of a pair into which nothing was injected."""
-    found = {"complete": causes_of(complete(pair, pair.x, pair.y))}
+    found = {"complete": explain(complete(pair, pair.x, pair.y)).causes}
     for size in (1, *SIZES):
-        found[f"lists of {size}"] = causes_of(lists(pair, pair.x, pair.y, size))
+        found[f"lists of {size}"] = explain(lists(pair, pair.x, pair.y, size)).causes
     alone = [row_of(pair, position) for position in range(len(pair.x))]
-    found["rows alone"] = [cause for one in alone for cause in causes_of(complete(one, one.x, one.y))]
+    found["rows alone"] = [cause for one in alone for cause in explain(complete(one, one.x, one.y)).causes]
     return {kind: [cause.name for cause in causes] for kind, causes in found.items()}
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError
-from ..judging.explain.hypotheses import Explanation
+from ..judging.explain.causes import Explanation, explain_lists, explain_pair
 from ..judging.explain.rows import PairRows, rows_of_lists, rows_of_run
 from ..judging.explain.scoring import Cause
-from ..judging.explain.stored import explain_lists, explain_pair
 from ..judging.judge_sparse import other_weights
 from ..runs.reader import RunReader
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import UsageError
-from ..judging.explain.stored import causes_of_pair
+from ..judging.explain.causes import explain_pair
 from ..judging.judge_sparse import judge_with_floor
 from ..judging.rejudge import check_upload, judge_stored
 from ..judging.uploaded_controls import measure_controls
@@ -198,7 +198,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
     with steps() as say:
         for pair in run.pairs:
             say("looking for causes", pair.index, len(run.pairs), "pairs")
-            causes = [asdict(cause) for cause in causes_of_pair(run, pair.index)] if run.has_all_logits else None
+            causes = [asdict(cause) for cause in explain_pair(run, pair.index).causes] if run.has_all_logits else None
             found.append(
                 {
                     "reference": pair.reference,

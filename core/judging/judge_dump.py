@@ -51,7 +51,7 @@ from ..runs.file.records import (
 from ..runs.revision import PairVerdict
 from ..text import three_digits
 from .divergence import Divergence
-from .explain.hypotheses import explain
+from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .ladder.ladder import Ladder
 from .ladder.noise_ratio import LARGEST_RATIO_16_BITS, FloorTest, floor_test

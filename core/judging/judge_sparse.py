@@ -19,7 +19,7 @@ from ..runs.sparse_run import SparseVerdict
 from ..runs.topk.pairing import ListPair, compare_sides
 from ..runs.topk.records import ListSide
 from ..text import number, out_of, plural, three_digits
-from .explain.hypotheses import causes_of
+from .explain.causes import explain
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
 from .ladder.noise_ratio import LARGEST_RATIO
@@ -177,7 +177,7 @@ def judge_responses(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> lis
 def _with_causes(judged: tuple[str, str], pair: ListPair, reference: ListSide, variant: ListSide) -> tuple[str, str]:
     """The verdict with the cause that was found in front, and placeholders before everything."""
     name, because = judged
-    if name != IDENTICAL and (causes := causes_of(rows_of_lists(pair, reference, variant))):
+    if name != IDENTICAL and (causes := explain(rows_of_lists(pair, reference, variant)).causes):
         because = f"{causes[0].says} {opening(because)}"
         name = BUG_SUSPECTED if name == UNDECIDED and causes[0].is_fault else name
     if not pair.placeholders:

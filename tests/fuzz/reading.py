@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import UlpscopeError
-from core.judging.explain.hypotheses import causes_of
+from core.judging.explain.causes import explain
 from core.judging.explain.rows import rows_of_lists
 from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
@@ -118,7 +118,7 @@ def _read_lists(path: Path) -> None:
             lists_of(place, pair)
         for prompt in range(len(run.sides[0].responses)):
             changes_by_rank(pair, prompt)
-        causes_of(rows_of_lists(pair, run.sides[0], run.sides[number + 1]))
+        explain(rows_of_lists(pair, run.sides[0], run.sides[number + 1]))
         for condition in conditions:
             condition.judge(SparseReport.of(pair))
     json.dumps(sparse_run_json(run, with_positions=True), allow_nan=False)

@@ -44,7 +44,7 @@ def floor_of_lists(
         if not len(ids):
             continue
         x, y = place.reference.values[here], place.variant.values[there]
-        rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x, y, {}))
+        rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x, y))
     return floor_of_rows(loaded, tokens_read(run, pair), rows, pair.values, seeds=seeds, on_progress=on_progress)
 
 

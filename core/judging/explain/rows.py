@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import FloatFormat, format_named, spacings, values_of
+from ...numerics.sparse import ListedRow
 from ...runs.figures import Figures
 from ...runs.topk.pairing import ListPair, prompt_tokens
 from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
@@ -18,11 +20,14 @@ from ..constant_rows import is_left_out
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Place = tuple[int, int]  # prompt, position
+Read = Callable[[int, int, int], NDArray[Any]]
 _MOST_ROWS, _LEAST_ROWS = 48, 16  # of complete rows, evenly spread
 _MOST_LOGITS = 1 << 22  # of a side that are read for them
 _MOST_LISTED = 512  # rows of lists
 # Tokens of a complete row: evenly spread ones, the top ones of either side, and those that are furthest moved.
-_SPREAD, _BEST, _MOVED = 2048, 64, 16
+_SPREAD, _TOP, _MOVED = 2048, 64, 16
 _LEAST_PADDING = 8  # tokens at the end of a row with one value
 
 
@@ -30,15 +35,15 @@ class Listed(NamedTuple):
     """Tokens of one side's row with their values, by id. [tokens] each"""
 
     token_ids: Ids
-    values: NDArray[np.floating]
+    values: NDArray[Any]  # any float dtype
 
 
 @dataclass(frozen=True, eq=False)
 class RowPair:
-    """Tokens that are finite and not masked on both sides at one position. x, y: values of the reference and the
-    variant. [tokens]
+    """Tokens that are finite and not masked on both sides at one position. [tokens] each
 
-    before: how often each token stands in the text up to here, empty where the text is not known.
+    x, y: values of the reference and the variant. times: how often each token stands in the text up to here, None if
+    the text is unknown.
     """
 
     prompt: int
@@ -46,80 +51,58 @@ class RowPair:
     token_ids: Ids
     x: Values
     y: Values
-    before: Mapping[int, int]
+    times: Ids | None = None
 
     @cached_property
-    def times_before(self) -> Ids:
-        """Count of each of its tokens in the text up to here. [tokens]"""
-        if not self.before:
-            return np.zeros(len(self.token_ids), np.int64)
-        return np.array([self.before.get(token, 0) for token in self.token_ids.tolist()], np.int64)
+    def in_text(self) -> Flags:
+        return np.zeros(len(self.x), bool) if self.times is None else self.times > 0
 
-    def part(self, which: NDArray[np.bool_] | slice) -> RowPair:
-        """Some of its tokens."""
-        return replace(self, token_ids=self.token_ids[which], x=self.x[which], y=self.y[which])
-
-
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """Tokens that a side's complete row leaves out: they are -inf or `filler` there and not on the other side.
-
-    kept: tokens that are not left out; are_best: these are the best of the other side; mass: their probability there.
-    """
-
-    prompt: int
-    position: int
-    kept: int
-    are_best: bool
-    mass: float
-    filler: float
-    masked_ids: Ids
+    def part(self, which: Flags | slice) -> RowPair:
+        times = None if self.times is None else self.times[which]
+        return replace(self, token_ids=self.token_ids[which], x=self.x[which], y=self.y[which], times=times)
 
 
 @dataclass(frozen=True, eq=False)
 class PairRows:
-    """A pair as rows. at(side, prompt, position): a row of side 0 or 1, None where there is none. `values`: 'logit' or
-    'logprob', which come with a constant of their own at every position; dtype: of complete rows, '' for lists.
+    """A pair as rows. at(side, prompt, position): a row of side 0 or 1, None if there is none.
 
-    rows: those of more than one value on either side; compared: positions that both sides have. lengths: positions of
-    each prompt.
-    tokens: of each side and prompt, as far as they are known; of lists those that were read. emitted: (side, prompt,
-    position, best, chosen) of generated rows of lists. masks: of complete rows, for each side. padded_from: for
-    each side the token id from which on it holds one value a row, None where there is none. factor: by which the
-    reference was multiplied since, as a temperature does.
+    names: of reference and variant. values: 'logit', or 'logprob' with a constant of its own at every position. dtype:
+    of complete rows, '' for lists. compared: positions that both sides have. lengths: positions of each prompt.
+    tokens: of each side and prompt, as far as known. emitted: (side, prompt, position, top token, chosen token) of
+    generated rows of lists. left_out: masked tokens of complete rows by (side, prompt, position). padded_from: of each
+    side the token id from which on it holds one value a row. factor: what the reference was multiplied by since, as a
+    temperature does.
     """
 
-    reference: str
-    variant: str
+    names: tuple[str, str]
     values: str
-    is_full: bool
     dtype: str
     rows: tuple[RowPair, ...]
     compared: int
-    places: tuple[tuple[int, int], ...]
+    places: tuple[Place, ...]
     lengths: tuple[int, ...]
     at: Callable[[int, int, int], Listed | None]
     tokens: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     emitted: tuple[tuple[int, int, int, int, int], ...] = ()
-    masks: tuple[tuple[Mask, ...], tuple[Mask, ...]] = ((), ())
+    left_out: Mapping[tuple[int, int, int], Flags] = field(default_factory=dict)
     padded_from: tuple[int | None, int | None] = (None, None)
     vocab: int = 0
     factor: float = 1.0
 
     @property
+    def is_full(self) -> bool:
+        return bool(self.dtype)
+
+    @property
     def has_constants(self) -> bool:
         return self.values == "logprob"
 
-    @property
-    def names(self) -> tuple[str, str]:
-        return self.reference, self.variant
-
-    @property
+    @cached_property
     def format(self) -> FloatFormat:
         """Format that values are rounded to: of lists, whose log-sums are float32, that."""
         return format_named(self.dtype or "float32")
 
-    def grid_of(self, row: RowPair) -> float:
+    def rounding_rms(self, row: RowPair) -> float:
         """rms that rounding both sides leaves: an error uniform within half a step of the row's largest value."""
         largest = np.array([np.abs(side).max(initial=0.0) for side in (row.x, row.y)])
         return float(np.sqrt((spacings(largest, self.format) ** 2).sum() / 12))
@@ -129,14 +112,14 @@ def rows_of_run(run: Figures, pair: int) -> PairRows:
     """Evenly spread rows of a stored pair."""
     header = run.header
     sides = (0, pair + 1)
-
-    def at(side: int, prompt: int, position: int) -> NDArray[np.floating]:
-        return values_of(run.at(sides[side], prompt, position), header.format)
-
-    names = (header.sides[0].name, header.sides[pair + 1].name)
-    tokens = tuple(tuple(prompt.token_ids or ()) for prompt in header.prompts)
-    lengths = [prompt.positions for prompt in header.prompts]
-    return complete_rows(names, header.compute_dtype, tokens, lengths, header.vocab, at)
+    return complete_rows(
+        (header.sides[0].name, header.sides[pair + 1].name),
+        header.compute_dtype,
+        tuple(tuple(prompt.token_ids or ()) for prompt in header.prompts),
+        [prompt.positions for prompt in header.prompts],
+        header.vocab,
+        lambda side, prompt, position: values_of(run.at(sides[side], prompt, position), header.format),
+    )
 
 
 def complete_rows(
@@ -145,150 +128,96 @@ def complete_rows(
     tokens: tuple[tuple[int, ...], ...],
     lengths: Sequence[int],
     vocab: int,
-    read: Callable[[int, int, int], NDArray[np.floating]],
+    read: Read,
 ) -> PairRows:
-    """Evenly spread rows of complete ones, of tokens spread over the vocabulary, those of the text, and the best of
-    either side.
+    """Evenly spread rows of complete ones: tokens spread over the vocabulary, of the text, and the top of either side.
 
-    tokens: of each prompt, () where unknown; lengths: its positions. read(side, prompt, position): all values. [vocab]
+    tokens: of each prompt, () if unknown; lengths: its positions. read(side, prompt, position): all values. [vocab]
     """
-    places = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
-    most = min(max(_LEAST_ROWS, _MOST_LOGITS // vocab), _MOST_ROWS, len(places))
-    chosen = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, most).astype(int))]
+    every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
+    most = min(max(_LEAST_ROWS, _MOST_LOGITS // vocab), _MOST_ROWS, len(every))
+    places = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, most).astype(int))]
     read = cache(read)
 
     def at(side: int, prompt: int, position: int) -> Listed | None:
-        if not 0 <= prompt < len(lengths) or not 0 <= position < lengths[prompt]:
-            return None
-        values = read(side, prompt, position)
-        return Listed(np.arange(len(values)), values)
+        is_there = 0 <= prompt < len(lengths) and 0 <= position < lengths[prompt]
+        return Listed(np.arange(vocab), read(side, prompt, position)) if is_there else None
 
-    padded_from = _padded_from(read, chosen, vocab)
+    left_out = {(side, *place): is_left_out(read(side, *place)) for place in places for side in (0, 1)}
+    padded_from = _padded_from(read, places, vocab, 0), _padded_from(read, places, vocab, 1)
     end = min((start for start in padded_from if start is not None), default=vocab)
     spread = np.unique(np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64))
-    rows: list[RowPair] = []
-    masks: tuple[list[Mask], list[Mask]] = ([], [])
-    for prompt, position in chosen:
-        sides = [read(side, prompt, position) for side in (0, 1)]
-        left_out = [is_left_out(side) for side in sides]
-        usable = np.isfinite(sides[0]) & np.isfinite(sides[1]) & ~left_out[0] & ~left_out[1]
+    rows = []
+    for prompt, position in places:
+        x, y = read(0, prompt, position), read(1, prompt, position)
+        usable = np.isfinite(x) & np.isfinite(y) & ~(left_out[0, prompt, position] | left_out[1, prompt, position])
         usable[end:] = False
-        before = _counts(tokens[prompt][: position + 1])
-        best = [_largest(np.where(usable, side, -np.inf), _BEST) for side in sides]
-        best.append(_largest(_from_middle(sides[0], sides[1], usable), _MOVED))
-        ids = np.unique(np.concatenate([spread, *best, np.array(list(before), np.int64)]))
-        ids = ids[ids < vocab]
+        moved = np.subtract(y, x, out=np.zeros(vocab), where=usable, dtype=np.float64)
+        moved = np.abs(moved - (np.median(moved[usable]) if usable.any() else 0.0))
+        top = [_largest(values, usable, count) for values, count in ((x, _TOP), (y, _TOP), (moved, _MOVED))]
+        text = tokens[prompt][: position + 1]
+        ids = np.unique(np.concatenate([spread, *top, np.array(text, np.int64)]))
+        ids = ids[(ids >= 0) & (ids < vocab)]
         ids = ids[usable[ids]]
-        x, y = (side[ids].astype(np.float64) for side in sides)
+        x, y = x[ids].astype(np.float64), y[ids].astype(np.float64)
         if len(ids) and np.ptp(x) > 0 and np.ptp(y) > 0:
-            rows.append(RowPair(prompt, position, ids, x, y, before))
-        for side in (0, 1):
-            masked = np.flatnonzero(left_out[side] & ~left_out[1 - side] & np.isfinite(sides[1 - side]))
-            if len(masked):
-                mask = _mask(prompt, position, sides[side], sides[1 - side], left_out[side], left_out[1 - side], masked)
-                masks[side].append(mask)
+            rows.append(RowPair(prompt, position, ids, x, y, _times(text, ids)))
     return PairRows(
-        *names,
+        names,
         "logit",
-        True,
         dtype,
         tuple(rows),
-        len(places),
-        tuple(chosen),
+        len(every),
+        tuple(places),
         tuple(lengths),
         at,
         (tokens, tokens),
-        (),
-        (tuple(masks[0]), tuple(masks[1])),
-        padded_from,
-        vocab,
+        left_out=left_out,
+        padded_from=padded_from,
+        vocab=vocab,
     )
 
 
-def _largest(values: NDArray[np.floating], count: int) -> Ids:
-    """The ids of the largest values, in no order."""
+def _largest(values: NDArray[np.floating], usable: Flags, count: int) -> Ids:
+    """Ids of the largest usable values, in no order."""
+    values = np.where(usable, values, -np.inf)
     return np.arange(len(values)) if len(values) <= count else np.argpartition(-values, count)[:count]
 
 
-def _from_middle(x: NDArray[np.floating], y: NDArray[np.floating], usable: NDArray[np.bool_]) -> NDArray[np.floating]:
-    """Distance of each token's difference from the middle one; -inf where it is not usable. [vocab]"""
-    apart = np.subtract(y, x, out=np.zeros(len(x)), where=usable, dtype=np.float64)
-    middle = np.median(apart[usable]) if usable.any() else 0.0
-    return np.where(usable, np.abs(apart - middle), -np.inf)
+def _times(text: Sequence[int], ids: Ids) -> Ids | None:
+    """How often each token stands in a text; None for no text."""
+    counts = Counter(text)
+    return np.array([counts[token] for token in ids.tolist()], np.int64) if text else None
 
 
-def _padded_from(
-    read: Callable[[int, int, int], NDArray[np.floating]], places: Sequence[tuple[int, int]], vocab: int
-) -> tuple[int | None, int | None]:
-    """For each side the first id of a tail that holds one finite value in every row."""
-    starts: list[int | None] = []
-    for side in (0, 1):
-        start = 0
-        for place in places:
-            values = read(side, *place)
-            other = np.flatnonzero(values != values[-1])
-            start = max(start, int(other[-1]) + 1 if len(other) else 0)
-            if vocab - start < _LEAST_PADDING or not np.isfinite(values[-1]):
-                break
-        is_padded = 0 < start <= vocab - _LEAST_PADDING and np.isfinite(values[-1]) and not is_left_out(values)[-1]
-        starts.append(start if is_padded else None)
-    return starts[0], starts[1]
-
-
-def _mask(
-    prompt: int,
-    position: int,
-    own: NDArray[np.floating],
-    other: NDArray[np.floating],
-    left_out: NDArray[np.bool_],
-    left_out_of_other: NDArray[np.bool_],
-    masked: Ids,
-) -> Mask:
-    kept = np.flatnonzero(np.isfinite(own) & ~left_out)
-    filler = float(np.median(own[masked].astype(np.float64)))
-    both = kept[np.isfinite(other[kept]) & ~left_out_of_other[kept]]
-    if not len(both):
-        return Mask(prompt, position, len(kept), False, 1.0, filler, masked)
-    top = float(other[np.isfinite(other)].max())
-    weights = np.where(np.isfinite(other), np.exp(np.minimum(other - top, 0.0, dtype=np.float64)), 0.0)
-    slack = 2 * _largest_from_line(other[both], own[both])  # within which rounding changes ranks
-    are_best = bool(other[both].min() + slack >= other[masked].max())
-    return Mask(prompt, position, len(kept), are_best, float(weights[kept].sum() / weights.sum()), filler, masked)
-
-
-def _largest_from_line(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
-    """Largest distance in x of points from their least-squares line, which a temperature makes; of one point 0."""
-    x, y = x.astype(np.float64) - np.median(x), y.astype(np.float64) - np.median(y)
-    slope = float(x @ y) / max(float(x @ x), 1e-300)
-    return float(np.abs(y / slope - x).max(initial=0.0)) if slope > 0 else float(np.ptp(x))
-
-
-def _counts(tokens: Sequence[int]) -> Mapping[int, int]:
-    found: dict[int, int] = {}
-    for token in tokens:
-        if token != UNKNOWN_TOKEN:
-            found[token] = found.get(token, 0) + 1
-    return found
+def _padded_from(read: Read, places: Sequence[Place], vocab: int, side: int) -> int | None:
+    """First id of a tail that holds one finite value in every row of a side."""
+    rows = [read(side, *place) for place in places]
+    start = max(int(np.append(-1, np.flatnonzero(row != row[-1]))[-1]) + 1 for row in rows)
+    is_padding = 0 < start <= vocab - _LEAST_PADDING and all(np.isfinite(row[-1]) for row in rows)
+    return start if is_padding and not is_left_out(rows[-1])[-1] else None
 
 
 def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> PairRows:
     """Compared positions of a sparse pair; probabilities become log-probabilities."""
     sent = {(place.prompt, place.position): (place.reference, place.variant) for place in pair.positions}
+    has_ids = pair.keys == "token_id"
+
+    def logs(row: ListedRow) -> Listed:
+        finite = np.isfinite(row.values) & ((row.values > 0) | (pair.values != "prob"))
+        values = row.values[finite]
+        return Listed(row.token_ids[finite], np.log(values) if pair.values == "prob" else values)
 
     def at(side: int, prompt: int, position: int) -> Listed | None:
-        listed = sent.get((prompt, position))
-        return None if listed is None else Listed(*_logs(listed[side].token_ids, listed[side].values, pair.values))
+        return logs(sent[prompt, position][side]) if (prompt, position) in sent else None
 
     rows = []
-    step = max(1, len(pair.positions) // _MOST_LISTED)
-    for place in pair.positions[::step]:
-        found = [_logs(row.token_ids, row.values, pair.values) for row in (place.reference, place.variant)]
-        ids, here, there = np.intersect1d(found[0][0], found[1][0], return_indices=True)
-        tokens = reference.responses[place.prompt].tokens if pair.keys == "token_id" else ()
-        read = tokens[: place.position + 1]
-        before = {} if UNKNOWN_TOKEN in read else _counts(read)
-        x, y = found[0][1][here], found[1][1][there]
-        rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x, y, before))
+    for place in pair.positions[:: max(1, len(pair.positions) // _MOST_LISTED)]:
+        x, y = logs(place.reference), logs(place.variant)
+        ids, here, there = np.intersect1d(x.token_ids, y.token_ids, return_indices=True)
+        text = reference.responses[place.prompt].tokens[: place.position + 1] if has_ids else ()
+        times = None if UNKNOWN_TOKEN in text else _times(text, ids)
+        rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x.values[here], y.values[there], times))
     emitted = [
         (side, place.prompt, place.position, int(row.token_ids[0]), chosen)
         for place in pair.positions
@@ -301,27 +230,16 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Pai
     lengths = [0] * len(reference.responses)
     for prompt, position in sent:
         lengths[prompt] = max(lengths[prompt], position + 1)
+    tokens = [tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)]
     return PairRows(
-        pair.reference,
-        pair.variant,
+        (pair.reference, pair.variant),
         "logit" if pair.values == "logit" else "logprob",
-        False,
         "",
         tuple(rows),
         len(pair.positions),
         tuple(sent),
         tuple(lengths),
         at,
-        (_tokens(reference), _tokens(variant)) if pair.keys == "token_id" else ((), ()),
+        (tokens[0], tokens[1]) if has_ids else ((), ()),
         tuple(emitted),
     )
-
-
-def _tokens(side: ListSide) -> tuple[tuple[int, ...], ...]:
-    return tuple(prompt_tokens(response) or () for response in side.responses)
-
-
-def _logs(token_ids: Ids, values: Values, holds: str) -> tuple[Ids, Values]:
-    finite = np.isfinite(values) & ((values > 0) | (holds != "prob"))
-    ids, kept = token_ids[finite], values[finite]
-    return ids, np.log(kept) if holds == "prob" else kept

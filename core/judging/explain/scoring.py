@@ -1,6 +1,6 @@
 """Bars and scores that hypotheses share: fitted to every other row, scored on those between.
 
-A hypothesis is claimed where, after undoing it, more than half of the scored rows keep at most a tenth of their squared
+A hypothesis is claimed if, after undoing it, more than half of the scored rows keep at most a tenth of their squared
 difference, and most of the single differences that it speaks of shrink to a third. Rounding cannot pass that: its
 differences have either sign and no order. What is left must look like noise: at the grid of the dtype, or in no order
 along the values that the hypothesis takes.
@@ -11,22 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...text import floored_percent, number
 from .rows import PairRows, RowPair, Values
 
 EXPLAINED = 0.9  # of a row's squared difference
-SHRUNK, SHRUNK_SHARE = 1 / 3, 0.6  # to what single differences shrink, and how many of them
+SHRUNK, _SHRUNK_SHARE = 1 / 3, 0.6  # to what single differences shrink, and how many of them
 LEAST_ROWS = 4  # of either half
 LEAST_TOKENS = 3  # of a row that is fitted with a constant of its own
 _PARTS, _LEAST_PART = 16, 16  # of too few rows; tokens of each
 # A row's own noise may lie along a constant or a factor: of 131 rows of the trial's pairs, one at a time, at most 99 %.
 _OF_FEW_ROWS = 0.0025  # of the squared difference, which is a twentieth of the rms
 _NOTICED = 6.0  # times what is left of a row in the middle: a token that a hypothesis moves by more is spoken of
-_TRIMMED = 0.75  # of a row's tokens that a hypothesis about all of them has to explain: others may be moved besides
+TRIMMED = 0.75  # of a row's tokens that a hypothesis about all of them has to explain: others may be moved besides
 # Times what rounding to the dtype leaves; real pairs of the trial leave 3 to 7 times as much, which is noise if hardly
 # anything else was there.
 _AT_GRID, _NEAR_GRID, _NEARLY_ALL = 3.0, 10.0, 0.999
@@ -34,15 +34,14 @@ _AT_GRID, _NEAR_GRID, _NEARLY_ALL = 3.0, 10.0, 0.999
 # the trial have 0.63 to 1.2, a smooth function of the values 0.
 _NO_ORDER = 0.5
 
-Fit = Callable[[RowPair], tuple[Values, Values]]
-"""A row -> (values of a side, what they should be by a hypothesis). [tokens] each"""
-
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause that is claimed. parameters: as fitted; explained: share of the squared difference over the scored
-    rows, None for an observation; rows, rows_scored: at how many of them it explains nine tenths; left_rms: what is
-    left, in the values' unit; left_floors: over the pair's rounding floor, where it has one. says: one sentence.
+    """A claimed cause: one sentence, fitted parameters, and what it explains and leaves.
+
+    explained: share of the squared difference over the scored rows, None for an observation; rows, rows_scored: at how
+    many of them it explains nine tenths; left_rms: what is left, in the values' unit; left_floors: the same over the
+    pair's noise floor.
     """
 
     name: str
@@ -63,9 +62,8 @@ class Cause:
         return is_most and self.name not in ("upcast", "rounded", "other tokens", "sampler", "jumps")
 
 
-@dataclass(frozen=True)
-class Score:
-    """is_noise: what is left looks like noise, so that amounts can be told."""
+class Score(NamedTuple):
+    """is_noise: what is left looks like noise, so amounts can be named."""
 
     explained: float
     rows: int
@@ -74,23 +72,33 @@ class Score:
     is_noise: bool = True
 
     def cause(self, name: str, says: str, **parameters: float | int | str | list[int]) -> Cause:
-        share, left = floored_percent(self.explained), number(self.left_rms)
-        what = f"{share} of the squared difference"
+        share = f"{floored_percent(self.explained)} of the squared difference"
         if self.explained <= 0:  # other rows hold more than it explains
-            what = f"nine tenths of the squared difference at {self.rows:,} of {self.rows_scored:,} rows"
-        says += f"; it explains {what} and leaves {left} (rms)."
+            share = f"nine tenths of the squared difference at {self.rows:,} of {self.rows_scored:,} rows"
+        says += f"; it explains {share} and leaves {number(self.left_rms)} (rms)."
         return Cause(name, says, parameters, max(0.0, self.explained), self.rows, self.rows_scored, self.left_rms)
+
+    def partial_cause(self, name: str, says: str, **parameters: str) -> Cause:
+        """The cause without amounts: what it leaves is more than noise."""
+        left = f"what it leaves ({number(self.left_rms)} rms) is more than noise, so something else differs as well."
+        return Cause(name, f"{says}; but {left}", {**parameters}, *self[:4])
 
 
 def halves(
     rows: Sequence[RowPair], least_tokens: int = LEAST_TOKENS, *, in_parts: bool = True
 ) -> tuple[list[RowPair], list[RowPair]] | None:
-    """(rows to fit, rows to score), None where there are too few of either. in_parts: a few rows of many tokens are
-    split into parts of those.
+    """(rows to fit, rows to score), None if there are too few of either. in_parts: a few rows of many tokens are split
+    into parts of those.
     """
     usable = [row for row in rows if len(row.x) >= least_tokens]
     if in_parts and len(usable) < 2 * LEAST_ROWS:
-        usable = [part for row in usable for part in _parts(row, max(1, _PARTS // len(usable)))]
+        most = max(1, _PARTS // max(1, len(usable)))
+        counts = [min(most, len(row.x) // _LEAST_PART) for row in usable]
+        usable = [
+            row.part(slice(start, None, count))
+            for row, count in zip(usable, counts, strict=True)
+            for start in range(count)
+        ]
     fitted, scored = usable[::2], usable[1::2]
     return None if min(len(fitted), len(scored)) < LEAST_ROWS else (fitted, scored)
 
@@ -100,60 +108,55 @@ def are_few(rows: Sequence[RowPair]) -> bool:
     return len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
 
 
-def _parts(row: RowPair, most: int) -> list[RowPair]:
-    count = min(most, len(row.x) // _LEAST_PART)
-    return [row.part(slice(start, None, count)) for start in range(count)]
-
-
-def centred(values: Values, has_constant: bool) -> Values:
+def centered(values: Values, has_constant: bool = True) -> Values:
     return values - np.median(values) if has_constant and len(values) else values
 
 
 def score(
-    pair: PairRows, rows: Sequence[RowPair], fit: Fit, has_constant: bool, least: float = _TRIMMED
+    pair: PairRows,
+    rows: Sequence[RowPair],
+    fit: Callable[[RowPair], tuple[Values, Values]],
+    has_constant: bool,
+    least: float = TRIMMED,
 ) -> Score | None:
-    """Share of the difference that is gone after undoing a hypothesis, None where that is below the bar. What is left
-    has to be as small beside the side's own values: a factor near 0 explains most of what unrelated sides differ by.
+    """Share of the difference that is gone after undoing a hypothesis, None if that is below the bar. What is left has
+    to be as small compared with the side's own values: a factor near 0 explains most of what unrelated sides differ by.
 
-    least: share of a row's tokens that it speaks of; those with the largest rest are left out.
+    fit: a row -> values of a side, and what they should be. least: share of a row's tokens that it speaks of; those
+    with the largest rest are left out.
     """
     before = after = 0.0
     explained = scored = tokens = 0
     bar = _OF_FEW_ROWS if are_few(rows) else 1 - EXPLAINED
-    shrunk: list[NDArray[np.bool_]] = []
-    rests: list[tuple[Values, Values]] = []
-    over_grid: list[float] = []
+    shrunk, orders, over_grid = [np.zeros(0, bool)], [], []
     for row in rows:
         held, made = fit(row)
-        apart, left = centred(row.y - row.x, has_constant), centred(held - made, has_constant)
-        values, own = row.x, held
+        apart, left, values = centered(row.y - row.x, has_constant), centered(held - made, has_constant), row.x
         if (count := math.ceil(least * len(left))) < len(left):
             kept = np.sort(np.argpartition(np.abs(left), count - 1)[:count])
-            apart, left, values, own = apart[kept], left[kept], values[kept], own[kept]
+            apart, left, values, held = apart[kept], left[kept], values[kept], held[kept]
         squares, rest = float((apart**2).sum()), float((left**2).sum())
         before, after, tokens = before + squares, after + rest, tokens + len(left)
         if not squares:
             continue
         scored += 1
-        explained += rest <= bar * min(squares, float(((own - own.mean()) ** 2).sum()))
-        spoken_of = np.abs(apart - left) > _NOTICED * np.median(np.abs(left)) if len(left) else np.zeros(0, bool)
+        explained += rest <= bar * min(squares, float(((held - held.mean()) ** 2).sum()))
+        spoken_of = np.abs(apart - left) > _NOTICED * np.median(np.abs(left))
         shrunk.append(np.abs(left[spoken_of]) <= SHRUNK * np.abs(apart[spoken_of]))
-        rests.append((values, left))
-        over_grid.append(math.sqrt(rest / len(left)) / pair.grid_of(row))
-    together = np.concatenate(shrunk) if shrunk else np.zeros(0, bool)
-    if not scored or 2 * explained <= scored or not len(together) or together.mean() < SHRUNK_SHARE:
+        orders.append(_disorder(values, left))
+        over_grid.append(math.sqrt(rest / len(left)) / pair.rounding_rms(row))
+    together = np.concatenate(shrunk)
+    if not scored or 2 * explained <= scored or not len(together) or together.mean() < _SHRUNK_SHARE:
         return None
     share = 1 - after / before
     is_noise = float(np.median(over_grid)) <= (_NEAR_GRID if share >= _NEARLY_ALL else _AT_GRID)
-    if not is_noise:
-        known = [one for one in (disorder(*rest) for rest in rests) if one == one]
-        is_noise = bool(known) and float(np.mean(known)) >= _NO_ORDER
+    is_noise = is_noise or float(np.mean([one for one in orders if one == one] or [0.0])) >= _NO_ORDER
     return Score(share, explained, scored, math.sqrt(after / max(tokens, 1)), is_noise)
 
 
-def disorder(values: Values, left: Values) -> float:
+def _disorder(values: Values, left: Values) -> float:
     """Squared steps of `left` in the order of `values`, over those in any order (von Neumann, 1941): about 1 for noise,
-    0 for a smooth function; NaN where nothing is left or tokens are too few.
+    0 for a smooth function; NaN if nothing is left or tokens are too few.
     """
     if len(left) < LEAST_TOKENS or not (spread := float(left.var(ddof=1))):
         return math.nan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from core.commands.tables import print_sparse_pairs, sparse_side_table
 from core.errors import DumpError
-from core.judging.explain.hypotheses import causes_of
+from core.judging.explain.causes import explain
 from core.judging.explain.rows import rows_of_lists
 from core.judging.ingest import ingest
 from core.judging.judge_sparse import judge_responses
@@ -62,7 +62,7 @@ def everything_of(run: SparseRun) -> None:
     print_sparse_pairs(run.pairs, run.verdicts)
     sparse_side_table([side_json(side) for side in run.sides])
     for pair, side in zip(run.pairs, run.sides[1:], strict=True):
-        causes_of(rows_of_lists(pair, run.sides[0], side))
+        explain(rows_of_lists(pair, run.sides[0], side))
         for condition in parse_conditions(CONDITIONS):
             condition.judge(SparseReport.of(pair))
         table = figures_by_position(pair)

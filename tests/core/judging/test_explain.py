@@ -12,11 +12,9 @@ import pytest
 
 from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, lists, pair_of, tried
 from core.errors import DumpError
-from core.judging.explain import stored
-from core.judging.explain.hypotheses import Explanation, causes_of
+from core.judging.explain.causes import Explanation, explain, explain_pair, in_floors
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.judging.explain.scoring import Cause
-from core.runs.file.evidence import PairFigures
 from core.runs.reader import RunReader
 from core.runs.topk.pairing import compare_sides
 from tests.core.runs.topk.made_sides import response, side
@@ -74,8 +72,8 @@ def test_a_penalty_is_seen_in_lists_of_three(kind: str, strength: float) -> None
 @pytest.mark.parametrize("name", CLEAN)
 def test_nothing_is_named_on_pairs_without_a_simple_cause(name: str) -> None:
     pair = pair_of(name)
-    assert causes_of(complete(pair, pair.x, pair.y)) == []
-    assert causes_of(lists(pair, pair.x, pair.y)) == []
+    assert explain(complete(pair, pair.x, pair.y)).causes == []
+    assert explain(lists(pair, pair.x, pair.y)).causes == []
 
 
 def test_a_stored_run_is_looked_at_as_it_is() -> None:
@@ -92,7 +90,7 @@ def test_noise_of_any_size_is_no_cause() -> None:
     pair = pair_of("where-it-starts")
     for size in (1e-3, 0.1, 1.0, 10.0):
         y = pair.x + np.random.default_rng(3).normal(0, size, pair.x.shape)
-        assert causes_of(complete(pair, pair.x, y)) == [], size
+        assert explain(complete(pair, pair.x, y)).causes == [], size
 
 
 @pytest.mark.parametrize(("bos", "words"), [(1, "has token 1 in front,"), (5, "has token 5 in front twice,")])
@@ -110,7 +108,7 @@ def test_a_doubled_bos_is_named_where_some_rows_can_be_compared() -> None:
         side(name, response(tokens, {at: {9: -0.5, 3: -1.0} for at in range(len(tokens) - 1)}))
         for name, tokens in (("once", prompt), ("twice", [5, *prompt]))
     ]
-    found = causes_of(rows_of_lists(compare_sides(*sides), *sides))
+    found = explain(rows_of_lists(compare_sides(*sides), *sides)).causes
     assert (found[0].name, found[0].parameters["token"]) == ("other tokens", 5)
     assert "front on 'twice'" in found[0].says
 
@@ -120,7 +118,7 @@ def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
     greedy = response(tokens, {at: {at + 1: -0.5, at: -1.0} for at in range(3, 12)}, prompt=4)
     sampled = response(tokens, {at: {500: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
     sides = side("greedy", greedy), side("sampled", sampled)
-    found = [cause for cause in causes_of(rows_of_lists(compare_sides(*sides), *sides)) if cause.name == "sampler"]
+    found = [cause for cause in explain(rows_of_lists(compare_sides(*sides), *sides)).causes if cause.name == "sampler"]
     assert [cause.parameters["positions"] for cause in found] == [9]
     assert "'sampled' emitted another token" in found[0].says
 
@@ -133,7 +131,7 @@ def test_rows_without_a_number_or_of_one_value_have_no_cause(empty: float, is_va
     rows = np.random.default_rng(0).normal(0, 3, (20, 300))
     sides = (rows, np.full_like(rows, empty)) if is_variant else (np.full_like(rows, empty), rows)
     found = complete_rows(("a", "b"), "float32", ((),), [20], 300, lambda side, _, position: sides[side][position])
-    assert causes_of(found) == []
+    assert explain(found).causes == []
 
 
 def test_a_temperature_is_no_soft_cap_and_a_soft_cap_no_temperature() -> None:
@@ -142,17 +140,14 @@ def test_a_temperature_is_no_soft_cap_and_a_soft_cap_no_temperature() -> None:
         assert [one for one in names if one in ("temperature", "soft-capping")] == [name]
 
 
-def test_what_a_cause_leaves_is_said_in_floors_of_a_judged_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunReader(SAMPLES / "fresh-against-cached.duckdb") as run:
-        (floor,) = {
-            row.figures.floor_rms_logits
-            for row in run.evidence(0)
-            if isinstance(row.figures, PairFigures) and row.figures.compute_dtype == run.header.compute_dtype
-        }
-        assert stored.causes_of_pair(run, 0) == []
-        seen = [Cause("temperature", "It leaves so much.", left_rms=3 * floor), Cause("jumps", "Seen.")]
-        monkeypatch.setattr(stored, "explain", lambda _: Explanation(seen, 1, 1, ["temperature"], {}))
-        found = stored.causes_of_pair(run, 0)
+def test_what_a_cause_leaves_is_named_in_floors() -> None:
+    seen = [Cause("temperature", "It leaves so much.", left_rms=0.3), Cause("jumps", "Seen.")]
+    found = in_floors(Explanation(seen, 1, 1, ["temperature"], {}), 0.1).causes
     assert found[0].left_floors == pytest.approx(3)
     assert "much, 3 rounding floors" in found[0].says
     assert found[1] == seen[1]
+
+
+def test_a_judged_pair_without_a_cause_has_none() -> None:
+    with RunReader(SAMPLES / "fresh-against-cached.duckdb") as run:
+        assert explain_pair(run, 0).causes == []

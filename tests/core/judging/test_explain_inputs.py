@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.judging.constant_rows import is_left_out
-from core.judging.explain.hypotheses import Explanation, explain
+from core.judging.explain.causes import Explanation, explain
 from core.judging.explain.rows import complete_rows, rows_of_lists
 from core.runs.topk.pairing import compare_sides
 from tests.core.runs.topk.made_sides import response, side

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError
-from core.judging.explain.stored import explain_lists
+from core.judging.explain.causes import explain_lists
 from core.judging.judge_sparse import judge_responses
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from core.runs.reports.sparse_json import sparse_json
