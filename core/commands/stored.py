@@ -50,11 +50,11 @@ def list_(
         out.print(table_of(columns, map(_card_line, cards), text=text) if cards else none, markup=False)
         print_text(f"runs in {target.address}", err)
         if len(cards) < everything:
-            err.print(f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all", markup=False)
+            print_text(f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all", err)
     for run in broken:
-        err.print(f"not a readable run: {run.reason}", markup=False)
+        print_text(f"not a readable run: {run.reason}", err)
     if target.outage:
-        err.print(target.outage, markup=False)
+        print_text(target.outage, err)
 
 
 def _card_line(card: RunCard) -> tuple[object, ...]:
@@ -78,31 +78,18 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
     deleted = store.deleted()
     cards = read_runs([run.path for run in deleted])
     names = {path: card.name for path, card in cards.items() if isinstance(card, RunCard)}
-    found = [
-        {
-            "run_id": run.run_id,
-            "name": names.get(run.path),
-            "deleted": run.deleted.isoformat(timespec="seconds"),
-            "bytes": run.bytes,
-        }
-        for run in deleted
-    ]
+    rows = [(run.run_id, names.get(run.path), run.deleted.isoformat(" ", "seconds"), run.bytes) for run in deleted]
     if as_json_:
-        print_json(found)
+        print_json([dict(zip(("run_id", "name", "deleted", "bytes"), row, strict=True)) for row in rows])
         return
-    rows = (
-        (run.run_id, names.get(run.path, "cannot be read"), f"{run.deleted:%Y-%m-%d %H:%M:%S}", size(run.bytes))
-        for run in deleted
-    )
-    table = table_of(("run", "name", "deleted (UTC)", "size"), rows)
+    lines = ((run_id, name or "cannot be read", at[:19], size(count)) for run_id, name, at, count in rows)
+    table = table_of(("run", "name", "deleted (UTC)", "size"), lines)
     out.print(table if deleted else "no run was deleted within a week.", markup=False)
 
 
 def export(
     run_id: options.Run,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Where to write: FILE.npz, or JSON lines of what was sent.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.npz, or JSON lines of what a server sent.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -147,17 +134,15 @@ def label(
         print_json({"run_id": full, **asdict(after)})
         return
     pinned = "pinned" if after.pinned else "not pinned"
-    out.print(f"{full}: tags {', '.join(after.tags) or 'none'}; {pinned}", markup=False)
+    print_text(f"{full}: tags {', '.join(after.tags) or 'none'}; {pinned}")
     if after.note:
-        out.print(after.note, markup=False)
+        print_text(after.note)
 
 
 def delete(
     run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs, or unique beginnings of them.")],
     restore: Annotated[bool, typer.Option("--restore", help="Bring deleted runs back instead.")] = False,
-    for_good: Annotated[
-        bool, typer.Option("--for-good", help="Remove the files now; runs deleted before can be named too.")
-    ] = False,
+    for_good: Annotated[bool, typer.Option("--for-good", help="Remove the files now, of deleted runs too.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:

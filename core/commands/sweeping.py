@@ -36,29 +36,18 @@ _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 def sweep(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/sweeps.md).")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what each would compute.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Cells at once per device; each has its own copy of the model.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at once per device, each with a copy of the model.")] = 1,
     ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Compute on a Ray cluster: 'auto', HOST:PORT, or 'local', one of this machine (docs/sweeps.md).",
-        ),
+        str | None, typer.Option(metavar="ADDRESS", help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'.")
     ] = None,
-    build: Annotated[
-        str, typer.Option(help="Label of what is under test, such as a commit. Another label computes the cells anew.")
-    ] = "",
-    cell: Annotated[
-        list[str] | None, typer.Option(help="Compute only this cell, in this process; may be given several times.")
-    ] = None,
-    print_: Annotated[
-        bool, typer.Option("--print", help="Print one command per missing cell, for Slurm or another scheduler.")
-    ] = False,
+    build: Annotated[str, typer.Option(help="Label of what is under test; another one computes the cells anew.")] = "",
+    cell: Annotated[list[str] | None, typer.Option(help="Compute only this cell, here; several times.")] = None,
+    print_: Annotated[bool, typer.Option("--print", help="Print a command per missing cell, for Slurm.")] = False,
     against: Annotated[
         str | None, typer.Option(help="Compare each cell with its run of this tag. Default: its last good run.")
     ] = None,
     fail_on: Annotated[
-        list[str] | None,
-        typer.Option(help="changed, bug, flips; separate several with commas. Exit code 1 if a cell has one."),
+        list[str] | None, typer.Option(help="changed, bug, flips, with commas: exit with 1 if a cell has one.")
     ] = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,

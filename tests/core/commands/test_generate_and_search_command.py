@@ -53,7 +53,7 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
 def test_wrong_budgets_are_refused_before_a_model_is_loaded(cli):
     done = cli("search", *MODEL, "--prompt", "x", "--max-prompts", "0")
     assert done.returncode == 2
-    assert "search tries at least one" in done.stderr
+    assert "--max-prompts" in done.stderr
 
 
 @pytest.mark.model
