@@ -9,9 +9,7 @@ from app.compare import PAGE as COMPARE
 from app.flips import PAGE as FLIPS
 from app.gallery import PAGE as RUNS
 from app.heatmap import PAGE as HEATMAP
-from app.kernels import PAGE as KERNELS
-from app.kv_cache import PAGE as KV_CACHE
-from app.layers import PAGE as LAYERS
+from app.internals import KERNELS, KV_CACHE, LAYERS
 from app.matrix import PAGE as MATRIX
 from app.near_ties import PAGE as NEAR_TIES
 from app.ops import PAGE as OPS

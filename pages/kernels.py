@@ -1,95 +1,80 @@
-"""Kernels: what each side launched, side by side: what only one side did, what it did more often, and in which
-module.
-"""
+"""Kernels: what each side launched, side by side: what only one side did, what it did more often, in which module."""
 
-import pandas as pd
 import streamlit as st
 
-from app.kernels import PAGE, parts
-from app.shell import exports, selection, widgets
-from core.runs.views.kernels import in_words, place_in_words, records_of, side_by_side
-from core.runs.views.layers import kernels_where_it_starts
+from app.components import tables
+from app.internals import KERNELS, has, parts
+from app.shell import exports, selection, store_cache, widgets
+from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
 from core.text import plural
 
-view = widgets.head(PAGE, selection.current_view())
-reference, variant = (view.run.kernels.get(side) for side in (0, view.pair.index + 1))
-if reference is None or variant is None:
-    parts.nothing_to_compare(view)
+SHOWN = {"all": "all", "differ": "what differs", "products": "products and reductions"}
+
+view = widgets.head(KERNELS, selection.current_view())
+run, pair, stamp = view.run, view.pair.index, store_cache.stamp_of(view.run)
+if not has("kernels", run, pair):
+    parts.nothing_captured(view, "kernels")
 names = view.pair.reference, view.pair.variant
-pairs = side_by_side(reference, variant)
-tables: dict = {}
-start = kernels_where_it_starts(view.run, view.pair.index)
-if start is None:
-    parts.no_place(view)
-else:
+start = store_cache.cached("kernel place", stamp, (pair,), lambda: where_it_starts(run, pair))
+files = {}
+if start is not None:
     st.subheader("Where it starts")
-    st.markdown(place_in_words(start, names, is_one_prompt=len(view.run.header.prompts) == 1))
-    there = parts.at_place(start)
-    if start.pairs:
-        st.dataframe(
-            there,
-            hide_index=True,
-            key="kernels_there",
-            column_config=parts.COLUMNS,
-            height=widgets.table_height(len(there), 8),
-        )
+    st.markdown(place_in_words(start, names, names_prompt=len(run.header.prompts) > 1))
+    if len(start.kernels):
+        columns = ["name", "library", "reference_details", "variant_details", "only", "modules"]
+        tables.draw(parts.kernel_texts(start.kernels)[columns], "kernels_there", 8)
         st.caption("Kernels since the last matching module.")
-        tables["where it starts"] = there
+        files["where it starts"] = start.kernels
+elif pair in run.pairs_with_layers:
+    st.success("No module that was compared differs, so no kernel is where it starts.")
+else:
+    st.info("Capture with `--layers` beside `--kernels` to see what ran in the first module that differs.")
+    widgets.same_capture_with("layers", run.header.provenance)
 st.subheader("All kernels")
-st.markdown(in_words(pairs, names))
-st.caption(
-    f"Profiled {parts.looked_at(reference, names[0])} and {parts.looked_at(variant, names[1])}, prompt 0; launches are"
-    " per forward, profiler overhead included."
-)
+every = store_cache.cached("kernels", stamp, (pair,), lambda: side_by_side(run, pair))
+st.markdown(in_words(every, names))
+watched = run.query("SELECT * FROM kernel_side WHERE side IN (0, ?) ORDER BY side", pair + 1)
+counts = [
+    f"{row.forwards:,} of {row.forwards_of:,} of `{widgets.code(name)}`"
+    for row, name in zip(watched.itertuples(), names, strict=True)
+]
+st.caption(f"Profiled forwards: {', '.join(counts)}; prompt 0. Launches and µs are per forward, profiler included.")
 which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
-shown = (
-    which.segmented_control(
-        "Listed", list(parts.SHOWN), format_func=parts.SHOWN.__getitem__, required=True, key="kernels_shown"
-    )
-    or "all"
-)
-libraries = ["any", *dict.fromkeys(pair.library for pair in pairs)]
-if st.session_state.get("kernels_library", "any") not in libraries:
-    st.session_state["kernels_library"] = "any"
-library = what.segmented_control("Source", libraries, required=True, key="kernels_library") or "any"
+with which:
+    listed = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
+libraries = ["any", *every["library"].unique()]
+with what:
+    library = parts.measure("Source", libraries, {name: name for name in libraries}, "kernels_library")
 if place.toggle("Split by module", key="kernels_apart"):
-    pairs = side_by_side(reference, variant, by_module=True)
-listed = parts.chosen(pairs, shown, library)
-if not listed:
-    st.success(
-        "No kernel is launched by one side only, or more often by one."
-        if shown == "differ"
-        else "No kernel of that kind ran."
-    )
+    every = side_by_side(run, pair, "place")
+is_listed = {
+    "all": every["name"].notna(),
+    "differ": (every["only"] != "") | every["is_multiplied"],
+    "products": every["is_reducing"],
+}
+table = every[is_listed[listed] & ((library == "any") | (every["library"] == library))]
+if table.empty:
+    st.success("No kernel of that kind ran, or none differs.")
     st.stop()
-height = widgets.table_height(len(listed), 16)
-picked = widgets.room("kernels", height).dataframe(
-    parts.rows(listed),
-    hide_index=True,
-    key="kernels_table",
-    column_config=parts.COLUMNS,
-    height=height,
-    placeholder="–",
+columns = ["name", "library", "reference_launches", "variant_launches", "ratio", "only", "reference_microseconds"]
+picked = tables.draw(
+    parts.kernel_texts(table)[[*columns, "variant_microseconds", "places", "reference_details", "variant_details"]],
+    "kernels_table",
     on_select="rerun",
     selection_mode="single-row",
 )
 st.caption(
-    f"{plural(len(listed), 'kernel')} of {len(pairs):,}; what differs first, then by time. A click shows where it ran."
+    f"{plural(len(table), 'kernel')} of {len(every):,}; what differs first, then by time. Click one for its places."
 )
-tables |= {"side by side": pd.DataFrame(records_of(pairs)), "reference": reference.table(), "variant": variant.table()}
-rows = picked["selection"]["rows"]
-if rows and rows[0] < len(listed):
-    pair = listed[rows[0]]
-    st.subheader(widgets.escaped(pair.name))
-    where = pd.concat(
-        [parts.of_kernel(each, name, pair) for each, name in zip((reference, variant), names, strict=True)]
+lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
+files |= {"side by side": every, "reference": run.query(lists, 0), "variant": run.query(lists, pair + 1)}
+if (rows := picked["selection"]["rows"]) and rows[0] < len(table):
+    chosen = table.iloc[rows[0]]
+    st.subheader(widgets.escaped(chosen["name"]))
+    files["places"] = run.query(
+        """SELECT if(side = 0, 'reference', 'variant') AS side, module, detail, launches, microseconds FROM kernel
+           WHERE side IN (0, ?) AND library = ? AND name = ? ORDER BY side, ordinal""",
+        *(pair + 1, chosen["library"], chosen["name"]),
     )
-    st.dataframe(
-        where,
-        hide_index=True,
-        key="kernel_places",
-        column_config=parts.COLUMNS,
-        height=widgets.table_height(len(where), 12),
-    )
-    tables["places"] = where
-exports.download(tables, exports.file_stem(view, "kernels"), "kernels")
+    tables.draw(files["places"], "kernel_places", 12)
+exports.download(files, exports.file_stem(view, "kernels"), "kernels")

@@ -1,113 +1,105 @@
-"""Layers: which module's output differs first, how that grows with depth beside the rounding floor, and at which
-positions.
-"""
+"""Layers: which module's output differs first, how that grows with depth beside the noise floor, at which positions."""
 
 from functools import partial
 
 import numpy as np
 import streamlit as st
 
-from app.components import plots
-from app.layers import PAGE, charts, parts
+from app.components import plots, tables
+from app.internals import LAYERS, charts, parts
 from app.shell import exports, selection, store_cache, widgets
-from core.runs.views.layers import MEASURES, count_at_first, module_named, modules_of, sentence, summary_of
-from core.text import file_name, plural, visible
+from core.runs.queries.layers import cells, first_module, furthest_module, modules, says_little, sentence
+from core.text import file_name, number, out_of, percent, plural, visible
 
-view = widgets.head(PAGE, selection.current_view())
-everything = view.run.layers(view.pair.index)
-if everything.empty:
-    parts.nothing_to_compare(view)
-prompts = view.run.header.prompts
+view = widgets.head(LAYERS, selection.current_view())
+run, pair, prompts = view.run, view.pair.index, view.run.header.prompts
+if pair not in run.pairs_with_layers:
+    parts.nothing_captured(view, "layers")
 lead = st.container()
-scope = "this prompt"
-if len(prompts) > 1:
-    scope = (
-        st.segmented_control("Figures of", ["this prompt", "all prompts"], required=True, key="layers_scope") or scope
-    )
-table = everything if scope == "all prompts" else everything[everything["prompt"] == view.prompt]
-modules = modules_of(table)
-found = summary_of(modules)
-if found is None:
-    st.info(
-        f"None of the positions looked at is in prompt {view.prompt}; other prompts have some: choose all prompts"
-        " above."
-    )
+prompt = parts.prompt_in_scope(view, "layers_scope")
+table = store_cache.cached("modules", store_cache.stamp_of(run), (pair, prompt), lambda: modules(run, pair, prompt))
+if table.empty:
+    st.info(f"None of the positions looked at is in prompt {view.prompt}; choose all prompts above.")
     st.stop()
-said = sentence(found, scope == "all prompts", count_at_first(view.run, view.pair.index, found.first))
-first = found.first
+text = sentence(run, pair, table, names_prompt=prompt is None)
+first, furthest = first_module(table), furthest_module(table)
+positions = int(table["positions"].max())
+total = sum(each.positions for number, each in enumerate(prompts) if prompt in (None, number))
 if first is None:
-    lead.success(f"{said} That is at {plural(found.positions, 'position')} of {scope}.")
+    lead.success(f"{text} That is at {plural(positions, 'position')}.")
     st.stop()
-lead.markdown(said)
-st.markdown(parts.against_floor(found, modules))
-broken = next((each for each in modules if each.nonfinite_mismatch), None)
-if broken is not None:
+lead.markdown(text)
+has_floor = bool(table["floor_rms"].notna().any())
+if not has_floor:
+    st.markdown("No noise floor was run for the modules; capture with `--layer-floor 2` to have one.")
+if furthest is not None:
+    name = widgets.code(furthest.module)
+    st.markdown(f"Highest ratio to the noise floor: `{name}`, {number(furthest.ratio, 3)}x.{says_little(furthest)}")
+beyond = table[np.isinf(table["ratio"])]
+if len(beyond):
+    name = widgets.code(beyond["module"].iloc[0])
+    st.markdown(f"In {plural(len(beyond), 'module')} the pair differs and no reordering does, the first is `{name}`.")
+broken = table[table["nonfinite_mismatch"] > 0]
+if len(broken):
+    count, name = plural(int(broken["nonfinite_mismatch"].iloc[0]), "element"), broken["module"].iloc[0]
     st.error(
-        f"NaN or infinity on one side only, first in {plural(broken.nonfinite_mismatch, 'element')} of"
-        f" `{widgets.code(broken.module)}`. Unless the dtype overflows (float16 beyond 65,504), rounding cannot produce"
-        " it."
+        f"NaN or infinity on one side only, first in {count} of `{widgets.code(name)}`. Unless the dtype overflows"
+        " (float16 beyond 65,504), rounding cannot produce it."
     )
-parts.figures(
-    found, sum(prompt.positions for prompt in prompts) if scope == "all prompts" else prompts[view.prompt].positions
-)
+last = table.iloc[-1]
+figures = st.columns(4)
+figures[0].metric("First module", charts.short_name(first.module, first.kind, first.block), help=visible(first.module))
+figures[1].metric("Logits that differ", percent(last["neq_share"]), help=out_of(last["neq"], last["elements"]))
+worst = "no floor" if not has_floor else "floor is 0" if len(beyond) and furthest is None else "0"
+figures[2].metric("Max ratio to floor", worst if furthest is None else f"{number(furthest.ratio, 3)}")
+figures[3].metric("Positions", f"{positions:,} of {total:,}")
 
-names = ["", *(each.module for each in modules)]
-if st.session_state.get("layers_module", "") not in names:
+names = ["", *table["module"]]
+if st.session_state.get("layers_module") not in names:
     st.session_state["layers_module"] = ""
-shown = module_named(modules, st.session_state.get("layers_module", "")) or first
+opened = table[table["module"] == (st.session_state["layers_module"] or first.module)].iloc[0]
 
 
-def open_module(chart: str, *, with_position: bool) -> None:
+def open_module(chart: str) -> None:
     """Open the clicked module, and on the map select the position."""
-    place = plots.chosen(chart, 0)
-    if place is not None and 0 <= place < len(modules):
-        st.session_state["layers_module"] = modules[place].module
-    if with_position and (position := plots.chosen(chart, 1)) is not None:
+    place, position = plots.chosen(chart, 0), plots.chosen(chart, 1)
+    if place is not None and (table["ordinal"] == place).any():
+        st.session_state["layers_module"] = table.loc[table["ordinal"] == place, "module"].iloc[0]
+    if chart == "layers_map" and position is not None:
         selection.select(position=position)
 
 
 st.subheader("Growth over depth")
 plots.draw(
-    charts.module_growth(modules, shown.module),
+    charts.module_growth(table, opened["ordinal"]),
     key="layers_growth",
-    on_pick=partial(open_module, "layers_growth", with_position=False),
+    on_pick=partial(open_module, "layers_growth"),
     picture=exports.picture_of(view, "layers-growth"),
 )
-st.caption(f"RMS diff per module, {scope} (native units). Dotted: noise floor.")
+st.caption("RMS diff per module (native units). Dotted: noise floor.")
 
-is_known = {"ratio": found.has_floor, "max_row_ulps": any(each.max_row_ulps is not None for each in modules)}
-options = [name for name in MEASURES if is_known.get(name, True)]
-if st.session_state.get("layers_measure") not in options:
-    st.session_state["layers_measure"] = options[0]
 title, which = st.columns([3, 5], vertical_alignment="bottom")
 title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
-measure = (
-    which.segmented_control(
-        "Color", options, format_func=parts.MEASURES.__getitem__, required=True, key="layers_measure"
-    )
-    or options[0]
+with which:
+    options = [name for name in ("ratio", "neq_share", "max_row_ulps", "max_ulps") if has_floor or name != "ratio"]
+    measure = parts.measure("Color", options, charts.MEASURES, "layers_measure")
+grid = store_cache.cached(
+    "module map",
+    store_cache.stamp_of(run),
+    (pair, view.prompt, measure),
+    lambda: cells(run, pair, view.prompt, measure),
 )
-grid = store_cache.layer_grid(view, measure)
-if grid.modules:
+if len(grid):
     plots.draw(
-        charts.module_map(grid, shown.module, view.position),
+        charts.position_map(grid, *charts.names_of(modules(run, pair, view.prompt)), measure, view.position),
         key="layers_map",
-        on_pick=partial(open_module, "layers_map", with_position=True),
+        on_pick=partial(open_module, "layers_map"),
         picture=exports.picture_of(view, f"layers-{measure}", of_prompt=True),
     )
-    wide = int(np.diff(grid.edges).max())
-    st.caption(
-        f"Modules x positions; color is {parts.MEANINGS[measure]}."
-        + (f" A cell shows the largest of up to {wide} positions." if wide > 1 else "")
-        + (
-            f" {len(grid.positions):,} of {prompts[view.prompt].positions:,} positions were looked at."
-            if len(grid.positions) < prompts[view.prompt].positions
-            else ""
-        )
-    )
+    st.caption(f"Modules x positions, {charts.MEASURES[measure]}. Grey: equal.")
 
-begins_at = visible(first.module)
 st.subheader("Module")
+begins_at = visible(first.module)
 st.selectbox(
     "Module",
     names,
@@ -115,8 +107,9 @@ st.selectbox(
     label_visibility="collapsed",
     format_func=lambda name: visible(name) if name else f"the first that differs: {begins_at}",
 )
-st.markdown(parts.module_figures(shown))
-along = view.run.layer_positions(view.pair.index, view.prompt, shown.ordinal)
+share = out_of(opened["neq"], opened["elements"])
+st.markdown(f"`{widgets.code(opened['module'])}`, {widgets.escaped(opened['kind'])}: {share} of its elements differ.")
+along = run.layer_positions(pair, view.prompt, opened["ordinal"])
 
 
 def pick_position() -> None:
@@ -127,32 +120,23 @@ def pick_position() -> None:
 
 if along["neq"].any():
     plots.draw(
-        charts.module_positions(
-            along["position"].to_numpy(int),
-            along["rms"].to_numpy(float),
-            along["floor_rms"].to_numpy(float, na_value=np.nan),
-            view.position,
-        ),
+        charts.module_positions(along, view.position),
         key="layers_module_chart",
         on_pick=pick_position,
-        picture=exports.picture_of(view, f"layers-{file_name(shown.module)}", of_prompt=True),
+        picture=exports.picture_of(view, f"layers-{file_name(opened['module'])}", of_prompt=True),
     )
-    st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Grey: noise floor.")
+    st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Dotted: noise floor.")
 else:
     st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
 
 st.subheader("Modules")
-st.dataframe(
-    parts.rows(modules, scope == "all prompts"),
-    hide_index=True,
-    key="layers_table",
-    column_config=parts.COLUMNS,
-    placeholder="–",
-)
+hidden = ["ordinal", "block", "positions", *(["first_prompt"] if prompt is not None else [])]
+hidden += [] if len(broken) else ["nonfinite_mismatch"]
+tables.draw(table.assign(module=table["module"].map(visible)).drop(columns=hidden), "layers_table")
 with st.container(horizontal=True, vertical_alignment="center"):
-    tables = {
-        "by prompt and module": everything,
-        "by module and position": partial(view.run.layer_positions, view.pair.index, view.prompt),
+    files: dict = {
+        "by prompt and module": partial(run.layers, pair),
+        "by module and position": partial(run.layer_positions, pair, view.prompt),
     }
-    exports.download(tables, exports.file_stem(view, "layers"), "layers")
+    exports.download(files, exports.file_stem(view, "layers"), "layers")
     exports.picture_format()

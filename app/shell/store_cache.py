@@ -21,9 +21,6 @@ from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, read_runs, without_replaced
 from core.runs.store.store import DeletedRun, Store, open_store
 from core.runs.views.elements import top_of_both
-from core.runs.views.kv_cache import PositionGrid, by_position
-from core.runs.views.layers import LayerGrid
-from core.runs.views.layers import grid as layer_grid_of
 from core.runs.views.sparse import figures_by_position
 
 if TYPE_CHECKING:
@@ -220,25 +217,6 @@ def absent(view: View | SparseView) -> dict[str, str]:
     if isinstance(view, SparseView):
         return {page.name: "not sent" for page in navigation.PAGES if page.shows == "capture"}
     return cached("absent", stamp_of(view.run), (view.pair.index,), lambda: navigation.absent(view.run, view.pair))
-
-
-def kv_positions(view: View) -> dict[str, PositionGrid]:
-    """Layers x positions of the caches of the selected prompt; see core.runs.views.kv_cache.by_position."""
-    of = (view.pair.index, view.prompt)
-    return cached("kv by position", stamp_of(view.run), of, lambda: by_position(view.run, *of))
-
-
-def layer_grid(view: View, measure: str) -> LayerGrid:
-    """Modules x positions of the selected prompt, at most 12,000 cells or 40 a module: each has its name, for the
-    hover.
-    """
-    run, pair, prompt = view.run, view.pair.index, view.prompt
-
-    def read() -> LayerGrid:
-        modules = max(1, len(run.layers(pair).query("prompt == @prompt")))
-        return layer_grid_of(run, pair, prompt, measure, max_columns=min(400, max(40, 12_000 // modules)))
-
-    return cached("layers", stamp_of(run), (pair, prompt, measure), read)
 
 
 def top(view: View) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from core.runs.file.records import (
     BUG_SUSPECTED,
@@ -18,12 +18,6 @@ from core.runs.file.records import (
 from core.runs.store.cards import RunCard
 from core.text import exact, number, percent, visible
 
-MEASURES = {
-    "neq_share": "share that differs",
-    "max_row_ulps": "max row ULPs",
-    "max_ulps": "max ULPs",
-    "rms": "rms difference",
-}
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
     BUG_SUSPECTED: "red",
@@ -48,11 +42,6 @@ def token(token_id: int | None, text: str | None) -> str:
 def opening(sentence: str) -> str:
     """The sentence with a capital at the beginning."""
     return sentence[:1].upper() + sentence[1:]
-
-
-def kinds(names: Iterable[str]) -> str:
-    """Words for the kinds: `keys`, `keys and values`."""
-    return " and ".join(f"{name}s" for name in names)
 
 
 def logit(value: float | None) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -13,6 +14,9 @@ from rich.table import Table
 
 from ..configuration import configuration
 from ..errors import UsageError
+from ..runs.queries.caches import summaries
+from ..runs.queries.kernels import in_words, is_watched, place_in_words, side_by_side, where_it_starts
+from ..runs.queries.layers import furthest_module, layers_json, modules, records, says_little, sentence
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.markdown import report_address
@@ -24,24 +28,14 @@ from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.store import open_store
 from ..runs.tables.remedies import RemedyRow, advice
 from ..runs.views.continuations import continuations
-from ..runs.views.kernels import in_words, is_multiplied, place_in_words, records_of, side_by_side
-from ..runs.views.kv_cache import summarize
-from ..runs.views.layers import (
-    NARROW,
-    ModuleFigures,
-    count_at_first,
-    kernels_where_it_starts,
-    layers_json,
-    modules_of,
-    says_little,
-    sentence,
-    summary_of,
-)
 from ..runs.views.request import asks_for, how_to_have
 from ..text import number, percent, plural, three_digits
 from . import options
 from .tables import pair_table, print_flips, print_sparse_pairs, sparse_side_table
 from .terminal.console import out, print_json, print_text, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def show(
@@ -147,21 +141,21 @@ def _print_caches(run: RunReader) -> None:
     """Print one line a pair with caches, keys and values apart."""
     rows = []
     for pair in run.pairs:
-        caches = summarize(run.kv(pair.index))
+        caches = summaries(run, pair.index).get(None)
         if caches is None:
             continue
-        both = caches.together
-        prompt = f"prompt {both.first_prompt}, " if len(run.header.prompts) > 1 else ""
-        first = f"{prompt}layer {both.first_layer}, head {both.first_head}, position {both.first_position}"
+        both = caches["together"]
+        prompt = f"prompt {both['first_prompt']}, " if len(run.header.prompts) > 1 else ""
+        first = f"{prompt}layer {both['first_layer']}, head {both['first_head']}, position {both['first_position']}"
         rows.append(
             (
                 pair.variant,
                 *(
-                    "" if part is None else f"{part.neq:,} of {part.elements:,} ({percent(part.neq_share)})"
-                    for part in (caches.keys, caches.values, caches.layer_0_keys)
+                    "" if part is None else f"{part['neq']:,} of {part['elements']:,} ({percent(part['neq_share'])})"
+                    for part in (caches["keys"], caches["values"], caches["layer_0_keys"])
                 ),
-                *("" if figure is None else number(figure, 3) for figure in (both.rms_row_ulps, both.max_row_ulps)),
-                "" if both.first_layer is None else first,
+                *("" if both[name] is None else number(both[name], 3) for name in ("rms_row_ulps", "max_row_ulps")),
+                "" if both["first_layer"] is None else first,
             )
         )
     if rows:
@@ -200,38 +194,36 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], prompt: int | None
     total = sum(one.positions for index, one in enumerate(prompts) if prompt in (None, index))
     columns = ("module", "kind", "differ", "rms", "floor", "noise ratio", "max ULPs", "mean ULPs", "max row ULPs")
     for pair, _ in found:
-        table = run.layers(pair.index)
-        modules = modules_of(table if prompt is None else table[table["prompt"] == prompt])
-        summary = summary_of(modules)
-        if summary is None:
+        table = modules(run, pair.index, prompt)
+        if table.empty:
             print_text(f"{pair.variant}: no outputs of modules; a compiler made its kernels.")
             continue
         names_prompt = len(prompts) > 1 and prompt is None
-        rows = (_module_line(each, names_prompt) for each in modules if not blocks or each.kind in ("residual", "head"))
-        title = f"{pair.variant} vs {pair.reference}, {summary.positions:,} of {plural(total, 'position')}"
+        is_shown = table["kind"].isin(["residual", "head"]) | (not blocks)
+        rows = (_module_line(row, names_prompt) for row in table[is_shown].itertuples())
+        positions = table["positions"].max()
+        title = f"{pair.variant} vs {pair.reference}, {positions:,} of {plural(total, 'position')}"
         text = ("module", "kind", "of")
         out.print(table_of((*columns, "of", "first position"), rows, title=title, text=text))
-        line = sentence(summary, names_prompt, count_at_first(run, pair.index, summary.first)).replace("**", "")
-        if (largest := summary.largest) is not None:
-            line += f" Highest noise ratio: {largest.module}, {number(largest.ratio, 3)}x."
-            if (largest.ratio or 0) > 1 and largest.dtype in NARROW:
-                line += f" {says_little(largest.dtype)}"
+        line = sentence(run, pair.index, table, names_prompt=names_prompt).replace("**", "")
+        if (largest := furthest_module(table)) is not None:
+            line += f" Highest noise ratio: {largest.module}, {number(largest.ratio, 3)}x.{says_little(largest)}"
         print_text(line.replace("`", "'"))
 
 
-def _module_line(each: ModuleFigures, names_prompt: bool) -> Sequence[object]:
-    def known(value: float | None) -> str:
-        return "" if value is None else "the floor is 0" if value == float("inf") else number(value, 3)
+def _module_line(row: Any, names_prompt: bool) -> Sequence[object]:
+    def known(value: Any) -> str:
+        return "" if value != value else "the floor is 0" if value == math.inf else number(value, 3)
 
-    first = "" if each.first_position is None else each.first_position
+    first = row.first_position if row.neq else ""
     return (
-        each.module,
-        each.kind,
-        percent(each.neq_share) if each.neq else "none",
-        "NaN" if each.rms != each.rms else number(each.rms, 3),
-        *map(known, (each.floor_rms, each.ratio, each.max_ulps, each.mean_ulps, each.max_row_ulps)),
-        each.dtype,
-        f"{each.first_prompt}:{first}" if names_prompt and each.neq else first,
+        row.module,
+        row.kind,
+        percent(row.neq_share) if row.neq else "none",
+        "NaN" if row.rms != row.rms else number(row.rms, 3),
+        *map(known, (row.floor_rms, row.ratio, row.max_ulps, row.mean_ulps, row.max_row_ulps)),
+        row.dtype,
+        f"{row.first_prompt}:{first}" if names_prompt and row.neq else first,
     )
 
 
@@ -239,30 +231,29 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
     """Print what ran where two sides begin to differ, then the kernels of each, side by side."""
     about, listed = run.header.provenance, []
     for pair in pairs:
-        reference, variant = run.kernels.get(0), run.kernels.get(pair.index + 1)
-        if reference is not None and variant is not None:
-            listed.append((pair, side_by_side(reference, variant), kernels_where_it_starts(run, pair.index)))
-        elif run.kernels and not as_json_:
+        if is_watched(run, pair.index):
+            listed.append((pair, side_by_side(run, pair.index), where_it_starts(run, pair.index)))
+        elif run.sides_with_kernels and not as_json_:
             print_text(f"{pair.variant}: no kernels. {about.note}")
     if not listed:
-        was_asked = run.kernels or asks_for(about, "kernels")
+        was_asked = run.sides_with_kernels or asks_for(about, "kernels")
         how = f"they could not be recorded. {about.note}" if was_asked else how_to_have("kernels", about)
         raise UsageError(f"run '{run.run_id}' holds no kernels; {how.rstrip('. ')}.")
     as_records: list[dict[str, Any]] = []
     for pair, every, place in listed:
         names = (pair.reference, pair.variant)
-        rows = [each for each in every if not differing or each.only or is_multiplied(each)]
+        rows = every[(every["only"] != "") | every["is_multiplied"]] if differing else every
         if as_json_:
             start = None
             if place is not None:
-                start = {key: getattr(place, key) for key in ("module", "prompt", "position")}
-                start["kernels"] = records_of(place.pairs)
+                start = {"module": place.module, "prompt": place.prompt, "position": place.position}
+                start["kernels"] = _kernels_json(place.kernels)
             record = {"reference": pair.reference, "variant": pair.variant, "where_it_starts": start}
-            as_records.append(record | {"kernels": records_of(rows)})
+            as_records.append(record | {"kernels": _kernels_json(rows)})
             continue
         if place is not None:
-            where = place_in_words(place, names, is_one_prompt=len(run.header.prompts) == 1)
-        elif run.layers(pair.index).empty:
+            where = place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
+        elif pair.index not in run.pairs_with_layers:
             where = f"Where the two sides begin to differ is not in this run; {how_to_have('layers', about)}."
         else:
             where = "No module that was compared differs."
@@ -274,11 +265,11 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
                 "; ".join(module or "the model itself" for module in each.places[:2]),
                 f"{each.reference_launches:.4g}",
                 f"{each.variant_launches:.4g}",
-                "" if each.ratio is None else three_digits(each.ratio),
+                "" if each.ratio != each.ratio else three_digits(each.ratio),
                 f"{each.reference_microseconds:,.0f}",
                 f"{each.variant_microseconds:,.0f}",
             )
-            for each in rows
+            for each in rows.itertuples()
         )
         columns = ("kernel", "by", "in", "reference", "variant", "ratio", "µs", "µs")
         title = f"Launches a forward, {pair.reference} and {pair.variant}"
@@ -286,6 +277,10 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
         print_text(in_words(every, names).replace("`", "'"))
     if as_json_:
         print_json({"run_id": run.run_id, "pairs": as_records})
+
+
+def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 
 def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:

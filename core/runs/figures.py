@@ -4,7 +4,7 @@ is not placed yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from ..errors import StoreError
 from .file.database import Database
 from .file.kept import ALL, REFUSAL
 from .file.records import RunHeader
+from .file.table import nullable
 from .tables import heatmap, logits, positions
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class Figures:
         self._database = database
         self.decoding = database.decoding
         self._latest: tuple[int, pd.DataFrame] | None = None
+
+    def query(self, sql: str, *values: Any) -> pd.DataFrame:
+        """Return the rows of a query on the run file; whole numbers that may be null are nullable integers."""
+        table = self._database.table(sql, values)
+        with self.decoding("figures"):
+            return table.to_pandas(types_mapper=nullable)
 
     def positions(self, pair: int) -> pd.DataFrame:
         """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where

@@ -40,7 +40,6 @@ from .tables import (
     verdicts,
 )
 from .tables.amounts import check_amounts, check_counts
-from .tables.kernels import KernelList
 from .tables.remedies import RemedyRow
 from .tables.schema import check_tables
 from .tables.sides import StoredSide
@@ -202,11 +201,6 @@ class RunReader(Figures):
         max_row_ulps, floor_rms.
         """
         return layers.read_layer_positions(self._database, pair, prompt, ordinal)
-
-    @cached_property
-    def kernels(self) -> dict[int, KernelList]:
-        """Kernels that each side launched, by side; empty where the capture did not watch them."""
-        return kernels.read_kernels(self._database)
 
     @cached_property
     def remedies(self) -> dict[int, list[RemedyRow]]:

@@ -8,36 +8,8 @@ import pytest
 
 from app.compare import charts as compare_charts
 from app.components import best_token_charts, chart_style
-from app.kv_cache import charts as kv_cache_charts
+from app.internals import charts as internals
 from app.near_ties import charts as near_ties_charts
-from core.runs.views.kv_cache import PositionGrid
-
-
-def marked(figure, name: str = "differs") -> set[tuple[float, float]]:
-    """(middle, row) of every upright line of that name; each reaches over the height of its row and is at most 3 pixels
-    wide.
-    """
-    found = set()
-    for one in figure.data:
-        if one.name == name:
-            assert one.mode == "lines"
-            assert one.line.width <= 3
-            for x, y in zip(np.reshape(one.x, (-1, 3)), np.reshape(one.y, (-1, 3)), strict=True):
-                assert x[0] == x[1]
-                assert y[1] - y[0] == 1
-                assert np.isnan([x[2], y[2]]).all()
-                assert (x[0], y[0] + 0.5) not in found
-                found.add((x[0], y[0] + 0.5))
-    return found
-
-
-def position_map(layers: int = 3, positions: int = 1000, width: int = 3) -> PositionGrid:
-    """Equal caches but for layer 1 around position 500; layer 2 holds nothing before position 300."""
-    edges = np.minimum(np.arange(-(-positions // width) + 1) * width, positions)
-    share = np.zeros((layers, len(edges) - 1))
-    share[1, 500 // width] = 0.25
-    share[2, : 300 // width] = np.nan
-    return PositionGrid("key", np.array([3, 7, 11]), edges, share, share * 8, share * 2, share > 1)
 
 
 def trace(figure, name):
@@ -45,61 +17,46 @@ def trace(figure, name):
     return found
 
 
-def test_every_cell_of_the_cache_map_that_was_compared_can_be_clicked_and_leads_into_itself():
-    grid = position_map()
-    cells = trace(kv_cache_charts.cache_positions(grid, "neq_share", "bfloat16", 0), "cells")
-    assert len(cells.x) == np.count_nonzero(~np.isnan(grid.neq_share))
-    for x, y, (position, share) in zip(cells.x, cells.y, cells.customdata, strict=True):
-        i, j = int(y), np.searchsorted(grid.edges, x, side="right") - 1
-        assert grid.edges[j] <= position < grid.edges[j + 1]
-        assert share == grid.neq_share[i, j]
-    assert cells.marker.maxdisplayed == 1  # unseen points by the thousand would each be an element of the page
-    assert {(place, number) for place, number in zip(cells.y, cells.text, strict=True)} == {
-        (0, "3"),
-        (1, "7"),
-        (2, "11"),
-    }
-
-
-def misplaced(figure, grid: PositionGrid) -> set:
-    """Cells that differ without a line, and lines where nothing does."""
-    middles = (grid.edges[:-1] + grid.edges[1:] - 1) / 2
-    return marked(figure) ^ {(middles[j], float(i)) for i, j in zip(*np.nonzero(grid.neq_share > 0), strict=True)}
-
-
-@pytest.mark.parametrize("share", [0.02, 0.9])
-def test_lines_are_where_cells_differ_and_nowhere_else_the_largest_on_top(share):
-    grid = position_map(width=1)
-    random = np.random.default_rng(1)
-    grid.neq_share[:] = np.where(random.random(grid.neq_share.shape) < share, random.random(grid.neq_share.shape), 0.0)
-    figure = kv_cache_charts.cache_positions(grid, "neq_share", "bfloat16", 0)
-    assert misplaced(figure, grid) == set()
-    lines = [one for one in figure.data if one.name == "differs"]
-    of = {place: grid.neq_share[int(place[1]), int(place[0])] for place in marked(figure)}
-    largest = [max(of[x, y + 0.5] for x, y in zip(one.x[::3], one.y[::3], strict=True)) for one in lines]
-    assert largest == sorted(largest)
-    assert {one.line.width for one in lines} == ({2} if share < 0.1 else {1})
-    lines[0].x = lines[0].x + 0.25  # a line beside its cell must be noticed
-    assert misplaced(figure, grid)
-
-
-def test_nan_on_one_side_is_red_in_its_cell_and_on_top():
-    grid = position_map()
-    grid.is_mismatch[0, 40] = True
-    figure = kv_cache_charts.cache_positions(grid, "neq_share", "bfloat16", 0)
-    assert marked(figure, "NaN or infinity on one side") == {(121.0, 0.0)}
-    assert "infinity on one side" in [one.name for one in figure.data][-1]
-    assert figure.data[-1].line.color == chart_style.MISMATCH
-
-
-def test_layers_without_a_difference_have_no_point_on_a_log_axis_and_one_at_0_of_a_share():
-    table = pd.DataFrame(
-        {"layer": [0, 0, 1, 1], "kind": ["key", "value"] * 2, "neq_share": [0, 0, 0.5, 0.25], "rms": [0, 0, 1, 2]}
+def position_cells() -> pd.DataFrame:
+    """Three layers x two cells of two positions; layer 11 holds nothing in the first, layer 7 has a NaN in the last."""
+    return pd.DataFrame(
+        {
+            "row": [3, 3, 7, 7, 11],
+            "cell": [0, 1, 0, 1, 1],
+            "first_position": [4, 6, 4, 6, 6],
+            "last_position": [5, 7, 5, 7, 7],
+            "value": [0.0, 0.25, 0.5, 0.0, 0.0],
+            "is_mismatch": [False, False, False, True, False],
+        }
     )
-    shares = kv_cache_charts.over_layers(table, "neq_share", "bfloat16")
-    assert [one.y.tolist() for one in shares.data] == [[0, 0.5], [0, 0.25]]
-    rms = kv_cache_charts.over_layers(table, "rms", "bfloat16")
-    assert [np.isnan(one.y).tolist() for one in rms.data] == [[True, False]] * 2
+
+
+@pytest.mark.parametrize("measure", ["ratio", "neq_share", "max_row_ulps", "max_ulps"])
+def test_every_cell_of_a_map_that_was_compared_can_be_clicked_and_leads_into_itself(measure):
+    cells = position_cells()
+    names = {layer: f"layer {layer}" for layer in (3, 7, 11)}
+    figure = internals.position_map(cells, names, {3: "3"}, measure, 4)
+    points = trace(figure, "cells")
+    assert [tuple(of) for of in points.customdata] == list(
+        cells[["row", "first_position", "value"]].itertuples(index=False, name=None)
+    )
+    assert list(zip(points.x, points.y, points.text, strict=True)) == [
+        *((4.5, 0, "layer 3"), (6.5, 0, "layer 3"), (4.5, 1, "layer 7"), (6.5, 1, "layer 7"), (6.5, 2, "layer 11"))
+    ]
+    assert points.marker.maxdisplayed == 1  # unseen points by the thousand would each be an element of the page
+    equal, shown, odd = (one for one in figure.data if one.type == "heatmap")
+    assert np.isnan(equal.z).tolist() == [[False, True], [True, False], [True, False]]
+    assert np.isnan(shown.z).tolist() == [[True, False], [False, True], [True, True]]
+    assert np.isnan(odd.z).tolist() == [[True, True], [True, False], [True, True]]
+
+
+def test_heads_of_keys_and_values_have_one_color_scale():
+    table = pd.DataFrame({"layer": [0, 0, 2, 2], "kind": ["key", "value"] * 2, "head": 0, "rms": [0, 0, 1.0, 100.0]})
+    figure = internals.head_maps(table.assign(nonfinite_mismatch=0), "rms")
+    shown = [one for one in figure.data if one.coloraxis is not None]
+    assert [one.z.tolist()[1] for one in shown] == [[0.0], [2.0]]
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0.0, 2.0)
+    assert shown[0].y == ("0", "2")  # as categories: a gap would read as equal
 
 
 def near_tie_table(positions: int, prompts: int = 1, seed: int = 0) -> pd.DataFrame:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
+from core.runs.queries.caches import cells
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KINDS, KvPart
-from core.runs.views.kv_cache import by_position
 from tests.browser.driving import Dashboard, picture, settle
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 
@@ -43,19 +43,19 @@ def test_a_click_on_the_map_selects_the_position(page: Page, dashboard: Dashboar
     expect(page.locator("h1")).to_have_text("KV cache")
     expect(page.get_by_text("first in layer 3's keys and values")).to_be_visible()
     picture(page, "kv-cache")
-    map_ = page.locator(".js-plotly-plot").nth(2)
+    map_ = page.locator(".js-plotly-plot").nth(1)
     map_.scroll_into_view_if_needed()
     plot = map_.locator(".nsewdrag").first.bounding_box()
     assert plot is not None
     x, y = plot["x"] + plot["width"] * 0.7, plot["y"] + plot["height"] * 0.8
     page.mouse.move(x, y)
     hover = map_.locator(".hoverlayer")
-    expect(hover).to_contain_text(re.compile(r"layer 25, positions around \d+: [\d.]+% of its elements differ"))
-    around, share = re.search(r"around (\d+): ([\d.]+)%", hover.text_content() or "").groups()
+    expect(hover).to_contain_text(re.compile(r"layer 25from position \d+: [\d.]+% of its elements differ"))
+    first, share = re.search(r"position (\d+): ([\d.]+)%", hover.text_content() or "").groups()
     with RunReader(Store(dashboard.store).path_of("deep")) as run:
-        grid = by_position(run, 0, 0)["key"]
-    cell = np.searchsorted(grid.edges, int(around), side="right") - 1
-    assert float(share) == pytest.approx(100 * grid.neq_share[25, cell], rel=1e-3)
+        grid = cells(run, 0, 0, "key", "neq_share")
+    cell = grid[(grid["row"] == 25) & (grid["first_position"] == int(first))].iloc[0]
+    assert float(share) == pytest.approx(100 * cell["value"], rel=1e-3)
     page.mouse.click(x, y)
     expect(page.get_by_label("Position, 0 to 999")).not_to_have_value("10")
     settle(page)

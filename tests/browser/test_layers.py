@@ -50,13 +50,13 @@ def test_a_click_on_the_map_opens_the_module_and_selects_the_position(page: Page
     expect(page.get_by_label("Position, 0 to 59")).to_have_value("40")
     settle(page)
     assert re.search(r"position=40\b.*module=model\.layers\.1\b", page.url)
-    expect(page.get_by_text("residual of block 1:")).to_be_visible()
+    expect(page.get_by_text(", residual:")).to_be_visible()
     assert faults(page) == []
     page.set_viewport_size({"width": 390, "height": 844})
     page.emulate_media(color_scheme="dark")
     page.reload()
     settle(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    expect(page.get_by_text("residual of block 1:")).to_be_visible()  # the link restores the module
+    expect(page.get_by_text(", residual:")).to_be_visible()  # the link restores the module
     assert faults(page) == []
     picture(page, "layers-dark-390")

@@ -123,7 +123,7 @@ VIEWS = {  # the gallery is at the bare address
     "near_ties": "threshold=17",
     "heatmap": "rows=470:500&tokens=128:512",
     "flips": "",
-    "kv_cache": "of=all-prompts&measure=rms&kind=value&colour=max_ulps",
+    "kv_cache": "of=all-prompts&measure=rms&kind=value",
     "capture": "",
     "upload": "",
 }

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...text import shown
 from ..ops_run import OpsRun
+from ..queries.caches import caches_json
 from ..reader import RunReader
 from ..store.cards import RunCard
-from ..views.kv_cache import kv_json
 from ..views.request import typed_again
 from .report_json import as_json, report_of_run
 
@@ -65,7 +65,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
         prompts=len(header.prompts),
         with_positions=with_positions,
     )
-    caches = [found for pair in sorted(run.pairs_with_kv) if (found := kv_json(run, pair)) is not None]
+    caches = [found for pair in sorted(run.pairs_with_kv) if (found := caches_json(run, pair)) is not None]
     verdicts = [
         {
             "variant": pair.variant,

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import astuple, dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
 
 from ...errors import UsageError
 from ..file.database import Database
 from ..file.table import Table, columns_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KERNEL = Table(
     "kernel",
@@ -39,9 +34,6 @@ KERNEL_SIDE = Table(
     """,
 )
 LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
-
-
-_LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -81,20 +73,6 @@ class KernelList:
         if not 0 <= self.forwards <= self.of or (self.rows and not self.forwards):
             raise UsageError(f"kernels of {self.forwards} of {self.of} forwards of side {self.side} are none")
 
-    def table(self) -> pd.DataFrame:
-        """A row a kernel and module, with `layer_kind`, the module's name without the numbers of layers."""
-        import pandas as pd
-
-        table = pd.DataFrame([astuple(row) for row in self.rows], columns=_COLUMNS)
-        return table.assign(layer_kind=[module_kind(module) for module in table["module"]])
-
-
-def module_kind(module: str) -> str:
-    """A module's name with its layers' numbers left out: `model.layers.3.mlp` and `model.layers.7.mlp` are of one
-    kind.
-    """
-    return _LAYER.sub(".*", module)
-
 
 def insert_kernels(database: Database, listed: KernelList) -> None:
     """Insert the kernels of one side, in the order of its rows."""
@@ -106,14 +84,3 @@ def insert_kernels(database: Database, listed: KernelList) -> None:
 def watched_sides(database: Database) -> frozenset[int]:
     """Indices of the sides whose kernels were watched."""
     return frozenset(row[0] for row in database.rows("SELECT side FROM kernel_side"))
-
-
-def read_kernels(database: Database) -> dict[int, KernelList]:
-    """Read the kernels by side; empty where the capture did not watch them."""
-    found: dict[int, list[KernelRow]] = {}
-    rows = database.rows(f"SELECT side, {', '.join(_COLUMNS)} FROM kernel ORDER BY side, ordinal")
-    counts = database.rows("SELECT side, forwards, forwards_of FROM kernel_side ORDER BY side")
-    with database.decoding("list of kernels"):
-        for side, *row in rows:
-            found.setdefault(side, []).append(KernelRow(*row))
-        return {side: KernelList(side, tuple(found.get(side, ())), looked, total) for side, looked, total in counts}

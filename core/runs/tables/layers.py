@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...errors import StoreError
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FLOAT32, FloatFormat, widen
 from ..file.database import Database
@@ -299,20 +298,7 @@ def _position_rows(
 
 def read_layers(database: Database, pair: int) -> pd.DataFrame:
     """One row a prompt and module, in the order in which they run. No rows where the capture did not compare them."""
-    found = LAYER.read(database, "pair = ? ORDER BY prompt, ordinal", [pair], LAYER.names[1:])
-    # null, which pandas makes NaN, where none was run
-    floor = np.nan_to_num(found["floor_rms"].to_numpy(float), posinf=np.inf)
-    in_row_ulps = (
-        np.nan_to_num(found[name].to_numpy(float), posinf=np.inf) for name in ("max_row_ulps", "rms_row_ulps")
-    )
-    sizes = np.stack([*(found[name].to_numpy(float) for name in ("max_abs", "rms", "mean_ulps")), floor, *in_row_ulps])
-    counts = found[["elements", "positions", "neq", "finite", "max_ulps", "nonfinite_mismatch"]].to_numpy(np.int64)
-    is_counted = (counts >= 0).all() and (counts[:, :2] >= 1).all() and (counts[:, [2, 3, 5]] <= counts[:, :1]).all()
-    if not (is_counted and np.isfinite(sizes).all() and (sizes >= 0).all()):
-        raise StoreError(
-            f"{database.file}: its modules have figures that cannot have been measured; the file is damaged."
-        )
-    return found
+    return LAYER.read(database, "pair = ? ORDER BY prompt, ordinal", [pair], LAYER.names[1:])
 
 
 def read_layer_positions(database: Database, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
 from core.runs.reader import RunReader
-from core.runs.views.kernels import in_words, place_in_words, side_by_side
-from core.runs.views.layers import kernels_where_it_starts
 from tests.app.opening import opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import layer_run, with_kernels
@@ -20,10 +19,10 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
         element.value for element in app.markdown
     )
     table = app.dataframe[0].value
-    assert table["kernel"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
-    assert table["only in"].tolist() == ["reference", "variant", "", ""]
+    assert table["name"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
+    assert table["only"].tolist() == ["reference", "variant", "", ""]
     assert table["ratio"].tolist()[2:] == [3.0, 1.0]
-    assert any("one forward of `side_0` and 3 of 40 forwards of `side_1`" in element.value for element in app.caption)
+    assert any("1 of 1 of `side_0`, 3 of 40 of `side_1`" in element.value for element in app.caption)
 
 
 def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
@@ -35,11 +34,10 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     with RunReader(own_store.path_of(run_id)) as run:
         pair = run.pairs[0]
         sides = (pair.reference, pair.variant)
-        start = kernels_where_it_starts(run, 0)
-        counts = in_words(side_by_side(run.kernels[0], run.kernels[1]), sides)
+        start, counts = where_it_starts(run, 0), in_words(side_by_side(run, 0), sides)
     assert (start.module, start.prompt, start.position) == ("model.layers.0.norm", 1, 4)
-    first = said.index(place_in_words(start, sides, is_one_prompt=False))
+    first = said.index(place_in_words(start, sides, names_prompt=True))
     assert counts in said[first + 1 :]
     there = app.dataframe[0].value
-    assert there["in"].tolist() == ["model.layers.0.norm"]
-    assert (there["shapes, reference"][0], there["shapes, variant"][0]) == ("bfloat16 [1, 8]", "bfloat16 [2, 8]")
+    assert there["modules"].tolist() == ["model.layers.0.norm"]
+    assert (there["reference_details"][0], there["variant_details"][0]) == ("bfloat16 [1, 8]", "bfloat16 [2, 8]")

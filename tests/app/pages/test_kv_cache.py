@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from core.runs.queries.caches import merged, summaries
 from core.runs.reader import RunReader
 from core.runs.tables.kv_cache import KvPart
-from core.runs.views.kv_cache import by_layer, summarize
 from tests.app.opening import opened, said
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 
@@ -39,32 +39,27 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
     assert "13,086 of 151,552 (8.6%) elements differ" in said(app)
     assert "first in layer 0's keys" in said(app)
     assert "13,086 of 75,776** elements of layer 0's keys" in said(app)
-    assert app.metric[0].help == "13,086 of 75,776 elements"
+    assert app.metric[0].help == "13,086 of 75,776"
     assert figures(app) == {
         "Keys differ": "17.3%",
         "Values differ": "0.0%",
         "RMS row ULPs": figures(app)["RMS row ULPs"],
         "Max row ULPs": figures(app)["Max row ULPs"],
         "First layer": "0",
-        "Its first head": "0",
-        "Its first position": "7",
     }
 
 
 def test_figures_are_of_the_prompt_or_of_all_prompts(own_store):
     run_id = continued_run(own_store)
     with RunReader(own_store.path_of(run_id)) as run:
-        table = run.kv(0)
-    whole, first = summarize(table), summarize(table[table["prompt"] == 0])
-    assert whole is not None
-    assert first is not None
+        whole, first = (summaries(run, 0)[of]["together"] for of in (None, 0))
+        by_layer = merged(run, 0, None, "layer", "kind")
     app = opened("kv_cache", run=run_id, variant="decode")
-    assert f"{first.together.neq:,} of {first.together.elements:,}" in said(app)
+    assert f"{first['neq']:,} of {first['elements']:,}" in said(app)
     app.segmented_control(key="kv_scope").set_value("all prompts").run()
-    assert f"{whole.together.neq:,} of {whole.together.elements:,}" in said(app)
-    assert whole.together.neq > first.together.neq
-    shown = app.dataframe[0].value
-    assert shown["differ"].tolist() == by_layer(table)["neq"].tolist()
+    assert f"{whole['neq']:,} of {whole['elements']:,}" in said(app)
+    assert whole["neq"] > first["neq"]
+    assert app.dataframe[0].value["neq"].tolist() == by_layer["neq"].tolist()
 
 
 def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):

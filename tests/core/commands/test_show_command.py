@@ -72,7 +72,7 @@ def test_remedies_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store)
     ],
 )
 def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cli, store):
-    kernel_run(store, "plain", watched=False)
+    kernel_run(store, "plain", lists=())
     done = cli("show", "plain", *options)
     assert done.returncode == 2
     assert sentence in done.stderr
@@ -108,9 +108,9 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
     done = cli("capture", *asked, "--kernels", "--remedies")
     assert done.returncode == 0, done.stderr
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
-        assert set(run.kernels) == {0, 1}
-        assert run.kernels[0].of == 1
-        assert run.kernels[1].of == run.header.rows
+        assert run.sides_with_kernels == {0, 1}
+        forwards = run.query("SELECT forwards_of FROM kernel_side ORDER BY side")["forwards_of"].tolist()
+        assert forwards == [1, run.header.rows]
         plain, *others = run.remedies[0]
         assert (plain.name, plain.neq, plain.max_ulps) == (
             "as it is",

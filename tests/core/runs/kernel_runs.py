@@ -80,11 +80,11 @@ def block_lists() -> tuple[KernelList, KernelList]:
     return KernelList(0, rows(1), 2, 2), KernelList(1, rows(2), 2, 2)
 
 
-def kernel_run(store: Store, run_id: str = "kernels", *, watched: bool = True) -> str:
+def kernel_run(store: Store, run_id: str = "kernels", lists: tuple[KernelList, ...] | None = None) -> str:
     header = header_of(lengths=(3,))
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
-        for listed in kernel_lists() if watched else ():
+        for listed in kernel_lists() if lists is None else lists:
             writer.write_kernels(listed)
         return writer.finish()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from core.runs.queries.layers import modules
 from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
-from core.runs.views.layers import modules_of
 from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, CellOutcome, Ledger, in_ledger, run_id_of
 from core.sweeps.plan import read_plan
 from tests.core.runs.store.machines import machines_of
@@ -83,7 +83,8 @@ def test_a_card_has_the_growth_that_the_layers_page_shows(ledger, cell, store):
     shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
     growth = ledger.cards()[run_id].growth
     with RunReader(store.path_of(run_id)) as run:
-        expected = [each.rms_row_ulps for each in modules_of(run.layers(0)) if each.kind == "residual"]
+        table = modules(run, 0)
+    expected = table.loc[table["kind"] == "residual", "rms_row_ulps"].tolist()
     assert len(growth) > 3
     assert growth == pytest.approx(expected, rel=1e-12)
 

@@ -19,8 +19,11 @@ from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
 from core.inference.paths.engines import RunnableSide, side_of
 from core.inference.watching.kernels import FORWARDS, _add_library_lines, _computes, _Found, kernels_of
+from core.runs.queries.kernels import in_words, side_by_side
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList
-from core.runs.views.kernels import in_words, is_multiplied, side_by_side
+from tests.core.runs.kernel_runs import kernel_run
 
 # As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other numbers.
 PRINTED = [
@@ -182,21 +185,20 @@ def _both(loaded: LoadedModel, variant: str) -> tuple[KernelList, KernelList]:
 
 
 @pytest_model
-def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module():
+def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp_path):
     loaded = tiny_model("llama")
     with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
         reference, variant = _both(loaded, "prefill+batch:2")
-    pairs = side_by_side(reference, variant)
-    only = [(pair.name, pair.places) for pair in pairs if pair.only == "variant" and pair.library == "torch"]
-    assert ("aten::logaddexp2", ("model.layers.*.mlp.up_proj",)) in only
-    split = [
-        pair
-        for pair in side_by_side(reference, variant, by_module=True)
-        if is_multiplied(pair) and pair.name == "aten::mm"
-    ]
+    store = Store(tmp_path)
+    with RunReader(store.path_of(kernel_run(store, lists=(reference, variant)))) as run:
+        table, split = side_by_side(run, 0), side_by_side(run, 0, "place")
+    only = table[(table["only"] == "variant") & (table["library"] == "torch")]
+    assert ("aten::logaddexp2", ["model.layers.*.mlp.up_proj"]) in list(zip(only["name"], only["places"], strict=True))
+    split = split[split["is_multiplied"] & (split["name"] == "aten::mm")]
     layers = loaded.model.config.num_hidden_layers
-    assert [(pair.places, pair.ratio) for pair in split] == [(("model.layers.*.mlp.up_proj",), (layers + 2) / layers)]
-    assert "`aten::logaddexp2`" in in_words(pairs, ("prefill", "prefill+batch:2"))
+    assert split["places"].tolist() == [["model.layers.*.mlp.up_proj"]]
+    assert split["ratio"].tolist() == [(layers + 2) / layers]
+    assert "`aten::logaddexp2`" in in_words(table, ("prefill", "prefill+batch:2"))
 
 
 @pytest_model

@@ -24,10 +24,10 @@ from core.inference.paths.modifiers import MODIFIERS
 from core.inference.paths.paths import Modifier, PromptBatch
 from core.inference.watching import layers as layer_capture
 from core.inference.watching.modules import watched_modules
+from core.runs.queries.layers import first_module, furthest_module, modules
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.layer_spool import KINDS
-from core.runs.views.layers import modules_of, summarize
 from core.runs.writer import RunWriter
 from tests.core.inference.conftest import CONFIGS
 from tests.covering import few
@@ -116,10 +116,9 @@ def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, 
     loaded = model_of(name)
     plant(monkeypatch, loaded, watched_modules(loaded.model)[0].name, torch.clone)
     with captured(tmp_path / "twin", loaded, "prefill+faulty", layer_floor=0) as run:
-        found = summarize(run.layers(0))
-        assert found is not None
-        assert found.first is None  # the twin: what is put out is only copied
-        followed = {each.module: each.kind for each in modules_of(run.layers(0))}
+        table = modules(run, 0)
+    assert first_module(table) is None  # the twin: what is put out is only copied
+    followed = dict(zip(table["module"], table["kind"], strict=True))
     kinds = set(followed.values())
     expected = {"embedding", "norm", "residual", "head"} | (
         {"other"} if name == "mamba" else {"attention", "projection", "mlp"}
@@ -130,10 +129,8 @@ def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, 
         target = [module for module, of in followed.items() if of == kind][-1]
         plant(monkeypatch, loaded, target, nudged)
         with captured(tmp_path / kind, loaded, "prefill+faulty", layer_floor=0) as run:
-            found = summarize(run.layers(0))
-        assert found is not None
-        assert found.first is not None
-        assert (found.first.module, found.first.neq) == (target, 1)
+            first = first_module(modules(run, 0))
+        assert (first.module, first.neq) == (target, 1)
 
 
 @pytest.mark.spread(2)
@@ -143,12 +140,9 @@ def test_every_module_that_can_be_is_followed_into_the_prompts_own_row(name, tmp
     loaded = model_of(name)
     variant = "prefill+batch:3+row:1" if name in ("mamba", "lfm2", "bloom") else "prefill+batch:3+row:1+pad:left:4"
     with captured(tmp_path, loaded, variant) as run:
-        modules = modules_of(run.layers(0))
-    assert {each.name for each in watched_modules(loaded.model)} - {each.module for each in modules} <= _never_seen(
-        name
-    )
-    for each in modules:
-        assert each.rms <= 100 * (each.floor_rms or 0) + 1e-6 * (1 + each.max_abs), each
+        table = modules(run, 0)
+    assert {each.name for each in watched_modules(loaded.model)} - set(table["module"]) <= _never_seen(name)
+    assert (table["rms"] <= 100 * table["floor_rms"].fillna(0) + 1e-6 * (1 + table["max_abs"])).all()
 
 
 def _never_seen(name: str) -> set[str]:
@@ -174,9 +168,9 @@ def test_watching_changes_no_bit_and_leaves_no_hook(tmp_path):
 @pytest.mark.parametrize("variant", ["chunked:5+pad:right:3", "reuse:4", "blocks:4", "static", "decode+batch:2+row:1"])
 def test_a_prompt_in_several_forwards_is_put_together(variant, tmp_path):
     with captured(tmp_path, model_of("llama"), variant) as run:
-        modules = modules_of(run.layers(0))
-    assert len(modules) == 2 * 13 + 3
-    assert all(each.rms <= 100 * (each.floor_rms or 0) for each in modules)
+        table = modules(run, 0)
+    assert len(table) == 2 * 13 + 3
+    assert (table["rms"] <= 100 * table["floor_rms"].fillna(0)).all()
 
 
 def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch):
@@ -189,12 +183,12 @@ def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch
 
     plant(monkeypatch, loaded, "model.layers.1.self_attn.v_proj", at_seven)
     with captured(tmp_path, loaded, "prefill+faulty") as run:
-        found = summarize(run.layers(0))
+        table = modules(run, 0)
         along = run.layer_positions(0, 0)
-    assert found is not None
-    assert (found.first.module, found.first.first_position) == ("model.layers.1.self_attn.v_proj", 7)
+    first = first_module(table)
+    assert (first.module, first.first_position) == ("model.layers.1.self_attn.v_proj", 7)
     assert along.loc[along["neq"] > 0, "position"].min() == 7
-    assert found.largest.ratio > 100
+    assert furthest_module(table).ratio > 100
 
 
 def test_a_head_in_slices_changes_nothing_of_it(tmp_path, monkeypatch):
@@ -230,9 +224,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     assert len(missing) == 1
     assert "no rounding floor: reordering" in missing[0]
     with RunReader(path) as run:
-        found = summarize(run.layers(0))
-    assert found is not None
-    assert not found.has_floor
+        assert modules(run, 0)["floor_rms"].isna().all()
     assert reordering.reordering_refusal(loaded.model) is None
 
 

@@ -64,7 +64,7 @@ def test_the_one_query_finds_what_looking_at_every_pair_does(path: Path) -> None
         indices = [pair.index for pair in run.pairs]
         assert run.pairs_with_kv == {pair for pair in indices if not run.kv(pair).empty}
         assert run.pairs_with_layers == {pair for pair in indices if not run.layers(pair).empty}
-        assert run.sides_with_kernels == set(run.kernels)
+        assert run.sides_with_kernels == set(run.query("SELECT DISTINCT side FROM kernel")["side"])
         flips = [
             (pair, row.prompt, row.position)
             for pair in indices

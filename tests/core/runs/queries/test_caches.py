@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import duckdb
 import numpy as np
 import pytest
 
-from core.errors import StoreError
 from core.numerics.formats import BFLOAT16, values_of
+from core.runs.queries.caches import MEASURES, caches_json, cells, merged, summaries
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KINDS, KvPart
-from core.runs.views.kv_cache import by_head, by_layer, by_position, summarize
 from tests.core.runs.cache_runs import both, cache, kv_run
 from tests.covering import covering
 
@@ -35,13 +33,11 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
     parts = both(KvPart(0, 0, "key", 0, keys), keys ^ planted(count, keys.shape))
     parts += both(KvPart(0, 0, "value", 0, values), values.copy())
     with read(tmp_path, parts, lengths=(74,)) as run:
-        found = summarize(run.kv(0))
-        assert found is not None
-        assert found.layer_0_keys is not None
-        assert (found.layer_0_keys.neq, found.layer_0_keys.elements) == (count, 75_776)
-        assert (found.values.neq, found.values.first_layer) == (0, None)
-        assert found.together.neq_share == count / (2 * 75_776)
-        assert found.together.first_kinds == ("key",)
+        found = summaries(run, 0)[None]
+    assert (found["layer_0_keys"]["neq"], found["layer_0_keys"]["elements"]) == (count, 75_776)
+    assert (found["values"]["neq"], found["values"]["first_layer"]) == (0, None)
+    assert found["together"]["neq_share"] == count / (2 * 75_776)
+    assert found["together"]["first_kinds"] == ["key"]
 
 
 def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], dict]:
@@ -75,39 +71,33 @@ def figures_with_numpy(pairs) -> dict:
 def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
     parts, bits = many()
     with read(tmp_path, parts, lengths=(5, 4)) as run:
-        table = run.kv(0)
-        for rows, prompts in ((table, (0, 1)), (table[table["prompt"] == 1], (1,))):
-            found = summarize(rows)
-            assert found is not None
-            for figures, kinds in ((found.together, KINDS), (found.keys, ("key",)), (found.values, ("value",))):
-                expected = figures_with_numpy(
-                    [bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds]
-                )
-                assert (figures.neq, figures.elements) == (expected["neq"], expected["elements"])
-                assert figures.rms == pytest.approx(expected["rms"], rel=1e-12)
-                assert figures.max_abs == expected["max_abs"]
-                assert (figures.first_layer, figures.first_position) == (1, 2)
-            assert found.together.first_kinds == ("key", "value")
+        found = summaries(run, 0)
+        assert [one["prompt"] for one in caches_json(run, 0)["by_prompt"]] == [0, 1]
+    for of, prompts in ((None, (0, 1)), (1, (1,))):
+        for part, kinds in (("together", KINDS), ("keys", ("key",)), ("values", ("value",))):
+            expected = figures_with_numpy(
+                [bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds]
+            )
+            figures = found[of][part]
+            for name in ("neq", "elements", "max_abs"):
+                assert figures[name] == expected[name]
+            assert figures["rms"] == pytest.approx(expected["rms"], rel=1e-12)
+            assert (figures["first_layer"], figures["first_position"]) == (1, 2)
+        assert found[of]["together"]["first_kinds"] == ["key", "value"]
 
 
 def test_layers_and_heads_agree_with_numpy(tmp_path):
     parts, bits = many()
     with read(tmp_path, parts, lengths=(5, 4)) as run:
-        table = run.kv(0)
-        rows = by_layer(table)
-        assert rows[["layer", "kind"]].to_numpy().tolist() == [[n, kind] for n in range(3) for kind in KINDS]
-        for row in rows.itertuples():
-            expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
-            assert (row.neq, row.rms) == (expected["neq"], pytest.approx(expected["rms"], rel=1e-12))
-        grid = by_head(table, "value", "neq_share")
-        expected_share = [
-            [
-                np.mean(np.concatenate([(a[h] != b[h]).ravel() for a, b in (bits[0, n, "value"], bits[1, n, "value"])]))
-                for h in (0, 1)
-            ]
-            for n in range(3)
-        ]
-        assert np.allclose(grid.cells, expected_share, rtol=1e-12)
+        rows = merged(run, 0, None, "layer", "kind")
+        heads = merged(run, 0, None, "layer", "kind", "head")
+    assert rows[["layer", "kind"]].to_numpy().tolist() == [[n, kind] for n in range(3) for kind in KINDS]
+    for row in rows.itertuples():
+        expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
+        assert (row.neq, row.rms) == (expected["neq"], pytest.approx(expected["rms"], rel=1e-12))
+    for row in heads.itertuples():
+        pairs = [tuple(side[row.head] for side in bits[prompt, row.layer, row.kind]) for prompt in (0, 1)]
+        assert row.neq_share == pytest.approx(np.mean(np.concatenate([(a != b).ravel() for a, b in pairs])), rel=1e-12)
 
 
 def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
@@ -122,10 +112,8 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
             changed[0, 1:] += 1
         parts += both(KvPart(0, layer, "key", 0, bits), changed) + both(KvPart(0, layer, "value", 0, bits), bits.copy())
     with read(tmp_path, parts) as run:
-        found = summarize(run.kv(0))
-        assert found is not None
-        first = found.together
-        assert (first.first_layer, first.first_prompt, first.first_head, first.first_position) == (1, 0, 1, 3)
+        first = summaries(run, 0)[None]["together"]
+    assert [first[f"first_{name}"] for name in ("layer", "prompt", "head", "position")] == [1, 0, 1, 3]
 
 
 @pytest.mark.spread(2)
@@ -136,25 +124,23 @@ def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, co
     if place is not None:
         changed[0, place, 0] ^= 1
     with read(tmp_path, both(KvPart(0, 0, "key", 0, bits), changed), lengths=(2049,)) as run:
-        grid = by_position(run, 0, 0, max_columns=columns)["key"]
-        assert grid.max_ulps.shape[1] == len(grid.edges) - 1 <= columns
-        assert (grid.edges[0], grid.edges[-1]) == (0, 2049)
-        assert not np.isnan(grid.max_ulps).any()
-        seen = np.flatnonzero(grid.max_ulps[0])
-        if place is None:
-            assert not len(seen)
-        else:
-            (j,) = seen
-            assert grid.edges[j] <= place < grid.edges[j + 1]
-            assert grid.neq_share[0, j] == 0.25  # of that position, not of the cell
+        grids = {measure: cells(run, 0, 0, "key", measure, most=columns) for measure in MEASURES}
+    grid = grids["max_ulps"]
+    assert len(grid) <= columns
+    assert (grid["first_position"].min(), grid["last_position"].max()) == (0, 2048)
+    seen = grid[grid["value"] > 0]
+    assert len(seen) == (place is not None)
+    for row in seen.itertuples():
+        assert row.first_position <= place <= row.last_position
+        assert grids["neq_share"]["value"][row.Index] == 0.25  # of that position, not of the cell
 
 
 def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
     bits = cache(1)
     window = [(0, KvPart(1, 0, "key", 0, bits)), (1, KvPart(1, 0, "key", 2, bits[:, 2:].copy()))]
     with read(tmp_path, [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())]) as run:
-        grid = by_position(run, 0, 1)["key"]
-        assert np.isnan(grid.max_ulps).tolist() == [[True, True, False, False, False], [False] * 5]
+        grid = cells(run, 0, 1, "key", "max_ulps")
+    assert grid.groupby("row")["first_position"].agg(list).tolist() == [[2, 3, 4], [0, 1, 2, 3, 4]]
 
 
 def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
@@ -163,18 +149,6 @@ def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
     changed = bits.copy()
     changed[1, 3, 0] = 0x7FC0
     with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
-        assert by_head(run.kv(0), "key", "max_ulps").is_mismatch.tolist() == [[False, True]]
-        assert by_position(run, 0, 1)["key"].is_mismatch.tolist() == [[False, False, False, True, False]]
-        found = summarize(run.kv(0))
-        assert found is not None
-        assert found.together.nonfinite_mismatch == 1
-
-
-def test_positions_beyond_the_prompt_are_a_damaged_file(tmp_path):
-    bits = cache(4)
-    store = Store(tmp_path / "runs")
-    path = store.path_of(kv_run(store, both(KvPart(1, 0, "key", 0, bits), bits.copy())))
-    with duckdb.connect(str(path)) as database:
-        database.execute("UPDATE kv_position SET position = 9 WHERE position = 4")
-    with RunReader(path) as run, pytest.raises(StoreError, match="positions 0 to 9"):
-        by_position(run, 0, 1)
+        assert cells(run, 0, 1, "key", "max_ulps")["is_mismatch"].tolist() == [False, False, False, True, False]
+        assert merged(run, 0, None, "head")["nonfinite_mismatch"].tolist() == [0, 1]
+        assert summaries(run, 0)[None]["together"]["nonfinite_mismatch"] == 1

@@ -10,15 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core.errors import StoreError, UsageError
+from core.errors import UsageError
 from core.numerics.formats import FORMATS
+from core.runs.queries.layers import MEASURES, cells, first_module, furthest_module, layers_json, modules, sentence
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.layer_spool import LayerModule, LayerPart
-from core.runs.views.layers import MEASURES, grid, layers_json, modules_of, summarize
 from core.runs.writer import RunWriter
 from tests.core.numerics.oracle import spacing
-from tests.core.runs.damaging import damaged
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run, outputs
 from tests.core.runs.made_runs import calm_sides, header_of
 
@@ -108,15 +107,13 @@ def test_nan_meets_nan_and_nothing_else(tmp_path):
     with compared(tmp_path, [[part(a)], [part(b)]]) as run:
         row = run.layers(0).iloc[0]
         assert (row["neq"], row["nonfinite_mismatch"], row["finite"], row["first_position"]) == (1, 1, 13, 2)
-        assert grid(run, 0, 0, "neq_share").is_mismatch.tolist() == [[False, False, True, False, False]]
+        assert cells(run, 0, 0, "neq_share")["is_mismatch"].tolist() == [False, False, True, False, False]
 
 
 def test_a_module_that_is_nan_on_one_side_has_no_size(tmp_path):
     with compared(tmp_path, [[part(np.ones((5, 3)))], [part(np.full((5, 3), np.nan))]]) as run:
-        (module,) = modules_of(run.layers(0))
         (plain,) = layers_json(run, 0)["by_module"]
-    assert np.isnan([module.rms, module.max_abs]).all()
-    assert (module.neq, module.nonfinite_mismatch, module.first_position) == (15, 15, 0)
+    assert (plain["neq"], plain["nonfinite_mismatch"], plain["first_position"]) == (15, 15, 0)
     for name in ("rms", "max_abs", "max_ulps", "mean_ulps", "ratio", "max_row_ulps"):
         assert plain[name] is None, name
 
@@ -133,47 +130,58 @@ def test_positions_that_are_no_ascending_ones_of_each_prompt_are_refused(chosen,
 def test_the_first_module_is_the_first_that_ran_and_differs(tmp_path):
     store = Store(tmp_path)
     with RunReader(store.path_of(layer_run(store, GROWING))) as run:
-        table = run.layers(0)
-        found = {prompt: summarize(table[table["prompt"] == prompt]) for prompt in (0, 1)}
-        together = summarize(table)
-    first = {prompt: each.first for prompt, each in found.items() if each is not None}
+        found = {prompt: modules(run, 0, prompt) for prompt in (0, 1, None)}
+        text = sentence(run, 0, found[None], names_prompt=True)
+    first = {prompt: first_module(table) for prompt, table in found.items()}
     assert (first[0].module, first[0].first_position) == ("model.layers.0.attn.<b>q</b>_proj", 1)
     assert (first[1].module, first[1].first_position) == ("model.layers.0", 3)
-    assert together is not None
-    assert (together.first.ordinal, together.first.first_prompt, together.first.first_position) == (2, 0, 1)
-    assert (together.positions, together.modules, together.last.module) == (8, 6, "logits")
+    assert (first[None].ordinal, first[None].first_prompt, first[None].first_position) == (2, 0, 1)
+    assert found[None]["positions"].tolist() == [8] * len(MODULES)
+    assert "prompt 0, position 1**: 1 of 8" in text
     # 1 element of 24 by 16 ULPs against all by one: the last is furthest from its floor in prompt 0
-    assert found[0].largest.module == "logits"
-    assert found[0].largest.ratio == pytest.approx(16 / np.sqrt(3 * WIDTH))
+    furthest = furthest_module(found[0])
+    assert (furthest.module, furthest.ratio) == ("logits", pytest.approx(16 / np.sqrt(3 * WIDTH)))
+
+
+def test_figures_of_several_prompts_are_those_of_all_their_elements(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(store.path_of(layer_run(store, GROWING))) as run:
+        together, apart = modules(run, 0), run.layers(0)
+    for row in together.itertuples():
+        parts = apart[apart["ordinal"] == row.ordinal]
+        finite = parts["finite"].to_numpy(float)
+        assert (row.elements, row.neq) == (parts["elements"].sum(), parts["neq"].sum())
+        for name in ("rms", "rms_row_ulps", "floor_rms"):
+            squares = (parts[name].to_numpy(float) ** 2 * finite).sum() / finite.sum()
+            assert getattr(row, name) == pytest.approx(np.sqrt(squares), rel=1e-12), name
+        assert row.mean_ulps == pytest.approx((parts["mean_ulps"] * finite).sum() / finite.sum(), rel=1e-12)
+        assert (row.max_ulps, row.max_row_ulps) == (parts["max_ulps"].max(), parts["max_row_ulps"].max())
 
 
 def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(tmp_path):
     store = Store(tmp_path)
     with RunReader(store.path_of(layer_run(store, {(0, 1, 2): 3, **GROWING}))) as run:
-        modules = modules_of(run.layers(0))
+        table = modules(run, 0)
         along = run.layer_positions(0, 1, 4)
-        cells = grid(run, 0, 1, "ratio").cells
-    assert modules[0].floor_rms == 0.0
-    assert modules[0].ratio == float("inf")
-    assert modules[4].floor_rms == pytest.approx(2.0**-7)  # every element by one step of bfloat16 between 1 and 2
+        grid = cells(run, 0, 1, "ratio").pivot(index="row", columns="cell", values="value").to_numpy()
+    assert (table["floor_rms"][0], table["ratio"][0]) == (0.0, float("inf"))
+    assert table["floor_rms"][4] == pytest.approx(2.0**-7)  # every element by one step of bfloat16 between 1 and 2
     assert along["floor_rms"].to_numpy() == pytest.approx(2.0**-7)
-    assert np.isinf(cells[0]).tolist() == [False, False, True, False, False]
-    assert cells[4, 3] == pytest.approx(2 / np.sqrt(WIDTH))
+    assert np.isinf(grid[0]).tolist() == [False, False, True, False, False]
+    assert grid[4, 3] == pytest.approx(2 / np.sqrt(WIDTH))
 
 
-def test_the_grid_pools_by_maximum_so_that_nothing_is_lost(tmp_path):
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, tmp_path):
     store, long = Store(tmp_path), 100
-    run_id = layer_run(store, {(3, 0, 41): 5}, chosen=(tuple(range(0, long, 1)),), lengths=(long,))
+    run_id = layer_run(store, {(3, 0, 41): 5}, chosen=(tuple(range(long)),), lengths=(long,))
     with RunReader(store.path_of(run_id)) as run:
-        found, in_row_ulps = (grid(run, 0, 0, name, max_columns=7) for name in ("max_ulps", "max_row_ulps"))
-        assert np.array_equal(in_row_ulps.cells > 0, found.cells > 0)
-        assert found.cells.shape == (6, 7)
-        i, j = np.nonzero(found.cells)
-        assert (i.tolist(), found.cells[i, j].tolist()) == ([3], [5.0])
-        assert found.edges[j[0]] <= 41 < found.edges[j[0] + 1]
-        with pytest.raises(UsageError, match="asked for"):
-            grid(run, 0, 0, "rms")
-        assert all(grid(run, 0, 0, measure).measure == measure for measure in MEASURES)
+        grid = cells(run, 0, 0, measure, most=7)
+    assert len(grid) == 6 * 7
+    (differs,) = grid[grid["value"] > 0].itertuples()
+    assert differs.row == 3
+    assert differs.first_position <= 41 <= differs.last_position
+    assert differs.value == 5 or measure != "max_ulps"
 
 
 def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
@@ -200,26 +208,3 @@ def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
         assert len(run.layers(0)) == 40 * 20
         assert (run.layers(0)["neq"] == 64 * 512).all()
     assert outputs(MODULES[0], 0, 3).shape == (3, WIDTH)
-
-
-@pytest.mark.spread(3)
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "rms = 'nan'",
-        "max_abs = 'inf'",
-        "floor_rms = 'inf'",
-        "mean_ulps = -1",
-        "max_row_ulps = -1",
-        "rms_row_ulps = 'inf'",
-        "elements = 0",
-        "neq = elements + 1",
-        "positions = 0",
-    ],
-)
-def test_modules_that_cannot_have_been_measured_are_a_damaged_file(tmp_path, damage):
-    store = Store(tmp_path)
-    path = store.path_of(layer_run(store, GROWING))
-    damaged(path, f"UPDATE layer SET {damage} WHERE ordinal = 2")
-    with RunReader(path) as run, pytest.raises(StoreError, match="cannot have been measured"):
-        run.layers(0)

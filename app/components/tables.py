@@ -1,0 +1,57 @@
+"""Tables of figures: a column's label, unit and format follow from its name and type in the run file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app.shell import widgets
+
+_LABELS = {
+    "neq": "differ",
+    "neq_share": "share",
+    "max_abs": "largest difference",
+    "floor_rms": "floor",
+    "ratio": "ratio to floor",
+    "kl": "KL, nats",
+    "is_flip": "flip",
+    "nonfinite_mismatch": "NaN or infinity on one side",
+}
+_ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_microseconds": ", µs"}
+
+
+def label(name: str) -> str:
+    """`reference margin, ULPs` of `reference_margin_ulps`."""
+    ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
+    name = name.removesuffix(ending) + _ENDINGS[ending] if ending else name
+    return _LABELS.get(name, name.replace("_", " ").replace("ulps", "ULPs"))
+
+
+def _column(name: str, values: pd.Series) -> Any:
+    is_pinned = name in ("prompt", "position") or None
+    if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
+        return st.column_config.Column(label(name), pinned=is_pinned)
+    if name.endswith(("share", "probability", "probability_change")):
+        return st.column_config.NumberColumn(label(name), format="percent")
+    if pd.api.types.is_integer_dtype(values.dtype):
+        return st.column_config.NumberColumn(label(name), format="localized", pinned=is_pinned)
+    # Logits and their differences with the digits they have: nine identify a float32.
+    is_exact = name == "max_abs" or name.endswith(("_margin", "_logit"))
+    return st.column_config.NumberColumn(label(name), format="%.9g" if is_exact else "%.4g")
+
+
+def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
+    """Draw a table of figures, `most` rows in sight; a column without a value is left out. options: of st.dataframe."""
+    table = table.dropna(axis="columns", how="all") if len(table) else table
+    height = widgets.table_height(len(table), most)
+    return widgets.room(key, height).dataframe(
+        table,
+        key=key,
+        hide_index=True,
+        height=height,
+        placeholder="–",
+        column_config={name: _column(name, table[name]) for name in table.columns},
+        **options,
+    )

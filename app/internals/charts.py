@@ -1,0 +1,252 @@
+"""Charts of modules and caches: maps by position and by head, growth over depth, one module along the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from app.components.chart_style import (
+    CLICKABLE,
+    FLIP,
+    MISMATCH,
+    NEAREST_CLICK,
+    QUIET,
+    REFERENCE,
+    ULPS,
+    add_floor,
+    add_lone,
+    add_selected,
+    every_few,
+    gaps_at_zero,
+    inert,
+    layout,
+    log_axis,
+)
+from core.runs.queries.layers import HEAD, RESIDUAL
+from core.text import visible
+
+MEASURES = {
+    "ratio": "ratio to floor",
+    "neq_share": "share that differs",
+    "max_row_ulps": "max row ULPs",
+    "max_ulps": "max ULPs",
+    "rms": "rms difference",
+}
+LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
+_HOVER = {
+    "ratio": "%{customdata[2]:.3g} times the floor (-1: the floor is 0)",
+    "neq_share": "%{customdata[2]:.4~p} of its elements differ",
+    "max_row_ulps": "at most %{customdata[2]:.4g} row ULPs",
+    "max_ulps": "at most %{customdata[2]:,} ULPs",
+    "rms": "rms %{customdata[2]:.4g}",
+}
+_MOST_NAMED = 60  # rows whose names fit beside a map
+
+
+def short_name(module: str, kind: str, block: int) -> str:
+    """`block 3` for the stream after a block, else the last part of a module's name."""
+    return f"block {block}" if kind == RESIDUAL else visible(module.rpartition(".")[2])
+
+
+def _shaded(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
+    """(values to color by, NaN if nothing differs; the color axis). LINEAR measures from 0, the others logarithmic."""
+    known = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 1.0)
+    bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
+    if measure in LINEAR:
+        bar |= {"tickformat": ".2~p"} if measure == "neq_share" else {}
+        return np.where(values > 0, values, np.nan), {"cmin": 0, "cmax": high, "colorscale": ULPS, "colorbar": bar}
+    top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
+    bottom = max(np.log10(low), top - 2) if measure == "ratio" else np.log10(low)  # far below the floor says nothing
+    powers = range(int(np.floor(bottom)), int(np.ceil(top)) + 1)
+    digits = (1,) if len(powers) > 5 else (1, 3) if len(powers) > 3 else (1, 2, 5)
+    steps = [digit * 10.0**power for power in powers for digit in digits]
+    bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": [f"{step:,.4g}" for step in steps]}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shade = np.where(values > 0, np.clip(np.log10(values), bottom, top), np.nan)
+    return shade, {"cmin": bottom, "cmax": top, "colorscale": ULPS, "colorbar": bar}
+
+
+def _add_cells(figure: go.Figure, values: np.ndarray, is_mismatch: np.ndarray, measure: str, **place: object) -> None:
+    """Add cells in the color of their value, faint grey if equal, red if NaN or infinity is on one side, empty if there
+    is no figure.
+    """
+    shade, axis = _shaded(values, measure)
+    flat = {"showscale": False, "hoverinfo": "skip"}
+    equal, mismatch = (np.where(mask, 1.0, np.nan) for mask in (values == 0, is_mismatch))
+    figure.add_heatmap(z=equal, colorscale=[[0, QUIET], [1, QUIET]], opacity=0.22, **flat, **place)
+    figure.add_heatmap(z=shade, coloraxis="coloraxis", hoverinfo="skip", **place)
+    if is_mismatch.any():
+        red = [[0, MISMATCH], [1, MISMATCH]]
+        figure.add_heatmap(z=mismatch, colorscale=red, name="NaN or infinity on one side", **flat, **place)
+    figure.update_layout(coloraxis=axis)
+
+
+def position_map(
+    cells: pd.DataFrame, names: Mapping[int, str], ticks: Mapping[int, str], measure: str, position: int
+) -> go.Figure:
+    """Rows x positions of one prompt, the selected position marked. A click gives the row and the first position of the
+    cell.
+
+    cells: of core.runs.queries.layers.cells or caches.cells; names: of every row, for the hover; ticks: of some.
+    """
+    grids = [cells.pivot(index="row", columns="cell", values=name) for name in ("value", "is_mismatch")]
+    values, is_mismatch = grids[0].to_numpy(float, na_value=np.nan), grids[1].fillna(False).to_numpy(bool)
+    rows = grids[0].index.to_numpy(int)
+    of_cell = cells.groupby("cell")
+    first = of_cell["first_position"].min().to_numpy(float)
+    last = of_cell["last_position"].max().to_numpy(float)
+    borders = np.array([first[0] - 0.5, *(last[:-1] + first[1:]) / 2, last[-1] + 0.5])
+    figure = go.Figure()
+    _add_cells(figure, values, is_mismatch, measure, x=borders, y=np.arange(len(rows)))
+    # A heatmap takes no click; points do, and one that is not drawn costs nothing.
+    i, j = np.nonzero(~np.isnan(values))
+    figure.add_scatter(
+        x=((borders[:-1] + borders[1:]) / 2)[j],
+        y=i,
+        mode="markers",
+        name="cells",
+        text=np.array([inert(names[row]) for row in rows], object)[i],
+        customdata=np.stack([rows[i], first[j], np.where(np.isinf(values[i, j]), -1, values[i, j])], axis=1),
+        marker={"opacity": 0, "maxdisplayed": 1},
+        selected={"marker": {"opacity": 0}},
+        unselected={"marker": {"opacity": 0}},
+        hovertemplate=f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[measure]}<extra></extra>",
+    )
+    figure.add_annotation(  # above the map: on it, it would cover the first rows
+        x=position, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}
+    )
+    named = every_few([place for place, row in enumerate(rows) if row in ticks], _MOST_NAMED)
+    figure.update_xaxes(title="position", showgrid=False, zeroline=False, range=[borders[0], borders[-1]])
+    figure.update_yaxes(
+        showgrid=False,
+        zeroline=False,
+        range=[len(rows) - 0.5, -0.5],
+        tickvals=named,
+        ticktext=[inert(ticks[rows[place]]) for place in named],
+        tickfont={"size": 10},
+    )
+    height = 110 + int(np.clip((22 if len(rows) <= 30 else 15) * len(rows), 130, 900))
+    return layout(figure, height, showlegend=False, **NEAREST_CLICK).update_layout(margin={"t": 46})
+
+
+def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
+    """Layers x heads, keys beside values on one color scale. table: by layer, kind and head."""
+    kinds = list(dict.fromkeys(table["kind"]))
+    figure = make_subplots(
+        rows=1, cols=len(kinds), shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=[f"{k}s" for k in kinds]
+    )
+    layers = table["layer"].drop_duplicates().sort_values()
+    for column, kind in enumerate(kinds, start=1):
+        rows = table[table["kind"] == kind]
+        values, odd = (
+            rows.pivot(index="layer", columns="head", values=name).reindex(layers)
+            for name in (measure, "nonfinite_mismatch")
+        )
+        cells = values.to_numpy(float, na_value=np.nan)
+        # As categories: a model may keep caches in some of its layers only, and a gap would read as equal.
+        heads = [str(head) for head in values.columns]
+        where = {"x": heads, "y": [str(layer) for layer in layers], "row": 1, "col": column, "xgap": 1, "ygap": 1}
+        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, **where)
+        shown = figure.data[-2 if figure.data[-1].coloraxis is None else -1]
+        shown.update(
+            hoverinfo=None,
+            customdata=np.stack([cells] * 3, axis=2),
+            hovertemplate=f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>",
+        )
+        figure.update_xaxes(title="head", type="category", nticks=16, showgrid=False, zeroline=False, col=column)
+    figure.update_yaxes(type="category", autorange="reversed", nticks=24, showgrid=False, zeroline=False)
+    figure.update_yaxes(title="layer", col=1)
+    figure.update_layout(coloraxis=_shaded(table[measure].to_numpy(float, na_value=np.nan), measure)[1])
+    return layout(figure, 130 + int(np.clip(26 * len(layers), 130, 520)), showlegend=False)
+
+
+def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
+    """rms of the pair and of its floor at the output of every module, in the order in which they run, log axis.
+
+    The streams after the blocks are joined by a line of their own: other modules have other units. Where nothing
+    differs there is no point; the stretch before the first module that differs is shaded. A click gives the ordinal.
+    """
+    figure = go.Figure()
+    places = np.arange(len(modules))
+    pair, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    differs = np.flatnonzero(modules["neq"].to_numpy(int) > 0)
+    first = int(differs[0]) if len(differs) else len(modules)
+    if first:
+        figure.add_vrect(x0=-0.5, x1=first - 0.5, fillcolor=QUIET, opacity=0.13, line_width=0, layer="below")
+    if first > len(modules) / 12:
+        middle = {"x": (first - 1) / 2, "y": 0.5, "yref": "paper"}
+        figure.add_annotation(**middle, text="equal", showarrow=False, font={"color": QUIET})
+    add_floor(figure, places, floor)
+    figure.add_scatter(
+        x=places,
+        y=gaps_at_zero(pair),
+        name="this pair",
+        line={"color": REFERENCE, "width": 1.2},
+        **CLICKABLE,
+        customdata=np.stack([modules["ordinal"], floor, modules["neq_share"]], axis=1),
+        text=[inert(name) for name in modules["module"]],
+        hovertemplate=(
+            "%{text}<br>rms %{y:.3g}, floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of its elements differ"
+            "<extra></extra>"
+        ),
+    )
+    add_lone(figure, places, gaps_at_zero(pair), REFERENCE)
+    streams = np.flatnonzero(modules["kind"].isin([RESIDUAL, HEAD]))
+    figure.add_scatter(
+        x=streams,
+        y=gaps_at_zero(pair)[streams],
+        name="after each block, and the logits",
+        mode="lines+markers",
+        hoverinfo="skip",
+        line={"color": REFERENCE, "width": 3},
+        marker={"size": 8, "symbol": "diamond"},
+        opacity=0.85,
+    )
+    add_selected(figure, int(np.flatnonzero(modules["ordinal"] == selected)[0]))
+    ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), 12)
+    figure.update_xaxes(
+        title="module, as they run; ticks: ends of blocks",
+        tickvals=ends,
+        ticktext=[str(block) for block in modules["block"].iloc[ends]],
+        range=[-0.5, len(modules) - 0.5],
+        showgrid=False,
+    )
+    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
+    return layout(figure, 340, **NEAREST_CLICK)
+
+
+def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
+    """rms of one module's difference and of its floor at each position, log axis; gaps if nothing differs."""
+    figure = go.Figure()
+    positions = along["position"].to_numpy(int)
+    rms, floor = (along[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    add_floor(figure, positions, floor)
+    figure.add_scatter(
+        x=positions,
+        y=gaps_at_zero(rms),
+        name="this pair",
+        line={"color": REFERENCE, "width": 1.6},
+        customdata=np.stack([positions, floor], axis=1),
+        hovertemplate="position %{x}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>",
+        mode="lines+markers",
+        marker={"size": 4},
+    )
+    add_selected(figure, selected)
+    figure.update_xaxes(title="position")
+    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([rms, floor])))
+    return layout(figure, 260, **NEAREST_CLICK)
+
+
+def names_of(modules: pd.DataFrame) -> tuple[dict[int, str], dict[int, str]]:
+    """(names by ordinal for the hover; short names for ticks: of all if they fit, else of the ends of blocks)."""
+    rows: Sequence = list(modules.itertuples(index=False))
+    names = {row.ordinal: row.module for row in rows}
+    is_few = len(rows) <= _MOST_NAMED
+    return names, {
+        row.ordinal: short_name(row.module, row.kind, row.block) for row in rows if is_few or row.kind == RESIDUAL
+    }

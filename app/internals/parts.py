@@ -1,0 +1,62 @@
+"""Parts that the pages on modules, caches and kernels share."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pandas as pd
+import streamlit as st
+
+from app.internals import CAPTURED, SCOPES, has
+from app.shell import selection, widgets
+from core.runs.queries.kernels import shape_in_words
+from core.runs.views.request import asks_for
+from core.text import visible
+
+
+def nothing_captured(view: selection.View, extra: str) -> NoReturn:
+    """Say why this pair has none of what an option of `capture` records and how to get it, and stop."""
+    run, what, about = view.run, CAPTURED[extra], view.run.header.provenance
+    others = [pair.variant for pair in run.pairs if has(extra, run, pair.index)]
+    if others:
+        names = ", ".join(f"`{widgets.code(name)}`" for name in others)
+        st.info(f"This variant has no {what}. These variants have them: {names}.")
+        show = f"Show {widgets.escaped(visible(others[0]))}"
+        st.button(show, on_click=selection.select, kwargs={"variant": others[0]})
+    elif about.kind == "upload":
+        st.info(f"This run was uploaded, and a dump of logits holds no {what}. Capture the pair from its model.")
+    elif asks_for(about, extra) or (extra == "kernels" and run.sides_with_kernels):
+        st.info(f"The {what} of this pair could not be recorded. {widgets.escaped(about.note)}".strip())
+    else:
+        st.info(f"This run holds no {what}. Capture it with `--{extra}` to record them.")
+        widgets.same_capture_with(extra, about)
+    st.stop()
+
+
+def prompt_in_scope(view: selection.View, key: str) -> int | None:
+    """Draw the choice between the selected prompt and all prompts; None is all."""
+    if len(view.run.header.prompts) == 1:
+        return view.prompt
+    scope = st.segmented_control("Figures of", SCOPES, required=True, key=key)
+    return None if scope == SCOPES[1] else view.prompt
+
+
+def measure(label: str, options: list[str], names: dict[str, str], key: str) -> str:
+    """Draw the choice of a measure; the first if the session holds none of them."""
+    if st.session_state.get(key) not in options:
+        st.session_state[key] = options[0]
+    return st.segmented_control(label, options, format_func=names.__getitem__, required=True, key=key) or options[0]
+
+
+def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return kernels side by side with each of their lists as a text, of at most three entries."""
+
+    def some(values: list[str]) -> str:
+        more = f" and {len(values) - 3} more" if len(values) > 3 else ""
+        return "; ".join(value or "(the model itself)" for value in values[:3]) + more
+
+    shapes = {
+        name: table[name].map(lambda details: some([shape_in_words(detail).strip("`") for detail in details]))
+        for name in ("reference_details", "variant_details")
+    }
+    return table.assign(**shapes, **{name: table[name].map(some) for name in ("places", "modules")})

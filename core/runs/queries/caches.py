@@ -1,0 +1,125 @@
+"""Key/value caches of a pair: how much of them differs, by layer and head, by layer and position.
+
+Layers and heads are those that keep a cache: a model may have others between them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...text import out_of, plural
+from ..reader import RunReader
+from ..tables.kv_cache import KINDS
+from .layers import records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FIGURES = """
+    sum(elements)::BIGINT AS elements, sum(neq)::BIGINT AS neq, sum(neq) / greatest(sum(elements), 1) AS neq_share,
+    max(max_abs) AS max_abs, sqrt(fsum(rms * rms * finite) / greatest(sum(finite), 1)) AS rms,
+    max(max_ulps) AS max_ulps, fsum(mean_ulps * finite) / greatest(sum(finite), 1) AS mean_ulps,
+    max(max_row_ulps) AS max_row_ulps,
+    sqrt(fsum(rms_row_ulps * rms_row_ulps * finite) / greatest(sum(finite), 1)) AS rms_row_ulps,
+    sum(nonfinite_mismatch)::BIGINT AS nonfinite_mismatch"""
+_MERGED = f"""
+SELECT {{by}}, {_FIGURES}, min(first_position) AS first_position
+FROM kv WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2) GROUP BY {{by}} ORDER BY {{by}}
+"""
+# Keys of layer 0 depend on nothing but the embedding, the first norm, one product and the rotation: a difference there
+# is the kernel's own.
+_SUMMARY = f"""
+WITH part(name, kinds, layers) AS (VALUES ('together', 'key value', NULL), ('keys', 'key', NULL),
+    ('values', 'value', NULL), ('layer_0_keys', 'key', 0)),
+chosen AS (SELECT * FROM kv JOIN part ON contains(kinds, kind) AND (layers IS NULL OR layer = layers) WHERE pair = $1)
+SELECT prompt AS of_prompt, name, {_FIGURES}, min(layer) FILTER (neq > 0) AS first_layer,
+    min(layer) FILTER (neq > 0 AND kind = 'key') AS key, min(layer) FILTER (neq > 0 AND kind = 'value') AS value,
+    arg_min(prompt, (layer, prompt, first_position, head)) FILTER (neq > 0) AS first_prompt,
+    arg_min(first_position, (layer, prompt, first_position, head)) FILTER (neq > 0) AS first_position,
+    arg_min(head, (layer, prompt, first_position, head)) FILTER (neq > 0) AS first_head
+FROM chosen GROUP BY GROUPING SETS ((name), (name, prompt)) ORDER BY of_prompt NULLS FIRST
+"""
+MEASURES = {  # of a cell by position
+    "neq_share": "here.neq / (whole.elements / here.held)",
+    "max_row_ulps": "here.max_row_ulps",
+    "max_ulps": "here.max_ulps::DOUBLE",
+}
+_CELLS = """
+WITH here AS (
+    SELECT *, count(*) OVER (PARTITION BY layer) AS held FROM kv_position
+    WHERE pair = $1 AND prompt = $2 AND kind = $3),
+place AS (
+    SELECT position, (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $4)::BIGINT AS cell
+    FROM (SELECT DISTINCT position FROM here)),
+whole AS (
+    SELECT layer, sum(elements) AS elements FROM kv WHERE pair = $1 AND prompt = $2 AND kind = $3 GROUP BY layer)
+SELECT layer AS row, cell, min(position) AS first_position, max(position) AS last_position, max({measure}) AS value,
+    bool_or(here.neq > 0 AND here.max_ulps = 0) AS is_mismatch
+FROM here JOIN place USING (position) JOIN whole USING (layer) GROUP BY ALL ORDER BY row, cell
+"""
+
+
+def merged(run: RunReader, pair: int, prompt: int | None, *by: str) -> pd.DataFrame:
+    """Return figures of a pair's caches by layer, kind, head or prompt, of all prompts together or of one."""
+    return run.query(_MERGED.format(by=", ".join(by)), pair, prompt)
+
+
+def cells(run: RunReader, pair: int, prompt: int, kind: str, measure: str, most: int = 200) -> pd.DataFrame:
+    """Return one of MEASURES over layers x positions of a prompt, as `core.runs.queries.layers.cells`."""
+    return run.query(_CELLS.format(measure=MEASURES[measure]), pair, prompt, kind, most)
+
+
+def summaries(run: RunReader, pair: int) -> dict[int | None, dict[str, Any]]:
+    """Return figures of a pair's caches by prompt, None is all prompts: `together`, `keys`, `values` and
+    `layer_0_keys`, each None if no such cache was kept. Empty if the pair has no caches.
+    """
+    parts = ("together", "keys", "values", "layer_0_keys")
+    found: dict[int | None, dict[str, Any]] = {}
+    for row in records(run.query(_SUMMARY, pair)):
+        of_prompt = found.setdefault(row.pop("of_prompt"), dict.fromkeys(parts))
+        kinds = {kind: row.pop(kind) for kind in KINDS}
+        row["first_kinds"] = [kind for kind in KINDS if kinds[kind] is not None and kinds[kind] == row["first_layer"]]
+        of_prompt[row.pop("name")] = row
+    return found
+
+
+def sentence(found: dict[str, Any], *, names_prompt: bool) -> str:
+    """Say how much of the caches differs and where it begins, in markdown. found: one of `summaries`."""
+    together, first = found["together"], found["layer_0_keys"]
+    if not together["neq"]:
+        return f"Nothing differs: both caches are equal in all {plural(together['elements'], 'element')}."
+    kinds = " and ".join(f"{kind}s" for kind in together["first_kinds"])
+    prompt = f"prompt {together['first_prompt']}, " if names_prompt else ""
+    text = (
+        f"**{out_of(together['neq'], together['elements'])} elements"
+        f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer {together['first_layer']}'s {kinds}:"
+        f" {prompt}head {together['first_head']}, position {together['first_position']}."
+    )
+    if first is None:
+        return text
+    if not first["neq"]:
+        return f"{text} Layer 0's keys are all equal."
+    return f"{text} **{first['neq']:,} of {first['elements']:,}** elements of layer 0's keys differ."
+
+
+def caches_json(run: RunReader, pair: int) -> dict[str, Any] | None:
+    """Return a pair's caches as JSON: summary, the same of every prompt, and one object a layer, kind and head of every
+    prompt. None if there are none.
+    """
+    found = summaries(run, pair)
+    if not found:
+        return None
+    return {
+        "reference": run.pairs[pair].reference,
+        "variant": run.pairs[pair].variant,
+        "compute_dtype": run.header.compute_dtype,
+        "summary": found.pop(None),
+        "by_prompt": [{"prompt": prompt, **one} for prompt, one in found.items()],
+        "by_head": records(
+            run.query(
+                "SELECT * EXCLUDE pair, neq / greatest(elements, 1) AS neq_share FROM kv WHERE pair = ?"
+                " ORDER BY prompt, layer, kind, head",
+                pair,
+            )
+        ),
+    }

@@ -1,0 +1,186 @@
+"""Kernels that two sides of a run launched, side by side, and what ran where the sides begin to differ.
+
+A row of the file is a kernel in a module: what a library calls its implementation (`SGEMM`, `matmul
+brg_matmul:avx512_core_bf16`, a CUDA kernel), or an operation of torch. Launches and times are per forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...text import code, three_digits
+from ..reader import RunReader
+from .layers import first_module, modules
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
+_MOST_CLAUSES = 3
+# Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
+_REDUCING = "mm|gemm|gemv|dot|conv|matmul|attention|sum|mean|norm|softmax|reduce|var|inner"
+# What one side launches alone or more often a forward comes first, of these what adds something up, then by time. Lists
+# are in the order in which the rows first ran. A module's kind is its name without the numbers of layers.
+_SIDE_BY_SIDE = f"""
+WITH listed AS (
+    SELECT *, launches / greatest(forwards, 1) AS often, microseconds / greatest(forwards, 1) AS time,
+        replace(regexp_replace(replace(module, '.', '..'), '\\.\\d+(\\.|$)', '.*\\1', 'g'), '..', '.') AS place
+    FROM kernel JOIN kernel_side USING (side)
+    WHERE side IN (0, $1 + 1) AND ($2::INTEGER[] IS NULL OR list_contains(if(side = 0, $2, $3), ordinal))),
+pairs AS (
+    SELECT library, name, list(place ORDER BY side, ordinal) AS places,
+        coalesce(sum(often) FILTER (side = 0), 0)::DOUBLE AS reference_launches,
+        coalesce(sum(often) FILTER (side > 0), 0)::DOUBLE AS variant_launches,
+        coalesce(fsum(time) FILTER (side = 0), 0) AS reference_microseconds,
+        coalesce(fsum(time) FILTER (side > 0), 0) AS variant_microseconds,
+        coalesce(list(detail ORDER BY ordinal) FILTER (side = 0 AND detail != ''), []) AS reference_details,
+        coalesce(list(detail ORDER BY ordinal) FILTER (side > 0 AND detail != ''), []) AS variant_details,
+        list(module ORDER BY side, ordinal) AS modules,
+        CASE WHEN count(*) FILTER (side > 0) = 0 THEN 'reference' WHEN count(*) FILTER (side = 0) = 0 THEN 'variant'
+            ELSE '' END AS "only"
+    FROM listed GROUP BY library, name, {{by}})
+SELECT *, variant_launches / nullif(reference_launches, 0) AS ratio,
+    "only" = '' AND abs(reference_launches - variant_launches) > 1e-9 AS is_multiplied,
+    regexp_matches(lower(name), '{_REDUCING}') AS is_reducing
+FROM pairs ORDER BY "only" = '' AND NOT is_multiplied, NOT is_reducing,
+    -greatest(reference_microseconds, variant_microseconds), list_min(modules), name
+"""
+_LISTS = ("places", "reference_details", "variant_details", "modules")
+
+
+class KernelPlace(NamedTuple):
+    """First module that differs, at its first place, and what ran there: rows as `side_by_side`, reductions first."""
+
+    module: str
+    prompt: int
+    position: int
+    kernels: pd.DataFrame
+
+
+def is_watched(run: RunReader, pair: int) -> bool:
+    """Return whether the kernels of both sides were watched."""
+    return run.sides_with_kernels >= {0, pair + 1}
+
+
+def side_by_side(
+    run: RunReader, pair: int, by: str = "NULL", chosen: tuple[list[int], list[int]] | None = None
+) -> pd.DataFrame:
+    """Return a row a kernel of either side. by: NULL, or place or module to count each kind of module or module apart;
+    chosen: ordinals of the rows of the reference and of the variant to look at.
+    """
+    table = run.query(_SIDE_BY_SIDE.format(by=by), pair, *(chosen or (None, None)))
+    return table.assign(**{name: [list(dict.fromkeys(values)) for values in table[name]] for name in _LISTS})
+
+
+def where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:
+    """Return the first module that differs and what ran there; None if the run does not hold both, or nothing differs.
+
+    What made its output is what ran in it, and what ran in the modules around it after the last module that is still
+    equal: attention by itself is no module, and shows in the projection behind it.
+    """
+    outputs = modules(run, pair)
+    first = first_module(outputs)
+    if first is None or not is_watched(run, pair):
+        return None
+    equal = outputs["module"][outputs["ordinal"] < first.ordinal].tolist()
+    chosen = [_made_in(run, side, first.module, equal) for side in (0, pair + 1)]
+    table = side_by_side(run, pair, "module", (chosen[0], chosen[1]))
+    table = table.sort_values("is_reducing", ascending=False, kind="stable", ignore_index=True)
+    return KernelPlace(first.module, int(first.first_prompt), int(first.first_position), table)
+
+
+def _made_in(run: RunReader, side: int, first: str, equal: Sequence[str]) -> list[int]:
+    """Return ordinals of the rows that made a module's output, of all forwards."""
+    rows = run.query("SELECT module, library, name FROM kernel WHERE side = ? ORDER BY ordinal", side)
+    names = rows["module"].tolist()
+    is_made = [not any(_is_within(module, known) for known in equal if known) for module in names]
+    inside = [n for n, module in enumerate(names) if is_made[n] and _is_within(module, first)]
+    if inside:
+        around = takewhile(lambda n: is_made[n], range(inside[0] - 1, -1, -1))
+        chosen = [*inside, *(n for n in around if _is_within(first, names[n]))]
+    else:  # the logits, which no module of that name puts out: what ran behind the last module
+        begins = [next((n for n, module in enumerate(names) if _is_within(module, name)), -1) for name in equal]
+        chosen = [n for n in range(max(begins, default=-1) + 1, len(names)) if is_made[n] and names[n]]
+    kernels = list(rows.itertuples(index=False, name=None))
+    wanted = {kernels[n] for n in chosen}
+    return [n for n, kernel in enumerate(kernels) if kernel in wanted]
+
+
+def _is_within(module: str, outer: str) -> bool:
+    return module == outer or (outer != "" and module.startswith(f"{outer}."))
+
+
+def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
+    """List kernels of one side only and those launched more or less often, in markdown, the slowest first. table: of
+    `side_by_side`, not by module; names: of the sides.
+    """
+    if table.empty:
+        return "No kernel was seen on either side."
+    pairs = sorted(table.itertuples(index=False), key=lambda pair: not pair.is_reducing)
+    clauses = []
+    for which, name in zip(("reference", "variant"), names, strict=True):
+        if only := [pair for pair in pairs if pair.only == which]:
+            clauses.append((only, f"{_few(_code(pair.name) for pair in only)} only in {_code(name)}"))
+    if grown := [pair for pair in pairs if pair.is_multiplied]:
+        ratios = _few(f"{_code(pair.name)} {three_digits(pair.ratio)} times" for pair in grown)
+        clauses.append((grown, f"launched more or less often a forward in {_code(names[1])}: {ratios}"))
+    if not clauses:
+        other = sum(set(pair.reference_details) != set(pair.variant_details) for pair in pairs)
+        shapes = f", {other} of them in other shapes" if other else ""
+        return f"Both sides launch the same kernels as often a forward{shapes}."
+    clauses.sort(key=lambda one: -max(max(pair.reference_microseconds, pair.variant_microseconds) for pair in one[0]))
+    text = "; ".join(clause for _, clause in clauses)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
+    """Say which module differs first, and what ran there on both sides; names: of the sides."""
+    prompt = f"prompt {place.prompt}, " if names_prompt else ""
+    start = f"The first module that differs is {_code(place.module)}, at {prompt}position {place.position}."
+    pairs = list(place.kernels.itertuples(index=False))
+    adding = [pair for pair in pairs if pair.is_reducing]
+    if not pairs:
+        return f"{start} No kernel was seen there."
+    if not adding:
+        return f"{start} Nothing that ran there adds up: {_few(_code(pair.name) for pair in pairs)}."
+    clauses = "; ".join(_clause(pair, names) for pair in adding[:_MOST_CLAUSES])
+    rest = f"; and {len(adding) - _MOST_CLAUSES} more kernels" if len(adding) > _MOST_CLAUSES else ""
+    return f"{start} There ran {clauses}{rest}."
+
+
+def _clause(pair: Any, names: tuple[str, str]) -> str:
+    details = pair.reference_details, pair.variant_details
+    if pair.only:
+        side = pair.only == "variant"
+        clause, shapes = f"only in {_code(names[side])}", [next(iter(details[side]), "")]
+    elif set(details[0]) == set(details[1]):
+        clause, shapes = "on both sides, same kernel, same shapes", [next(iter(details[0]), "")]
+    else:
+        clause = "on both sides, same kernel, other shape"
+        shapes = [
+            next((each for each in one if each not in other), next(iter(one), ""))
+            for one, other in (details, details[::-1])
+        ]
+    clause += f": {' against '.join(map(shape_in_words, shapes))}" if any(shapes) else ""
+    often = f", {three_digits(pair.ratio)} times as often a forward in {_code(names[1])}" if pair.is_multiplied else ""
+    return f"{_code(pair.name)} {clause}{often}"
+
+
+def shape_in_words(detail: str) -> str:
+    """`bfloat16 [1, 384] x [384, 2048]` of `bfloat16 1x384, 384x2048`; what libraries write stays as it is."""
+    parts = detail.split(", ")
+    if not all(_SHAPE.fullmatch(part) for part in parts):
+        return _code(detail) if detail else "no shape told"
+    return " x ".join(_SHAPE.sub(lambda at: f"{at[1] or ''}[{at[2].replace('x', ', ')}]", part) for part in parts)
+
+
+def _code(name: str) -> str:
+    return f"`{code(name)}`"
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(dict.fromkeys(names))
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

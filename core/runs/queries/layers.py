@@ -1,0 +1,142 @@
+"""Module outputs of a pair: which module differs first, how the difference grows, at which positions.
+
+Modules are in the order in which they run, and of that, not of what depends on what: keys and values of one norm come
+one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...text import code, out_of, plural
+from ..reader import RunReader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESIDUAL, HEAD = "residual", "head"
+NARROW = ("bfloat16", "float16")
+
+# Over all prompts or one; only modules that every prompt has. Sizes are null if no element is finite on both sides
+# although one side is; ratio is infinite if the floor is 0 and rms is not.
+_MODULES = """
+WITH chosen AS (SELECT * FROM layer WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2)),
+sums AS (
+    SELECT ordinal, any_value(module) AS module, any_value(kind) AS kind, any_value(block) AS block,
+        any_value(dtype) AS dtype, sum(positions)::BIGINT AS positions, sum(elements)::BIGINT AS elements,
+        sum(neq)::BIGINT AS neq, greatest(sum(finite), 1)::DOUBLE AS finite,
+        CASE WHEN sum(finite) > 0 OR sum(nonfinite_mismatch) = 0 THEN 1 END AS is_sized,
+        max(max_abs) AS max_abs, fsum(rms * rms * finite) AS squares, max(max_ulps) AS max_ulps,
+        CASE WHEN count(floor_rms) = count(*) THEN fsum(floor_rms * floor_rms * finite) END AS floor_squares,
+        fsum(mean_ulps * finite) AS ulps, max(max_row_ulps) AS max_row_ulps,
+        fsum(coalesce(rms_row_ulps * rms_row_ulps, 0) * finite) AS row_squares,
+        sum(nonfinite_mismatch)::BIGINT AS nonfinite_mismatch, min(prompt) FILTER (neq > 0) AS first_prompt,
+        arg_min(first_position, prompt) FILTER (neq > 0) AS first_position
+    FROM chosen GROUP BY ordinal HAVING count(*) = (SELECT count(DISTINCT prompt) FROM chosen)),
+sizes AS (SELECT *, sqrt(squares / finite) AS size, sqrt(floor_squares / finite) AS floor_rms FROM sums)
+SELECT ordinal, module, kind, block, dtype, positions, elements, neq, neq / greatest(elements, 1) AS neq_share,
+    max_abs * is_sized AS max_abs, size * is_sized AS rms, floor_rms,
+    is_sized * CASE WHEN floor_rms > 0 THEN size / floor_rms WHEN size > 0 THEN 'inf'::DOUBLE ELSE floor_rms END
+        AS ratio,
+    max_ulps * is_sized AS max_ulps, ulps / finite * is_sized AS mean_ulps, max_row_ulps * is_sized AS max_row_ulps,
+    CASE WHEN max_row_ulps IS NOT NULL THEN sqrt(row_squares / finite) * is_sized END AS rms_row_ulps,
+    nonfinite_mismatch, first_prompt, first_position
+FROM sizes ORDER BY ordinal
+"""
+MEASURES = {  # of a cell; ratio: to the floor of the whole module, at one position that of a 16-bit format is often 0
+    "ratio": """CASE WHEN whole.floor_rms IS NULL THEN NULL WHEN here.rms = 0 THEN 0 WHEN whole.floor_rms = 0
+        THEN 'inf'::DOUBLE ELSE here.rms / whole.floor_rms END""",
+    "neq_share": "here.neq / (whole.elements / whole.positions)",
+    "max_row_ulps": "here.max_row_ulps",
+    "max_ulps": "here.max_ulps::DOUBLE",
+}
+_CELLS = """
+WITH place AS (
+    SELECT position, (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $3)::BIGINT AS cell
+    FROM (SELECT DISTINCT position FROM layer_position WHERE pair = $1 AND prompt = $2))
+SELECT ordinal AS row, cell, min(position) AS first_position, max(position) AS last_position,
+    max({measure}) AS value, bool_or(here.neq > 0 AND here.max_ulps = 0) AS is_mismatch
+FROM layer_position AS here JOIN place USING (position) JOIN layer AS whole USING (pair, prompt, ordinal)
+WHERE pair = $1 AND prompt = $2 GROUP BY ALL ORDER BY row, cell
+"""
+
+
+def modules(run: RunReader, pair: int, prompt: int | None = None) -> pd.DataFrame:
+    """Return a row a module, of all prompts together or of one. No rows if the capture did not compare modules."""
+    return run.query(_MODULES, pair, prompt)
+
+
+def cells(run: RunReader, pair: int, prompt: int, measure: str, most: int = 200) -> pd.DataFrame:
+    """Return one of MEASURES over modules x positions of a prompt, at most `most` cells a module, pooled by maximum:
+    row (the module's ordinal), cell, first_position, last_position, value, is_mismatch (NaN or infinity on one side).
+    """
+    return run.query(_CELLS.format(measure=MEASURES[measure]), pair, prompt, most)
+
+
+def first_module(table: pd.DataFrame) -> Any | None:
+    """Return the first module that differs, None if none does."""
+    return next((row for row in table.itertuples(index=False) if row.neq), None)
+
+
+def furthest_module(table: pd.DataFrame) -> Any | None:
+    """Return the module with the largest ratio to its noise floor, of those with a floor that is not 0."""
+    known = table[(table["ratio"] > 0) & np.isfinite(table["ratio"])]
+    return None if known.empty else next(known.loc[[known["ratio"].idxmax()]].itertuples(index=False))
+
+
+def says_little(row: Any) -> str:
+    """Warn that a floor in 16 bits says little, if a pair is above it; else ''."""
+    if row is None or row.ratio <= 1 or row.dtype not in NARROW:
+        return ""
+    return f" {row.dtype} noise floors are unreliable in early layers; capture in float32 for finer resolution."
+
+
+def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bool) -> str:
+    """Say which module differs first, where, and how much differs in the end, in markdown. table: of `modules`."""
+    first, last = first_module(table), table.iloc[-1]
+    if first is None:
+        return f"No module differs: {plural(len(table), 'output')}, equal on both sides."
+    along = run.layer_positions(pair, first.first_prompt, first.ordinal)
+    neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
+    prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
+    text = (
+        f"**`{code(first.module)}`** ({_word(first.kind)}) **is the first module that differs, at"
+        f" {prompt}position {first.first_position}**: {out_of(neq, first.elements // first.positions)} of its elements"
+        " there."
+    )
+    if last["ordinal"] == first.ordinal:
+        return text
+    differ = "differs" if last["neq"] == 1 else "differ"
+    return f"{text} Overall {out_of(last['neq'], last['elements'])} of the {_word(last['module'])} {differ}."
+
+
+def _word(text: str) -> str:
+    return text if text.isalpha() else f"`{code(text)}`"
+
+
+def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict[str, Any] | None:
+    """Return a pair's modules as JSON: the summary and one object a module, infinite ratios null. None if none."""
+    table = modules(run, pair, prompt)
+    if table.empty:
+        return None
+    first, furthest = first_module(table), furthest_module(table)
+    prompts = run.query("SELECT DISTINCT prompt FROM layer WHERE pair = ? ORDER BY prompt", pair)["prompt"].tolist()
+    return {
+        "reference": run.pairs[pair].reference,
+        "variant": run.pairs[pair].variant,
+        "prompts": prompts if prompt is None else [prompt],
+        "positions": int(table["positions"].max()),
+        "first_module": first and first.module,
+        "first_prompt": first and int(first.first_prompt),
+        "first_position": first and int(first.first_position),
+        "furthest_above_floor": furthest and furthest.module,
+        "by_module": records(table),
+    }
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as JSON has them: null if undefined or infinite."""
+    plain = table.replace([np.inf, -np.inf], np.nan).astype(object)
+    return plain.where(plain.notna(), None).to_dict("records")

@@ -1,0 +1,108 @@
+"""Kernels in the run file and side by side: read by plain SQL and read back; counted a forward; the public example
+found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from core.errors import UsageError
+from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.tables.kernels import KernelList, KernelRow
+from core.runs.writer import RunWriter
+from tests.core.runs.damaging import damaged
+from tests.core.runs.kernel_runs import NARROW, ORDER, REDUCE, WIDE, block_lists, kernel_lists, kernel_run
+from tests.core.runs.made_runs import header_of
+
+
+@pytest.fixture
+def read(tmp_path) -> Iterator[Callable[..., RunReader]]:
+    """Read a run of these kernels of each side; with modules, the first of which differs in `differs`."""
+    with ExitStack() as stack:
+
+        def opened(lists: tuple[KernelList, ...], order: Sequence[str] = (), differs: str = "") -> RunReader:
+            store = Store(tmp_path)
+            path = store.path_of(kernel_run(store, lists=lists))
+            rows = [
+                f"(0, 0, {n}, '{name}', 'mlp', NULL, 'bfloat16', 1, 1, {n >= order.index(differs):d},"
+                " 1, 1, 1, 1, 1, 1, 1, 0, 1, NULL)"
+                for n, name in enumerate(order)
+            ]
+            if rows:
+                damaged(path, f"INSERT INTO layer VALUES {', '.join(rows)}")
+            return stack.enter_context(RunReader(path))
+
+        yield opened
+
+
+def test_the_public_example_is_told_another_tile_and_three_times_the_reductions(read):
+    table = side_by_side(read(kernel_lists()), 0)
+    found = {row.name: row for row in table.itertuples(index=False)}
+    assert (found[NARROW].only, found[WIDE].only, found[REDUCE].only) == ("reference", "variant", "")
+    assert (found[REDUCE].reference_launches, found[REDUCE].variant_launches, found[REDUCE].ratio) == (2.0, 6.0, 3.0)
+    assert (found[REDUCE].reference_microseconds, found[REDUCE].variant_microseconds) == (4.0, 12.0)
+    assert found[REDUCE].places == ["model.layers.*.mlp.down_proj"]
+    assert table["is_multiplied"].tolist() == [False, False, True, False]
+    assert "more or less often a forward" in in_words(table, ("prefill", "prefill+batch:2"))
+
+
+def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(read):
+    """The twin: forty times as many forwards of the same."""
+    reference, _ = kernel_lists()
+    rows = tuple(dataclasses.replace(row, launches=row.launches * 8) for row in reference.rows)
+    table = side_by_side(read((reference, dataclasses.replace(reference, side=1, rows=rows, forwards=8, of=40))), 0)
+    assert not ((table["only"] != "") | table["is_multiplied"]).any()
+    assert "Both sides launch the same" in in_words(table, ("prefill", "decode"))
+
+
+def test_numbers_of_layers_are_left_out_of_a_kind_of_module(read):
+    names = ("a.3.mlp", "a.4.mlp", "a.b2.mlp", "a.0.1", "a.2.5.w")
+    rows = tuple(KernelRow(name, "torch", "aten::mm", "", 1, 1.0) for name in names)
+    table = side_by_side(read((KernelList(0, rows, 1, 1), KernelList(1, rows, 1, 1))), 0)
+    assert table["places"].tolist() == [["a.*.mlp", "a.b2.mlp", "a.*.*", "a.*.*.w"]]
+
+
+def test_kernels_of_a_side_that_is_not_there_are_refused(tmp_path):
+    header = header_of(lengths=(3,))
+    with RunWriter(Store(tmp_path), header) as writer, pytest.raises(UsageError, match="kernels of side 2 arrived"):
+        writer.write_kernels(dataclasses.replace(kernel_lists()[0], side=2))
+
+
+def test_two_sides_of_which_nothing_was_seen_are_not_called_the_same(read):
+    table = side_by_side(read((KernelList(0, (), 1, 1), KernelList(1, (), 1, 1))), 0)
+    assert "seen on either side" in in_words(table, ("a", "b"))
+
+
+def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_shapes(read):
+    """Attention is launched as often and as differently; but the sides were still equal behind it."""
+    down = "model.layers.0.mlp.down_proj"
+    place = where_it_starts(read(block_lists(), ORDER, down), 0)
+    assert sorted(zip(place.kernels["modules"], place.kernels["name"], strict=True)) == [
+        ([down], "SGEMM"),
+        ([down], "aten::mm"),
+    ]
+    text = place_in_words(place, ("decode", "decode+batch:2"), names_prompt=False)
+    assert "differs is `model.layers.0.mlp.down_proj`" in text
+    assert "[2, 32] x [32, 8]" in text
+    assert "`T,N,8,1,32` against `T,N,8,2,32`" in text
+    assert "prompt 0, position 1" in place_in_words(place, ("a", "b"), names_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("differs", "modules"),
+    [
+        ("model.layers.0.self_attn.o_proj", {"model.layers.0.self_attn.o_proj", "model.layers.0.self_attn"}),
+        ("logits", {"lm_head", "model.layers.0.self_attn"}),
+    ],
+)
+def test_attention_shows_in_the_projection_behind_it_and_the_head_in_the_logits(differs, modules, read):
+    place = where_it_starts(read(block_lists(), ORDER, differs), 0)
+    assert {name for names in place.kernels["modules"] for name in names} >= modules - {"model.layers.0.self_attn"}
+    if differs != "logits":
+        assert {name for names in place.kernels["modules"] for name in names} == modules
