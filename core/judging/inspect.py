@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -50,8 +49,7 @@ def headers_of(path: Path) -> Headers:
         return Headers("run")
     if is_payload(path):
         return Headers("responses")
-    with ExitStack() as stack:
-        container = open_container(path, stack, MAX_BYTES)
+    container = open_container(path, MAX_BYTES)
     sides, _ = sides_of(container)
     if not sides:
         raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")

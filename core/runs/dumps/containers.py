@@ -7,65 +7,41 @@ allocated.
 
 from __future__ import annotations
 
-import io
-import json
-import math
+import mmap
+import shutil
 import stat
-import threading
+import tempfile
 import zipfile
-from contextlib import ExitStack
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard, cast
+from typing import Annotated, Any
 
-import ml_dtypes
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import DumpError
 from ..file.bounds import MAX_SIDES
 from . import torch_files
-from .arrays import (
-    HEADER_BYTES,
-    ByteStream,
-    StoredArray,
-    Window,
-    check_elements,
-    foreign_errors,
-    read_npy_header,
-    shown,
-)
+from .arrays import HEADER_BYTES, StoredArray, check_elements, foreign_errors, mapped, read_npy_header, rows_of, shown
 from .llamacpp_files import READERS
 
 MOST_ARRAYS = 3 * MAX_SIDES + 8  # every side, what it emitted, its dtype, and what is of all
 MAX_KEY_LENGTH = 200
-DIRECTORY_BYTES = (
-    4 << 20
-)  # a zip directory or safetensors header of MOST_ARRAYS takes 0.5 MB; parsed it takes some 20 times as much
+# of a zip directory or safetensors header; of MOST_ARRAYS one takes 0.5 MB; parsed it takes some 20 times as much
+DIRECTORY_BYTES = 4 << 20
 DEFLATE_RATIO = 1032  # the most deflate can do (zlib's technical notes)
 SUSPECT_RATIO = 200  # real logits shrink 1-10 times; beyond this and SUSPECT_BYTES an archive is taken for a bomb
 SUSPECT_BYTES = 256 << 20
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-GAP_BYTES = 32  # between two zip members there may be a data descriptor (24 bytes), never a whole member
-
-_SAFETENSORS: dict[str, Any] = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "V2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-    "BOOL": "?",
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
-    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+_SAFETENSORS = {
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"},
+    **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz"},
+    **{"F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu"},
 }
 _EXPECTED = "an npz, npy, safetensors or torch.save file"
 
@@ -85,27 +61,10 @@ class Container:
         return shown(self.path.name)
 
 
-class _Bounded:
-    """A file that refuses to be read in one huge piece: zipfile reads a directory as long as the archive says it is."""
-
-    def __init__(self, file: io.FileIO, limit: int) -> None:
-        self._file, self._limit = file, limit
-        self.seek, self.tell, self.close = file.seek, file.tell, file.close
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, count: int = -1) -> bytes:
-        data = b"" if count > self._limit else self._file.read(self._limit + 1 if count < 0 else count)
-        if count > self._limit or len(data) > self._limit:
-            raise zipfile.BadZipFile(f"a directory of more than {self._limit} bytes")
-        return data
-
-
-def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
-    """Opens and checks one file; `stack` closes it. Reads headers only, and of no more arrays than a dump has."""
+def open_container(path: Path, max_bytes: int) -> Container:
+    """Check one file and map it. Reads headers only, and of no more arrays than a dump has."""
     name = shown(path.name or path)
-    with foreign_errors(name, "a readable npz, npy, safetensors or torch.save file"):
+    with foreign_errors(name, f"a readable file: {_EXPECTED}"):
         try:
             status = path.stat()
         except FileNotFoundError:
@@ -115,296 +74,204 @@ def open_container(path: Path, stack: ExitStack, max_bytes: int) -> Container:
             raise DumpError(f"{name}: is {kind}; expected {_EXPECTED}.")
         if status.st_size > max_bytes:
             raise DumpError(f"{name}: has {status.st_size} bytes; expected at most {max_bytes}.")
-        file = stack.enter_context(path.open("rb", buffering=0))
-        start = file.read(9)
-    if not start:
-        raise DumpError(f"{name}: is empty; expected {_EXPECTED}.")
+        if not status.st_size:
+            raise DumpError(f"{name}: is empty; expected {_EXPECTED}.")
+        with path.open("rb") as file:
+            data = mapped(file)
+    start = data[:9]
     if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return _zip(path, name, file, stack, max_bytes)
-    if start[:6] == b"\x93NUMPY":
-        return Container(path, "npy", {path.stem: _npy_array(name, path.stem, file, status.st_size)})
-    for magic, (kind, read) in READERS.items():
-        if start.startswith(magic):
-            rows = read(name, path.stem, file, status.st_size)
-            texts = {"compute_dtype": "float32", "meta": rows.meta}
-            return Container(path, kind, rows.arrays(path.stem), texts, rows.warning)
-    if len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
-        arrays, texts = _safetensors_arrays(name, file, status.st_size)
-        return Container(path, "safetensors", arrays, texts)
-    if start == torch_files.OLD_MAGIC:
+        found = _zip(path, name, data, max_bytes)
+    elif start[:6] == b"\x93NUMPY":
+        key = path.stem
+        shape, is_fortran, dtype, header = read_npy_header(data[: HEADER_BYTES + 12], f"{name}: '{shown(key)}'")
+        array = _array(name, key, dtype, shape, is_fortran, lambda: (data, header))
+        check_elements(array, len(data) - header)
+        found = Container(path, "npy", {key: array})
+    elif reader := next((each for magic, each in READERS.items() if start.startswith(magic)), None):
+        kind, read = reader
+        arrays, meta, warning = read(name, path.stem, data)
+        found = Container(path, kind, arrays, {"compute_dtype": "float32", "meta": meta}, warning)
+    elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
+        found = Container(path, "safetensors", *_safetensors(name, data))
+    elif start == torch_files.OLD_MAGIC:
         raise DumpError(f"{name}: is a file of torch.save before PyTorch 1.6; {torch_files.INSTEAD}.")
-    hint = ", and nothing is ever unpickled" if start[:1] == b"\x80" else ""
-    if packed := next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None):
-        raise DumpError(f"{name}: is compressed with {packed}; unpack it first, dumps are read as they are.")
-    raise DumpError(f"{name}: begins with {start[:8]!r}; expected {_EXPECTED}{hint}.")
+    elif packed := next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None):
+        raise DumpError(f"{name}: is compressed with {packed}; expected {_EXPECTED}: unpack it first.")
+    else:
+        hint = ", and nothing is ever unpickled" if start[:1] == b"\x80" else ""
+        raise DumpError(f"{name}: begins with {start[:8]!r}; expected {_EXPECTED}{hint}.")
+    if len(found.arrays) > MOST_ARRAYS:
+        raise DumpError(f"{name}: holds {len(found.arrays)} arrays; expected at most {MAX_SIDES} sides.")
+    return found
 
 
-def _npy_array(name: str, key: str, file: io.FileIO, file_bytes: int) -> StoredArray:
-    file.seek(0)
-    shape, fortran, dtype, header = read_npy_header(file, name, key)
-    array = _windowed(name, key, dtype, shape, fortran, file, header, threading.Lock())
-    check_elements(array, file_bytes - header)
-    return array
-
-
-def _windowed(
+def _array(
     name: str,
     key: str,
     dtype: np.dtype,
     shape: tuple[int, ...],
-    fortran: bool,
-    file: io.FileIO,
-    start: int,
-    lock: threading.Lock,
+    is_fortran: bool,
+    place: Callable[[], tuple[mmap.mmap, int]],
+    checksum: tuple[int, int] | None = None,
 ) -> StoredArray:
-    length = math.prod(shape) * dtype.itemsize
+    """place: the mapped file and the offset of the elements in it, found when they are first read."""
 
-    def open_stream() -> ByteStream:
-        return Window(file, start, length, lock)
+    def view() -> NDArray[Any]:
+        data, start = place()
+        return np.ndarray(shape, dtype, data, start, order="F" if is_fortran else "C")
 
-    return StoredArray(name, key, dtype, shape, fortran, open_stream)
+    return StoredArray(name, key, dtype, shape, rows_of(view), checksum)
 
 
 def check_key(name: str, key: str) -> None:
-    """Refuses a key that could not be shown, or that plays a path trick."""
-    parts = key.split("/")
+    """DumpError for a key that could not be shown, or that plays a path trick."""
     if len(key) > MAX_KEY_LENGTH:
-        raise DumpError(
-            f"{name}: '{shown(key)}' is a name of {len(key)} characters; expected at most {MAX_KEY_LENGTH}."
-        )
-    if (
-        not key.strip()
-        or not key.isprintable()
-        or "\\" in key
-        or ":/" in key
-        or any(part.strip() in ("", ".", "..") for part in parts)
-    ):
-        raise DumpError(
-            f"{name}: '{shown(key)}' is an unsafe name; expected a printable one without '..', an empty part or a"
-            " leading '/'."
-        )
+        found = f"'{shown(key)}' is a name of {len(key)} characters"
+        raise DumpError(f"{name}: {found}; expected at most {MAX_KEY_LENGTH}.")
+    is_path = "\\" in key or ":/" in key or any(part.strip() in ("", ".", "..") for part in key.split("/"))
+    if is_path or not key.isprintable():
+        expected = "a printable one without '..', an empty part or a leading '/'"
+        raise DumpError(f"{name}: '{shown(key)}' is an unsafe name; expected {expected}.")
 
 
-def _zip(path: Path, name: str, file: io.FileIO, stack: ExitStack, max_bytes: int) -> Container:
+def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
     """An archive of np.savez or of torch.save."""
     with foreign_errors(name, "an undamaged, complete npz archive"):
-        archive = stack.enter_context(zipfile.ZipFile(_Bounded(file, DIRECTORY_BYTES)))
+        end = data.rfind(b"PK\x05\x06")
+        if int.from_bytes(data[end + 12 : end + 16], "little") > DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"a directory of more than {DIRECTORY_BYTES} bytes")
+        archive = zipfile.ZipFile(path)
+    with archive:
         members = archive.infolist()
-        directory = archive.start_dir
-    if (said := torch_files.pickle_of(members)) is not None:
+        pickle = torch_files.pickle_of(members)
+        if pickle is None and len(members) > MOST_ARRAYS:
+            raise DumpError(f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.")
         _check_sizes(name, members, max_bytes)
-        _check_places(name, members, file, directory)
-        arrays, texts, is_bare = torch_files.read(name, path.stem, file, archive, said)
-        for key in arrays:
-            check_key(name, key)
-        _check_count(name, len(arrays), "tensors")
-        if (total := sum(array.nbytes for array in arrays.values())) > max_bytes:
-            raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
-        return Container(path, "npy" if is_bare else "torch", arrays, texts)
-    return Container(path, "npz", _npz_arrays(name, file, archive, members, directory, max_bytes))
-
-
-def _check_count(name: str, count: int, what: str) -> None:
-    if count > MOST_ARRAYS:
-        raise DumpError(f"{name}: holds {count} {what}; expected at most {MAX_SIDES} sides.")
-
-
-def _npz_arrays(
-    name: str, file: io.FileIO, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], directory: int, max_bytes: int
-) -> dict[str, StoredArray]:
-    _check_count(name, len(members), "members")
-    keys: set[str] = set()
-    for member in members:
-        key = _member_key(name, member)
-        if key in keys:
-            raise DumpError(f"{name}: '{shown(key)}' is there twice; expected one member of each name.")
-        keys.add(key)
-    _check_sizes(name, members, max_bytes)
-    _check_places(name, members, file, directory)
-    arrays: dict[str, StoredArray] = {}
-    for member in members:
-        key = member.filename.removesuffix(".npy")
-        with (
-            foreign_errors(f"{name}: '{shown(key)}'", "an undamaged member of an npz archive"),
-            archive.open(member) as stream,
-        ):
-            shape, fortran, dtype, header = read_npy_header(stream, name, key)
-        arrays[key] = _zipped(name, key, dtype, shape, fortran, archive, member, header)
-        check_elements(arrays[key], member.file_size - header)
-    return arrays
-
-
-def _zipped(
-    name: str,
-    key: str,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    fortran: bool,
-    archive: zipfile.ZipFile,
-    member: Any,
-    header: int,
-) -> StoredArray:
-    def open_stream() -> ByteStream:
-        stream = archive.open(member)
-        stream.read(header)
-        return cast(ByteStream, stream)  # zipfile's own class has readinto
-
-    return StoredArray(name, key, dtype, shape, fortran, open_stream)
-
-
-def _member_key(name: str, member: zipfile.ZipInfo) -> str:
-    """The array's key, after its member's name, method and flags were found harmless."""
-    if "\0" in member.orig_filename:  # zipfile cuts the name there, so it would pass for another
-        raise DumpError(
-            f"{name}: '{shown(member.orig_filename)}' is a name with a NUL in it; expected a printable name."
-        )
-    if not member.filename.endswith(".npy"):
-        raise DumpError(
-            f"{name}: holds '{shown(member.filename)}', which is no npy array; expected an npz archive as np.savez"
-            " writes it."
-        )
-    key = member.filename.removesuffix(".npy")
-    check_key(name, key)
-    if member.flag_bits & 0x1:
-        raise DumpError(f"{name}: '{shown(key)}' is encrypted; expected an archive without a password.")
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DumpError(
-            f"{name}: '{shown(key)}' is packed by method {member.compress_type}; expected stored or deflated, as"
-            " np.savez writes it."
-        )
-    return key
+        place, starts = 0, {}
+        for member in sorted(members, key=lambda m: m.header_offset):  # overlapping ones unpack to any size
+            with foreign_errors(name, "an undamaged, complete archive"):
+                local = data[member.header_offset : member.header_offset + 30]
+                start = member.header_offset + 30 + sum(np.frombuffer(local, "<u2", 2, 26).tolist())
+            if member.header_offset < place or start + member.compress_size > archive.start_dir:
+                found = f"'{shown(member.filename)}' overlaps another part of the archive"
+                raise DumpError(f"{name}: {found}; expected members one after another.")
+            place, starts[member.filename] = start + member.compress_size, start
+        if pickle is None:
+            return Container(path, "npz", _npz_arrays(path, name, data, archive, starts))
+        arrays, texts, is_bare = torch_files.read(name, path.stem, data, archive, pickle, starts)
+    for key in arrays:
+        check_key(name, key)
+    if (total := sum(array.nbytes for array in arrays.values())) > max_bytes:
+        raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
+    return Container(path, "npy" if is_bare else "torch", arrays, texts)
 
 
 def _check_sizes(name: str, members: list[zipfile.ZipInfo], max_bytes: int) -> None:
     """Declared sizes against the packed ones and the limit."""
-    total = sum(member.file_size for member in members)
+    total, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     if total > max_bytes:
         raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
     for member in members:
-        key, packed, unpacked = (shown(member.filename.removesuffix(".npy")), member.compress_size, member.file_size)
-        stored = member.compress_type == zipfile.ZIP_STORED
-        if (stored and packed != unpacked) or unpacked > packed * DEFLATE_RATIO + HEADER_BYTES:
-            raise DumpError(
-                f"{name}: '{key}' declares {unpacked} bytes out of {packed} packed ones; expected sizes that agree."
-            )
-        if unpacked > SUSPECT_BYTES and unpacked > packed * SUSPECT_RATIO:
-            raise DumpError(
-                f"{name}: '{key}' unpacks {packed} bytes to {unpacked}, more than {SUSPECT_RATIO} times as many;"
-                " expected logits, which pack far worse: save without compression (np.savez)."
-            )
-    packed = sum(member.compress_size for member in members)
-    if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:  # several members, each small enough by itself
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        most = member.compress_size if is_stored else member.compress_size * DEFLATE_RATIO + HEADER_BYTES
+        if member.file_size > most or (is_stored and member.file_size < most):
+            found = f"declares {member.file_size} bytes out of {member.compress_size} packed ones"
+            raise DumpError(f"{name}: '{shown(member.filename)}' {found}; expected sizes that agree.")
+    if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:
         raise DumpError(
             f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many; expected logits,"
             " which pack far worse: save without compression (np.savez)."
         )
 
 
-def _check_places(name: str, members: list[zipfile.ZipInfo], file: io.FileIO, directory: int) -> None:
-    """Members stand one after another from the file's start to its directory: none overlaps (a bomb) or hides (a
-    damaged directory).
-    """
-    place = 0
-    for member in sorted(members, key=lambda m: m.header_offset):
-        start, key = member.header_offset, shown(member.filename.removesuffix(".npy"))
-        with foreign_errors(f"{name}: '{key}'", "an undamaged member of an npz archive"):
-            if start < 0:
-                raise EOFError("it begins before the file")
-            file.seek(start)
-            local = file.read(30)
-            if len(local) < 30:
-                raise EOFError("the file ends before it")
-        end = (
-            start
-            + 30
-            + int.from_bytes(local[26:28], "little")
-            + int.from_bytes(local[28:30], "little")
-            + member.compress_size
-        )
-        if start < place or end > directory:
-            raise DumpError(
-                f"{name}: '{key}' overlaps another part of the archive; expected members one after another."
-            )
-        if start > place + GAP_BYTES:
-            _gap(name, start - place)
-        place = end
-    if members and directory > place + GAP_BYTES:
-        _gap(name, directory - place)
+def _npz_arrays(
+    path: Path, name: str, data: mmap.mmap, archive: zipfile.ZipFile, starts: dict[str, int]
+) -> dict[str, StoredArray]:
+    arrays: dict[str, StoredArray] = {}
+    for member in archive.infolist():
+        key = member.orig_filename.removesuffix(".npy")
+        where = f"{name}: '{shown(key)}'"
+        if not member.filename.endswith(".npy"):
+            found = f"'{shown(member.filename)}', which is no npy array"
+            raise DumpError(f"{name}: holds {found}; expected an npz archive as np.savez writes it.")
+        check_key(name, key)
+        if key in arrays:
+            raise DumpError(f"{where} is there twice; expected one member of each name.")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DumpError(f"{where} is packed by method {member.compress_type}; expected stored or deflated.")
+        with foreign_errors(where, "an undamaged member of an npz archive"), archive.open(member) as stream:
+            begin = stream.read(min(member.file_size, HEADER_BYTES + 12))
+        shape, is_fortran, dtype, header = read_npy_header(begin, where)
+        checksum = None
+        if member.compress_type == zipfile.ZIP_STORED and not is_fortran:
+            checksum = zlib.crc32(begin[:header]), member.CRC
+            place = _placed(data, starts[member.filename] + header)
+        else:
+            place = _unpacked(path, member, header)
+        arrays[key] = _array(name, key, dtype, shape, is_fortran, place, checksum)
+        check_elements(arrays[key], member.file_size - header)
+    return arrays
 
 
-def _gap(name: str, count: int) -> NoReturn:
-    raise DumpError(
-        f"{name}: has {count} bytes that belong to no member of its directory; expected an undamaged npz archive."
-    )
+def _placed(data: mmap.mmap, start: int) -> Callable[[], tuple[mmap.mmap, int]]:
+    return lambda: (data, start)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
+def _unpacked(path: Path, member: zipfile.ZipInfo, header: int) -> Callable[[], tuple[mmap.mmap, int]]:
+    """Place of a member in a temporary file, which it is unpacked to, its checksum checked, when it is first read."""
+
+    @cache
+    def place() -> tuple[mmap.mmap, int]:
+        if shutil.disk_usage(tempfile.gettempdir()).free < member.file_size:
+            raise OSError(f"unpacking it needs {member.file_size} bytes of temporary disk")
+        with zipfile.ZipFile(path) as archive, archive.open(member) as stream, tempfile.TemporaryFile() as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
+            file.flush()
+            return mapped(file), header
+
+    return place
 
 
-def _safetensors_arrays(name: str, file: io.FileIO, file_bytes: int) -> tuple[dict[str, StoredArray], dict[str, str]]:
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]], msgspec.Meta(max_length=64)]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(lt=1 << 62)]]
+
+
+def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
     """Format: 8 bytes of length, JSON header, bytes of the tensors without holes or overlaps
     (huggingface.co/docs/safetensors).
 
-    Read here and not by the safetensors library, which has no bfloat16 for numpy; the raw bytes are simple to stream.
+    Read here and not by the safetensors library, which has no bfloat16 for numpy.
     """
-    file.seek(0)
+    length = int.from_bytes(data[:8], "little")
+    if length > min(DIRECTORY_BYTES, len(data) - 8):
+        found = f"declares a safetensors header of {length} bytes"
+        raise DumpError(f"{name}: {found}; expected at most {DIRECTORY_BYTES} and a complete file.")
     with foreign_errors(name, "an undamaged safetensors header"):
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(DIRECTORY_BYTES, file_bytes - 8):
-            raise DumpError(
-                f"{name}: declares a safetensors header of {length} bytes; expected at most {DIRECTORY_BYTES} and a"
-                " complete file."
-            )
-        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_no_duplicates)
-        if not isinstance(header, dict):
-            raise DumpError(f"{name}: has a safetensors header that is no JSON object; expected a table of tensors.")
-    texts = header.pop("__metadata__", {})
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise DumpError(f"{name}: '__metadata__' is not a table of texts; expected one text for each key.")
-    _check_count(name, len(header), "tensors")
-    lock = threading.Lock()
-    arrays: dict[str, StoredArray] = {}
-    spans: list[tuple[int, int, str]] = []
+        header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
+    with foreign_errors(f"{name}: '__metadata__'", "one text for each key"):
+        texts = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
+    if len(header) > MOST_ARRAYS:
+        raise DumpError(f"{name}: holds {len(header)} tensors; expected at most {MAX_SIDES} sides.")
+    arrays, spans = {}, []
     for key, entry in header.items():
         check_key(name, key)
-        dtype, shape, begin, end = _tensor(name, key, entry)
-        arrays[key] = _windowed(name, key, dtype, shape, False, file, 8 + length + begin, lock)
+        with foreign_errors(f"{name}: the entry of '{shown(key)}'", "dtype, shape and data_offsets of whole numbers"):
+            tensor = msgspec.json.decode(entry, type=_Tensor)
+        dtype = torch_files.DTYPES.get(_SAFETENSORS.get(tensor.dtype, ""))
+        if dtype is None:
+            raise DumpError(f"{name}: '{shown(key)}' has the dtype {shown(tensor.dtype)}; expected F32, F16 or BF16.")
+        begin, end = tensor.data_offsets
+        arrays[key] = _array(name, key, dtype, tuple(tensor.shape), False, _placed(data, 8 + length + begin))
         check_elements(arrays[key], end - begin)
         spans.append((begin, end, key))
     place = 0
     for begin, end, key in sorted(spans):
-        if begin != place or 8 + length + end > file_bytes:
-            raise DumpError(
-                f"{name}: '{shown(key)}' lies at bytes {begin} to {end}; expected it to begin at {place} and to end"
-                " within the file."
-            )
+        if begin != place or 8 + length + end > len(data):
+            found, expected = f"lies at bytes {begin} to {end}", f"it to begin at {place} and to end within the file"
+            raise DumpError(f"{name}: '{shown(key)}' {found}; expected {expected}.")
         place = end
-    if 8 + length + place != file_bytes:
-        raise DumpError(f"{name}: has {file_bytes - 8 - length - place} bytes after its last tensor; expected none.")
+    if left := len(data) - 8 - length - place:
+        raise DumpError(f"{name}: has {left} bytes after its last tensor; expected none.")
     return arrays, texts
-
-
-def _tensor(name: str, key: str, entry: Any) -> tuple[np.dtype, tuple[int, ...], int, int]:
-    """(dtype, shape, begin, end) of one tensor of a safetensors header; BF16 is numpy's 2-byte void, as in npz."""
-
-    def whole(numbers: Any) -> TypeGuard[list[int]]:
-        return (
-            isinstance(numbers, list)
-            and len(numbers) <= 64
-            and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
-        )
-
-    found = entry if isinstance(entry, dict) else {}
-    shape, offsets, dtype = (found.get("shape"), found.get("data_offsets"), found.get("dtype"))
-    if not whole(shape) or not whole(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise DumpError(
-            f"{name}: '{shown(key)}' has the entry {shown(entry)}; expected dtype, shape and data_offsets of whole"
-            " numbers."
-        )
-    if not isinstance(dtype, str) or dtype not in _SAFETENSORS:
-        raise DumpError(f"{name}: '{shown(key)}' has the dtype {shown(dtype)}; expected F32, F16 or BF16.")
-    return np.dtype(_SAFETENSORS[dtype]), tuple(shape), offsets[0], offsets[1]

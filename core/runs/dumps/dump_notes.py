@@ -33,52 +33,34 @@ def notes_on(
     says so.
     """
     vocab, rows = first[0].shape[1], sum(prompt.positions for prompt in prompts)
-    found = []
-    for side in sides:
-        if side.source.is_double:
-            found.append(
-                f"{side.source.array.where} is float64; its values are all float32, so it is kept, and exported, as"
-                " float32."
-            )
+    notes = [
+        f"{side.source.array.where} is float64; its values are all float32, so it is kept, and exported, as float32."
+        for side in sides
+        if side.source.is_double
+    ]
     highest = max((max(prompt.token_ids) for prompt in prompts if prompt.token_ids), default=0)
     if highest >= vocab:
-        found.append(
-            f"{name}: token_ids holds {highest}, beyond the vocabulary of {vocab}; are the ids those of these logits?"
-        )
+        found = f"token_ids holds {highest}, beyond the vocabulary of {vocab}"
+        notes.append(f"{name}: {found}; are the ids those of these logits?")
     longest = max(prompt.positions for prompt in prompts)
     if vocab < _SMALL_VOCABULARY and longest > _LONG_PROMPT:
-        found.append(
-            f"{name}: {longest:,} positions of {vocab:,} tokens each; if it is [vocab, positions], save it transposed"
-            " (array.T)."
-        )
+        found = f"{longest:,} positions of {vocab:,} tokens each"
+        notes.append(f"{name}: {found}; if it is [vocab, positions], save it transposed (array.T).")
     for side, bits in zip(sides, first, strict=True):
-        values = values_of(bits, fmt)
-        what = looks_normalised(values)
-        if what:
-            found.append(
-                f"{side.source.array.where} looks like {what}: its sampled rows sum to 1; ULPs and margins are of"
-                " those, not logits."
-            )
+        array, values = side.source.array, values_of(bits, fmt)
+        if what := looks_normalised(values):
+            found = f"looks like {what}: its sampled rows sum to 1"
+            notes.append(f"{array.where} {found}; ULPs and margins are of those, not logits.")
         elif looks_chosen(values) and not are_logits:
-            found.append(_chosen(side, rows, vocab))
-    return found + _dtypes_apart(sides, first, fmt)
-
-
-def _chosen(side: DumpSide, rows: int, vocab: int) -> str:
-    """A sentence for log-probabilities of chosen tokens; DumpError where there are more rows than a vocabulary would
-    have columns.
-    """
-    looks = (
-        f"looks like chosen-token log-probabilities of {rows:,} sequences of {vocab:,} tokens, not"
-        " [positions, vocab]: no value is above 0, and the rows add up to more than 1 as probabilities"
-    )
-    array = side.source.array
-    if rows > vocab:
-        raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
-    return (
-        f"{array.where} {looks}; if it is so, every figure here is meaningless: save the logits of every token of the"
-        " vocabulary."
-    )
+            looks = (
+                f"looks like chosen-token log-probabilities of {rows:,} sequences of {vocab:,} tokens, not"
+                " [positions, vocab]: no value is above 0, and the rows add up to more than 1 as probabilities"
+            )
+            if rows > vocab:
+                raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
+            meaning = "if it is so, every figure here is meaningless: save the logits of every token of the vocabulary"
+            notes.append(f"{array.where} {looks}; {meaning}.")
+    return notes + _dtypes_apart(sides, first, fmt)
 
 
 def _dtypes_apart(
@@ -87,36 +69,29 @@ def _dtypes_apart(
     """Notes on ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of the
     compute dtype.
     """
-    holds: dict[str, str] = {}  # side -> dtype of its values
+    holds: dict[str, list[str]] = {}  # dtype of the values -> sides
     for side, bits in zip(sides, first, strict=True):
-        if side.source.fmt.bits == 16 and side.source.fmt is not fmt:
-            holds[side.header.name] = side.source.fmt.name
-        else:
-            says = len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES
-            holds[side.header.name] = narrowest(bits, fmt).name if says else fmt.name
-    coarse = {name: dtype for name, dtype in holds.items() if dtype != fmt.name}
+        source, dtype = side.source.fmt, fmt
+        if source.bits == 16 and source is not fmt:
+            dtype = source
+        elif len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES:
+            dtype = narrowest(bits, fmt)
+        holds.setdefault(dtype.name, []).append(f"'{shown(side.header.name, 40)}'")
     saved = dict.fromkeys(side.header.source_dtype for side in sides)
-    if coarse and len(set(holds.values())) > 1:
-        steps = max(1 << (fmt.mantissa_bits - format_named(dtype).mantissa_bits) for dtype in coarse.values())
-        coarsest = max(coarse.values(), key=lambda dtype: -format_named(dtype).mantissa_bits)
+    if len(holds) > 1:
+        coarsest = min((format_named(dtype) for dtype in holds), key=lambda each: each.mantissa_bits)
+        steps = 1 << (fmt.mantissa_bits - coarsest.mantissa_bits)
+        listed = [
+            f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+            f" {'holds' if len(names) == 1 else 'hold'} {dtype} values"
+            for dtype, names in holds.items()
+        ]
         return [
-            f"the sides are of different dtypes: {_listed(holds)}. ULPs are of {fmt.name} on every side, and"
-            f" one step of {coarsest} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,} ULPs:"
-            " go by differences in logits, or compare sides of one dtype."
+            f"the sides are of different dtypes: {', '.join(listed)}. ULPs are of {fmt.name} on every side, and one"
+            f" step of {coarsest.name} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,}"
+            " ULPs: go by differences in logits, or compare sides of one dtype."
         ]
     if len(saved) > 1:
-        return [
-            f"the sides were saved in different dtypes ({', '.join(saved)}); ULPs are of {fmt.name} on every side,"
-            " which holds every value."
-        ]
+        every = f"ULPs are of {fmt.name} on every side, which holds every value."
+        return [f"the sides were saved in different dtypes ({', '.join(saved)}); {every}"]
     return []
-
-
-def _listed(dtypes: dict[str, str]) -> str:
-    """`'a', 'b' hold bfloat16 values, 'c' holds float32 values`, the first few by name."""
-    found = []
-    for dtype in dict.fromkeys(dtypes.values()):
-        names = [f"'{shown(name, 40)}'" for name, held in dtypes.items() if held == dtype]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        found.append(f"{', '.join(names[:3])}{more} {'holds' if len(names) == 1 else 'hold'} {dtype} values")
-    return ", ".join(found)

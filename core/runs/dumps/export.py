@@ -28,19 +28,13 @@ _OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
 
 
 class ExportableRun(Protocol):
-    """Interface that a run needs to be exported."""
-
     @property
     def header(self) -> RunHeader: ...
 
     @property
-    def generations(self) -> dict[int, Generation]:
-        """Tokens that the sides emitted, by prompt."""
-        ...
+    def generations(self) -> dict[int, Generation]: ...
 
-    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
-        """Bits in the compute dtype. [stop - start, vocab]"""
-        ...
+    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]: ...
 
 
 def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> None:
@@ -57,31 +51,21 @@ def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> No
     if path.suffix in _OTHER_KINDS:
         raise UsageError(f"{path.name}: export writes an npz; expected a name that ends in .npz.")
     for side in run.header.sides:
-        _check_name(side.name)
+        try:
+            check_key("export", side.name)
+        except DumpError as error:
+            raise UsageError(f"side '{side.name}' cannot be a key of an npz: {error}") from None
+        if is_reserved(side.name):
+            found = f"side '{side.name}' cannot be exported: its name is a reserved key of a dump"
+            raise UsageError(f"{found}; expected another name.")
     if path.exists() and not overwrite:
         raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
     try:
         with writing(path, is_new=not overwrite) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             _write(run, archive)
-    except FileExistsError:
-        raise StoreError(
-            f"{path}: was written by someone else meanwhile; expected a new file name, or overwrite to replace it."
-        ) from None
     except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be written ({error.strerror or error}); expected a folder with room and permission."
-        ) from error
-
-
-def _check_name(name: str) -> None:
-    try:
-        check_key("export", name)
-    except DumpError as error:
-        raise UsageError(f"side '{name}' cannot be a key of an npz: {error}") from None
-    if is_reserved(name):
-        raise UsageError(
-            f"side '{name}' cannot be exported: its name is a reserved key of a dump; expected another name."
-        )
+        expected = "a new file in a folder with room and permission"
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); expected {expected}.") from error
 
 
 def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
@@ -131,9 +115,7 @@ def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> Non
 
 
 def _member(key: str) -> zipfile.ZipInfo:
-    """Member of the archive, of no date, so that a run is the same bytes whenever it is exported: a download may go on
-    where it broke off.
-    """
+    """Member of no date, so that a run is the same bytes whenever it is exported and a download may be resumed."""
     return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 
@@ -152,9 +134,6 @@ def _write_side(
             bits = run.read_rows(place, start, min(start + step, header.rows))
             restored = bits if source is compute else narrow(widen(bits, compute), source)
             if restored is None:
-                name = header.sides[place].name
-                raise StoreError(
-                    f"side '{name}' holds values that are no {source.name}, the dtype it came in; expected a run from"
-                    " one dump."
-                )
+                found = f"holds values that are no {source.name}, the dtype it came in"
+                raise StoreError(f"side '{header.sides[place].name}' {found}; expected a run from one dump.")
             member.write(np.ascontiguousarray(restored).reshape(-1).view(np.uint8).data)

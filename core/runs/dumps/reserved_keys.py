@@ -9,14 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
 from ...text import shown
 from ..file.bounds import LONGEST_NOTE
 from ..file.records import Prompt, check_token_texts
-from .arrays import StoredArray, foreign_errors, load
+from .arrays import StoredArray, foreign_errors
 from .containers import Container
 
 TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
@@ -47,20 +45,6 @@ def sides_of(container: Container, fewest: int = 1) -> tuple[dict[str, StoredArr
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Layout of rows by prompt. vocab: tokens; prompts: with ids and texts where the dump has them; rows: positions of
-    them all.
-    """
-
-    vocab: int
-    prompts: tuple[Prompt, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(prompt.positions for prompt in self.prompts)
-
-
-@dataclass(frozen=True)
 class Reserved:
     """Reserved keys of one file, beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows,
     or empty.
@@ -71,7 +55,6 @@ class Reserved:
     """
 
     file: str
-    vocab: int
     lengths: tuple[int, ...]
     token_ids: tuple[int, ...]
     texts: tuple[str, ...]
@@ -81,137 +64,116 @@ class Reserved:
     side_dtypes: dict[str, FloatFormat]
     reference: str
 
-    def over(self, other: Reserved | None) -> Layout:
-        """The layout of a dump, filled up from the second file of a pair; the two must not contradict each other."""
-        lengths, token_ids, texts = self.lengths, self.token_ids, self.texts
-        if other is not None:
-            if token_ids and other.token_ids and token_ids != other.token_ids:
-                raise DumpError(
-                    f"{other.file}: 'token_ids' are others than in {self.file}; expected both sides to be of the same"
-                    " tokens."
-                )
-            if len(lengths) > 1 and len(other.lengths) > 1 and lengths != other.lengths:
-                raise DumpError(
-                    f"{other.file}: 'prompt_lengths' are others than in {self.file}; expected both sides to be of the"
-                    " same prompts."
-                )
-            lengths = max(lengths, other.lengths, key=len)
-            token_ids, texts = token_ids or other.token_ids, texts or other.texts
-        prompts, start = [], 0
-        for length in lengths:
-            prompts.append(Prompt(length, token_ids[start : start + length], texts[start : start + length]))
-            start += length
-        return Layout(self.vocab, tuple(prompts))
+
+def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
+    """The prompts of a dump; of a pair of files, which must not contradict each other, one fills up the other."""
+    if one.token_ids and other.token_ids and one.token_ids != other.token_ids:
+        found = f"'token_ids' are others than in {one.file}"
+        raise DumpError(f"{other.file}: {found}; expected both sides to be of the same tokens.")
+    if min(len(one.lengths), len(other.lengths)) > 1 and one.lengths != other.lengths:
+        found = f"'prompt_lengths' are others than in {one.file}"
+        raise DumpError(f"{other.file}: {found}; expected both sides to be of the same prompts.")
+    ids, texts = one.token_ids or other.token_ids, one.texts or other.texts
+    prompts, start = [], 0
+    for length in max(one.lengths, other.lengths, key=len):
+        prompts.append(Prompt(length, ids[start : start + length], texts[start : start + length]))
+        start += length
+    return tuple(prompts)
 
 
 def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     """The reserved keys of one file whose sides have `shape`: [vocab], [positions, vocab] or [prompts, positions,
     vocab].
     """
-    arrays = container.arrays
-    if container.kind == "npy":
-        arrays = {}
+    arrays = {} if container.kind == "npy" else container.arrays
     counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
-    lengths: tuple[int, ...] = (counts[1],) * counts[0]
+
+    def refusal(key: str, found: str, expected: str) -> DumpError:
+        return DumpError(f"{container.name}: '{shown(key, 60)}' {found}; expected {expected}.")
+
+    def text(key: str) -> str:
+        """A single text, from an array or from safetensors' `__metadata__`; empty if there is none."""
+        if key not in arrays:
+            return container.texts.get(key, "")
+        if arrays[key].size != 1:
+            raise arrays[key].refusal(f"has shape {shown(arrays[key].shape)}", "a single text")
+        return _strings(arrays[key], 4 * META_BYTES)[0]  # numpy's characters have four bytes each
+
+    def dtype(key: str) -> FloatFormat:
+        try:
+            return format_named(text(key).strip())
+        except UsageError:
+            raise refusal(key, f"is '{shown(text(key))}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
+
+    lengths = (counts[1],) * counts[0]
     if "prompt_lengths" in arrays:
         lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
-    named = _text(container, "compute_dtype")
-    compute_dtype = None if named is None else _dtype(container, "compute_dtype", named)
-    of_sides = [key for key in (*arrays, *container.texts) if key.startswith(DTYPE)]
-    side_dtypes = {key.removeprefix(DTYPE): _dtype(container, key, _text(container, key) or "") for key in of_sides}
-    for side in side_dtypes.keys() - arrays.keys():
-        raise _refusal(container, f"{DTYPE}{shown(side, 60)}", "belongs to no side", f"'{DTYPE}SIDE'")
-    meta = _text(container, "meta") or ""
+    meta = text("meta")
     if (size := len(meta.encode("utf-8", "replace"))) > META_BYTES:
-        raise _refusal(container, "meta", f"takes {size:,} bytes", f"at most {META_BYTES:,}")
+        raise refusal("meta", f"takes {size:,} bytes", f"at most {META_BYTES:,}")
     if meta:
         with foreign_errors(f"{container.name}: 'meta'", "one JSON text"):
             json.loads(meta)
-    has_numbers = "tokens" in arrays and arrays["tokens"].dtype.kind in "iu"
-    named_ids = [key for key in TOKEN_IDS if key in arrays] + (["tokens"] if has_numbers else [])
-    ids = _token_ids(arrays[named_ids[0]], counts, shape[-1]) if named_ids else ()
-    emitted = {
-        key.partition(":")[2]: _emitted(array, counts)
-        for key, array in arrays.items()
-        if key == EMITTED or key.startswith(f"{EMITTED}:")
-    }
-    reference = _text(container, "reference_side") or ""
+    side_dtypes = {key.removeprefix(DTYPE): dtype(key) for key in (*arrays, *container.texts) if key.startswith(DTYPE)}
+    for side in side_dtypes.keys() - arrays.keys():
+        raise refusal(f"{DTYPE}{side}", "belongs to no side", f"'{DTYPE}SIDE'")
+    reference = text("reference_side")
     if reference and (reference not in arrays or is_reserved(reference)):
-        raise _refusal(container, "reference_side", f"is '{shown(reference, 60)}'", "the name of a side")
+        raise refusal("reference_side", f"is '{shown(reference, 60)}'", "the name of a side")
+    has_numbers = "tokens" in arrays and arrays["tokens"].dtype.kind in "iu"
+    ids: tuple[int, ...] = ()
+    for key in [*TOKEN_IDS, *(["tokens"] if has_numbers else [])]:
+        if key in arrays and not ids:
+            if arrays[key].size == shape[-1] != math.prod(counts):
+                found = f"has {shape[-1]} ids, as many as the last axis of the sides"
+                raise arrays[key].refusal(found, "sides of [positions, vocab]: save them transposed (array.T)")
+            ids = _whole_numbers(arrays[key], counts)
     return Reserved(
         container.name,
-        shape[-1],
         lengths,
         ids,
-        () if has_numbers else _tokens(container, counts),
-        compute_dtype,
+        () if has_numbers else _tokens(container, arrays.get("tokens"), counts),
+        dtype("compute_dtype") if "compute_dtype" in arrays or "compute_dtype" in container.texts else None,
         meta,
-        emitted,
+        {
+            key.partition(":")[2]: _whole_numbers(array, counts, lowest=-1)
+            for key, array in arrays.items()
+            if key == EMITTED or key.startswith(f"{EMITTED}:")
+        },
         side_dtypes,
         reference,
     )
 
 
-def _dtype(container: Container, key: str, named: str) -> FloatFormat:
-    try:
-        return format_named(named.strip())
-    except UsageError:
-        raise _refusal(container, key, f"is '{shown(named)}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
+def _check_fits(array: StoredArray, counts: tuple[int, int]) -> None:
+    """DumpError unless there is one entry a position; axes of size 1 as one likes."""
+    if [n for n in array.shape if n != 1] != [n for n in counts if n != 1]:
+        many = counts[1] if counts[0] == 1 else f"{counts}, prompts and positions"
+        raise array.refusal(f"has shape {shown(array.shape)}", f"one for each position: {many}")
 
 
-def _refusal(container: Container, key: str, found: str, expected: str) -> DumpError:
-    return DumpError(f"{container.name}: '{key}' {found}; expected {expected}.")
-
-
-def _whole_numbers(array: StoredArray, shape_fits: bool, expected: str, *, lowest: int = 0) -> NDArray[Any]:
-    """A small array of integers from `lowest` up, loaded once its dtype and shape are known to be right. Flat, C
-    order.
-    """
+def _whole_numbers(array: StoredArray, counts: tuple[int, int] | None, lowest: int = 0) -> tuple[int, ...]:
+    """A small array of integers from `lowest` up, one a position of `counts`. Flat, C order."""
     if array.dtype.kind not in "iu":
         raise array.refusal(f"has the dtype {shown(array.dtype)}", "whole numbers")
-    if not shape_fits:
-        raise array.refusal(f"has shape {shown(array.shape)}", expected)
-    values = load(array).reshape(-1)
-    if int(values.min()) < lowest or int(values.max()) > MAX_TOKEN_ID:
-        wrong = values[(values < lowest) | (values > MAX_TOKEN_ID)][0]
-        raise array.refusal(f"holds {wrong}", f"numbers from {lowest} to {MAX_TOKEN_ID}")
-    return values
-
-
-def _fits(shape: tuple[int, ...], counts: tuple[int, int]) -> bool:
-    """One entry for each position: the shape of the sides without their vocabulary, axes of size 1 as one likes."""
-    return [n for n in shape if n != 1] == [n for n in counts if n != 1]
-
-
-def _one_each(counts: tuple[int, int]) -> str:
-    return (
-        f"one for each position: {counts[1]}" if counts[0] == 1 else f"one for each position of each prompt: {counts}"
-    )
-
-
-def _token_ids(array: StoredArray, counts: tuple[int, int], vocab: int) -> tuple[int, ...]:
-    if array.size == vocab != counts[0] * counts[1]:
-        raise array.refusal(
-            f"has {vocab} ids, as many as the last axis of the sides",
-            "sides of [positions, vocab]: save them transposed (array.T)",
-        )
-    return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts)).tolist())
-
-
-def _emitted(array: StoredArray, counts: tuple[int, int]) -> tuple[int, ...]:
-    return tuple(_whole_numbers(array, _fits(array.shape, counts), _one_each(counts), lowest=-1).tolist())
+    if counts:
+        _check_fits(array, counts)
+    values = array.load().tolist()
+    if wrong := [value for value in values if not lowest <= value <= MAX_TOKEN_ID]:
+        raise array.refusal(f"holds {wrong[0]}", f"numbers from {lowest} to {MAX_TOKEN_ID}")
+    return tuple(values)
 
 
 def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:
     rows = math.prod(shape[:-1])
-    fits = len(shape) <= 2 and len(array.shape) == 1 and array.size <= rows
-    lengths = _whole_numbers(array, fits, f"at most {rows} lengths beside sides of (all positions, vocab)").tolist()
+    if len(shape) > 2 or len(array.shape) != 1 or array.size > rows:
+        expected = f"at most {rows} lengths beside sides of (all positions, vocab)"
+        raise array.refusal(f"has shape {shown(array.shape)}", expected)
+    lengths = _whole_numbers(array, None)
     if sum(lengths) != rows or min(lengths) < 1:
-        raise array.refusal(
-            f"adds up to {sum(lengths)}, its smallest is {min(lengths)}",
-            f"lengths from 1 up that add up to {rows} positions",
-        )
-    return tuple(lengths)
+        found = f"adds up to {sum(lengths)}, its smallest is {min(lengths)}"
+        raise array.refusal(found, f"lengths from 1 up that add up to {rows} positions")
+    return lengths
 
 
 def _strings(array: StoredArray, limit: int) -> list[str]:
@@ -221,53 +183,36 @@ def _strings(array: StoredArray, limit: int) -> list[str]:
     if array.nbytes > limit:
         raise array.refusal(f"takes {array.nbytes} bytes", f"at most {limit}")
     with foreign_errors(array.where, "valid text"):
-        loaded = load(array).reshape(-1)
+        loaded = array.load()
         if array.dtype.kind == "U" and int(loaded.view(f"{array.dtype.str[0]}u4").max()) > 0x10FFFF:
             raise ValueError("a character beyond unicode")  # numpy would fail on it with an internal error
-        values = loaded.tolist()
     # A token may be a piece of a UTF-8 sequence: its bytes are then shown as such.
     return [
-        (
-            v.decode("utf-8", "backslashreplace")
-            if isinstance(v, bytes)
-            else v.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        )
-        for v in values
+        text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else _unicode(text)
+        for text in loaded.tolist()
     ]
 
 
-def _text(container: Container, key: str) -> str | None:
-    """A reserved single text, from an array or from safetensors' `__metadata__`; None where there is none."""
-    array = container.arrays.get(key) if container.kind != "npy" else None
-    if array is None:
-        return container.texts.get(key)
-    if array.size != 1:
-        raise array.refusal(f"has shape {shown(array.shape)}", "a single text")
-    return _strings(array, 4 * META_BYTES)[0]  # numpy's characters have four bytes each
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def _tokens(container: Container, counts: tuple[int, int]) -> tuple[str, ...]:
-    array = container.arrays.get("tokens") if container.kind != "npy" else None
+def _tokens(container: Container, array: StoredArray | None, counts: tuple[int, int]) -> tuple[str, ...]:
+    """The texts of all tokens, no longer than those of a run may be; empty if there are none."""
     if array is not None:
-        if not _fits(array.shape, counts):
-            raise array.refusal(f"has shape {shown(array.shape)}", _one_each(counts))
-        return _checked(container, _strings(array, TEXT_BYTES))
-    if "tokens" not in container.texts:
-        return ()
-    with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
-        listed: Any = json.loads(container.texts["tokens"])
-        if listed and isinstance(listed, list) and all(isinstance(part, list) for part in listed):
-            listed = [text for part in listed for text in part]
-        if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-            raise ValueError("something else")
-        listed = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in listed]
-    if len(listed) != counts[0] * counts[1]:
-        raise _refusal(container, "tokens", f"lists {len(listed)} texts", _one_each(counts))
-    return _checked(container, listed)
-
-
-def _checked(container: Container, texts: list[str]) -> tuple[str, ...]:
-    """The texts of all tokens, no longer than those of a run may be."""
+        _check_fits(array, counts)
+        texts = _strings(array, TEXT_BYTES)
+    else:
+        with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
+            listed: Any = json.loads(container.texts.get("tokens") or "[]")
+            if listed and all(isinstance(part, list) for part in listed):
+                listed = [text for part in listed for text in part]
+            if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+                raise ValueError("something else")
+        texts = [_unicode(text) for text in listed]
+        if "tokens" in container.texts and len(texts) != math.prod(counts):
+            found, expected = f"'tokens' lists {len(texts)} texts", f"one for each position: {math.prod(counts)}"
+            raise DumpError(f"{container.name}: {found}; expected {expected}.")
     try:
         check_token_texts(texts)
     except UsageError as error:

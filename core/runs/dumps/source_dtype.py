@@ -1,4 +1,5 @@
-"""Source dtypes of a dump's arrays: what their elements mean, and lossless moves into the compute dtype.
+"""Source dtypes of a dump's arrays: what their elements mean, lossless moves into the compute dtype, and which that is:
+what was declared is checked, else the narrowest that holds every value is found.
 
 Bits are only moved as integers or by conversions that are checked to survive the way back; a value that would be
 rounded is refused.
@@ -6,18 +7,21 @@ rounded is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import DumpError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
 from ...text import shown
 from ..file.records import SideHeader
 from .arrays import StoredArray
 
 NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
+Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -31,21 +35,19 @@ class Source:
     is_double: bool = False
 
     def bits(self, raw: NDArray[Any]) -> NDArray[np.unsignedinteger]:
-        """Elements as saved, as the bits of `fmt`. Same shape, [n] or [n, m]."""
-        order = raw.dtype.str[0] if raw.dtype.kind != "V" else "<"
-        plain = raw.view(f"{order if order != '|' else '<'}u{raw.dtype.itemsize}").astype(
-            f"<u{raw.dtype.itemsize}", copy=False
-        )
-        return self._from_double(plain) if self.is_double else plain
-
-    def _from_double(self, bits64: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+        """Copy elements as saved to bits of `fmt`. Same shape."""
+        size = raw.dtype.itemsize
+        order = ">" if raw.dtype.byteorder == ">" else "<"
+        plain = np.array(raw.view(f"{order}u{size}"), f"<u{size}", order="C")
+        if not self.is_double:
+            return plain
+        wide = plain.view(np.float64)
         with np.errstate(all="ignore"):
-            narrowed = bits64.view(np.float64).astype(np.float32)
-            is_lost = narrowed.astype(np.float64).view(np.uint64) != bits64
+            narrowed = wide.astype(np.float32)
+            is_lost = narrowed.astype(np.float64).view(np.uint64) != plain
         if is_lost.any():
-            value = float(bits64.view(np.float64)[is_lost][0])
             raise self.array.refusal(
-                f"is float64 and holds {value!r}, which float32 cannot hold exactly",
+                f"is float64 and holds {float(wide[is_lost][0])!r}, which float32 cannot hold exactly",
                 "logits in the dtype they were computed in: save them as float32, float16 or bfloat16",
             )
         return narrowed.view(np.uint32)
@@ -58,12 +60,16 @@ class Source:
         """Return whether every value fits, so that none has to be looked at."""
         return not self.is_double and (target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32))
 
-    def first_lost(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> float:
-        """The first value of [n] bits that `target` cannot hold; there is one."""
+    def lossy(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:
+        """Error about the first value that `target` cannot hold; there is one."""
+        bits = bits.reshape(-1)
         while len(bits) > 1:
             half = len(bits) // 2
             bits = bits[:half] if self.into(bits[:half], target) is None else bits[half:]
-        return float(values_of(bits, self.fmt)[0])
+        return self.array.refusal(
+            f"holds {float(values_of(bits, self.fmt)[0])!r}, which is no {target.name} value",
+            f"logits that {target.name} holds exactly, or another compute_dtype",
+        )
 
 
 @dataclass(frozen=True)
@@ -100,28 +106,65 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
         if bits_format in (BFLOAT16, FLOAT16):
             return Source(array, bits_format)
         found = f"'{bits_format.name}'" if bits_format else "none"
-        raise array.refusal(
-            f"is {array.dtype.name} with the compute_dtype {found}",
-            "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits",
-        )
-    if array.dtype.name.startswith("float8"):
-        raise array.refusal(
-            f"is {array.dtype.name}", "logits in float32, float16 or bfloat16: upcast them, and save those"
-        )
-    if kind == "V" and size == 1:
-        raise array.refusal(
-            "has one byte an element (|V1), as numpy saves float8", "float32, float16 or bfloat16: upcast them"
-        )
-    raise array.refusal(
-        f"has the dtype {shown(array.dtype)}",
-        "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them",
-    )
+        expected = "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits"
+        raise array.refusal(f"is {array.dtype.name} with the compute_dtype {found}", expected)
+    is_float8 = array.dtype.name.startswith("float8")
+    if is_float8 or (kind == "V" and size == 1):
+        name = array.dtype.name if is_float8 else "of one byte an element (|V1), as numpy saves float8"
+        raise array.refusal(f"is {name}", "logits in float32, float16 or bfloat16: upcast them, and save those")
+    expected = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them"
+    raise array.refusal(f"has the dtype {shown(array.dtype)}", expected)
 
 
-def has_number(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> bool:
-    """Return whether at least one element is not NaN."""
-    magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
-    return bool((magnitude <= fmt.first_nonfinite).any())
+def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> None:
+    """Read what must be read to refuse sides of nothing but NaN, and float64 beyond float32 and values beyond the given
+    compute dtype.
+    """
+    for source, blocks in _looked_at(sources, tell):
+        is_settled = target is None or source.is_always_exact(target)
+        is_number_seen = False
+        for bits in blocks:
+            magnitude = bits & source.fmt.carrier.type((1 << (source.fmt.bits - 1)) - 1)
+            is_number_seen = is_number_seen or bool((magnitude <= source.fmt.first_nonfinite).any())
+            if target is not None and not is_settled and source.into(bits, target) is None:
+                raise source.lossy(bits, target)
+            if is_number_seen and is_settled and not source.is_double:
+                break
+        if not is_number_seen:
+            raise source.array.refusal("holds nothing but NaN", "logits")
+
+
+def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
+    """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does
+    not fit.
+    """
+    formats = sorted({source.fmt.name for source in sources}, reverse=True)
+    arrays = f"{' and '.join(formats)} arrays"
+    if len(formats) == 1 and sources[0].fmt is not FLOAT32:
+        return sources[0].fmt, f"array dtype: {arrays}"
+    for fmt in (BFLOAT16, FLOAT16, FLOAT32):
+        unknown = [source for source in sources if not source.is_always_exact(fmt)]
+        if all(source.into(bits, fmt) is not None for source, blocks in _looked_at(unknown, tell) for bits in blocks):
+            if fmt is FLOAT32:
+                return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
+            return fmt, f"detected: {arrays} whose every value is exactly a {fmt.name}"
+    file, found = sources[0].array.file, f"holds NaNs that change between {arrays}"
+    raise DumpError(f"{file}: {found}; expected all sides in one dtype.")
+
+
+def _looked_at(sources: list[Source], tell: Tell) -> Iterator[tuple[Source, Iterator[NDArray[np.unsignedinteger]]]]:
+    """Each source with the bits of all its rows, some at a time."""
+    done, total = 0, sum(source.array.nbytes for source in sources)
+
+    def blocks(source: Source) -> Iterator[NDArray[np.unsignedinteger]]:
+        nonlocal done
+        for raw in source.array.blocks():
+            done += raw.nbytes
+            tell(done, total)
+            yield source.bits(raw)
+
+    for source in sources:
+        yield source, blocks(source)
 
 
 def looks_normalised(rows: NDArray[np.float32]) -> str:
@@ -151,8 +194,8 @@ def are_log_probabilities(logsumexp: NDArray[np.float64], kept: NDArray[np.int64
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:
-    """Are [sequences, tokens] the log-probabilities of tokens that were chosen, where [positions, vocab] logits should
-    be?
+    """Return whether [sequences, tokens] are the log-probabilities of chosen tokens, where [positions, vocab] logits
+    should be.
 
     None is above 0, and those of most rows add up to more than 1 as probabilities, which the log-probabilities of a
     vocabulary, cut or whole, never do. Logits less their row's largest have an exact 0 in every row.

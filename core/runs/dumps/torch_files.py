@@ -10,21 +10,23 @@ from __future__ import annotations
 import io
 import json
 import math
+import mmap
 import pickle
 import pickletools
-import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import DumpError
 from ...text import shown
-from .arrays import ByteStream, Chain, RowCut, StoredArray, Window, foreign_errors
+from .arrays import StoredArray, foreign_errors, forget, rows_of
 
 PICKLE = "data.pkl"
 OLD_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"  # torch.save before PyTorch 1.6: one pickle after another
@@ -35,41 +37,27 @@ _MOST_PICKLE = 4 << 20  # bytes: some 40,000 tensors
 _DEEPEST = 4  # dicts within dicts
 _MOST_COPIED = 16 << 20  # entries of lists, characters of texts
 
-_DTYPES = {
-    "float64": np.dtype("<f8"),
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
+_PLAIN = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+DTYPES = {
+    **{name: np.dtype(name).newbyteorder("<") for name in (*_PLAIN, "bool")},
+    **{name: np.dtype(getattr(ml_dtypes, name)) for name in _FLOAT8},
     "bfloat16": np.dtype("V2"),
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
-    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "float8_e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
-    "int64": np.dtype("<i8"),
-    "int32": np.dtype("<i4"),
-    "int16": np.dtype("<i2"),
-    "int8": np.dtype("i1"),
-    "uint64": np.dtype("<u8"),
-    "uint32": np.dtype("<u4"),
-    "uint16": np.dtype("<u2"),
-    "uint8": np.dtype("u1"),
-    "bool": np.dtype("?"),
 }
 _STORAGES = {
-    "Double": "float64",
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
+    **{"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64"},
+    **{"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"},
 }
+
+
+class _Name(NamedTuple):
+    """A dtype or a kind of storage ('' of an untyped one), which nothing can call."""
+
+    dtype: str
 
 
 class _Storage(NamedTuple):
-    """A member of the archive; dtype: '' of an untyped one."""
+    """A member of the archive."""
 
     key: str
     dtype: str
@@ -85,21 +73,14 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Name(NamedTuple):
-    """A dtype or a kind of storage, which nothing can call."""
-
-    dtype: str
-
-
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> _Tensor:
     """Stand in for torch._utils._rebuild_tensor_v2 and its kin; of version 3 the dtype comes as the third of `more`."""
-    said = [one.dtype for one in more if isinstance(one, _Name)]
     counts = (offset, *shape, *strides)
-    if not isinstance(storage, _Storage) or any(type(n) is not int or not 0 <= n < 1 << 62 for n in counts):
+    is_sound = isinstance(storage, _Storage) and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
+    if not is_sound or len(shape) != len(strides):
         raise ValueError("a tensor of no sound shape")
-    if len(shape) != len(strides) or len(shape) > 64:
-        raise ValueError("a tensor of no sound strides")
-    return _Tensor(storage, said[0] if said else storage.dtype, offset, tuple(shape), tuple(strides))
+    dtypes = [one.dtype for one in more if isinstance(one, _Name)]
+    return _Tensor(storage, dtypes[0] if dtypes else storage.dtype, offset, tuple(shape), tuple(strides))
 
 
 def _parameter(tensor: Any, *_: Any) -> Any:
@@ -108,15 +89,13 @@ def _parameter(tensor: Any, *_: Any) -> Any:
 
 
 _NAMES: dict[tuple[str, str], Any] = {
-    ("torch._utils", "_rebuild_tensor"): _tensor,
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch._utils", "_rebuild_tensor_v3"): _tensor,
+    **{("torch._utils", f"_rebuild_tensor{version}"): _tensor for version in ("", "_v2", "_v3")},
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch", "Size"): tuple,
     ("torch.storage", "UntypedStorage"): _Name(""),
     ("collections", "OrderedDict"): OrderedDict,
     **{("torch", f"{kind}Storage"): _Name(dtype) for kind, dtype in _STORAGES.items()},
-    **{("torch", dtype): _Name(dtype) for dtype in _DTYPES},
+    **{("torch", dtype): _Name(dtype) for dtype in DTYPES},
 }
 # Not among them: BUILD, which sets attributes, and NEWOBJ, INST, OBJ and EXT, which call what they name. torch.save
 # writes protocol 2.
@@ -170,13 +149,16 @@ class _Collected:
     """
 
     tensors: dict[str, list[_Tensor]] = field(default_factory=dict)
-    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    numbers: dict[str, NDArray[Any]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     copied: int = 0
 
     def add(self, key: str, value: Any, depth: int = 0) -> None:
         """Sort a value in; what is neither tensors, whole numbers nor text is left out."""
-        self._count(1)
+        items = [value] if not isinstance(value, list | tuple) or isinstance(value, _Tensor) else value
+        self.copied += 1 + sum(len(one) if isinstance(one, str | list | tuple) else 1 for one in items)
+        if self.copied > _MOST_COPIED:
+            raise ValueError(f"more than {_MOST_COPIED:,} entries")
         if isinstance(value, _Tensor):
             self.tensors[key] = [value]
         elif isinstance(value, str):
@@ -187,15 +169,10 @@ class _Collected:
         elif isinstance(value, list | tuple) and value:
             self._add_list(key, value, depth)
 
-    def _count(self, items: int) -> None:
-        self.copied += items
-        if self.copied > _MOST_COPIED:
-            raise ValueError(f"more than {_MOST_COPIED:,} entries")
-
     def _add_list(self, key: str, values: Sequence[Any], depth: int) -> None:
-        self._count(len(values) + sum(len(one) for one in values if isinstance(one, str | list | tuple)))
         if all(isinstance(one, _Tensor) for one in values):
-            are_rows = all(math.prod(one.shape[:-1]) == 1 for one in values) and len(set(map(_kind, values))) == 1
+            kinds = {(one.dtype, one.shape[-1] if one.shape else 0) for one in values}
+            are_rows = len(kinds) == 1 and all(math.prod(one.shape[:-1]) == 1 for one in values)
             if are_rows and (depth or len(values) != 2):  # the scores of generate: a tensor a step
                 self.tensors[key] = list(values)
                 return
@@ -203,153 +180,81 @@ class _Collected:
                 self.add(f"{key}/{number}" if depth else str(number), one, depth + 1)
         elif all(isinstance(one, str) for one in values):
             self.texts[key] = json.dumps(values)
-        elif rows := _rows_of_numbers(values):
-            numbers = np.array(rows)
-            if numbers.dtype.kind == "i":
-                self.numbers[key] = numbers
-
-
-def _rows_of_numbers(values: Sequence[Any]) -> list[Sequence[int]]:
-    """A list of whole numbers, or of equally long lists of them, as the latter; empty for anything else."""
-    rows: list[Sequence[Any]] = [one for one in values if isinstance(one, list | tuple)]
-    if type(values[0]) is int:
-        rows = [values]
-    are_even = len({len(row) for row in rows}) == 1 and (rows[0] is values or len(rows) == len(values))
-    return rows if are_even and all(type(n) is int for row in rows for n in row) else []
-
-
-def _kind(tensor: _Tensor) -> tuple[str, int]:
-    return tensor.dtype, tensor.shape[-1] if tensor.shape else 0
+        elif all(type(n) is int for one in values for n in (one if isinstance(one, list | tuple) else [one])):
+            with suppress(ValueError, OverflowError):  # lists of different lengths are left out
+                self.numbers[key] = np.array(values, np.int64)
 
 
 def pickle_of(members: Sequence[zipfile.ZipInfo]) -> zipfile.ZipInfo | None:
-    """The pickle of an archive of torch.save, None where it is something else."""
+    """The pickle of an archive of torch.save, None for any other archive."""
     return next((one for one in members if one.filename.rpartition("/")[2] == PICKLE), None)
 
 
 def read(
-    name: str, stem: str, file: io.FileIO, archive: zipfile.ZipFile, said: zipfile.ZipInfo
+    name: str, stem: str, data: mmap.mmap, archive: zipfile.ZipFile, member: zipfile.ZipInfo, starts: Mapping[str, int]
 ) -> tuple[dict[str, StoredArray], dict[str, str], bool]:
-    """(arrays by key, texts by key, whether the file is one bare tensor) of an archive whose members were found to lie
-    one after another. said: its pickle.
+    """(arrays by key, texts by key, whether the file is one bare tensor) of a mapped archive. member: its pickle;
+    starts: where the bytes of each member begin.
     """
-    folder = said.filename.removesuffix(PICKLE)
-    members = {one.filename.removeprefix(folder): one for one in archive.infolist()}
-    if len(members) < len(archive.infolist()) or any(
-        one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in members.values()
-    ):
+    folder = member.filename.removesuffix(PICKLE)
+    members = archive.infolist()
+    is_packed = any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in members)
+    if is_packed or len(starts) < len(members):
         raise DumpError(f"{name}: is compressed or has a member twice, which torch.save does not do; {INSTEAD}.")
-    if said.file_size > _MOST_PICKLE:
-        raise DumpError(f"{name}: names its tensors in {said.file_size} bytes; expected at most {_MOST_PICKLE}.")
+    if member.file_size > _MOST_PICKLE:
+        raise DumpError(f"{name}: names its tensors in {member.file_size} bytes; expected at most {_MOST_PICKLE}.")
     with foreign_errors(name, "an undamaged file of torch.save"):
-        if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
+        if f"{folder}byteorder" in starts and archive.read(f"{folder}byteorder") != b"little":
             raise DumpError(f"{name}: was saved on a big-endian machine; expected a little-endian file of torch.save.")
-        data = archive.read(said)
         try:
-            value = _unpickled(data)
+            value = _unpickled(archive.read(member))
         except (_MoreThanTensorsError, pickle.UnpicklingError, AttributeError) as error:
-            raise _refused(name, error) from error
+            what = f" ({shown(error, 100)})" if isinstance(error, _MoreThanTensorsError) else ", or is damaged"
+            found = f"is a file of torch.save that holds more than tensors{what}, and nothing is unpickled"
+            raise DumpError(f"{name}: {found}; {INSTEAD}.") from error
         collected = _Collected()
         collected.add(stem, value)
-    lock = threading.Lock()
-    arrays = {key: _array(name, key, tensors, members, file, lock) for key, tensors in collected.tensors.items()} | {
-        key: _in_memory(name, key, numbers) for key, numbers in collected.numbers.items()
+    storages = {
+        one.filename.removeprefix(f"{folder}data/"): (starts[one.filename], one.file_size)
+        for one in members
+        if one.filename.startswith(f"{folder}data/")
     }
+    arrays = {key: _array(name, key, tensors, storages, data) for key, tensors in collected.tensors.items()}
+    arrays |= {key: StoredArray.of_numbers(name, key, numbers) for key, numbers in collected.numbers.items()}
     return arrays, collected.texts, isinstance(value, _Tensor) or list(arrays) == [stem]
 
 
-def _refused(name: str, error: Exception) -> DumpError:
-    what = f" ({shown(error, 100)})" if isinstance(error, _MoreThanTensorsError) else ", or is damaged"
-    return DumpError(
-        f"{name}: is a file of torch.save that holds more than tensors{what}, and nothing is unpickled; {INSTEAD}."
-    )
-
-
-def _in_memory(name: str, key: str, numbers: np.ndarray) -> StoredArray:
-    data = numbers.astype("<i8").tobytes()
-    return StoredArray(name, key, np.dtype("<i8"), numbers.shape, False, lambda: io.BytesIO(data))
-
-
 def _array(
-    name: str,
-    key: str,
-    tensors: Sequence[_Tensor],
-    members: dict[str, zipfile.ZipInfo],
-    file: io.FileIO,
-    lock: threading.Lock,
+    name: str, key: str, tensors: Sequence[_Tensor], storages: Mapping[str, tuple[int, int]], data: mmap.mmap
 ) -> StoredArray:
-    dtype = _DTYPES.get(tensors[0].dtype)
-    where = f"{name}: '{shown(key)}'"
+    """An array of one tensor, or of several that are its rows. storages: offset and length of each."""
+    where, dtype = f"{name}: '{shown(key)}'", DTYPES.get(tensors[0].dtype)
     if dtype is None:
-        raise DumpError(
-            f"{where} has the dtype '{shown(tensors[0].dtype, 40)}'; expected float32, float16 or bfloat16."
-        )
-    spans = []
+        found = f"has the dtype '{shown(tensors[0].dtype, 40)}'"
+        raise DumpError(f"{where} {found}; expected float32, float16 or bfloat16.")
+    views = []
     for tensor in tensors:
-        member = members.get(f"data/{tensor.storage.key}")
-        if member is None:
+        shape, item = tensor.shape, dtype.itemsize
+        if tensor.storage.key not in storages:
             raise DumpError(f"{where} has no storage in the file; expected a complete file of torch.save.")
-        spans.append(_span(where, tensor, member, dtype.itemsize))
-    together = {tensor.storage.key: members[f"data/{tensor.storage.key}"].file_size for tensor in tensors}
-    if sum(math.prod(tensor.shape) for tensor in tensors) * dtype.itemsize > sum(together.values()):
+        start, length = storages[tensor.storage.key]
+        if not (size := math.prod(shape)):
+            raise DumpError(f"{where} is empty (shape {shown(shape)}); expected at least one element.")
+        last = tensor.offset + sum((n - 1) * stride for n, stride in zip(shape, tensor.strides, strict=True))
+        if max(last + 1, size) * item > length:
+            found = f"declares shape {shown(shape)}, more than the {length} bytes of its storage"
+            raise DumpError(f"{where} {found}; expected a whole tensor, no expanded one.")
+        with foreign_errors(where, "a tensor of few axes"):
+            strides = [stride * item for stride in tensor.strides]
+            views.append(np.ndarray(shape, dtype, data, start + tensor.offset * item, strides))
+    used = {tensor.storage.key: storages[tensor.storage.key][1] for tensor in tensors}
+    if sum(view.nbytes for view in views) > sum(used.values()):
         raise DumpError(f"{where} repeats its tensors; expected a list of one tensor a position.")
-    starts = [_data_start(file, members[f"data/{tensor.storage.key}"], lock) for tensor in tensors]
-    is_fortran = spans[0].is_fortran
-    first = tensors[0]
-    shape = first.shape if len(tensors) == 1 else (len(tensors), first.shape[-1])
+    if len(views) == 1:
+        return StoredArray(name, key, dtype, views[0].shape, rows_of(lambda: views[0]))
 
-    def streams() -> Iterator[ByteStream]:
-        for span, start in zip(spans, starts, strict=True):
-            window = Window(file, start + span.offset, span.length, lock)
-            yield window if span.step == span.row else RowCut(window, span.step, span.row)
+    def rows(start: int, stop: int) -> NDArray[Any]:
+        forget(views[0])
+        return np.stack([view.reshape(-1) for view in views[start:stop]])
 
-    return StoredArray(name, key, dtype, shape, is_fortran, lambda: Chain(streams()))
-
-
-class _Span(NamedTuple):
-    """Bytes of a tensor within its storage: rows of `row` bytes, one every `step` of them."""
-
-    offset: int
-    length: int
-    row: int
-    step: int
-    is_fortran: bool
-
-
-def _span(where: str, tensor: _Tensor, member: zipfile.ZipInfo, item: int) -> _Span:
-    """Bytes of a tensor; DumpError where they are not in the storage, or are no rows of it."""
-    size = math.prod(tensor.shape)
-    axes = [(n, stride) for n, stride in zip(tensor.shape, tensor.strides, strict=True) if n != 1]
-    if not size:
-        raise DumpError(f"{where} is empty (shape {shown(tensor.shape)}); expected at least one element.")
-    last = tensor.offset + sum((n - 1) * stride for n, stride in axes)
-    if (last + 1) * item > member.file_size or size * item > member.file_size:
-        raise DumpError(
-            f"{where} declares shape {shown(tensor.shape)}, more than the {member.file_size} bytes of its storage;"
-            " expected a whole tensor, no expanded one."
-        )
-    offset, row = tensor.offset * item, (axes[-1][0] if axes else 1) * item
-    if _is_contiguous(axes[::-1], 1):
-        return _Span(offset, size * item, size * item, size * item, False)
-    if _is_contiguous(axes, 1):
-        return _Span(offset, size * item, size * item, size * item, True)
-    if axes[-1][1] == 1 and _is_contiguous(axes[-2::-1], axes[-2][1]) and axes[-2][1] * item > row:
-        return _Span(offset, (last + 1 - tensor.offset) * item, row, axes[-2][1] * item, False)
-    raise DumpError(f"{where} is a view with strides {shown(tensor.strides)}; expected tensor.contiguous() saved.")
-
-
-def _is_contiguous(axes: Sequence[tuple[int, int]], stride: int) -> bool:
-    """Return whether (length, stride) axes, the innermost first, lie one in another from this stride on."""
-    for n, own in axes:
-        if own != stride:
-            return False
-        stride *= n
-    return True
-
-
-def _data_start(file: io.FileIO, member: zipfile.ZipInfo, lock: threading.Lock) -> int:
-    """Offset of a stored member's bytes, behind its local header."""
-    with lock:
-        file.seek(member.header_offset)
-        local = file.read(30)
-    return member.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+    return StoredArray(name, key, dtype, (len(views), views[0].shape[-1]), rows)

@@ -11,7 +11,7 @@ import pytest
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import ingest
 from core.judging.inspect import headers_of, understood
-from core.runs.dumps import dump as dumps
+from core.runs.dumps.arrays import StoredArray
 from core.runs.dumps.containers import MOST_ARRAYS
 from core.runs.file import bounds
 from core.runs.file.bounds import LONGEST_TOKEN, MAX_SIDES
@@ -125,7 +125,8 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
     sides: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = many_sides(tmp_path / "many.npz", sides)
-    monkeypatch.setattr(dumps, "Elements", lambda _: pytest.fail("values were read"))
+    for read in ("read", "summed_rows"):
+        monkeypatch.setattr(StoredArray, read, lambda *_: pytest.fail("values were read"))
     for look in (headers_of, lambda path: understood([path]), lambda path: ingest(Store(tmp_path / "runs"), [path])):
         with pytest.raises(DumpError, match=f"many.npz: holds {sides} (sides|members).*{MAX_SIDES}"):
             look(path)
