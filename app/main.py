@@ -10,7 +10,6 @@ if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
 import streamlit as st  # noqa: E402  (the path above comes first)
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
-from app.components import copy_link, stepper  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
@@ -48,11 +47,7 @@ def draw() -> None:
     with links:
         sidebar.page_links(view)
         st.divider()
-        left, right = st.columns(2)
-        with left:
-            copy_link.copy_link()
-        with right:
-            stepper.keys()
+        sidebar.link_to(view)
     members.sidebar()
     widgets.say_complaints()
     try:

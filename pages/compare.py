@@ -85,7 +85,6 @@ def saving(tables: dict) -> NoReturn:
     """Draw the downloads, and end the page there."""
     with st.container(horizontal=True, vertical_alignment="center"):
         exports.download(tables, stem, "compare")
-        exports.picture_format()
     st.stop()
 
 

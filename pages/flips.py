@@ -64,7 +64,6 @@ if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
         on_click=selection.select,
         kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
     )
-    exports.picture_format()
     st.stop()
 
 st.subheader(f"Position {view.position}")
@@ -84,22 +83,3 @@ st.markdown("**Why it could flip.** " + parts.why(here, top))
 st.markdown(parts.is_it_rounding(finding(view.run, view.pair, view.table)))
 parts.draw_candidates(view, top)
 best_tokens.section(view)
-ranks = top[top["token_id"].isin([t for t in (here["reference_token"], here["variant_token"]) if not pd.isna(t)])]
-st.dataframe(
-    {
-        "token": [wording.token(i, t) for i, t in zip(ranks["token_id"], ranks["text"], strict=True)],
-        "reference logit": ranks["reference_logit"],
-        "variant logit": ranks["variant_logit"],
-        "reference rank (1 = argmax)": ranks["reference_rank"],
-        "variant rank (1 = argmax)": ranks["variant_rank"],
-        "reference probability": ranks["reference_probability"],
-        "variant probability": ranks["variant_probability"],
-    },
-    hide_index=True,
-    key="flip_ranks",
-    placeholder="–",
-    column_config={f"{side} probability": st.column_config.NumberColumn(format="percent") for side in parts.SIDES}
-    | {f"{side} logit": st.column_config.NumberColumn(format="%.9g") for side in parts.SIDES}
-    | {f"{side} rank (1 = argmax)": widgets.GROUPED for side in parts.SIDES},
-)
-exports.picture_format()

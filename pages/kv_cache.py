@@ -97,4 +97,3 @@ with st.container(horizontal=True, vertical_alignment="center"):
         "by position": partial(run.kv_positions, pair, view.prompt),
     }
     exports.download(files, exports.file_stem(view, "kv"), "kv")
-    exports.picture_format()

@@ -139,4 +139,3 @@ with st.container(horizontal=True, vertical_alignment="center"):
         "by module and position": partial(run.layer_positions, pair, view.prompt),
     }
     exports.download(files, exports.file_stem(view, "layers"), "layers")
-    exports.picture_format()

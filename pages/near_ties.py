@@ -110,4 +110,3 @@ st.caption(
     + (f"ULPs of {view.dtype}" if unit == "ULPs" else f"logits of {view.dtype}")
     + "; the dashed line is the threshold."
 )
-exports.picture_format()

@@ -141,7 +141,6 @@ with st.container(horizontal=True, vertical_alignment="center"):
         exports.file_stem(view, "overview"),
         "overview",
     )
-    exports.picture_format()
 
 # The code of its tables is fetched when somebody reads them.
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")

@@ -72,5 +72,3 @@ if len(groups) > 2:
         )
 with st.container(horizontal=True, vertical_alignment="center"):
     exports.download(tables, f"{file_name(run.run_id)}-repeats", "repeats")
-    if len(tables) > 1:
-        exports.picture_format()

@@ -8,7 +8,6 @@ from app.gallery import PAGE, actions, filters, table
 from app.gallery import trash as deleted
 from app.shell import store_cache, widgets
 from app.shell.widgets import PAGES
-from app.upload import drop_anywhere
 from core.runs.store.cards import counted
 
 widgets.title(PAGE)
@@ -23,11 +22,8 @@ labels, damaged = store_cache.all_labels()
 trash = store_cache.deleted_runs()
 
 deleted.undo_line(trash)
-lead, drop = st.columns([1, 1], vertical_alignment="center")
 if cards:
-    lead.markdown(widgets.escaped(counted(cards)))
-with drop:
-    drop_anywhere.drop_zone()
+    st.markdown(widgets.escaped(counted(cards)))
 filters.ask_cells(store_cache.unlisted_cells())
 filters.ask_replaced(len(everything) - len(shortened))
 table.first_visit(cards)

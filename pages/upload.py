@@ -46,7 +46,6 @@ def watch(seen: list[tuple[int, bool]]) -> None:
         st.rerun()
 
 
-st.session_state.pop("dropped", None)
 widgets.title(PAGE)
 st.markdown(counted(jobs.ingests(), "upload"))
 st.caption(

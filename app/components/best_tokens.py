@@ -1,61 +1,73 @@
-"""The best tokens of both sides at the selected position: grouped bars of logits, or a slope chart of ranks."""
+"""The top tokens of both sides at the selected position: a chart of their logits and a table."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
-from app.components import best_token_charts, plots
-from app.shell import exports, selection, store_cache
-from core.text import plural
+from app.components import plots
+from app.components.chart_style import QUIET, REFERENCE, VARIANT, inert, layout
+from app.shell import exports, selection, store_cache, widgets, wording
+from core.text import clipped, visible
 
 COUNT = 8  # of either side
+_SIDES = ("reference", "variant")
+_COLUMNS = {
+    f"{side} {what}": column
+    for side in _SIDES
+    for what, column in (
+        ("logit", st.column_config.NumberColumn(format="%.9g")),
+        ("rank (1 = argmax)", widgets.GROUPED),
+        ("probability", st.column_config.NumberColumn(format="percent")),
+    )
+}
 
 
 def section(view: selection.View) -> pd.DataFrame:
-    """Draw the chosen figure with its caption and its table to download; returns what it shows, see
-    core.runs.views.elements.top_of_both.
-    """
+    """Draw chart, table and download; return what they show, see core.runs.views.elements.top_of_both."""
     top = store_cache.top(view)
-    # A widget of the same key on another page is another widget; written like this, it takes over the value.
-    st.session_state["top_form"] = st.session_state["top_form"] or "logits"
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        form = st.segmented_control(
-            "Best tokens as", ["logits", "ranks"], required=True, key="top_form", label_visibility="collapsed"
-        )
-        exports.download({"best tokens": top}, exports.file_stem(view, "best-tokens", at_position=True), "top")
-    picture = exports.picture_of(view, f"best-tokens-{form}", at_position=True)
     place = (view.pair.index, view.prompt, view.position)
-    if form == "ranks":
-        figure = plots.cached(
-            view.run, place, best_token_charts.rank_slopes, top, view.pair.reference, view.pair.variant, COUNT
-        )
-        plots.draw(figure, key="rank_slopes", picture=picture, of=str(view.position))
-        st.caption(f"Ranks of the {COUNT} largest logits of either side. {moves(top)}")
-    else:
-        plots.draw(
-            plots.cached(view.run, place, best_token_charts.top_bars, top, view.pair.reference, view.pair.variant),
-            key="top_bars",
-            picture=picture,
-            of=str(view.position),
-        )
-        st.caption(f"The {COUNT} largest logits of either side, {view.dtype}; a green ▲ marks each argmax.")
+    figure = plots.cached(view.run, place, top_dots, top, view.pair.reference, view.pair.variant)
+    picture = exports.picture_of(view, "top-tokens", at_position=True)
+    plots.draw(figure, key="top_tokens", picture=picture, of=str(view.position))
+    st.caption(f"The {COUNT} largest logits of either side, {view.dtype}; a star marks each argmax.")
+    shown = {"token": [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]}
+    for name in _COLUMNS:
+        shown[name] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
+    st.dataframe(shown, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
+    exports.download({"top tokens": top}, exports.file_stem(view, "top-tokens", at_position=True), "top")
     return top
 
 
-def moves(top: pd.DataFrame, count: int = COUNT) -> str:
-    """Sentence on how many tokens change places, and how many enter or leave the best `count` from the reference to the
-    variant.
-    """
-    entering = int(((top["reference_rank"] > count) & (top["variant_rank"] <= count)).sum())
-    leaving = int(((top["reference_rank"] <= count) & (top["variant_rank"] > count)).sum())
-    crossing = int(best_token_charts.crossing(top).sum())
-    if not crossing and not entering and not leaving:
-        return "Both sides order them alike."
-    said = f"{plural(crossing, 'token')} of {len(top)} change{'s' if crossing == 1 else ''} places with another"
-    if entering or leaving:
-        said += (
-            f"; {entering} enter{'s' if entering == 1 else ''} the best {count} and {leaving}"
-            f" leave{'s' if leaving == 1 else ''} them"
+def top_dots(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
+    """Logits of the top tokens, a row a token, both sides as dots joined by a line; a star marks a side's argmax."""
+    rows = np.arange(len(top))
+    logits = {side: top[f"{side}_logit"].to_numpy(float) for side in _SIDES}
+    gap = np.full(len(top), np.nan)
+    joined = np.stack([logits["reference"], logits["variant"], gap], axis=1).ravel()
+    figure = go.Figure()
+    line = {"color": QUIET, "width": 1.5}
+    figure.add_scatter(x=joined, y=np.repeat(rows, 3), mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    for side, name, colour in (("reference", inert(reference), REFERENCE), ("variant", inert(variant), VARIANT)):
+        ranks = top[f"{side}_rank"]
+        figure.add_scatter(
+            x=logits[side],
+            y=rows,
+            mode="markers",
+            name=name,
+            marker={"color": colour, "size": 11, "symbol": np.where(ranks == 1, "star", "circle"), "opacity": 0.85},
+            customdata=np.stack([ranks, top[f"{side}_probability"]], axis=1),
+            hovertemplate=(
+                f"{name.replace('%', '&#37;')}: logit %{{x:.9g}}, rank %{{customdata[0]}} (1 = argmax), probability"
+                " %{customdata[1]:.3%}<extra></extra>"
+            ),
         )
-    return f"{said}."
+    texts = [
+        inert(clipped(f"token {token}" if text is None else f"{visible(text)}  ({token})", 24))
+        for text, token in zip(top["text"], top["token_id"], strict=True)
+    ]
+    figure.update_xaxes(title="logit", showgrid=True)
+    figure.update_yaxes(tickvals=rows, ticktext=texts, range=[len(top) - 0.4, -0.6], title=None)
+    return layout(figure, 90 + 24 * len(top), hovermode="closest")

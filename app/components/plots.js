@@ -165,10 +165,12 @@ class Figure {
   }
 
   configuration(library) {
-    const save = { name: "save", title: "Download plot", icon: library.Icons.camera, click: () => this.save() };
+    const [svg, png] = ["svg", "png"].map((format) => ({
+      name: format, title: `Save as ${format.toUpperCase()}`, icon: library.Icons.camera, click: () => this.save(format),
+    }));
     const wide = { name: "wide", title: "Whole window", icon: WIDE, click: () => this.widen(!this.isWide) };
     const drag = this.data.is_brushed ? ["zoom2d", "pan2d", "select2d", "lasso2d"] : ["zoom2d", "pan2d"];
-    return { displaylogo: false, scrollZoom: false, modeBarButtons: [[save], drag, ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"], [wide]] };
+    return { displaylogo: false, scrollZoom: false, modeBarButtons: [[svg, png], drag, ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"], [wide]] };
   }
 
   listen() {
@@ -218,8 +220,9 @@ class Figure {
 
   // A picture goes where no page is around it: what it is a figure of stands above it, and its letters are those that every program has, for it
   // is drawn without the page's own.
-  save() {
-    const { format, filename, scale, of } = this.data.picture;
+  save(format) {
+    const { filename, of } = this.data.picture;
+    const scale = format === "svg" ? 1 : 2; // twice as sharp as the screen
     const [width, height] = this.size;
     const lines = [];
     for (const part of of ?? []) {

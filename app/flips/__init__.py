@@ -20,10 +20,7 @@ PAGE = Page(
     "flips",
     "Flips",
     "run",
-    (
-        PageSetting("list", "flips_listed", "flips", words(["flips", "flips and near ties"])),
-        PageSetting("top", "top_form", "logits", words(["logits", "ranks"])),
-    ),
+    (PageSetting("list", "flips_listed", "flips", words(["flips", "flips and near ties"])),),
     absent=lambda run, pair: "" if pair.summary.flips or run.generations else "none",
     line=_line,
 )

@@ -13,7 +13,6 @@ PAGE = Page(
         PageSetting("logits", "threshold_logits", "0.1", {step: step for step in LOGIT_STEPS}),
         PageSetting("unit", "threshold_unit", "ULPs", {"ulps": "ULPs", "logits": "logits"}),
         PageSetting("of", "near_ties_of", "this prompt", words(["this prompt", "all prompts"])),
-        PageSetting("top", "top_form", "logits", words(["logits", "ranks"])),
     ),
     absent=lambda _, pair: "" if pair.summary.near_ties else "none",
 )

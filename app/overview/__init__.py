@@ -13,11 +13,5 @@ COLOURS = {  # of the strip of tokens, and the figure each shows
     "flips": "is_flip",
 }
 PAGE = Page(
-    "overview",
-    "Overview",
-    "run",
-    (
-        PageSetting("colour", "strip_colour", "largest difference", words(COLOURS)),
-        PageSetting("top", "top_form", "logits", words(["logits", "ranks"])),
-    ),
+    "overview", "Overview", "run", (PageSetting("colour", "strip_colour", "largest difference", words(COLOURS)),)
 )

@@ -1,194 +1,103 @@
-// The strip: one span a token, drawn once for a prompt; a new colour restyles it, a new selection moves one class. Of a long prompt the beginning,
-// which fills the box several times over, is drawn at once and the rest while the browser has nothing else to do, or when it is asked for.
+// The strip: one span a token, drawn once for a prompt; a new color restyles it, a new selection moves one class.
 // Texts come from files of others: they are only ever set as text.
-const AT_ONCE = 800; // tokens
 const STRENGTH = 0.75; // of the heat at its strongest: text stays above 4.5 to 1 on it, on white and on the dark theme
-const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}\p{Zs}]/u;
-const NOTHING = "∅"; // a token whose text is empty, part of a character for one, can still be pointed at
+const SPECIAL = /([\p{C}\p{Zl}\p{Zp}\p{Zs}])/u;
 const SIGNS = { " ": "·", "\n": "↵", "\t": "⇥", "\r": "␍" };
+const NOTHING = "∅"; // a token whose text is empty, part of a character for one, can still be pointed at
 
-function appendText(parent, text) {
-  let plain = "";
-  const flush = () => {
-    if (plain) parent.appendChild(document.createTextNode(plain));
-    plain = "";
-  };
-  for (const character of text) {
-    const isQuiet = character in SIGNS;
-    if (!isQuiet && !UNPRINTABLE.test(character)) {
-      plain += character;
-      continue;
-    }
-    flush();
-    const sign = document.createElement("i");
-    sign.textContent = isQuiet ? SIGNS[character] : "\\x" + character.codePointAt(0).toString(16).padStart(2, "0");
-    parent.appendChild(sign);
-    if (character === "\n") parent.appendChild(document.createTextNode("\n"));
-  }
-  flush();
-}
-
-const shown = (text) =>
-  [...text].map((c) => SIGNS[c] ?? (UNPRINTABLE.test(c) ? "\\x" + c.codePointAt(0).toString(16).padStart(2, "0") : c)).join("");
+const sign = (character) => SIGNS[character] ?? "\\x" + character.codePointAt(0).toString(16).padStart(2, "0");
+const shown = (text) => text.split(SPECIAL).map((part, place) => (place % 2 ? sign(part) : part)).join("");
 const count = (value) => (value === null ? "undefined" : value.toLocaleString("en-US"));
 const number = (value) => {
-  if (value === null) return "undefined";
-  const isTiny = value !== 0 && Math.abs(value) < 1e-4; // written as the tables write it
-  return isTiny ? value.toExponential().replace(/e-(\d)$/, "e-0$1") : value.toLocaleString("en-US", { maximumFractionDigits: 20 });
+  const isTiny = value && Math.abs(value) < 1e-4; // written as the tables write it
+  return isTiny ? value.toExponential().replace(/e-(\d)$/, "e-0$1") : value === null ? "undefined" : value.toLocaleString("en-US", { maximumFractionDigits: 20 });
 };
+const heatOf = (level) => `rgba(213, 94, 0, ${((level / 100) * STRENGTH).toFixed(3)})`;
+const make = (tag, className, ...parts) => {
+  const element = document.createElement(tag);
+  element.className = className;
+  element.append(...parts);
+  return element;
+};
+// Spaces and unprintable characters as quiet signs; a line end also ends the line.
+const marked = (text) => text.split(SPECIAL).flatMap((part, place) => (place % 2 ? [make("i", "", sign(part)), ...(part === "\n" ? ["\n"] : [])] : part || []));
 
 class Strip {
   constructor(root) {
-    this.box = root.querySelector(".strip");
-    this.legend = root.querySelector(".legend");
-    this.tip = root.querySelector(".tip");
-    this.spans = [];
-    this.later = null;
-    this.stamp = "";
-    this.selected = -1;
-    this.reachable = -1; // the token that Tab reaches
+    [this.box, this.legend, this.tip] = [".strip", ".legend", ".tip"].map((name) => root.querySelector(name));
     this.box.addEventListener("click", (event) => this.clicked(event));
     this.box.addEventListener("keydown", (event) => this.pressed(event));
-    this.box.addEventListener("pointerover", (event) => this.pointed(event));
-    this.box.addEventListener("pointerleave", () => this.hide());
-    this.box.addEventListener("focusin", (event) => this.show(this.placeOf(event)));
-    this.box.addEventListener("focusout", () => this.hide());
-    this.box.addEventListener("scroll", () => this.hide(), { passive: true });
-    this.hear = (event) => this.select(event.detail);
-    document.addEventListener("ulpscope:position", this.hear);
+    for (const name of ["pointerover", "focusin"]) this.box.addEventListener(name, (event) => this.show(this.placeOf(event)));
+    for (const name of ["pointerleave", "focusout", "scroll"]) this.box.addEventListener(name, () => this.hide(), { passive: true });
   }
 
-  close() {
-    document.removeEventListener("ulpscope:position", this.hear);
-    this.rest();
-    this.hide();
-  }
-
-  draw({ stamp, columns }) {
-    const isNew = this.stamp !== stamp;
-    if (this.columns !== columns) {
-      this.columns = columns;
-      this.data = JSON.parse(columns);
-    }
-    if (isNew) {
-      this.stamp = stamp;
+  draw({ stamp, columns, position }, trigger) {
+    this.trigger = trigger;
+    if (this.columns !== columns) this.data = JSON.parse(columns);
+    if (this.stamp !== stamp) {
       this.selected = this.reachable = -1;
       this.build();
-    } else this.paint();
-    this.drawLegend();
-    const here = window.ulpscopePosition; // what the stepper said before this strip was there
-    if (isNew && here) this.select(here);
-    if (this.reachable < 0) this.reach(0);
+      this.box.scrollTop = 0;
+    }
+    if (this.columns !== columns) this.paint();
+    Object.assign(this, { stamp, columns });
+    this.select(position);
   }
 
   build() {
-    this.rest();
-    this.spans = [];
-    this.box.replaceChildren();
-    this.grow(AT_ONCE);
-    this.box.scrollTop = 0;
-    this.goOn();
-  }
-
-  rest() {
-    clearTimeout(this.later);
-    this.later = null;
-  }
-
-  goOn() {
-    if (this.spans.length >= this.data.heat.length) return;
-    this.later = setTimeout(() => {
-      this.grow(this.spans.length + AT_ONCE);
-      this.goOn();
-    }, 50);
-  }
-
-  grow(stop) {
-    const { texts, ids, flip, odd, heat } = this.data;
-    const start = this.spans.length;
-    const parts = document.createDocumentFragment();
-    for (let place = start; place < Math.min(stop, heat.length); place++) {
-      const span = document.createElement("span");
+    const { texts, ids, flip, odd } = this.data;
+    this.spans = this.data.heat.map((_, place) => {
+      const parts = texts ? marked(texts[place] || NOTHING) : [ids ? "#" + ids[place] : String(place)];
+      const span = make("span", "token" + (flip[place] ? " flip" : "") + (odd[place] ? " odd" : "") + (texts ? "" : " number"), ...parts);
       span.setAttribute("role", "option");
       span.setAttribute("aria-selected", "false");
-      span.className = "token" + (flip[place] ? " flip" : "") + (odd[place] ? " odd" : "") + (texts ? "" : " number");
       span.dataset.position = place;
-      if (texts) appendText(span, texts[place] || NOTHING);
-      else span.textContent = ids ? "#" + ids[place] : String(place);
-      parts.appendChild(span);
-      if (!texts) parts.appendChild(document.createTextNode(" "));
-      this.spans.push(span);
-    }
-    this.paint(start);
-    this.box.appendChild(parts);
+      return span;
+    });
+    this.box.replaceChildren(...(texts ? this.spans : this.spans.flatMap((span) => [span, " "])));
   }
 
-  have(place) {
-    if (place >= this.spans.length && place < this.data.heat.length) this.grow(place + AT_ONCE);
-    return this.spans[place];
+  paint() {
+    const { heat, legend, flip, odd } = this.data;
+    this.spans.forEach((span, place) => (span.style.backgroundColor = heat[place] ? heatOf(heat[place]) : ""));
+    const bar = make("span", "bar");
+    bar.style.backgroundImage = `linear-gradient(to right, ${legend.stops.map(heatOf).join(", ")})`;
+    const end = (text) => (text === null ? [] : [make("span", "end", text)]);
+    this.legend.replaceChildren(
+      make("span", "scale", make("span", "unit", legend.unit), ...end(legend.low), bar, ...end(legend.high)),
+      ...(flip.some(Boolean) ? [make("span", "token flip sign", "flip")] : []),
+      ...(odd.some(Boolean) ? [make("span", "token odd sign", "NaN or infinity on one side only")] : []),
+    );
   }
 
-  paint(start = 0) {
-    const { heat } = this.data;
-    for (let place = start; place < this.spans.length; place++)
-      this.spans[place].style.backgroundColor = heat[place] ? `rgba(213, 94, 0, ${((heat[place] / 100) * STRENGTH).toFixed(3)})` : "";
-  }
-
-  drawLegend() {
-    const { legend, flip, odd } = this.data;
-    const parts = [];
-    const add = (name, text, parent) => {
-      const part = document.createElement("span");
-      part.className = name;
-      part.textContent = text;
-      (parent ?? { append: (p) => parts.push(p) }).append(part);
-      return part;
-    };
-    const scale = add("scale", "");
-    add("unit", legend.unit, scale);
-    if (legend.low !== null) add("end", legend.low, scale);
-    const bar = add("bar", "", scale);
-    bar.style.backgroundImage = `linear-gradient(to right, ${legend.stops
-      .map((stop) => `rgba(213, 94, 0, ${(stop / 100) * STRENGTH})`)
-      .join(", ")})`;
-    if (legend.high !== null) add("end", legend.high, scale);
-    if (flip.some(Boolean)) add("token flip sign", "flip");
-    if (odd.some(Boolean)) add("token odd sign", "NaN or infinity on one side only");
-    this.legend.replaceChildren(...parts);
-  }
-
-  select({ stamp, position }) {
-    if (stamp !== this.stamp || position === this.selected || !this.have(position)) return;
-    const before = this.spans[this.selected];
-    if (before) {
-      before.classList.remove("here");
-      before.setAttribute("aria-selected", "false");
-    }
+  select(position) {
     const here = this.spans[position];
+    if (position === this.selected || !here) return;
+    this.spans[this.selected]?.classList.remove("here");
+    this.spans[this.selected]?.setAttribute("aria-selected", "false");
     here.classList.add("here");
     here.setAttribute("aria-selected", "true");
     this.selected = position;
-    if (this.box.getRootNode().activeElement?.closest?.(".strip") !== this.box) this.reach(position);
+    if (!this.spans.includes(this.box.getRootNode().activeElement)) this.reach(position);
     this.reveal(here);
   }
 
   reveal(span) {
     const above = span.offsetTop - this.box.offsetTop;
-    if (above < this.box.scrollTop + 4 || above > this.box.scrollTop + this.box.clientHeight - 32)
-      this.box.scrollTop = above - this.box.clientHeight / 2;
+    if (above < this.box.scrollTop + 4 || above > this.box.scrollTop + this.box.clientHeight - 32) this.box.scrollTop = above - this.box.clientHeight / 2;
   }
 
+  // The one token that Tab reaches.
   reach(place) {
     this.spans[this.reachable]?.removeAttribute("tabindex");
-    this.spans[place]?.setAttribute("tabindex", "0");
+    this.spans[place].setAttribute("tabindex", "0");
     this.reachable = place;
   }
 
   focus(place) {
-    const span = this.have(place);
-    if (!span) return;
+    const span = this.spans[place];
     this.reach(place);
-    span.setAttribute("aria-label", this.lines(place).join(", "));
+    span.setAttribute("aria-label", [this.title(place), ...this.rows(place).map(([name, value]) => `${name} ${value}`)].join(", "));
     span.focus({ preventScroll: true });
     this.reveal(span);
     this.show(place); // after the scrolling, which hides it
@@ -201,20 +110,19 @@ class Strip {
 
   choose(position) {
     if (position < 0) return;
-    this.select({ stamp: this.stamp, position });
-    document.dispatchEvent(new CustomEvent("ulpscope:go", { detail: { stamp: this.stamp, position } }));
+    this.select(position);
+    this.trigger("go", { stamp: this.stamp, position });
   }
 
   clicked(event) {
-    const place = this.placeOf(event);
-    this.box.getRootNode().activeElement?.blur(); // so that the arrow keys go on stepping the selection
-    this.choose(place);
+    this.box.getRootNode().activeElement?.blur();
+    this.choose(this.placeOf(event));
   }
 
   pressed(event) {
     const place = this.placeOf(event);
     if (place < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
-    const last = this.data.heat.length - 1;
+    const last = this.spans.length - 1;
     const to = {
       ArrowRight: () => Math.min(place + 1, last),
       ArrowLeft: () => Math.max(place - 1, 0),
@@ -230,13 +138,11 @@ class Strip {
     event.preventDefault();
   }
 
+  // The token of the next line that is nearest to this one's left edge.
   lineBeside(place, way) {
-    // The token of the next line that is nearest to this one's left edge.
     const start = this.spans[place].getClientRects()[0];
-    let best = place;
-    let nearest = Infinity;
-    let line = null;
-    for (let other = place + way; this.have(other); other += way) {
+    let [best, nearest, line] = [place, Infinity, null];
+    for (let other = place + way; this.spans[other]; other += way) {
       const at = this.spans[other].getClientRects()[0];
       if (Math.abs(at.top - start.top) < start.height / 2) continue;
       line ??= at.top;
@@ -246,20 +152,18 @@ class Strip {
     return best;
   }
 
-  pointed(event) {
-    const place = this.placeOf(event);
-    if (place >= 0) this.show(place);
-    else this.hide();
+  title(place) {
+    const { texts, ids } = this.data;
+    const id = ids && (texts ? `  (${ids[place]})` : `token ${ids[place]}`);
+    return `position ${place}${texts || ids ? ", after " : ""}${texts ? shown(texts[place]) : ""}${id ?? ""}`;
   }
 
   rows(place) {
     const { data } = this;
-    const name = (token) => (token === null ? "none (all NaN)" : (data.names[token] === undefined ? "token " : shown(data.names[token]) + "  ") + `(${token})`);
-    const rows = [];
-    if (data.flip[place]) rows.push(["FLIP", `${name(data.reference[place])} → ${name(data.variant[place])}`]);
-    else rows.push(["argmax of both", name(data.reference[place])]);
-    if (data.odd[place]) rows.push(["NaN or infinity on one side", count(data.odd[place])]);
-    rows.push(
+    const name = (token) => (token === null ? "none (all NaN)" : data.names[token] === undefined ? `token (${token})` : `${shown(data.names[token])}  (${token})`);
+    return [
+      data.flip[place] ? ["FLIP", `${name(data.reference[place])} → ${name(data.variant[place])}`] : ["argmax of both", name(data.reference[place])],
+      ...(data.odd[place] ? [["NaN or infinity on one side", count(data.odd[place])]] : []),
       ["largest difference", `${number(data.max_abs[place])} logits`],
       ["max ULPs", count(data.max_ulps[place])],
       ["mean ULPs", number(data.mean_ulps[place])],
@@ -267,44 +171,21 @@ class Strip {
       ["differing logits", `${count(data.neq[place])} of ${count(data.vocab)}`],
       ["margins", `${count(data.reference_margin[place])} / ${count(data.variant_margin[place])} ULPs${data.near[place] ? ", near tie" : ""}`],
       ["KL", `${number(data.kl[place])} nats`],
-    );
-    return rows;
-  }
-
-  title(place) {
-    const { texts, ids } = this.data;
-    const token = (texts ? shown(texts[place]) : "") + (ids ? `${texts ? "  (" : "token "}${ids[place]}${texts ? ")" : ""}` : "");
-    return `position ${place}${token ? ", after " + token : ""}`;
-  }
-
-  lines(place) {
-    return [this.title(place), ...this.rows(place).map(([name, value]) => `${name} ${value}`)];
+    ];
   }
 
   show(place) {
-    if (place < 0 || !this.spans[place]) return;
-    const head = document.createElement("b");
-    head.textContent = this.title(place);
-    const list = document.createElement("dl");
-    for (const [name, value] of this.rows(place)) {
-      const term = document.createElement("dt");
-      const figure = document.createElement("dd");
-      term.textContent = name;
-      figure.textContent = value;
-      if (name === "FLIP") term.className = figure.className = "flipped";
-      list.append(term, figure);
-    }
-    const unit = document.createElement("small");
-    unit.textContent = `ULPs of ${this.data.dtype}`;
-    this.tip.replaceChildren(head, list, unit);
-    this.tip.dataset.position = place;
+    if (place < 0) return this.hide();
+    const list = make("dl", "", ...this.rows(place).flatMap(([name, value]) => ["dt", "dd"].map((tag, at) => make(tag, name === "FLIP" ? "flipped" : "", at ? value : name))));
+    this.tip.replaceChildren(make("b", "", this.title(place)), list, make("small", "", `ULPs of ${this.data.dtype}`));
     if (!this.tip.matches(":popover-open")) this.tip.showPopover();
     const pieces = this.spans[place].getClientRects();
-    const at = pieces[pieces.length - 1].bottom > this.box.getBoundingClientRect().bottom ? pieces[0] : pieces[pieces.length - 1];
+    const last = pieces[pieces.length - 1];
+    const at = last.bottom > this.box.getBoundingClientRect().bottom ? pieces[0] : last;
     const { width, height } = this.tip.getBoundingClientRect();
-    const below = at.bottom + 8 + height <= window.innerHeight;
+    const isBelow = at.bottom + 8 + height <= window.innerHeight;
     this.tip.style.left = `${Math.max(8, Math.min(at.left, window.innerWidth - width - 8))}px`;
-    this.tip.style.top = `${below ? at.bottom + 8 : Math.max(8, at.top - height - 8)}px`;
+    this.tip.style.top = `${isBelow ? at.bottom + 8 : Math.max(8, at.top - height - 8)}px`;
   }
 
   hide() {
@@ -314,17 +195,12 @@ class Strip {
 
 const strips = new WeakMap();
 
-export default function (component) {
-  const { data, parentElement } = component;
+export default function ({ data, parentElement, setTriggerValue }) {
   const root = parentElement.querySelector(".root");
   if (!strips.has(root)) strips.set(root, new Strip(root));
   const strip = strips.get(root);
   const back = getComputedStyle(root).getPropertyValue("--st-background-color").trim();
-  const [red, green, blue] = [1, 3, 5].map((start) => parseInt(back.slice(start, start + 2), 16));
-  root.classList.toggle("dark", red + green + blue < 384);
-  strip.draw(data);
-  return () => {
-    strip.close();
-    strips.delete(root);
-  };
+  root.classList.toggle("dark", [1, 3, 5].reduce((sum, start) => sum + parseInt(back.slice(start, start + 2), 16), 0) < 384);
+  strip.draw(data, setTriggerValue);
+  return () => strip.hide();
 }

@@ -1,8 +1,7 @@
 """The prompt as wrapped text, each token coloured by a figure at its position; a click or Enter selects the position.
 
-A component of its own because text has to wrap and stay text. Figures travel as columns, once for a prompt and a
-colour: the selection is told by app/components/stepper.py in the browser, so a step along the prompt sends none of them
-again.
+A component of its own because text has to wrap and stay text. Figures travel as columns, as JSON that is written once
+for a prompt and a colour.
 """
 
 from __future__ import annotations
@@ -66,7 +65,16 @@ _strip = st.components.v2.component(
     "ulpscope_token_strip", html=_HTML, css=_CSS, js=Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 )
 
-_WIDE = ("max_ulps", "kl")  # spread over decades, so their logarithm counts
+_UNITS = {  # of the columns that are coloured by their size; {} is the dtype
+    "max_abs": "largest difference, logits",
+    "max_ulps": "max ULPs of {}, log scale",
+    "mean_ulps": "mean ULPs of {}",
+    "max_row_ulps": "max row ULPs of {}",
+    "neq": "differing logits",
+    "kl": "KL, nats, log scale",
+}
+_WHOLE = ("max_ulps", "neq")
+_ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
 @dataclass(frozen=True)
@@ -94,22 +102,14 @@ def heat(table: pd.DataFrame, colour: str, dtype: str) -> Heat:
         reach = 2 * table["max_abs"].to_numpy(float)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(margins <= reach, 1.0, reach / margins)
-        return Heat(
-            _levels(share), "twice the largest difference / smaller margin", "0", "1 or more: could flip", (0, 100)
-        )
-    unit = {
-        "max_abs": "largest difference, logits",
-        "max_ulps": f"max ULPs of {dtype}, log scale",
-        "mean_ulps": f"mean ULPs of {dtype}",
-        "max_row_ulps": f"max row ULPs of {dtype}",
-        "neq": "differing logits",
-        "kl": "KL, nats, log scale",
-    }[column]
+        unit = "twice the largest difference / smaller margin"
+        return Heat(_levels(share), unit, "0", "1 or more: could flip", (0, 100))
+    unit = _UNITS[column].format(dtype)
     values = np.nan_to_num(table[column].to_numpy(float))
     highest = float(values.max())
     if highest <= 0:
         return Heat(np.zeros(len(values), int), unit, None, "0 everywhere", (0, 0))
-    if column not in _WIDE:
+    if not unit.endswith("log scale"):
         return Heat(_levels(values / highest), unit, "0", _figure(highest), (0, 100))
     lowest = float(values[values > 0].min())
     low, high = np.log(lowest) - 0.7, np.log(highest)  # the smallest that differs is still seen
@@ -132,11 +132,13 @@ def columns(
 ) -> dict[str, Any]:
     """Data that the component draws: a list a figure, in the order of the positions; null where undefined."""
     shade = heat(table, colour, dtype)
-    argmax = set(table["reference_token"].dropna().tolist()) | set(table["variant_token"].dropna().tolist())
+    argmax = {side: _whole(table[f"{side}_token"]) for side in ("reference", "variant")}
     return {
         "texts": list(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
-        "names": {int(token): vocabulary[token] for token in argmax if token in vocabulary},
+        "names": {
+            token: vocabulary[token] for tokens in argmax.values() for token in set(tokens) if token in vocabulary
+        },
         "vocab": vocab,
         "dtype": dtype,
         "heat": shade.levels.tolist(),
@@ -144,16 +146,10 @@ def columns(
         "flip": table["is_flip"].astype(int).tolist(),
         "near": table["near_tie"].astype(int).tolist(),
         "odd": table["nonfinite_mismatch"].tolist(),
-        "reference": _whole(table["reference_token"]),
-        "variant": _whole(table["variant_token"]),
-        "reference_margin": _whole(table["reference_margin_ulps"]),
-        "variant_margin": _whole(table["variant_margin_ulps"]),
-        "max_ulps": _whole(table["max_ulps"]),
-        "neq": _whole(table["neq"]),
-        "max_abs": _rounded(table["max_abs"]),
-        "mean_ulps": _rounded(table["mean_ulps"]),
-        "max_row_ulps": _rounded(table["max_row_ulps"]),
-        "kl": _rounded(table["kl"]),
+        **argmax,
+        **{f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in argmax},
+        **{name: _whole(table[name]) for name in _WHOLE},
+        **{name: _rounded(table[name]) for name in _ROUNDED},
     }
 
 
@@ -166,21 +162,27 @@ def _rounded(column: pd.Series) -> list[float | None]:
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in column.to_numpy(float).tolist()]
 
 
-def _columns(view: selection.View, colour: str) -> str:
-    """Data of the component as JSON, written once: Streamlit writes what it is given at every run, and that of 4096
-    positions takes 11 ms.
-    """
-    header = view.run.header
-    prompt = header.prompts[view.prompt]
-
-    def written() -> str:
-        return json.dumps(
-            columns(view.prompt_table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
-        )
-
-    return store_cache.cached("strip", store_cache.stamp_of(view.run), (view.pair.index, view.prompt, colour), written)
-
-
 def token_strip(view: selection.View, colour: str) -> None:
     """Draw the strip of the selected prompt."""
-    _strip(key="strip", data={"columns": _columns(view, colour), "stamp": selection.stamp(view)})
+    header, prompt = view.run.header, view.run.header.prompts[view.prompt]
+
+    def written() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
+        figures = columns(view.prompt_table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
+        return json.dumps(figures)
+
+    of = (view.pair.index, view.prompt, colour)
+    data = {
+        "columns": store_cache.cached("strip", store_cache.stamp_of(view.run), of, written),
+        "stamp": selection.stamp(view),
+        "position": view.position,
+    }
+    _strip(key="strip", data=data, on_go_change=_go)
+
+
+def _go() -> None:
+    """Select the clicked position if it is one of the open prompt; whatever the browser sends is checked."""
+    asked, view = st.session_state["strip"].get("go"), selection.current_view()
+    if isinstance(asked, dict) and view is not None and asked.get("stamp") == selection.stamp(view):
+        position = asked.get("position")
+        if isinstance(position, int) and view.first_position <= position <= view.last_position:
+            selection.select(position=position)

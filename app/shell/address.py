@@ -95,7 +95,7 @@ def of(view: View | SparseView | None, page: str | None = None) -> dict[str, str
     return said
 
 
-def absolute(view: View | SparseView) -> str:
+def absolute(view: View | SparseView | None) -> str:
     """The link of a view, absolute: at the configured public URL, else as this browser reached the page."""
     return report_address(of(view), configuration().hosting.public_url, st.context.url or "")
 

@@ -27,8 +27,6 @@ from core.text import file_name
 # What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so
 # that it can be undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-PICTURES = {"SVG": "svg", "PNG": "png"}
-_KEPT = "picture_format"
 
 
 def inert_text(value: object) -> object:
@@ -114,18 +112,10 @@ def distances(view: selection.View) -> pd.DataFrame:
 
 
 def picture(name: str, of: Sequence[str]) -> dict[str, object]:
-    """Settings for the camera in the corner of a figure: the name it saves under, the session's format, twice as sharp
-    as the screen.
-
-    of: what it is a figure of, in parts that stand above it then, for a picture goes where no page is around it.
+    """Settings of the buttons that save a figure: the name of the file, and what it is a figure of, which stands above
+    it in the file.
     """
-    form = PICTURES.get(st.session_state.get(_KEPT, "SVG"), "svg")
-    return {
-        "format": form,
-        "filename": name,
-        "scale": 1 if form == "svg" else 2,
-        "of": [inert(" ".join(part.split())) for part in of],
-    }
+    return {"filename": name, "of": [inert(" ".join(part.split())) for part in of]}
 
 
 def picture_of(
@@ -146,25 +136,6 @@ def picture_of(
 def of_run(run: RunReader) -> list[str]:
     """The run, by name and id, and the unit of its figures."""
     return [f"{run.header.name} ({run.run_id})", f"logits and ULPs of {run.header.compute_dtype}"]
-
-
-def picture_format() -> None:
-    """Draw the choice between SVG and PNG, for all figures of the session."""
-
-    def chosen() -> None:
-        st.session_state[_KEPT] = st.session_state["picture_choice"] or "SVG"
-
-    st.session_state["picture_choice"] = st.session_state.get(_KEPT, "SVG")
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption("A figure's camera saves", width="content")
-        st.segmented_control(
-            "Figures are saved as",
-            list(PICTURES),
-            required=True,
-            key="picture_choice",
-            on_change=chosen,
-            label_visibility="collapsed",
-        )
 
 
 def whole_run(view: selection.View) -> None:

@@ -88,6 +88,13 @@ def page_links(view: selection.View | selection.SparseView | None) -> None:
                 st.page_link(widgets.PAGES / f"{page.name}.py", label=label, query_params=address.of(view, page.name))
 
 
+def link_to(view: selection.View | selection.SparseView | None) -> None:
+    """Draw the link to exactly this view, to be copied."""
+    popover = st.popover("Link to this view", icon=":material/link:", key="link", on_change="rerun", width="stretch")
+    if popover.open:
+        popover.code(address.absolute(view), language=None, wrap_lines=True)
+
+
 def _way_to_judged(run_id: str) -> None:
     """Draw a button to the run that judges this one, if there is one."""
     judged = store_cache.judged_run(run_id)

@@ -12,8 +12,7 @@ import streamlit as st
 from app import navigation
 from app.shell.selection import SparseView, View
 from core.errors import StoreError
-from core.judging.explain.causes import Explanation
-from core.judging.explain.causes import explain_lists, explain_pair
+from core.judging.explain.causes import Explanation, explain_lists, explain_pair
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of

@@ -36,8 +36,6 @@ export default function ({ parentElement, data, setStateValue }) {
   };
   const events = ["dragover", "drop"];
   for (const name of events) document.addEventListener(name, over);
-  add(window.ulpscopeDropped ?? []); // on another page (drop_anywhere.js)
-  delete window.ulpscopeDropped;
   if (shared.serial !== data.serial) refresh();
   shared.serial = data.serial;
   return () => {

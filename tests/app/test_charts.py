@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from app.compare import charts as compare_charts
-from app.components import best_token_charts, chart_style
+from app.components import best_tokens, chart_style
 from app.internals import charts as internals
 from app.near_ties import charts as near_ties_charts
 
@@ -198,22 +198,10 @@ def best(reference: list[int], variant: list[int], texts: list[str | None] | Non
     )
 
 
-@pytest.mark.parametrize(
-    ("variant", "crossed"),
-    [
-        ([1, 2, 3, 4], []),
-        ([2, 1, 3, 4], [0, 1]),
-        ([1, 2, 4, 3], [2, 3]),
-        ([4, 1, 2, 3], [0, 1, 2, 3]),
-        ([1, 3, 5, 8], []),
-    ],
-)
-def test_tokens_that_change_places_are_found_and_coloured(variant, crossed):
-    top = best([1, 2, 3, 4], variant)
-    assert np.flatnonzero(best_token_charts.crossing(top)).tolist() == crossed
-    figure = best_token_charts.rank_slopes(top, "a", "b")
-    coloured = [place for place, line in enumerate(figure.data) if line.line.color != chart_style.QUIET]
-    assert coloured == crossed
+def test_the_top_tokens_have_a_dot_a_side_and_a_star_at_each_argmax():
+    _, *sides = best_tokens.top_dots(best([1, 2, 3], [2, 1, 3], ["<b>", None, "c"]), "a", "b").data
+    assert [list(side.x) for side in sides] == [[-1, -2, -3], [-2, -1, -3]]
+    assert [list(side.marker.symbol).index("star") for side in sides] == [0, 1]
 
 
 def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips_and_named_once():

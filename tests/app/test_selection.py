@@ -250,43 +250,43 @@ def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> selection.Vie
 
 def test_steps_lead_to_the_positions_that_sql_finds():
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
-        found = stepper.steps(view_of(run, prompt=1))
-        rows = run._database.rows(
-            "SELECT position, is_flip, near_tie, max_abs FROM position WHERE prompt = 1 ORDER BY position"
-        )
-    places = {kind["name"]: kind["places"] for kind in found["kinds"]}
-    assert places == {"flip": [30, 36, 239], "near tie": [row[0] for row in rows if row[2]]}
-    assert found["worst"] == max(rows, key=lambda row: (row[3], -row[0]))[0]
-    assert found["last"] == 286
+        places = stepper.places(view_of(run, prompt=1))
+        rows = run._database.rows("SELECT position FROM position WHERE prompt = 1 AND near_tie ORDER BY position")
+    assert places == {"position": range(287), "flip": [30, 36, 239], "near tie": [row[0] for row in rows]}
+
+
+def test_buttons_step_from_flip_to_flip_and_end_there():
+    app = followed("near_ties", run=RUN, prompt="1", position="0")
+    assert app.button(key="previous_flip").disabled
+    for position in ("30", "36", "239"):
+        app.button(key="next_flip").click().run()
+        assert app.query_params["position"] == position
+    assert app.button(key="next_flip").disabled
+    app.button(key="worst").click().run()
+    assert app.query_params["position"] == "204"
 
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"position": 36, "number": 5}, "36"),
-        ({"position": 999, "number": 5}, "286"),
-        ({"position": -4, "number": 5}, "0"),
-        ({"position": "36", "number": 5}, "7"),
-        ({"position": 36.5, "number": 5}, "7"),
-        ({"position": 36}, "7"),
-        ({"position": 36, "number": 5, "stamp": "another-run 0 1"}, "7"),
-        (["x"], "7"),
-        (None, "7"),
-        ({}, "7"),
+        ({"position": 36}, 36),
+        ({"position": 999}, 7),
+        ({"position": -4}, 7),
+        ({"position": "36"}, 7),
+        ({"position": 36, "stamp": "another-run 0 1"}, 7),
+        (["x"], 7),
+        (None, 7),
+        ({}, 7),
     ],
 )
 def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
-    """[position, stamp, number] as the component sends it; anything else is left alone."""
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         view = view_of(run, prompt=1, position=7)
-        session: dict = {
-            "view": view,
-            "position": 7,
-            "stepper": {"go": {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked},
-        }
+        go = {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked
+        session: dict = {"view": view, "position": 7, "strip": {"go": go}}
         monkeypatch.setattr("streamlit.session_state", session)
-        stepper._go()
-    assert str(session["position"]) == expected
+        token_strip._go()
+    assert session["position"] == expected
 
 
 def table(**columns: object) -> pd.DataFrame:

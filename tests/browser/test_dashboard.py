@@ -83,27 +83,6 @@ def test_a_click_on_a_point_of_the_scatter_selects_its_position(page: Page, dash
     assert "position=37" not in page.url
 
 
-@pytest.mark.thorough
-def test_back_goes_back_one_step_at_a_time(page: Page, dashboard: Dashboard):
-    page.goto(f"{dashboard.url}/overview?run=fresh-against-cached&variant=decode&prompt=1&position=36")
-    settle(page)
-    page.get_by_role("link", name="Near ties").click()
-    expect(page.locator("h1")).to_have_text("Near ties")
-    settle(page)
-    page.get_by_role("button", name="next flip").click()
-    expect(page.get_by_role("heading", name="Top tokens at position 239")).to_be_visible()
-    settle(page)
-    assert "position=239" in page.url
-    page.go_back()
-    expect(page.get_by_role("heading", name="Top tokens at position 36")).to_be_visible()
-    expect(page.locator("h1")).to_have_text("Near ties")
-    settle(page)
-    page.go_back()
-    expect(page.locator("h1")).to_have_text("Overview")
-    settle(page)
-    assert "position=36" in page.url
-
-
 def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: Page, dashboard: Dashboard):
     page.goto(dashboard.url)
     settle(page)

@@ -47,7 +47,7 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
     zoom(page, chart)
     zoomed = chart.evaluate(RANGE)
     assert zoomed != whole
-    step(page, "ArrowRight", 37)
+    step(page, "j", 37)
     assert chart.evaluate(RANGE) == zoomed
     page.get_by_label("Prompt", exact=True).fill("0")
     page.get_by_label("Prompt", exact=True).press("Enter")
@@ -70,7 +70,7 @@ def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page
     page.get_by_role(
         "heading", name="Near ties", exact=True
     ).click()  # the arrows are the choice's as long as that has the focus
-    step(page, "ArrowRight", 37)
+    step(page, "j", 37)
     assert outline.count()
     page.get_by_role("button", name="Clear selection").click()
     expect(page.get_by_text("selected:")).not_to_be_visible()

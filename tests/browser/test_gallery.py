@@ -1,10 +1,7 @@
-"""The gallery in a real Chromium: ticks, deletions that are undone, labels, the trash, and a dump dropped onto the
-page.
-"""
+"""The gallery in a real Chromium: ticks, deletions that are undone, labels and the trash."""
 
 from __future__ import annotations
 
-import base64
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,16 +16,6 @@ from tests.browser.driving import ROOT, Dashboard, close_tabs, new_tab, picture,
 
 SAMPLE = ROOT / "tests" / "runs" / "batch-1-against-n.duckdb"
 ROW = 33  # pixels
-# Drops a file somewhere on the page, as a hand would: over it first, then let go.
-DROP = """([selector, name, body]) => {
-  const bytes = Uint8Array.from(atob(body), (c) => c.charCodeAt(0));
-  const carried = new DataTransfer();
-  carried.items.add(new File([bytes], name));
-  const place = document.querySelector(selector);
-  const told = (kind) => place.dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true,
-    cancelable: true, composed: true }));
-  return ["dragenter", "dragover", "drop"].map((kind) => !told(kind));
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +118,3 @@ def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(
     expect(other.get_by_text(re.compile("^1 of 3 runs"))).to_be_visible()
     assert other.locator("[data-testid=stMain] img").count() == 0
     other.context.close()
-
-
-@pytest.mark.parametrize("place", ["h1", "[data-testid=stDataFrame]", ".st-key-drop_zone"])
-def test_a_dump_dropped_anywhere_on_the_page_is_on_the_upload_page(opened: Page, place: str):
-    dump = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
-    opened.wait_for_selector(place)
-    expect(opened.get_by_role("button", name="Choose files")).to_be_visible()  # from here on files are taken
-    opened.evaluate(DROP, [place, dump.name, base64.b64encode(dump.read_bytes()).decode()])
-    expect(opened.locator("h1")).to_have_text("Upload")
-    expect(opened.get_by_role("button", name="Save as a run")).to_be_visible()
-    expect(opened.locator("ul[aria-label=Files] li")).to_contain_text("arrived")
-    picture(opened, "upload-dropped")

@@ -164,18 +164,13 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     page: Page, dashboard: Dashboard, form: str, begins: bytes
 ):
     opened(page, dashboard, "near_ties?run=fresh-against-cached&prompt=1&position=36")
-    if form == "PNG":
-        page.get_by_text("PNG", exact=True).click()
-        settle(page)
     chart = page.locator(".js-plotly-plot").nth(1)
     chart.scroll_into_view_if_needed()
     chart.hover()
     with page.expect_download() as got:
-        chart.locator("[data-title^='Download plot']").first.click()
-    assert (
-        got.value.suggested_filename
-        == f"fresh-against-cached-pair0-best-tokens-logits-prompt1-position36.{form.lower()}"
-    )
+        chart.locator(f"[data-title='Save as {form}']").click()
+    name = f"fresh-against-cached-pair0-top-tokens-prompt1-position36.{form.lower()}"
+    assert got.value.suggested_filename == name
     content = Path(got.value.path()).read_bytes()
     assert content.startswith(begins)
     if form == "SVG":

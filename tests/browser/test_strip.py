@@ -61,7 +61,7 @@ def opened(page: Page, dashboard: Dashboard, path: str) -> None:
     page.goto(f"{dashboard.url}/{path}")
     settle(page)
     if "position=" in path:
-        page.locator(".st-key-stepper .worst").wait_for(state="attached")  # it listens to the keys from then on
+        page.locator(".st-key-worst button").wait_for(state="attached")
     expect(token(page, 0)).to_be_attached()
 
 

@@ -82,15 +82,9 @@ def test_a_brush_lists_its_positions_whatever_the_threshold_and_can_be_cleared()
 
 def test_controls_are_in_the_address_and_come_back_from_it():
     app = opened()
-    app.segmented_control(key="top_form").set_value("ranks").run()
     app.segmented_control(key="threshold_unit").set_value("logits").run()
     app.select_slider(key="threshold_logits").set_value("0.02").run()
     assert not app.exception
-    assert {name: app.query_params[name] for name in ("top", "unit", "logits")} == {
-        "top": "ranks",
-        "unit": "logits",
-        "logits": "0.02",
-    }
-    again = opened(top="ranks", unit="logits", logits="0.02")
-    assert "2 tokens of 8 change places" in said(again)
+    assert {name: app.query_params[name] for name in ("unit", "logits")} == {"unit": "logits", "logits": "0.02"}
+    again = opened(unit="logits", logits="0.02")
     assert "≤ 0.02 logits" in said(again)
