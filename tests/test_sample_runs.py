@@ -53,7 +53,7 @@ def test_each_shows_what_it_is_for():
         assert 100 < shown["llamacpp-kv-float16"].pairs[0].noise_ratio < 1000
         assert shown["vllm-against-transformers"].pairs[0].noise_ratio < 1.5
         assert len(shown["where-it-starts"].layers(0)) > 300
-        assert len(shown["where-it-starts"].kernels) > 0
+        assert shown["where-it-starts"].sides_with_kernels == {0, 1}
         planted = " ".join(row.says for row in shown["injected-bug"].evidence(0))
         assert "position 16" in planted
         assert "model.layers.0.self_attn" in planted

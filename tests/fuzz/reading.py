@@ -98,7 +98,7 @@ def _read_run(path: Path) -> None:
             run.stored_cells("ulps", pair.index, 0, (0, rows))
             run.kv_positions(pair.index, 0)
             run.layer_positions(pair.index, 0)
-        for _ in (run.classes, run.vocabulary, run.kernels, run.remedies, run.generations):
+        for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
             pass
         pairs, _ = report_of_run(run)
         check_measured(path.name, pairs)
