@@ -20,11 +20,11 @@ from benchmarks.verdicts.engines import PREFIX, Engine, attention, cache_of, hoo
 from benchmarks.verdicts.screening import PROMPTS, TOKENS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import in_float64, in_two_halves, norms_in_float64
-from core.inference.controls.drawn_roundings import DRAWS, PREFILL, errors_of, sixteen_rows
-from core.inference.controls.rounding_floor import in_float32, whole_side
+from core.inference.controls.drawn_roundings import DRAWS, errors_of, sixteen_rows
+from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.engines import side_of
+from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.judging.ladder.structure import BLOCKS
 from core.runs.file.evidence import FAILED
 
@@ -254,7 +254,7 @@ def _sizes(
     rounding = np.mean([each.squares for each in draws], axis=0)
     found = {}
     with in_float32(loaded) as widened:
-        plain = torch.cat([whole_side(PREFILL.run_on(widened), ids) for ids in prompts]).double()
+        plain = torch.cat([whole_side(PLAIN.run_on(widened), ids) for ids in prompts]).double()
         for key, engine in engines.items():
             side = side_of(engine)
             fault = torch.cat([whole_side(side.run_on(widened), ids) for ids in prompts]).double() - plain

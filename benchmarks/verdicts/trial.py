@@ -30,7 +30,7 @@ from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
 from core.judging.ladder.verdict import Verdict, conclude
 from core.judging.validity import sampler_evidence
-from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, SAMPLER, ModulesFigures, PairFigures, RatioFigures
+from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, SAMPLER, AloneFigures, PairFigures, RatioFigures
 from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, LOWER_PRECISION, NONDETERMINISTIC, ROUNDING
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
@@ -127,7 +127,9 @@ def try_case(
         for row in verdict.evidence
         if row.rung == OWN_DTYPE and isinstance(row.figures, RatioFigures)
     ]
-    modules = [row.figures.first_module for row in verdict.evidence if isinstance(row.figures, ModulesFigures)]
+    modules = [
+        name for row in verdict.evidence if isinstance(row.figures, AloneFigures) for name in row.figures.modules_beyond
+    ]
     position = None if verdict.first_place is None else verdict.first_place[1]
     found = Trial(
         name,

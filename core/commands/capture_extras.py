@@ -37,7 +37,7 @@ def run_extras(
     floor = 0.0
     if request.remedies:
         say("remedies: rounding floor", 0, 0)
-        floor = floor_of(session, paths[0])
+        floor = floor_of(session)
     remedies = {}
     for pair, name in enumerate(names[1:]) if request.remedies else ():
         path, tell = paths[pair + 1], _named(say, f"remedies of {name}")

@@ -1,6 +1,4 @@
-"""The rows of evidence on the outputs of a model's modules: where a pair leaves its floor, and which module alone does.
-None of them decides.
-"""
+"""The row of evidence on the outputs of a model's modules: which of them alone differ. It never decides."""
 
 from __future__ import annotations
 
@@ -10,81 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runs.file.evidence import NOTED, PASSED, AloneFigures, Check, Evidence, ModulesFigures
+from ..runs.file.evidence import NOTED, AloneFigures, Check, Evidence
 from ..text import joined, plural, three_digits
-from .ladder.noise_ratio import FloorTest
 
 LARGEST_ALONE = 10.0  # times a module's own rounding; docs/verdict_calibration.md has what was measured
 _BLOCK = re.compile(r"\.\d+(?=\.|$)")
 _NAMED = 3  # modules by name; more are told as parts of so many blocks
-
-
-def growth_evidence(
-    control: str,
-    names: Sequence[str],
-    pair: NDArray[np.float64],
-    floor: NDArray[np.float64],
-    dtype: str,
-    test: FloorTest,
-    *,
-    is_handed_in: bool = False,
-) -> Evidence:
-    """The row on where, over the modules as they run, a pair leaves the floor; rms of both [modules]. Never
-    decides.
-
-    `test`: of the pair's logits; is_handed_in: a side handed in some modules' outputs by itself, so others may lie
-    between. A module leaves the floor where the pair is more times as large as logits may be.
-    """
-    tiny = np.finfo(np.float64).tiny
-    is_number = np.isfinite(pair) & np.isfinite(floor)
-    ratios = np.where(pair > 0, pair / np.maximum(floor, tiny), 0.0)
-    ratios = np.where(is_number, ratios, np.inf)  # NaN in one side's output, which no rounding makes
-    beyond = np.flatnonzero(ratios > test.largest_ratio)
-    figures = ModulesFigures(
-        compute_dtype=dtype,
-        first_module=names[beyond[0]] if len(beyond) else None,
-        modules=tuple(names),
-        pair_rms=tuple(float(x) if np.isfinite(x) else None for x in pair),
-        floor_rms=tuple(float(x) if np.isfinite(x) else None for x in floor),
-    )
-    if not pair.any() and test.is_passed:
-        says = "None of these modules' outputs differs at all at these positions."
-        return Evidence(Check.GROWTH, control, figures, PASSED, says)
-    if not len(beyond) and not test.is_passed:
-        says = (
-            "None of these modules leaves the floor at these positions, so what is wrong comes after them (the head, or"
-            " which row or position is returned), or at another position."
-            if not is_handed_in
-            else (
-                "None of the modules that were handed in leaves the floor at these positions: what is wrong comes after"
-                " them, or in one that was not."
-            )
-        )
-        return Evidence(Check.GROWTH, control, figures, NOTED, says)
-    if not len(beyond):
-        most = float(ratios.max()) if len(ratios) else 0.0
-        says = (
-            f"From module to module it grows as the floor does: at most {most:.2f} times it at any of these modules,"
-            " over these positions."
-        )
-        return Evidence(Check.GROWTH, control, figures, PASSED, says)
-    first = int(beyond[0])
-    largest = float(ratios[:first].max()) if first else 0.0
-    before = (
-        f", at most {largest:.2f} times in what runs before it"
-        if largest
-        else ", and nothing differs in what runs before it" * bool(first)
-    )
-    larger = (
-        "NaN or infinite"
-        if not is_number[first]
-        else "out of nothing"
-        if floor[first] <= tiny
-        else f"{three_digits(ratios[first])} times the floor there"
-    )
-    between = ", or at one before it that was not handed in" * is_handed_in
-    says = f"In the model it enters at {names[first]}{between}: {larger}{before}."
-    return Evidence(Check.GROWTH, control, figures, NOTED, says)
 
 
 def alone_evidence(

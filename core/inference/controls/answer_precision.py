@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...judging.divergence import mean_squares
 from ...runs.file.evidence import MISSING, Check, Evidence, Unmeasured
 from ..models.model import LoadedModel
-from ..paths.engines import RunnableSide, side_of
-from .rounding_floor import divergence, in_float32, known, whole_side
+from ..paths.engines import PLAIN, RunnableSide, divergence, known, whole_side
+from .rounding_floor import in_float32
 
 _ASKED = 128  # positions to ask for, and one prompt at least
 _PRACTICALLY_ALL = 0.98  # of logits on a 16-bit grid; of those computed in float32 1 in 65,000 is on that of bfloat16
@@ -27,9 +27,6 @@ _SAME = 0.98  # of logits that round to the bits of the first answer; computed i
 # at nine of ten positions on six models; a correct side that computes in float32 stays at 1e-4 (1e-3 of float16).
 _A_QUARTER = 0.25
 _LARGEST = 10.0  # times that; what is further away is no rounding to 16 bits, whatever it was computed in
-
-
-PLAIN = side_of("prefill")
 
 
 @dataclass(frozen=True)
@@ -81,28 +78,16 @@ def narrow_answers(
     return None
 
 
-def narrow_evidence(narrow: Sequence[Narrow], sides: tuple[RunnableSide, RunnableSide]) -> list[Evidence]:
-    """The rungs that need both sides in float32, each missing with the reason; there is at least one narrow side."""
+def narrow_evidence(narrow: Sequence[Narrow], names: tuple[str, str]) -> Evidence:
+    """The float32 comparison, missing with the reason. narrow: at least one of the two sides."""
     dtypes = " and ".join(dict.fromkeys(one.dtype for one in narrow))
     who = "; ".join(f"'{one.side}': {one.seen}" for one in narrow)
-    why = f"the engine computes in {dtypes} whatever it is asked"
-    figures = Unmeasured(computes_in={one.side: one.dtype for one in narrow})
-    control = f"'{sides[1].name}' against '{sides[0].name}' in float32"
-    decides = (
-        f"The pair cannot be had in float32: {why} ({who}). Let it load its weights in float32 when `model.dtype` is"
-        " float32, and the float32 rung decides."
+    says = (
+        f"The pair cannot be had in float32: the engine computes in {dtypes} whatever it is asked ({who}). Let it load"
+        " its weights in float32 when `model.dtype` is float32, and the float32 rung decides."
     )
-    return [
-        Evidence(Check.WIDE_PAIR, control, figures, MISSING, decides),
-        *(
-            Evidence(check, without, figures, MISSING, f"Missing: {why}.")
-            for check, without in (
-                (Check.FROM_FLOAT64, "both sides in float32 against a plain forward in float64"),
-                (Check.GROWTH, "outputs of modules, both sides in float32"),
-                (Check.IN_ONE_ORDER, "every sum in one order, both sides in float32"),
-            )
-        ),
-    ]
+    figures = Unmeasured(computes_in={one.side: one.dtype for one in narrow})
+    return Evidence(Check.WIDE_PAIR, f"'{names[1]}' against '{names[0]}' in float32", figures, MISSING, says)
 
 
 def _a_few(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:

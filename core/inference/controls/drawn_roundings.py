@@ -28,12 +28,12 @@ from ...runs.file.evidence import FAILED, MISSING, Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
-from ..paths.engines import RunnableSide, side_of
+from ..paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
 from .precisions.catalogue import Precision
 from .reordering import reordered, reordering_refusal
-from .rounding_floor import groups_of, in_float32, whole_side
+from .rounding_floor import groups_of, in_float32
 
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
 _AMOUNT = (
@@ -44,7 +44,6 @@ _KEPT_BYTES = 256 << 20  # of draws that the directions are found from, so that 
 DRAWS = 8
 _DIRECTIONS = 8
 _LOOKED_AT = 64  # positions from which the directions are found, in every draw
-PREFILL = side_of("prefill")
 _DECODED = 1024  # positions up to which token-by-token decode is one of the model's ways
 
 
@@ -194,7 +193,7 @@ class Drawn:
     knows what it gave.
     """
 
-    exact: RunnableSide = PREFILL
+    exact: RunnableSide = PLAIN
     errors: list[Errors] = field(default_factory=list)
     directions: torch.Tensor | None = None
 
@@ -205,7 +204,7 @@ def errors_of(
     sides: Sequence[RunnableSide],
     seeds: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
-    plain: RunnableSide = PREFILL,
+    plain: RunnableSide = PLAIN,
     without: Sequence[RunnableSide] = (),
     draws: Drawn | None = None,
 ) -> tuple[list[Errors], list[Errors]]:
@@ -304,7 +303,7 @@ def sixteen_rows(
     decides: there is nothing but 16 bits, so the draws must be shown to be a measure of the model's rounding whatever
     they say; else only before they accuse a side.
     """
-    rows, tests = _tested(loaded, prompts, sides, blocks, say, PREFILL, (), draws, decides=decides)
+    rows, tests = _tested(loaded, prompts, sides, blocks, say, PLAIN, (), draws, decides=decides)
     failed = [test if row.outcome == FAILED else None for row, test in zip(rows, tests, strict=True)]
     if len(sides) > 1 and all(failed):
         return [of_neither_side(row, f"'{loaded.name}'", loaded.dtype) for row in rows], [None] * len(rows)
@@ -322,7 +321,7 @@ def beside_a_precision(
     """Draw roundings for one side that ought to compute the model's own forward in a lower precision: with its share of
     it.
     """
-    (row,), (test,) = _tested(loaded, prompts, [side], blocks, say, precision.side, [PREFILL])
+    (row,), (test,) = _tested(loaded, prompts, [side], blocks, say, precision.side, [PLAIN])
     return row, test
 
 
@@ -378,7 +377,7 @@ def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: Runna
             yield run
 
     ways = [plain]
-    if plain is PREFILL:  # eager attention rounds its weights too, which others do not
+    if plain is PLAIN:  # eager attention rounds its weights too, which others do not
         names = ["prefill+attn:eager", *(["decode"] if sum(map(len, prompts)) <= _DECODED else [])]
         ways += [side_of(name) for name in names if parse_path(name).refusal(loaded) is None]
     if reordering_refusal(loaded.model) is None:

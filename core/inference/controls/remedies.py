@@ -22,10 +22,11 @@ from ..models.bits import own_bits
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
+from ..paths.engines import whole_side
 from ..paths.grammar import Step
 from ..paths.paths import Path, open_path, parse_path
 from .judging_session import JudgingSession
-from .rounding_floor import in_float32, whole_side
+from .rounding_floor import in_float32
 
 ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
 TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
@@ -97,10 +98,10 @@ def remedies_of(
     return rows
 
 
-def floor_of(session: JudgingSession, reference: str) -> float:
-    """rms of reorderings of the reference, in logits; NaN if there is no such floor."""
+def floor_of(session: JudgingSession) -> float:
+    """rms of reorderings of prefill, in logits; NaN if there is no such floor."""
     try:
-        return session.floor(session.loaded, range(FLOOR_SEEDS), reference).rms
+        return session.floor(session.loaded, range(FLOOR_SEEDS)).rms
     except UlpscopeError:
         return float("nan")
 

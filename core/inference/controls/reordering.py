@@ -4,8 +4,7 @@ A product contracts one axis of a weight with one of its input: y[o] = sum_i W[o
 alike is the same mathematics in another order of summation. It is done where torch dispatches its operations, below
 every module class: fused projections, transposed weights (Conv1D), experts held as one 3-D parameter and weights that a
 module multiplies with by itself all arrive there as one of a dozen products. The model is never written to, so there is
-nothing to put back: a permuted weight is a copy that lives for one product, or, within `keep_bytes`, as long as the
-context.
+nothing to put back: a permuted weight is a copy that lives for one product.
 
 Attention, norms, embeddings and convolutions stay as they are. An operation that takes a weight and is not known to be
 either is refused, and so is a module whose products were never seen: a floor of half a model would be too low, and call
@@ -88,21 +87,17 @@ class Reordering:
 
 
 @contextmanager
-def reordered(model: torch.nn.Module, seed: int, *, keep_bytes: int = 0) -> Iterator[Reordering]:
+def reordered(model: torch.nn.Module, seed: int) -> Iterator[Reordering]:
     """Every linear map of the model that runs inside sums in an order drawn from (seed, name of its weight).
 
-    keep_bytes: how much memory permuted copies may take so as to serve the next forward too. Permuting all weights
-    costs about as much as a short prefill, which token-by-token decode would otherwise pay at every token.
-
-    Weights converted inside are followed, but copies are kept only of those that the model has on entry: so open it
-    last. Only this thread is affected.
+    Weights converted inside are followed. Only this thread is affected.
     """
     refusal = reordering_refusal(model)
     if refusal:
         raise CaptureError(f"reordering: {refusal}.")
     found = Reordering()
     weights = _Weights(model)
-    mode = _Reorder(weights, found, seed, keep_bytes)
+    mode = _Reorder(weights, found, seed)
     ran: Counter[torch.nn.Module] = Counter()
     hooks = []
     try:
@@ -235,11 +230,9 @@ class _Reorder(TorchDispatchMode):
 
     supports_higher_order_operators = True  # so that they are refused here, in our words
 
-    def __init__(self, weights: _Weights, found: Reordering, seed: int, keep_bytes: int) -> None:
+    def __init__(self, weights: _Weights, found: Reordering, seed: int) -> None:
         super().__init__()
         self._weights, self._found, self._seed = weights, found, seed
-        self._budget = keep_bytes
-        self._kept: dict[Any, torch.Tensor] = {}
         self._orders: dict[Any, torch.Tensor] = {}
         self._computed_with: set[str] = set()
 
@@ -270,9 +263,6 @@ class _Reorder(TorchDispatchMode):
         named = [name for name in map(self._weights.name, floats) if name is not None]
         if not named:
             return func(*args, **kwargs)
-        if func._schema.is_mutable and any(map(self._weights.name, _floats(_written(func, args)))):
-            self._budget += sum(copy.untyped_storage().nbytes() for copy in self._kept.values())
-            self._kept.clear()
         if packet in _LEFT_ALONE:
             self._computed_with.update(named)
             return func(*args, **kwargs)
@@ -319,20 +309,10 @@ class _Reorder(TorchDispatchMode):
         return func(*changed, **kwargs)
 
     def _permuted(self, tensor: torch.Tensor, axis: int, name: str, length: int) -> torch.Tensor:
-        is_weight = self._weights.parameter(tensor) is not None
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, axis)
-        if is_weight and key in self._kept:
-            return self._kept[key]
         place = (name, length, tensor.device)
-        order = self._orders.get(place)
-        if order is None:
-            order = self._orders[place] = order_of(self._seed, name, length).to(tensor.device)
-        permuted = _permuted(tensor, axis, order)
-        size = permuted.untyped_storage().nbytes()
-        if is_weight and size <= self._budget:
-            self._budget -= size
-            self._kept[key] = permuted
-        return permuted
+        if place not in self._orders:
+            self._orders[place] = order_of(self._seed, name, length).to(tensor.device)
+        return _permuted(tensor, axis, self._orders[place])
 
 
 def _permuted(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
@@ -369,12 +349,6 @@ def _floats(values: Any) -> Iterator[torch.Tensor]:
                 yield value
         elif isinstance(value, list | tuple):
             yield from _floats(value)
-
-
-def _written(func: Any, args: Any) -> list[Any]:
-    """The positional arguments that an operation writes to."""
-    slots = zip(func._schema.arguments, args, strict=False)
-    return [value for slot, value in slots if slot.alias_info is not None and slot.alias_info.is_write]
 
 
 def _is_matrix(parameter: torch.Tensor) -> bool:

@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...errors import CaptureError, UlpscopeError
-from ...judging.divergence import Divergence
-from ..controls.rounding_floor import divergence, whole_side
-from ..models.bits import bits_of
+from ...judging.divergence import ROW_ULP_SHIFT, Divergence
+from ...numerics.formats import FloatFormat, spacings
+from ..models.bits import bits_of, row_sums
 from ..models.model import LoadedModel
 from ..models.torch_errors import first_line
 from ..watching.modules import traced_modules
@@ -29,8 +31,6 @@ from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; one with a third parameter `watch` is given a Watch."""
-Whole = Callable[[Sequence[int]], torch.Tensor]
-"""Token ids of a prompt -> all of its logits [positions, vocab]."""
 Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 
@@ -91,23 +91,25 @@ def side_of(given: str | Engine) -> RunnableSide:
     """A path by its name, or a callable under its own."""
     if isinstance(given, str):
         path = parse_path(given)
-        if path.engine is not None:
-            return RunnableSide(
-                str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), hands_in=True, engine_path=path
-            )
-        return RunnableSide(str(path), lambda loaded, trace: open_path(path, loaded, trace=trace), path)
+        is_other = path.engine is not None
+        return RunnableSide(
+            str(path),
+            lambda loaded, trace: open_path(path, loaded, trace=trace),
+            path=None if is_other else path,
+            hands_in=is_other,
+            engine_path=path if is_other else None,
+        )
     name = getattr(given, "__name__", type(given).__name__)
-    hands_in = _takes_watch(given)
+    try:
+        hands_in = "watch" in inspect.signature(given).parameters
+    except (TypeError, ValueError):  # of some callables nobody can tell
+        hands_in = False
     return RunnableSide(
         name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in
     )
 
 
-def _takes_watch(engine: Engine) -> bool:
-    try:
-        return "watch" in inspect.signature(engine).parameters
-    except (TypeError, ValueError):  # of some callables nobody can tell
-        return False
+PLAIN = side_of("prefill")
 
 
 class Watch:
@@ -149,14 +151,8 @@ class Watch:
                 f"'{self._engine}' hands in '{name}' as {came}; expected numbers [positions, features] within"
                 f" {self._positions} positions."
             )
-        if self._trace is None:
-            return
-        width = self._trace.width_of(name)
-        if width not in (None, tensor.shape[1]):
-            raise CaptureError(
-                f"'{self._engine}' hands in '{name}' with {tensor.shape[1]} features; the other side has {width}."
-            )
-        self._trace.hand_in(name, tensor, start)
+        if self._trace is not None:
+            self._trace.hand_in(name, tensor, start)
 
 
 @contextmanager
@@ -197,35 +193,79 @@ def seen_by(run: Run, see: Emit) -> Run:
     return seen
 
 
-def measure(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    sides: tuple[RunnableSide, RunnableSide],
-    reference: Whole | None = None,
-) -> tuple[list[Divergence], list[str]]:
-    """(divergence of each prompt, digest of each side's bits). reference: gives the first side's logits; None to run
-    it.
+def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
+    """All logits of a prompt, as they came. -> [positions, vocab]"""
+    pieces: list[torch.Tensor] = []
+    run(ids, lambda _, logits: pieces.append(logits.clone()))  # a view would keep alive what it is a view of
+    return torch.cat(pieces)
+
+
+def known(logits: torch.Tensor) -> Run:
+    """Gives logits that were computed elsewhere."""
+    return lambda _, emit: emit(0, logits)
+
+
+def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int], row_ulps_of: FloatFormat | None = None) -> Divergence:
+    """Divergence of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of
+    float32 values to 2^-53. row_ulps_of: the dtype in whose row ULPs elements are counted too.
     """
+    squares, elements, mismatches = [], [], []
+    counts: list[NDArray[np.int64]] = []
+    first: tuple[int, float, float] | None = None
+
+    def add(position: int, logits: torch.Tensor) -> None:
+        nonlocal first
+        reference, variant = plain[position : position + len(logits)].double(), logits.double()
+        is_finite = reference.isfinite() & variant.isfinite()
+        is_same = (reference == variant) | (reference.isnan() & variant.isnan())
+        apart = torch.where(is_finite, reference - variant, 0.0)
+        if row_ulps_of is not None:
+            counts.append(_row_ulp_counts(reference, apart, is_finite, row_ulps_of))
+        squares.append(row_sums(apart.square()))
+        elements.append(is_finite.sum(1).cpu())
+        is_mismatch = ~is_finite & ~is_same
+        mismatches.append(is_mismatch.sum(1).cpu())
+        if first is None and mismatches[-1].any():
+            row, token = is_mismatch.nonzero()[0].tolist()
+            first = token, float(reference[row, token]), float(variant[row, token])
+
+    run(ids, add)
+    sums = np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy()
+    return Divergence(*sums, first, row_ulps=np.concatenate(counts, axis=1) if counts else None)
+
+
+def _row_ulp_counts(
+    reference: torch.Tensor, apart: torch.Tensor, is_finite: torch.Tensor, fmt: FloatFormat
+) -> NDArray[np.int64]:
+    """Count finite elements [rows, vocab] by how many row ULPs they are apart, as `Divergence.row_ulps`."""
+    largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
+    steps = torch.from_numpy(spacings(np.maximum(largest, 0.0), fmt)).to(apart.device)
+    bins = (apart.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
+    bins = bins.flatten() if is_finite.all() else bins[is_finite]
+    counts = torch.bincount(bins).cpu().numpy()
+    seen = np.flatnonzero(counts)
+    return np.stack([seen, counts[seen]])
+
+
+def measure(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[RunnableSide, RunnableSide]
+) -> tuple[list[Divergence], list[str]]:
+    """(divergence of each prompt, digest of each side's bits)"""
     hashes = [hashlib.sha256(), hashlib.sha256()]
-    found = divergences_of(
-        loaded, prompts, sides, reference, lambda side, logits: hashes[side].update(bits_of(logits).data)
-    )
-    return found, [digest.hexdigest() for digest in hashes]
+    pair = divergences_of(loaded, prompts, sides, lambda side, logits: hashes[side].update(bits_of(logits).data))
+    return pair, [digest.hexdigest() for digest in hashes]
 
 
 def divergences_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
     sides: tuple[RunnableSide, RunnableSide],
-    reference: Whole | None = None,
     see: Callable[[int, torch.Tensor], None] = ignore,
 ) -> list[Divergence]:
-    """Two sides against each other, one divergence a prompt. reference: as for `measure`; see: is shown (side, its
-    logits).
-    """
+    """Compare two sides, one divergence a prompt. see: is shown (side, its logits)."""
     found = []
     for ids in prompts:
-        plain = reference(ids) if reference is not None else whole_side(sides[0].run_on(loaded), ids)
+        plain = whole_side(sides[0].run_on(loaded), ids)
         see(0, plain)
 
         def check(_: int, logits: torch.Tensor, vocab: int = plain.shape[1]) -> None:

@@ -1,7 +1,7 @@
 """The one tracer: follows the forwards of a prompt and takes what modules put out at chosen positions of it.
 
 Modules are watched by forward hooks, which read and change nothing. What becomes of an output is a subclass's matter:
-it is spooled (core.inference.watching.layers), or kept and compared (core.inference.controls.module_growth).
+it is spooled (core.inference.watching.layers), or kept and compared (core.inference.controls.modules_alone).
 """
 
 from __future__ import annotations
@@ -58,10 +58,6 @@ class ModuleTrace:
         first, last = self._places(start, start + len(output))
         if first < last:
             self.take(name, first, output[self._offsets(first, last, start, output.device)].detach())
-
-    def width_of(self, name: str) -> int | None:  # noqa: ARG002
-        """Features that a module's output must have; None where any will do."""
-        return None
 
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:

@@ -23,10 +23,9 @@ from ...numerics.formats import LOGIT_FORMATS
 from ...runs.tables.layer_spool import LayerModule, LayerPart
 from ..controls.judging_session import JudgingSession
 from ..controls.reordering import reordered, reordering_refusal
-from ..controls.rounding_floor import divergence
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
-from ..paths.engines import seen_by
+from ..paths.engines import divergence, seen_by
 from ..paths.hooks import ModuleTrace
 from ..paths.modifiers import MODIFIERS
 from ..paths.paths import Path, open_path, parse_path

@@ -58,8 +58,7 @@ _SUPPLY = {
         SAMPLER: "It needs tokens that an engine emitted.",
         NEIGHBOURS: "It needs a variant with other rows in the batch, such as `decode+batch:8`.",
         STRUCTURE: "It follows from the float32 check.",
-        MODULES: "It follows from the float32 check.",
-        ONE_ORDER: "It runs if the sides differ and both can run in one order.",
+        MODULES: "It runs on a pair that fails.",
     },
     "upload": {
         VALIDITY: "Export this run and ingest the npz.",
@@ -71,7 +70,6 @@ _SUPPLY = {
         SYMMETRY: _MODEL,
         STRUCTURE: "It says where differences begin.",
         MODULES: "It needs the engine as a callable of `judge`.",
-        ONE_ORDER: "It needs the engine as a callable of `judge`.",
     },
 }
 _GRAVEST = (FAILED, MISSING, NOTED, PASSED)
@@ -124,7 +122,7 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     rungs = tuple(
         Rung(name, rows, _supply(run, pair, name, tried))
         for name, rows in by_name.items()
-        if rows or name not in (PRECISION, SCREENING)  # asked only in some cases
+        if rows or name not in (PRECISION, SCREENING, ONE_ORDER)  # asked only in some cases
     )
     name = shown_verdict(kind, pair.summary.bit_identical, pair.verdict)
     if pair.verdict is None:

@@ -49,6 +49,6 @@ def test_an_unjudged_run_shows_one_button_and_neither_a_command_nor_empty_rungs(
     app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
     labels = [step.label for step in app.expander]
-    assert f"Evidence · 0 of {len(RUNGS) - 2} rungs run" in labels
+    assert f"Evidence · 0 of {len(RUNGS) - 3} rungs run" in labels
     assert "The same on the command line" in labels
     assert not [label for label in labels if "not run" in label]

@@ -14,6 +14,7 @@ from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
 from core.runs.file.evidence import (
+    ONE_ORDER,
     PRECISION,
     RUNGS,
     SCREENING,
@@ -64,7 +65,7 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
         assert f"[{row.outcome}]" in step
         assert row.says in step
         assert f"Control: {row.control}" in said(app)
-    asked_always = [rung for rung in RUNGS if rung not in (PRECISION, SCREENING)]
+    asked_always = [rung for rung in RUNGS if rung not in (PRECISION, SCREENING, ONE_ORDER)]
     unrun = [rung for rung in asked_always if rung not in {row.rung for row in rows}]
     assert len([step for step in steps if "not run" in step]) == len(unrun)
     assert not [button for button in app.button if button.key == "judge"]

@@ -8,9 +8,8 @@ from functools import cache
 
 import torch
 
-from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import side_of
+from core.inference.paths.engines import side_of, whole_side
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32

@@ -9,7 +9,7 @@ as large.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -88,29 +88,20 @@ class Precision:
 
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
-        with self._lowered(loaded):
-            if self.part == CACHE:
-                yield partial(self._with_cache, loaded)
-                return
-            with side_of(self.path).open(loaded, trace) as run:
-                yield _rounded(run, self.rounding) if self.part == LOGITS else run
-
-    @contextmanager
-    def _lowered(self, loaded: LoadedModel) -> Iterator[None]:
-        if self.part == LAYERS:
-            with _weights_rounded(loaded.model, _in_float32(self.rounding)):
-                yield
-        elif self.part == PRODUCTS:
-            with _RoundedOperands(self.rounding):
-                yield
-        elif self.part == ACTIVATIONS:
-            with _activations_rounded(loaded.model, self.rounding):
-                yield
-        elif self.part == HEAD:
-            with _head_in(loaded.model, self.dtype or loaded.torch_dtype):
-                yield
-        else:
-            yield
+        if self.part == CACHE:
+            yield partial(self._with_cache, loaded)
+            return
+        lower: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            LAYERS: lambda: _weights_rounded(loaded.model, _in_float32(self.rounding)),
+            PRODUCTS: lambda: _RoundedOperands(self.rounding),
+            ACTIVATIONS: lambda: _activations_rounded(loaded.model, self.rounding),
+            HEAD: lambda: _head_in(loaded.model, self.dtype or loaded.torch_dtype),
+        }
+        with lower.get(self.part, nullcontext)(), side_of(self.path).open(loaded, trace) as run:
+            if self.part == LOGITS:
+                yield lambda ids, emit: run(ids, lambda start, logits: emit(start, self.rounding(logits)))
+            else:
+                yield run
 
     def _with_cache(self, loaded: LoadedModel, ids: Sequence[int], emit: Emit) -> None:
         model: Any = loaded.model
@@ -128,11 +119,6 @@ class Precision:
             if start == 0 and stored.is_read_back:
                 _round_as_written(cache, rounding)
             start = stop
-
-
-def _rounded(run: Run, rounding: Rounding) -> Run:
-    """A run whose logits are rounded."""
-    return lambda ids, emit: run(ids, lambda start, logits: emit(start, rounding(logits)))
 
 
 def _in_float32(rounding: Rounding) -> Rounding:
@@ -294,24 +280,12 @@ def gguf(kind: str) -> Rounding:
 
 
 # The 16 levels of NF4: Dettmers et al., QLoRA (2023), appendix E.
-NF4_LEVELS = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
+_NF4 = (
+    "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 -0.18477343022823334"
+    " -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224"
+    " 0.44070982933044434 0.5626170039176941 0.7229568362236023 1"
 )
+NF4_LEVELS = tuple(map(float, _NF4.split()))
 
 
 def nf4(values: torch.Tensor) -> torch.Tensor:

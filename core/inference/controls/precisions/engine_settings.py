@@ -4,7 +4,7 @@ model's own function, and how much does each contribute?
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,11 +21,10 @@ from ....judging.ladder.structure import structure_of
 from ....runs.file.evidence import FAILED, PASSED, Check, Evidence, SettingsFigures
 from ....text import three_digits
 from ...models.model import LoadedModel
-from ...paths.engines import RunnableSide, divergences_of, side_of
+from ...paths.engines import PLAIN, RunnableSide, divergences_of, side_of
 from ...paths.grammar import Step
-from ..answer_precision import PLAIN
 from .catalogue import ACTIVATIONS, Precision, through
-from .lowered_side import Lowered, floor_beside
+from .lowered_side import Lowered, Question, beside_reorderings, rms_ratio
 
 _BITS = 8  # significand of bfloat16, whose forward is the measure
 _COARSE = "prefill+dtype:bfloat16"
@@ -38,12 +37,13 @@ def narrow_settings(side: RunnableSide) -> dict[str, Any]:
     if side.engine_path is None or side.engine_path.engine is None:
         return {}
     given = {step.name: step.values[0] for step in side.engine_path.modifiers if step.values}
-    found = {}
-    for name, about in side.engine_path.engine.modifiers.items():
-        value = given.get(name, about.get("default"))
-        if "widest" in about and value is not None and value != about["widest"]:
-            found[name] = value
-    return found
+    values = {
+        name: given.get(name, about.get("default"))
+        for name, about in side.engine_path.engine.modifiers.items()
+        if "widest" in about
+    }
+    widest = side.engine_path.engine.modifiers
+    return {name: value for name, value in values.items() if value not in (None, widest[name]["widest"])}
 
 
 def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str] | None:
@@ -72,13 +72,11 @@ def _with(side: RunnableSide, values: dict[str, Any]) -> RunnableSide:
 
 
 def taken_apart(
+    question: Question,
     widened: LoadedModel,
-    prompts: Sequence[Sequence[int]],
     side: RunnableSide,
     floor: NDArray[np.float64],
-    seeds: Sequence[int],
     keep: Callable[[RunnableSide], RunnableSide] = lambda side: side,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Lowered | None:
     """Judge an engine's side by its settings; None where it has none that round coarser than float32.
 
@@ -89,78 +87,71 @@ def taken_apart(
     whose own reorderings, the engine then has to be. floor: mean squares of the reorderings in float32
     [seeds, positions]; keep: gives sides whose logits are computed once.
     """
-    narrow, fixed = narrow_settings(side), coarse_activation(widened, side)
-    if not narrow and fixed is None:
+    narrow, fixed, path = narrow_settings(side), coarse_activation(widened, side), side.engine_path
+    if path is None or path.engine is None or not (narrow or fixed):
         return None
-    path = side.engine_path
-    assert path is not None
-    assert path.engine is not None
-    about = path.engine.modifiers
-
-    model, beside = PLAIN, floor
+    about, seeds = path.engine.modifiers, question.seeds
+    model, beside, seen_in, computes = PLAIN, floor, "", ""
     if fixed is not None:
-        say(f"{len(seeds)} reorderings with {fixed[0]} in {fixed[1]}")
-        model = Precision(ACTIVATIONS, fixed[1], through(getattr(torch, fixed[1]))).side
-        beside = floor_beside(widened, prompts, model, seeds)
+        function, dtype = fixed
+        question.say(f"{len(seeds)} reorderings with {function} in {dtype}")
+        model = Precision(ACTIVATIONS, dtype, through(getattr(torch, dtype))).side
+        _, beside, _ = beside_reorderings(widened, question.prompts, model, None, seeds)
+        seen_in, computes = f" beside the model with its {function} in {dtype}", f" but for its {function}"
 
     def distance(other: RunnableSide, own: RunnableSide = model) -> NDArray[np.float64]:
-        return mean_squares(divergences_of(widened, prompts, (keep(own), keep(other))))
+        return mean_squares(divergences_of(widened, question.prompts, (keep(own), keep(other))))
 
     def ratio(squares: NDArray[np.float64], measure: NDArray[np.float64] = floor) -> float:
-        return float(np.sqrt(squares.mean() / max(float(measure.mean()), np.finfo(np.float64).tiny)))
+        return rms_ratio(squares.mean(), float(measure.mean()))
 
     widest = {name: about[name]["widest"] for name in narrow}
-    lengths = [len(ids) for ids in prompts]
-    say(f"'{side.name}' with its settings one at a time")
+    question.say(f"'{side.name}' with its settings one at a time")
     own, wide = distance(side, PLAIN), distance(_with(side, widest) if widest else side)
+    bits = [int(about[name].get("bits", {}).get(str(value), _FLOAT32_BITS)) for name, value in narrow.items()]
     by_setting: dict[str, float] = {}
     for name, value in narrow.items():
         with suppress(CaptureError, UsageError):  # llama.cpp quantises V only under flash attention
             by_setting[name] = ratio(distance(_with(side, widest | {name: value})))
-    wide_test = floor_test(wide, beside)
-    of_settings = [int(about[name].get("bits", {}).get(str(value), _FLOAT32_BITS)) for name, value in narrow.items()]
     if fixed is not None:
         narrow |= dict([fixed])
         by_setting[fixed[0]] = ratio(distance(model, PLAIN))
-        of_settings.append(_BITS_OF[fixed[1]])
-    bits = min(of_settings)
-    coarse = distance(side_of(_COARSE), PLAIN) * 4.0 ** (_BITS - bits)
-    share = float(np.sqrt(own.mean() / max(float(coarse.mean()), np.finfo(np.float64).tiny)))
+        bits.append(_BITS_OF[fixed[1]])
+    coarse = distance(side_of(_COARSE), PLAIN) * 4.0 ** (_BITS - min(bits))
+    share = rms_ratio(own.mean(), float(coarse.mean()))
     words = {name: three_digits(by_setting[name]) if name in by_setting else "cannot be set alone" for name in narrow}
     shown = ", ".join(f"{name}:{value} {words[name]}" for name, value in narrow.items())
-    best = "+".join(f"{name}:{value}" for name, value in widest.items())
-    best, kept, engine = f"With {best}" if best else "", "", path.engine.engine
-    if fixed is not None:
-        kept = f" but for its {fixed[0]}"
-        best = f"{best or 'Held'} beside the model with its {fixed[0]} in {fixed[1]}"
+    settings = "+".join(f"{name}:{value}" for name, value in widest.items())
+    best = (f"With {settings}" if settings else "Held" * bool(fixed)) + seen_in
     figures = SettingsFigures(
         noise_ratio=ratio(own),
         settings=tuple(f"{name}:{narrow[name]}" for name in by_setting),
         setting_noise_ratios=tuple(by_setting.values()),
         widest_noise_ratio=ratio(wide, beside),
-        bits=bits,
+        bits=min(bits),
         share_of_rounding_in_bits=share,
     )
     control = f"'{side.name}' against the model's own forward, {best[0].lower()}{best[1:]}, and with each setting alone"
-    row = Evidence(Check.SETTINGS, control, figures, PASSED, "", side.name)
-    if not wide_test.is_passed:
-        first = structure_of(wide_test.outliers, lengths).first
-        where = f", {place_in_words(int(wide_test.outliers[0]), lengths)} first" if len(wide_test.outliers) else ""
-        says = (
-            f"{best}, where {engine} computes in float32 throughout{kept}, '{side.name}' is still"
-            f" {three_digits(max(wide_test.ratio, wide_test.worst))} rounding floors from the model{where}: no setting"
-            " explains that."
-        )
-        return Lowered(replace(row, outcome=FAILED, says=says), first)
-    if share > 1.0:
-        says = (
-            f"{best} '{side.name}' is the model's own function ({ratio(wide, beside):.2f} rounding floors), but its"
-            f" settings ({shown}) move it {three_digits(share)} times as far as rounding everything to {bits} bits"
-            " would: a fault in what they switch on."
-        )
-        return Lowered(replace(row, outcome=FAILED, says=says))
+    test, outcome, place = floor_test(wide, beside), PASSED, None
     says = (
         f"'{side.name}' is the model's own function in a lower precision, {three_digits(ratio(own))} rounding floors"
         f" from float32. Each setting alone: {shown}. {best}: {ratio(wide, beside):.2f}."
     )
-    return Lowered(replace(row, says=says), None, side)
+    if not test.is_passed:
+        lengths = question.lengths
+        outcome, place = FAILED, structure_of(test.outliers, lengths).first
+        where = f", {place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
+        says = (
+            f"{best}, where {path.engine.engine} computes in float32 throughout{computes}, '{side.name}' is still"
+            f" {three_digits(max(test.ratio, test.worst))} rounding floors from the model{where}: no setting"
+            " explains that."
+        )
+    elif share > 1.0:
+        outcome = FAILED
+        says = (
+            f"{best} '{side.name}' is the model's own function ({ratio(wide, beside):.2f} rounding floors), but its"
+            f" settings ({shown}) move it {three_digits(share)} times as far as rounding everything to {min(bits)} bits"
+            " would: a fault in what they switch on."
+        )
+    row = Evidence(Check.SETTINGS, control, figures, outcome, says, side.name)
+    return Lowered(row, place, side if outcome == PASSED else None)

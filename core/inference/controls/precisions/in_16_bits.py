@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -27,13 +27,13 @@ from ....runs.file.evidence import (
 from ....text import three_digits
 from ...models.dtype_conversion import converted
 from ...models.model import LoadedModel
-from ...paths.engines import RunnableSide
+from ...paths.engines import RunnableSide, whole_side
 from ..answer_precision import grid_of
 from ..drawn_roundings import Drawn, beside_a_precision, sixteen_rows
-from ..rounding_floor import EXACT_BYTES, as_many_as, in_float32, whole_side
+from ..rounding_floor import EXACT_BYTES, as_many_as, in_float32
 from .catalogue import CACHE, LAYERS, Precision
-from .lowered_side import Far, Lowered, answering
-from .search import PrecisionFit, PrecisionSearch, precisions_offered
+from .lowered_side import Far, Lowered, Question, answering
+from .search import PrecisionFit, fits, precisions_offered
 
 _EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits
 _FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
@@ -41,61 +41,49 @@ _NEARLY = 1.2  # times what the best one leaves: two ways of storing a cache tha
 _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in 16 bits throughout is no nearer
 
 
-def whole_model(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], far: Far, blocks: Sequence[int], say: Callable[[str], None]
-) -> Lowered | None:
+def whole_model(question: Question, loaded: LoadedModel, far: Far) -> Lowered | None:
     """A side that answers on the grid of a 16-bit dtype: beside the model computed in that dtype throughout, its
-    rounding drawn anew.
+    rounding drawn anew. None if its logits are of no such dtype.
 
-    What it answered when it was asked for float32 is held there, not what it would make of a model in 16 bits.
+    What it answered when it was asked for float32 is compared, not what it would make of a model in 16 bits.
     """
-    side, ratio, control = far.side, far.ratio, far.control
-    chosen = as_many_as(prompts, EXACT_BYTES // (4 * loaded.vocab_size))
-    answers = [whole_side(side.run_on(loaded), ids).float() for ids in chosen]
+    name, ratio = far.side.name, far.ratio
+    chosen = as_many_as(question.prompts, EXACT_BYTES // (4 * loaded.vocab_size))
+    answers = [whole_side(far.side.run_on(loaded), ids).float() for ids in chosen]
     grid = grid_of(answers)
     if grid is None:
         return None
-    dtype, recorded = grid[0], answering(side.name, chosen, answers)
+    dtype = grid[0]
+    all_of_it = f"All logits of '{name}' are {dtype} values"
     try:
         with converted(loaded, dtype) as narrowed:
-            (row,), (failed,) = sixteen_rows(narrowed, chosen, [recorded], blocks, say)
+            recorded = answering(name, chosen, answers)
+            (row,), (failed,) = sixteen_rows(narrowed, chosen, [recorded], question.blocks, question.say)
     except CaptureError as error:
-        says = (
-            f"All logits of '{side.name}' are {dtype} values, and beside the model in {dtype} it cannot be held:"
-            f" {error}"
-        )
+        says = f"{all_of_it}, and beside the model in {dtype} it cannot be held: {error}"
         nearest = PrecisionsFigures(noise_ratio=ratio, precision=dtype)
-        return Lowered(Evidence(Check.PRECISIONS, control, nearest, NOTED, says, side.name))
+        return Lowered(Evidence(Check.PRECISIONS, far.control, nearest, NOTED, says, name))
     figures = _beside_draws(row, ratio, f"all of it in {dtype}")
     error_over_draws, own = figures.ratio_over_draws, float(np.median(figures.model_ways_ratios))
-
-    def found(outcome: str, says: str, place: tuple[int, int] | None = None) -> Lowered:
-        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, outcome, says, side.name), place)
-
-    what = f"'{side.name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
+    outcome, place = NOTED, None
+    computes = f"'{name}' computes in {dtype}, {three_digits(ratio)} rounding floors from float32."
+    says = f"{all_of_it}. {row.says}"
+    is_as_near = error_over_draws <= own / _LEAST_OF_WHOLE and not figures.nonfinite_mismatch
     if row.outcome != FAILED and error_over_draws < _LEAST_OF_WHOLE * own:
+        says = f"{all_of_it}, but it is nearer to float32 than a model in {dtype} throughout is."
+    elif row.outcome == PASSED:
+        outcome, says = PASSED, f"{computes} {row.says}"
+    elif row.outcome == MISSING and is_as_near:  # the draws are no measure by position
+        outcome = PASSED
         says = (
-            f"All logits of '{side.name}' are {dtype} values, but it is nearer to float32 than a model in {dtype}"
-            " throughout is."
+            f"{computes} Its error is {error_over_draws / own:.2f} times that of the model's own ways in {dtype}, whose"
+            " roundings are no measure position by position (near ties of a router): faults below"
+            f" {1 / _LEAST_OF_WHOLE:g} times the rounding over all positions are not seen."
         )
-        return found(NOTED, says)
-    if row.outcome == PASSED:
-        return found(PASSED, f"{what} {row.says}")
-    is_measure = row.outcome != MISSING
-    if not is_measure and error_over_draws <= own / _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:
-        return found(PASSED, f"{what} {_no_measure(error_over_draws / own, dtype)}")
-    says = f"All logits of '{side.name}' are {dtype} values. {row.says}"
-    place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
-    return found(FAILED if row.outcome == FAILED else NOTED, says, place)
-
-
-def _no_measure(times: float, dtype: str) -> str:
-    """times: error over that of the model's own ways in the dtype."""
-    return (
-        f"Its error is {times:.2f} times that of the model's own ways in {dtype}, whose roundings are no measure"
-        f" position by position (near ties of a router): faults below {1 / _LEAST_OF_WHOLE:g} times the rounding over"
-        " all positions are not seen."
-    )
+    elif row.outcome == FAILED:
+        outcome = FAILED
+        place = structure_of(failed.outliers, [len(ids) for ids in chosen]).first if failed else None
+    return Lowered(Evidence(Check.DRAWN_PRECISION, far.control, figures, outcome, says, name), place)
 
 
 def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecisionFigures:
@@ -106,12 +94,9 @@ def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecision
 
 
 def sixteen_bits_alone(
+    question: Question,
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
     sides: Sequence[RunnableSide],
-    blocks: Sequence[int],
-    given: Sequence[Precision] = (),
-    say: Callable[[str], None] = lambda _: None,
     draws: Drawn | None = None,
     *,
     decides: bool = True,
@@ -119,6 +104,7 @@ def sixteen_bits_alone(
     """(a row for each side, the test of each that failed, whether those are in a lower precision): what 16 bits say of
     sides, be they engines or dumps. draws, decides: as of `sixteen_rows`.
     """
+    prompts, blocks, say = question.prompts, question.blocks, question.say
     try:
         rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say, draws, decides=decides)
     except CaptureError as error:
@@ -127,7 +113,7 @@ def sixteen_bits_alone(
     for side, test in zip(sides, failed, strict=True):
         if test is not None and not test.nonfinite:
             with suppress(CaptureError):
-                found.append(lowered_in_16_bits(loaded, prompts, side, test, blocks, given, say))
+                found.append(lowered_in_16_bits(question, loaded, side, test))
     return rows, failed, found
 
 
@@ -137,68 +123,58 @@ def not_drawn(dtype: str, side: str, error: CaptureError) -> Evidence:
     return Evidence(Check.DRAWN, f"rounding in {dtype} drawn anew", Unmeasured(), MISSING, says, side)
 
 
-def lowered_in_16_bits(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    side: RunnableSide,
-    failed: SixteenTest,
-    blocks: Sequence[int],
-    given: Sequence[Precision] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> Lowered:
+def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: SixteenTest) -> Lowered:
     """`lowered` for a side that has nothing but 16 bits, and is further from the model's float32 forward than
     rounding: is it rounding beside a forward with an 8-bit cache, or with weights of 4 bits? loaded: in its
     16 bits; failed: that error's test.
     """
-    ids, differs = _shortest_that_differs(prompts, failed)
+    ids, differs = _shortest_that_differs(question.prompts, failed)
     wanted = whole_side(side.run_on(loaded), ids)
-    offered = [each for each in precisions_offered(loaded, given) if _is_coarser(each, loaded.torch_dtype)]
-    control = (
-        f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
-    )
-    nearest: tuple[Precision, Evidence, SixteenTest] | None = None
-    parts: list[tuple[Precision, Evidence, SixteenTest]] = []
-    say("other precisions")
+    offered = [each for each in precisions_offered(loaded, question.given) if _is_coarser(each, loaded.torch_dtype)]
+    question.say("other precisions")
     with in_float32(loaded) as widened:
-        found = PrecisionSearch(widened, ids, wanted, differs, 0.0, offered, is_noisy=True).found()
+        found = fits(widened, ids, wanted, differs, offered, is_noisy=True)
+
+    def lowered(
+        figures: DrawnPrecisionFigures | PrecisionsFigures, outcome: str, says: str, place: tuple[int, int] | None
+    ) -> Lowered:
+        check = Check.DRAWN_PRECISION if isinstance(figures, DrawnPrecisionFigures) else Check.PRECISIONS
+        control = (
+            f"'{side.name}' in {loaded.dtype} against the model's own float32 forward in precisions that engines offer"
+        )
+        return Lowered(Evidence(check, control, figures, outcome, says, side.name), place)
+
+    tried: list[tuple[Precision, Evidence, SixteenTest]] = []
     for precision in _as_good(found):
-        say(f"roundings drawn anew with {precision.name}")
-        row, test = beside_a_precision(loaded, prompts, side, blocks, precision, say)
-        figures = _beside_draws(row, failed.ratio, precision.name)
+        question.say(f"roundings drawn anew with {precision.name}")
+        row, test = beside_a_precision(loaded, question.prompts, side, question.blocks, precision, question.say)
         if row.outcome == PASSED and test.holds_its_precisions and explains(failed.ratio, test.ratio):
             says = (
                 f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
                 f" {three_digits(failed.ratio)} times the rounding from float32. Beside that precision: {row.says}"
             )
-            return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, PASSED, says, side.name))
-        if precision is found[0].precision:
-            nearest = precision, row, test
-        if row.outcome == FAILED and _is_part(failed, test):
-            parts.append((precision, row, test))
-    if parts:  # with a fault on top, which has fewer places than what another precision would leave
-        precision, row, test = min(parts, key=lambda each: len(each[2].outliers))
+            return lowered(_beside_draws(row, failed.ratio, precision.name), PASSED, says, None)
+        tried.append((precision, row, test))
+    if not tried:
+        says = "No precision of caches or weights explains it."
+        return lowered(PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, None)
+    parts = [each for each in tried if each[1].outcome == FAILED and _is_part(failed, each[2])]
+    # with a fault on top, which has fewer places than what another precision would leave
+    precision, row, test = min(parts, key=lambda each: len(each[2].outliers), default=tried[0])
+    figures = _beside_draws(row, failed.ratio, precision.name)
+    if parts:
         says = (
             f"A lower precision is part of it: its {precision.name}. Beside that precision a fault is left on top of"
             f" it. {row.says}"
         )
-        figures = _beside_draws(row, failed.ratio, precision.name)
-        place = structure_of(test.outliers, [len(ids) for ids in prompts]).first
-        return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, FAILED, says, side.name), place)
-    if nearest is None:
-        says = "No precision of caches or weights explains it."
-        return Lowered(
-            Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=failed.ratio), NOTED, says, side.name)
-        )
-    precision, row, test = nearest
-    figures = _beside_draws(row, failed.ratio, precision.name)
+        return lowered(figures, FAILED, says, structure_of(test.outliers, question.lengths).first)
     why = row.says
     if row.outcome == PASSED:
         why = f"Beside it the error is still {figures.ratio_over_draws:.2f} times that of rounding drawn anew."
         if not test.holds_its_precisions:
             why = "The error is as large as that precision makes it, and not what that precision makes."
     says = f"{precision.name} comes nearest and does not explain it. {why}"
-    says = says[0].upper() + says[1:]
-    return Lowered(Evidence(Check.DRAWN_PRECISION, control, figures, NOTED, says, side.name))
+    return lowered(figures, NOTED, says[0].upper() + says[1:], None)
 
 
 def _as_good(found: Sequence[PrecisionFit]) -> list[Precision]:
@@ -227,9 +203,8 @@ def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
     """
     if precision.part not in (CACHE, LAYERS):
         return False
-    values = (
-        torch.linspace(-2, 2, 512).to(dtype).float().reshape((1, 1, 4, 128) if precision.part == CACHE else (4, 128))
-    )
+    shape = (1, 1, 4, 128) if precision.part == CACHE else (4, 128)
+    values = torch.linspace(-2, 2, 512).to(dtype).float().reshape(shape)
     return not torch.equal(precision.rounding(values), values)
 
 
@@ -248,7 +223,6 @@ def _shortest_that_differs(
     outliers = np.zeros(sum(map(len, prompts)), bool)
     outliers[failed.outliers] = True
     of_prompt = np.split(outliers, np.cumsum([len(ids) for ids in prompts])[:-1])
-    in_order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    number = next((each for each in in_order if of_prompt[each].any()), in_order[0])
-    found = of_prompt[number]
-    return prompts[number], found if found.any() else ~found
+    in_order = sorted(zip(prompts, of_prompt, strict=True), key=lambda each: len(each[0]))
+    ids, differs = next((each for each in in_order if each[1].any()), in_order[0])
+    return ids, differs if differs.any() else ~differs

@@ -1,24 +1,42 @@
-"""A side that may be in a lower precision, and what was found of it; the floor that such a precision has."""
+"""A side that may be in a lower precision: what is asked, and what was found of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ....judging.divergence import Divergence, mean_squares
+from ....judging.ladder.structure import BLOCKS
 from ....runs.file.evidence import Evidence
 from ...models.model import LoadedModel
-from ...paths.batch import Run
-from ...paths.engines import RunnableSide
+from ...paths.batch import Emit, Run, ignore
+from ...paths.engines import RunnableSide, divergence, seen_by, whole_side
 from ...paths.hooks import ModuleTrace
 from ..reordering import reordered
-from ..rounding_floor import divergence, groups_of, whole_side
+from ..rounding_floor import groups_of
 from .catalogue import Precision
+
+
+@dataclass(frozen=True)
+class Question:
+    """Prompts that sides are asked on. seeds: of reorderings; blocks: sizes that a fault may begin at multiples of;
+    given: precisions of the caller's own, tried before those that engines offer.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    seeds: Sequence[int] = ()
+    blocks: Sequence[int] = BLOCKS
+    say: Callable[[str], None] = lambda _: None
+    given: Sequence[Precision] = field(default=())
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(ids) for ids in self.prompts]
 
 
 @dataclass(frozen=True)
@@ -46,37 +64,41 @@ class Far:
     @property
     def ratio(self) -> float:
         """rms of the distance over that of the floor."""
-        return float(np.sqrt(self.distance.mean() / max(self.scale, np.finfo(np.float64).tiny)))
+        return rms_ratio(self.distance.mean(), self.scale)
 
     @property
     def control(self) -> str:
         return f"'{self.side.name}' against the model's own forward in precisions that engines offer"
 
 
-def floor_beside(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], own: RunnableSide, seeds: Sequence[int]
-) -> NDArray[np.float64]:
-    """Mean squares of the reorderings of the model in a precision. [seeds, positions]"""
+def rms_ratio(square: float, measure: float) -> float:
+    """Ratio of rms, of two mean squares."""
+    return float(np.sqrt(square / max(measure, np.finfo(np.float64).tiny)))
+
+
+def beside_reorderings(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    own: RunnableSide,
+    side: RunnableSide | None,
+    seeds: Sequence[int],
+    see_of: Callable[[torch.Tensor], Emit] = lambda _: ignore,
+) -> tuple[list[Divergence], NDArray[np.float64], bool]:
+    """(a side against the model in a precision, `own`; mean squares of that one's reorderings [seeds, positions]; all
+    of it is finite on both sides). see_of: logits of `own` -> what is shown the side's.
+    """
+    pair: list[Divergence] = []
     floor: list[list[Divergence]] = [[] for _ in seeds]
     for group in groups_of(loaded, prompts):
-        add_reorderings(floor, loaded, own, group, [whole_side(own.run_on(loaded), ids) for ids in group], seeds)
-    return np.stack([mean_squares(of_seed) for of_seed in floor])
-
-
-def add_reorderings(
-    floor: list[list[Divergence]],
-    loaded: LoadedModel,
-    own: RunnableSide,
-    group: Sequence[Sequence[int]],
-    plain: Sequence[torch.Tensor],
-    seeds: Sequence[int],
-) -> None:
-    """Adds to each seed's divergences those of `own` with its linear maps reordered, to itself as it is: `plain`
-    [positions, vocab], a prompt each.
-    """
-    for of_seed, seed in zip(floor, seeds, strict=True):
-        with own.open(loaded, None) as run, reordered(loaded.model, seed):
-            of_seed += [divergence(each, run, ids) for each, ids in zip(plain, group, strict=True)]
+        plain = [whole_side(own.run_on(loaded), ids) for ids in group]
+        if side is not None:
+            run = side.run_on(loaded)
+            pair += [divergence(each, seen_by(run, see_of(each)), ids) for each, ids in zip(plain, group, strict=True)]
+        for of_seed, seed in zip(floor, seeds, strict=True):
+            with own.open(loaded, None) as run, reordered(loaded.model, seed):
+                of_seed += [divergence(each, run, ids) for each, ids in zip(plain, group, strict=True)]
+    is_finite = not any(one.nonfinite_mismatch for of in (pair, *floor) for one in of)
+    return pair, np.stack([mean_squares(of_seed) for of_seed in floor]), is_finite
 
 
 def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[torch.Tensor]) -> RunnableSide:

@@ -4,8 +4,9 @@ model over a few positions of one prompt. docs/verdict_calibration.md has the me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -15,9 +16,7 @@ from ....errors import CaptureError
 from ....judging.divergence import mean_squares
 from ...models.model import LoadedModel
 from ...models.torch_errors import foreign_errors_stop
-from ...paths.engines import RunnableSide
-from ..drawn_roundings import PREFILL
-from ..rounding_floor import divergence
+from ...paths.engines import PLAIN, RunnableSide, divergence
 from .catalogue import CACHE, LAYERS, Precision, Stored, catalogue, ways_to_store, weights_are_of_16_bits
 
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
@@ -27,8 +26,6 @@ MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothi
 MOST_LEFT_16_BITS = 1.0
 _NEAR, _STEPS = 2, 3  # positions at a time, and times, that the one is moved at which a cache begins to be rounded
 _SOME = 0.2  # of the positions that differ: a fault on top may be everywhere else
-_INFINITE = float("inf")
-Squares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,119 +36,86 @@ class PrecisionFit:
     left: float
 
 
-class PrecisionSearch:
-    """One side beside the model, on one prompt, the shortest that differs.
+def fits(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    wanted: torch.Tensor,
+    differs: NDArray[np.bool_],
+    offered: Sequence[Precision],
+    *,
+    is_noisy: bool = False,
+) -> list[PrecisionFit]:
+    """Precisions that explain something of one side on one prompt, by what they leave, least first.
 
-    loaded: in the dtype that precisions are computed in; limit: mean square beyond which a position differs by more
-    than rounding; offered: precisions that are tried; is_noisy: the side has 16 bits, whose rounding hides at which
-    position a cache begins to be rounded, so that all are tried, by what they leave over all positions, from the first
-    that differs on and from where the distance rises.
+    loaded: in the dtype that precisions are computed in; wanted: the side's logits [positions, vocab]; differs: from
+    the model by more than rounding [positions], somewhere; offered: precisions that are tried; is_noisy: the side has
+    16 bits, whose rounding hides at which position a cache begins to be rounded, so that all are tried, by what they
+    leave over all positions, from the first that differs on and from where the distance rises.
     """
+    first = int(np.flatnonzero(differs)[0])
+    ids, differs, wanted = ids[: first + SCREENED], differs[: first + SCREENED], wanted[: first + SCREENED]
+    most_left = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        ids: Sequence[int],
-        wanted: torch.Tensor,
-        differs: NDArray[np.bool_],
-        limit: float,
-        offered: Sequence[Precision],
-        *,
-        is_noisy: bool = False,
-    ) -> None:
-        """ids: of the prompt; wanted: the side's logits [positions, vocab]; differs: from the model by more than
-        rounding [positions], somewhere.
-        """
-        self._loaded, self._limit, self._offered, self._is_noisy = loaded, limit, offered, is_noisy
-        self._first = int(np.flatnonzero(differs)[0])
-        self._ids = ids[: self._first + SCREENED]
-        self._differs = differs[: len(self._ids)]
-        self._wanted = wanted[: len(self._ids)]
-        self._most_left = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
-        self._left: dict[Precision, Squares | None] = {}
-        plain = self._squares(PREFILL, len(self._ids))
-        assert plain is not None
-        self._distance = plain
-
-    def found(self) -> list[PrecisionFit]:
-        """Precisions that explain something, by what they leave, least first."""
-        if self._first == 0 or self._is_noisy:
-            tried = list(self._offered)
-        else:  # weights, products and what is rounded before it is read show at position 0 already
-            tried = []
-        starts = dict.fromkeys([self._first, *([_rises(self._distance)] if self._is_noisy else [])])
-        stored = [each for start in starts for each in self._stored_from(start)]
-        return self._begun_nearby(self._best([*tried, *stored], self._differs))
-
-    def _begun_nearby(self, found: list[PrecisionFit]) -> list[PrecisionFit]:
-        """`found` with the best of its stored caches begun a little earlier and later too, and from there again, where
-        16 bits hide when.
-        """
-        begin = 0
-        for _ in range(_STEPS if self._is_noisy else 0):
-            cache = next((each.precision for each in found if each.precision.stored), None)
-            if cache is None or cache.stored is None or cache.stored.first == begin:
-                break
-            begin = cache.stored.first
-            ways = [way for start in range(max(1, begin - _NEAR), begin + _NEAR + 1) for way in ways_to_store(start)]
-            nearby = [replace(cache, stored=way) for way in ways]
-            known = {each.precision for each in found}
-            more = self._best([each for each in nearby if each not in known], self._differs)
-            found = sorted([*found, *more], key=lambda each: each.left)
-        return found
-
-    def _stored_from(self, start: int) -> list[Precision]:
-        """Caches of every format that are rounded after the forward that wrote them, the first one of `start` tokens,
-        in every way that tokens may come after it.
-        """
-        if not start:
-            return []
-        caches = [each for each in self._offered if each.part == CACHE]
-        chosen = [replace(each, stored=way) for each in caches for way in ways_to_store(start)]
-        if self._is_noisy:
-            return chosen
-        formats = set()
-        for each in caches:
-            left = self._squares(replace(each, stored=Stored(start, 1)).side, start + 1)
-            if left is not None and left[start] < self._most_left**2 * self._distance[start]:
-                formats.add(each.format)
-        return [each for each in chosen if each.format in formats]
-
-    def _best(self, tried: Sequence[Precision], where: NDArray[np.bool_]) -> list[PrecisionFit]:
-        """Those that explain something of the positions `where`, least left first."""
-        found = []
-        for each in tried:
-            left = self._left_by(each)
-            found.append(PrecisionFit(each, self._share_of_all(left) if self._is_noisy else self._share(left, where)))
-        return sorted((each for each in found if each.left < self._most_left), key=lambda each: each.left)
-
-    def _share(self, left: Squares, where: NDArray[np.bool_]) -> float:
-        # of so many positions at least: a value between two of them would be that of the worse one
-        return float(np.sqrt(np.quantile(left[where] / self._distance[where], _SOME, method="lower")))
-
-    def _share_of_all(self, left: Squares) -> float:
-        return float(np.sqrt(left.mean() / self._distance.mean()))
-
-    def _left_by(self, precision: Precision) -> Squares:
-        """Mean squares that a precision leaves; infinity where the model cannot be computed so."""
-        if precision not in self._left:
-            self._left[precision] = self._squares(precision.side, len(self._ids))
-        found = self._left[precision]
-        return np.full(len(self._ids), _INFINITE) if found is None else found
-
-    def _squares(self, one: RunnableSide, stop: int) -> Squares | None:
-        """None where the model cannot be computed so: attention that it has no eager form of, a cache of its own
-        kind, values beyond the format's range, which the finite logits alone would not show.
+    def squares(side: RunnableSide, stop: int) -> NDArray[np.float64] | None:
+        """None if the model cannot be computed so: attention that it has no eager form of, a cache of its own kind,
+        values beyond the format's range, which the finite logits alone would not show.
         """
         try:
-            with foreign_errors_stop(one.name, "leave it out"):
-                apart = divergence(self._wanted[:stop], one.run_on(self._loaded), self._ids[:stop])
+            with foreign_errors_stop(side.name, "leave it out"):
+                apart = divergence(wanted[:stop], side.run_on(loaded), ids[:stop])
         except CaptureError:
             return None
         return None if apart.nonfinite_mismatch else mean_squares([apart])
 
+    distance = squares(PLAIN, len(ids))
+    assert distance is not None
 
-def _rises(left: Squares) -> int:
+    @cache
+    def fit(precision: Precision) -> PrecisionFit:
+        left = squares(precision.side, len(ids))
+        if left is None:
+            share = np.inf
+        elif is_noisy:
+            share = left.mean() / distance.mean()
+        else:  # of so many positions at least: a value between two of them would be that of the worse one
+            share = np.quantile(left[differs] / distance[differs], _SOME, method="lower")
+        return PrecisionFit(precision, float(np.sqrt(share)))
+
+    def best(tried: Iterable[Precision]) -> list[PrecisionFit]:
+        return sorted((each for each in map(fit, tried) if each.left < most_left), key=lambda each: each.left)
+
+    def stored_from(start: int) -> list[Precision]:
+        """Caches of every format that are rounded after the forward that wrote them, the first one of `start` tokens,
+        in every way that tokens may come after it.
+        """
+        caches = [each for each in offered if each.part == CACHE and start]
+        if not is_noisy:
+            alone = [squares(replace(each, stored=Stored(start, 1)).side, start + 1) for each in caches]
+            caches = [
+                each
+                for each, left in zip(caches, alone, strict=True)
+                if left is not None and left[start] < most_left**2 * distance[start]
+            ]
+        return [replace(each, stored=way) for each in caches for way in ways_to_store(start)]
+
+    # weights, products and what is rounded before it is read show at position 0 already
+    tried = list(offered) if first == 0 or is_noisy else []
+    starts = dict.fromkeys([first, *([_rises(distance)] if is_noisy else [])])
+    found = best([*tried, *(each for start in starts for each in stored_from(start))])
+    begin = 0
+    for _ in range(_STEPS if is_noisy else 0):  # the best cache begun a little earlier and later, and from there again
+        cached = next((each.precision for each in found if each.precision.stored), None)
+        if cached is None or cached.stored is None or cached.stored.first == begin:
+            break
+        begin = cached.stored.first
+        ways = [way for start in range(max(1, begin - _NEAR), begin + _NEAR + 1) for way in ways_to_store(start)]
+        known = {each.precision for each in found}
+        nearby = best(each for each in (replace(cached, stored=way) for way in ways) if each not in known)
+        found = sorted([*found, *nearby], key=lambda each: each.left)
+    return found
+
+
+def _rises(left: NDArray[np.float64]) -> int:
     """Position from which on more is left: that at which two levels of its logarithm part best; 0 where none rises."""
     logs = np.log(np.maximum(left, np.finfo(np.float64).tiny))
     count = np.arange(1, len(logs))
@@ -162,8 +126,8 @@ def _rises(left: Squares) -> int:
 
 
 def precisions_offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool = False) -> list[Precision]:
-    """Precisions to try. Those of weights in float64 too where values in the middle of two are many, as in a checkpoint
-    of 16 bits, or where the side cannot be asked in float64.
+    """Precisions to try. Those of weights in float64 too if values in the middle of two are many, as in a checkpoint
+    of 16 bits, or if the side cannot be computed in float64 (is_fixed).
     """
     offered = [*given, *catalogue(loaded)]
     if not (is_fixed or weights_are_of_16_bits(loaded.model)):

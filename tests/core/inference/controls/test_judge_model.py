@@ -24,8 +24,10 @@ from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
+    MODULES,
     NEIGHBOURS,
     NOTED,
+    ONE_ORDER,
     OWN_DTYPE,
     PASSED,
     PRECISION,
@@ -50,9 +52,9 @@ def rows(verdict: Verdict) -> dict[str, Evidence]:
     return {row.rung: row for row in verdict.evidence}
 
 
-def growth_of(verdict: Verdict) -> Evidence:
-    """The row on where over the modules it leaves the floor."""
-    return next(row for row in verdict.evidence if row.check == Check.GROWTH)
+def alone(verdict: Verdict) -> Evidence:
+    """The row on each module alone."""
+    return next(row for row in verdict.evidence if row.check == Check.ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,14 @@ def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
         "identical" if torch.equal(*sides) else "rounding"
     )  # on some processors bfloat16 rounds all of it away
     evidence = rows(verdict)
-    not_asked = (VALIDITY, SAMPLER, SCREENING, PRECISION)  # of dumps, and of a pair beyond its floor
+    not_asked = (
+        VALIDITY,
+        SAMPLER,
+        SCREENING,
+        PRECISION,
+        MODULES,
+        ONE_ORDER,
+    )  # of dumps, and of a pair beyond its floor
     assert list(evidence) == [rung for rung in RUNGS if rung not in not_asked]
     assert {row.outcome for row in verdict.evidence} == {PASSED}
     assert verdict.noise_ratio == evidence[FLOAT32].figures.noise_ratio
@@ -123,10 +132,10 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
     verdict = judge_pair(small, [PROMPT[:9], PROMPT], "prefill", engine).verdict
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
-    places, modules = rows(verdict)[STRUCTURE], growth_of(verdict)
+    places, modules = rows(verdict)[STRUCTURE], alone(verdict)
     assert places.figures.positions == 1
     assert "position 17 of prompt 1" in places.says
-    assert "wrong comes after them" in modules.says
+    assert modules.says.endswith("or in the head.")
 
 
 @pytest.mark.model
@@ -299,7 +308,7 @@ def test_a_fault_of_two_float32_floors_is_decided_in_float64(small: LoadedModel)
     assert "Rounding seldom goes as far" in single.says
     assert (double.outcome, double.figures.compute_dtype) == (FAILED, "float64")
     assert verdict.is_bug_suspected
-    assert growth_of(verdict).figures.first_module == "model.layers.1.input_layernorm"
+    assert alone(verdict).figures.modules_beyond == ("model.layers.1.input_layernorm",)
 
 
 @pytest.mark.model

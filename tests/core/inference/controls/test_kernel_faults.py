@@ -12,9 +12,9 @@ from benchmarks.verdicts.kernel_faults import FAULTS, PLACE, TWINS, in_16_bits_o
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.model_controls import model_controls
-from core.inference.controls.rounding_floor import in_float32, whole_side
+from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import Engine, side_of
+from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls

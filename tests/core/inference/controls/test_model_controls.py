@@ -17,8 +17,9 @@ from benchmarks.verdicts.precisions import q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_controls
-from core.inference.controls.rounding_floor import in_float32, whole_side
+from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
+from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored

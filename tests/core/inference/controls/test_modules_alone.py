@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
+from transformers import DynamicCache
 
+from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.controls.modules_alone import fits, modules_alone
-from core.inference.paths.engines import side_of
+from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.modules_alone import KeptOutputs, fits, modules_alone
+from core.inference.models.model import LoadedModel
+from core.inference.paths.bases import BASES
+from core.inference.paths.batch import Emit, PromptBatch
+from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.paths import open_path, parse_path
+from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE, alone_evidence
+from core.runs.file.evidence import AloneFigures
+from tests.covering import few, thorough
 
 pytestmark = pytest.mark.model
+BLOCKS = {
+    "llama": "model.layers.{}",
+    "gpt2": "transformer.h.{}",
+    "gemma2": "model.layers.{}",
+    "mixtral": "model.layers.{}",
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +123,123 @@ def test_an_engine_that_shows_no_module_is_refused(loaded):
     weight = loaded.model.lm_head.weight
     with pytest.raises(CaptureError, match="hands on no module's outputs"):
         alone(loaded, lambda model, ids: weight[ids][:, :8] @ weight[:, :8].T)
+
+
+def _beyond(verdict):
+    """Modules that alone differ."""
+    return next(row.figures.modules_beyond for row in verdict.evidence if isinstance(row.figures, AloneFigures))
+
+
+def _scaled_cache(layer: int) -> Callable[[PromptBatch, Emit], None]:
+    def compute(batch: PromptBatch, emit: Emit) -> None:
+        cache = DynamicCache(config=batch.loaded.model.config)
+        for position in range(batch.positions):
+            batch.forward(position, position + 1, emit, cache)
+            if position == 3:
+                cache.layers[layer].values[batch.row, 0, :4] *= 1.01
+
+    return compute
+
+
+@pytest.mark.parametrize(("name", "layer"), few(itertools.product(BLOCKS, range(3)), ("gpt2", 1)))
+def test_a_fault_in_the_cache_of_a_layer_is_named_at_that_layers_attention(name, layer, monkeypatch):
+    monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
+    loaded = tiny_model(name)
+    beyond = _beyond(judge_pair(loaded, tiny_prompts(loaded), "prefill", "faulty").verdict)
+    assert all(each.startswith(BLOCKS[name].format(layer)) and "attn" in each for each in beyond)
+
+
+def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(loaded):
+    mutation = next(each for each in MUTATIONS if each.name == "one stale slot of an earlier request")
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine).verdict
+    assert found.name == "bug suspected"
+    assert all("self_attn" in each for each in _beyond(found))
+
+
+def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
+    ids = tiny_prompts(loaded)[0]
+    before = _hooks(loaded)
+    with torch.inference_mode():
+        with open_path(parse_path("decode"), loaded) as run:
+            bare = whole_side(run, ids)
+        trace = KeptOutputs(ids)
+        with (
+            open_path(parse_path("decode"), loaded, trace=trace) as run,
+            trace.following(loaded.model, traced_modules(loaded.model)),
+        ):
+            seen = whole_side(run, ids)
+    assert torch.equal(bare, seen)
+    assert _hooks(loaded) == before
+
+
+def _hooks(loaded: LoadedModel) -> dict[str, int]:
+    """transformers leaves some of its own once hidden states were asked for."""
+    return {name: len(module._forward_hooks) for name, module in traced_modules(loaded.model).items()}
+
+
+# ---- engines that hand in what their modules put out
+
+
+def _in_parts(model, ids, watch, fault=1.0, at=1):
+    """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see no forward of
+    it.
+    """
+    body, hidden = model.model, model.model.embed_tokens(ids[None])
+    angles = body.rotary_emb(hidden, torch.arange(len(ids))[None])
+    for number, block in enumerate(body.layers):
+        hidden = block(hidden, position_embeddings=angles)
+        if number == at:
+            hidden[:, 5] *= fault
+        for start in range(0, len(ids), 8):
+            watch(f"model.layers.{number}", hidden[0, start : start + 8], start=start)
+    return model.lm_head(body.norm(hidden))[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "side"),
+    [("bfloat16", "variant"), ("float32", "reference"), *thorough([("float32", "variant"), ("bfloat16", "reference")])],
+)
+def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, side):
+    loaded = tiny_model("llama", dtype)
+    engine = partial(_in_parts, fault=1.01)
+    sides = (
+        {"reference": engine, "variant": "prefill"}
+        if side == "reference"
+        else {"reference": "prefill", "variant": engine}
+    )
+    found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"]).verdict
+    assert found.name == "bug suspected"
+    assert found.first_place == (0, 5)
+    assert _beyond(found) == ("model.layers.1",)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "start", "sentence"),
+    [
+        (
+            "model.layers.9",
+            torch.ones(3, 64),
+            0,
+            "hands in 'model.layers.9', which is no module of LlamaForCausalLM that is compared; did it mean",
+        ),
+        ("attention", torch.ones(3, 64), 0, "they are model.embed_tokens, model.layers.0.self_attn, "),
+        (
+            "model.norm",
+            torch.ones(1, 3, 64),
+            0,
+            r"as \[1, 3, 64\] from position 0 on; expected numbers \[positions, features\] within",
+        ),
+        ("model.norm", torch.ones(3, 64), 40, r"as \[3, 64\] from position 40 on; expected"),
+        ("model.norm", torch.ones(3, 64, dtype=torch.int32), 0, "expected numbers"),
+        ("model.norm", [1.0], 0, "as list; expected numbers"),
+    ],
+)
+def test_what_is_no_output_of_a_module_is_refused_in_a_sentence(name, tensor, start, sentence):
+    loaded = tiny_model("llama")
+
+    def engine(model, ids, watch):
+        watch(name, tensor, start)
+        return model(ids[None]).logits[0]
+
+    with pytest.raises(CaptureError, match=f"'engine' {sentence}" if sentence.startswith("hands") else sentence):
+        judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine)

@@ -9,9 +9,8 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls import remedies
 from core.inference.controls.remedies import REMEDIES, TIMED_FORWARDS, remedies_of
-from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import side_of
+from core.inference.paths.engines import side_of, whole_side
 from core.runs.tables.remedies import RemedyRow, advice
 
 pytestmark = pytest.mark.model

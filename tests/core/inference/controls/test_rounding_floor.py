@@ -24,13 +24,13 @@ from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
-from core.inference.paths.engines import divergences_of, side_of
+from core.inference.paths.engines import divergence, divergences_of, side_of
 from core.inference.paths.grammar import Base
 from core.judging.divergence import Divergence, pooled_rms
 from core.judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS
+from core.numerics.formats import format_named
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens
-from tests.covering import covering
 
 SAMPLES = FilePath(__file__).parents[4] / "sample_runs"
 needs_the_shipped_model = pytest.mark.skipif(
@@ -76,25 +76,24 @@ def rms_by_numpy(reference: torch.Tensor, variant: torch.Tensor) -> tuple[float,
 
 @pytest.mark.spread(1)
 @pytest.mark.model
-@pytest.mark.parametrize(("path", "dtype"), covering(["prefill", "decode", "chunked:7"], ["float32", "bfloat16"]))
-def test_the_floor_is_the_rms_of_each_reordering(path, dtype, model_folders) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders) -> None:
     loaded = load_model(str(model_folders["mixtral"]), dtype=dtype, device="cpu")
     prompts = [tokens(loaded), tokens(loaded)[::-1][:11]]
-    found = rounding_floor(loaded, prompts, (3, 9), path)
-    assert (found.path, found.compute_dtype, found.maps, found.seeds) == (path, dtype, 15, (3, 9))
+    found = rounding_floor(loaded, prompts, (3, 9), row_ulps_of=format_named(dtype))
+    assert (found.maps, found.seeds) == (15, (3, 9))
     squares, elements = 0.0, 0
     for seed, of_seed in zip((3, 9), found.divergences, strict=True):
         for prompt, one in zip(prompts, of_seed, strict=True):
-            plain = logits_of(path, loaded, prompt)
+            plain = logits_of("prefill", loaded, prompt)
             with reordered(loaded.model, seed):
-                other = logits_of(path, loaded, prompt)
+                other = logits_of("prefill", loaded, prompt)
             rms, by_position = rms_by_numpy(plain, other)
             assert one.rms == pytest.approx(rms, rel=1e-12)
             assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
             assert one.nonfinite_mismatch == 0
             squares, elements = squares + rms**2 * plain.numel(), elements + plain.numel()
     assert found.rms == pytest.approx(math.sqrt(squares / elements), rel=1e-12)
-    assert found.rms_by_seed == pytest.approx([pooled_rms(of_seed) for of_seed in found.divergences])
     assert found.row_ulps is not None
     assert dtype == "bfloat16" or found.row_ulps > 0  # so small a model moves next to nothing in 16 bits
 
@@ -122,7 +121,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     inf, nan = float("inf"), float("nan")
     plain = torch.tensor([[1.0, 2.0, -inf, nan], [0.0, nan, inf, 5.0], [inf, nan, -inf, inf]])
     other = torch.tensor([[4.0, 2.0, -inf, nan], [4.0, 1.0, -inf, nan], [inf, nan, -inf, inf]])
-    found = floor.divergence(plain, lambda _, emit: (emit(0, other[:2]), emit(2, other[2:])), ())
+    found = divergence(plain, lambda _, emit: (emit(0, other[:2]), emit(2, other[2:])), ())
     assert found.squares.tolist() == [9.0, 16.0, 0.0]
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
@@ -171,12 +170,12 @@ def test_the_floor_in_float32_is_that_of_the_model_loaded_in_float32(saved_in: C
     narrow, wide = (
         load_model(saved_in("llama", "bfloat16"), dtype=dtype, device="cpu") for dtype in ("bfloat16", "float32")
     )
-    found = rounding_floor(narrow, [tokens(narrow)], (0, 1), dtype="float32")
+    with in_float32(narrow) as widened:
+        found = rounding_floor(widened, [tokens(narrow)], (0, 1))
     expected = rounding_floor(wide, [tokens(narrow)], (0, 1))
-    assert found.compute_dtype == expected.compute_dtype == "float32"
-    assert found.rms_by_seed == expected.rms_by_seed
+    assert np.array_equal(found.squares, expected.squares)
     before = state(narrow)
-    assert rounding_floor(narrow, [tokens(narrow)], (0, 1)).compute_dtype == "bfloat16"
+    rounding_floor(narrow, [tokens(narrow)], (0, 1))
     assert state(narrow) == before
 
 
@@ -198,7 +197,8 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
     monkeypatch.setitem(BASES, "scaled", Base(_one_value_scaled))
     ratios = {}
     for dtype in ("bfloat16", "float32"):
-        noise = rounding_floor(shipped, shipped_prompts, range(2), dtype=dtype)
+        with in_float32(shipped) if dtype == "float32" else nullcontext(shipped) as model:
+            noise = rounding_floor(model, shipped_prompts, range(2))
         pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype))
         ratios[dtype] = pair / noise.rms
     assert ratios["bfloat16"] < LARGEST_RATIO_16_BITS
@@ -209,32 +209,23 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
 
 
 @pytest.mark.parametrize(
-    ("prompts", "seeds", "options", "sentence"),
+    ("prompts", "seeds", "sentence"),
     [
-        ([], (0,), {}, "a divergence is measured over at least one prompt; none was given."),
-        ([[5], []], (0,), {}, "prompt 2 of 2 is empty; expected at least one token."),
-        ([[5] * 97], (0,), {}, "prompt 1 of 1 has 97 tokens, the model's context is 96; shorten it."),
-        ([[5]], (), {}, "rounding floor: seeds are []; expected at least one, and none twice."),
-        ([[5]], (1, 2, 1), {}, "rounding floor: seeds are [1, 2, 1]; expected at least one, and none twice."),
-        (
-            [[5]],
-            (0,),
-            {"dtype": "float16"},
-            (
-                "rounding floor of 'prefill': bfloat16 weights cannot be computed with in float16 unrounded; expected"
-                " float32."
-            ),
-        ),
-        ([[5, 999]], (0,), {}, "path 'prefill': token 999 is not among the model's 384."),
+        ([], (0,), "a divergence is measured over at least one prompt; none was given."),
+        ([[5], []], (0,), "prompt 2 of 2 is empty; expected at least one token."),
+        ([[5] * 97], (0,), "prompt 1 of 1 has 97 tokens, the model's context is 96; shorten it."),
+        ([[5]], (), "rounding floor: seeds are []; expected at least one, and none twice."),
+        ([[5]], (1, 2, 1), "rounding floor: seeds are [1, 2, 1]; expected at least one, and none twice."),
+        ([[5, 999]], (0,), "path 'prefill': token 999 is not among the model's 384."),
     ],
 )
-def test_what_cannot_be_measured_is_refused(prompts, seeds, options, sentence, llama_bfloat16) -> None:
+def test_what_cannot_be_measured_is_refused(prompts, seeds, sentence, llama_bfloat16) -> None:
     with pytest.raises(CaptureError) as caught:
-        rounding_floor(llama_bfloat16, prompts, seeds, **options)
+        rounding_floor(llama_bfloat16, prompts, seeds)
     assert str(caught.value) == sentence
 
 
 def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
     monkeypatch.setattr(floor.memory, "free_bytes", lambda device: 1000)
-    with pytest.raises(CaptureError, match=r"take another 314\.3 KB, cpu"):
-        rounding_floor(llama_bfloat16, [[5]], (0,), dtype="float32")
+    with pytest.raises(CaptureError, match=r"take another 314\.3 KB, cpu"), in_float32(llama_bfloat16):
+        pass

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from core.errors import UsageError
-from core.inference.controls.rounding_floor import whole_side
 from core.inference.controls.sparse_floor import floor_of_lists
 from core.inference.models.model import LoadedModel, load_model
+from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.judging.judge_sparse import judge_with_floor
 from core.runs.sparse_run import SparseHeader, SparseRun, SparseVerdict, pairs_of, sparse_of, write_sparse_run

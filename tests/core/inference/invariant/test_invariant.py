@@ -11,20 +11,13 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from benchmarks.verdicts.mutations import MUTATIONS
-from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from benchmarks.verdicts.trial import registered
 from core.errors import CaptureError
-from core.inference import judge
 from core.inference.invariant import invariant, invariant_forwards, invariant_refusal, products
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import parse_path
-from core.judging.ladder.verdict import Verdict
-from core.runs.file.evidence import ONE_ORDER, PASSED, Evidence
-from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
-from tests.covering import covering, few, thorough
+from tests.covering import covering, few
 
 DTYPES = ["float32", "bfloat16"]
 PATHS = [
@@ -378,42 +371,3 @@ def test_a_quantised_weight_is_refused() -> None:
     model[0].weight = torch.nn.Parameter(model[0].weight.data.to(torch.int8), requires_grad=False)
     with pytest.raises(CaptureError, match=r"'0.weight' is held as int8"), invariant(model):
         pass
-
-
-# The verdict's row.
-
-
-def _row(verdict: Verdict) -> Evidence:
-    (row,) = [row for row in verdict.evidence if row.rung == ONE_ORDER]
-    return row
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("dtype", few(DTYPES, "float32"))
-def test_a_pair_of_pure_rounding_is_equal_in_one_order(dtype: str) -> None:
-    loaded = tiny_model("llama", dtype)
-    verdict = judge(loaded, tiny_prompts(loaded)[:1], variant="decode+batch:3", until_decided=False)
-    assert verdict.name == "rounding"
-    assert _row(verdict).outcome == PASSED
-    assert _row(verdict).figures.bit_identical
-
-
-@pytest.mark.spread(1)
-@pytest.mark.model
-@pytest.mark.parametrize(
-    "name",
-    [
-        "one cached value of one head x 1.01",
-        "fp8 cache",
-        *thorough(["another row's logits", "block table shifted by one"]),
-    ],
-)
-def test_a_planted_bug_or_a_lower_precision_is_not_and_is_still_called_so(name: str) -> None:
-    (case,) = [case for case in MUTATIONS if case.name == name]
-    loaded = tiny_model("gpt2")
-    with registered(case):
-        variant = case.path or case.engine
-        assert variant is not None
-        verdict = judge(loaded, tiny_prompts(loaded)[:1], reference=case.reference, variant=variant)
-    assert verdict.name == (LOWER_PRECISION if case.is_precision else BUG_SUSPECTED)
-    assert not _row(verdict).figures.bit_identical

@@ -9,10 +9,10 @@ from transformers import DynamicCache
 
 from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
-from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.batch import ignore
 from core.inference.paths.cache_watch import CacheWatch, kv_parts
+from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.runs.reader import RunReader
 from core.runs.store.store import Store

@@ -10,10 +10,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from core.inference.capture.capture import plan_capture, run_capture
-from core.inference.controls.rounding_floor import divergence, whole_side
 from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, sliced_head
-from core.inference.paths.engines import side_of
+from core.inference.paths.engines import divergence, side_of, whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.kernels import kernels_of
 from tests.core.inference.sameness import computes_the_same, logits_of, tokens

@@ -13,11 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.inference.controls.rounding_floor import whole_side
 from core.inference.models.model import LoadedModel
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
-from core.inference.paths.engines import RunnableSide, side_of
+from core.inference.paths.engines import RunnableSide, side_of, whole_side
 from core.inference.watching.kernels import FORWARDS, _add_library_lines, _computes, _Found, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader

@@ -39,11 +39,11 @@ from core.inference.controls.precisions.catalogue import (
     through,
 )
 from core.inference.controls.precisions.in_16_bits import sixteen_bits_alone
-from core.inference.controls.precisions.search import PrecisionSearch
-from core.inference.controls.rounding_floor import in_float32, whole_side
+from core.inference.controls.precisions.lowered_side import Question
+from core.inference.controls.precisions.search import fits
+from core.inference.controls.rounding_floor import in_float32
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import side_of
-from core.judging.ladder.structure import BLOCKS
+from core.inference.paths.engines import side_of, whole_side
 from core.runs.file.evidence import FAILED, PASSED, PRECISION, Evidence
 from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 
@@ -172,7 +172,7 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
             continue
         side = side_of(lambda _, tokens, engine=case.engine: engine(own, tokens))
         with torch.inference_mode():
-            rows, _, found = sixteen_bits_alone(loaded, ids, [side], BLOCKS)
+            rows, _, found = sixteen_bits_alone(Question(ids), loaded, [side])
         seen += [case.name] * (rows[0].outcome == FAILED)
         excused += [case.name for each in found if each.evidence.outcome == PASSED]
     assert excused == []
@@ -304,6 +304,6 @@ def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
         found = {}
         for near in (2, 0):
             monkeypatch.setattr(search, "_NEAR", near)
-            found[near] = PrecisionSearch(widened, ids, wanted, differs, 0.0, [fp8_cache], is_noisy=True).found()[0]
+            found[near] = fits(widened, ids, wanted, differs, [fp8_cache], is_noisy=True)[0]
     assert (found[2].precision, found[2].left) == (true, 0.0)
     assert found[0].left > 0.1
