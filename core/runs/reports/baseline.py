@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from ...errors import UsageError
 from ...text import shown, three_digits
@@ -20,10 +23,9 @@ from ..file.records import Prompt
 from .gate import MEASURES, UNDECIDED, Key, Outcome, Row, by_flip, by_kl, is_kl_lost, worst_row
 from .report_json import PairReport
 
-FORMAT, VERSION = "ulpscope bounds", 1
 _MOST_BYTES = 64 << 20  # a line a prompt of some 300 bytes: two hundred thousand prompts
 
-Figures = dict[str, float | None]
+Figures = Mapping[str, float | None]
 # Figure: its name for people, its unit, the rank of a position by it.
 _FIGURES: dict[str, tuple[str, str, Key]] = {
     "flips": ("flips", " positions", by_flip),
@@ -35,14 +37,36 @@ _FIGURES: dict[str, tuple[str, str, Key]] = {
     "nonfinite_mismatch": ("values NaN or infinite on one side only", "", lambda row: (row["nonfinite_mismatch"],)),
 }
 _COUNTED = ("kl_undefined", "nonfinite_mismatch")  # no slack: one NaN more is no matter of degree
+_Figure = Annotated[float, msgspec.Meta(ge=0, lt=1e300)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-@dataclass(frozen=True)
-class Bound:
-    """One line of a file. number: the prompt's index when it was measured."""
+class Bound(msgspec.Struct):
+    """One line of a file. prompt: its index when it was measured; a figure that is UNSET is not held."""
 
-    number: int
-    figures: Figures
+    key: str
+    prompt: _Count
+    flips: _Figure | UnsetType = UNSET
+    neq_share: _Figure | UnsetType = UNSET
+    rms: _Figure | UnsetType = UNSET
+    max_abs: _Figure | UnsetType = UNSET
+    max_kl: _Figure | UnsetType | None = UNSET
+    kl_undefined: _Figure | UnsetType = UNSET
+    nonfinite_mismatch: _Figure | UnsetType = UNSET
+
+
+class _Pair(msgspec.Struct):
+    reference: str
+    variant: str
+    prompts: list[Bound]
+
+
+class _File(msgspec.Struct):
+    format: Literal["ulpscope bounds"]
+    version: Literal[1]
+    compute_dtype: str
+    vocab: _Count
+    pairs: Annotated[list[_Pair], msgspec.Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -105,59 +129,28 @@ def bounds_text(pairs: Sequence[PairReport], prompts: Sequence[Prompt], compute_
         names = f'"reference": {json.dumps(pair.reference)}, "variant": {json.dumps(pair.variant)}'
         of_pairs.append("  {" + names + ', "prompts": [\n   ' + ",\n   ".join(lines) + "\n  ]}")
     head = (
-        f' "format": "{FORMAT}", "version": {VERSION}, "compute_dtype": {json.dumps(compute_dtype)}, "vocab": {vocab},'
+        f' "format": "ulpscope bounds", "version": 1, "compute_dtype": {json.dumps(compute_dtype)}, "vocab": {vocab},'
     )
     return "{\n" + head + '\n "pairs": [\n' + ",\n".join(of_pairs) + "\n ]\n}\n"
 
 
 def read_bounds(path: Path) -> Bounds:
     """Read a file of bounds; UsageError if it is none."""
-    expected = "expected a file that --write-bounds wrote."
     try:
         with path.open("rb") as file:
             body = file.read(_MOST_BYTES + 1)
+        if len(body) > _MOST_BYTES:
+            raise UsageError(f"{path}: is larger than {_MOST_BYTES >> 20} MiB; expected a file of --write-bounds.")
+        content = msgspec.json.decode(body, type=_File)
+        pairs = {(pair.reference, pair.variant): {line.key: line for line in pair.prompts} for pair in content.pairs}
+        if sum(map(len, pairs.values())) < sum(len(pair.prompts) for pair in content.pairs):
+            raise ValueError("a pair or a key stands twice")
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error}); {expected}") from error
-    if len(body) > _MOST_BYTES:
-        raise UsageError(f"{path}: is larger than {_MOST_BYTES >> 20} MiB; {expected}")
-    try:
-        content = json.loads(body.decode("utf-8"))
-        if content["format"] != FORMAT or content["version"] != VERSION:
-            raise ValueError(f"'format' and 'version' are not '{FORMAT}' and {VERSION}")
-        pairs: dict[tuple[str, str], dict[str, Bound]] = {}
-        for pair in content["pairs"]:
-            lines = {line["key"]: _bound(line) for line in pair["prompts"]}
-            names = (_text(pair["reference"]), _text(pair["variant"]))
-            if names in pairs or len(lines) < len(pair["prompts"]):
-                raise ValueError("a pair or a key stands twice")
-            pairs[names] = lines
-        if not pairs:
-            raise ValueError("'pairs' is empty")
-        return Bounds(path.name, _text(content["compute_dtype"]), _count(content["vocab"]), pairs)
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else shown(error, 120).rstrip(". ")
-        raise UsageError(f"{path}: holds no bounds ({reason}); {expected}") from error
-
-
-def _bound(line: dict[str, Any]) -> Bound:
-    figures = {name: line[name] for name in _FIGURES if name in line}
-    for name, value in figures.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
-        if not is_number and not (value is None and name == "max_kl"):
-            raise ValueError(f"'{name}' of {_text(line['key'])} is {value!r}, not a number from 0 up")
-    return Bound(_count(line["prompt"]), figures)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
-        raise ValueError(f"{value!r} is no count")
-    return value
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except (ValueError, RecursionError) as error:
+        reason = shown(error, 120).rstrip(". ")
+        raise UsageError(f"{path}: holds no bounds ({reason}); expected a file of --write-bounds.") from error
+    return Bounds(path.name, content.compute_dtype, content.vocab, pairs)
 
 
 def hold(
@@ -200,7 +193,7 @@ def hold(
                 Outcome(pair.reference, pair.variant, "bounds", outcome, figure, unit, says, worst, number, key)
             )
         for key in lines.keys() - set(keys):
-            says = f"prompt {lines[key].number} of {bounds.file} ({shown(key)}) was not compared."
+            says = f"prompt {lines[key].prompt} of {bounds.file} ({shown(key)}) was not compared."
             outcomes.append(Outcome(pair.reference, pair.variant, "bounds", UNDECIDED, None, "", says, key=key))
     if not is_any_held:
         some = shown(next((key for lines in bounds.pairs.values() for key in lines), "none"), 60)
@@ -216,7 +209,8 @@ def hold(
 
 def _held(rows: Sequence[Row], bound: Bound, vocab: int, slack: float) -> tuple[str, str | None, str, Row | None]:
     """Outcome, how many times the bound, a clause and the worst row of one prompt."""
-    limits = {"nonfinite_mismatch": 0, **({"kl_undefined": 0} if "max_kl" in bound.figures else {}), **bound.figures}
+    held = {name: limit for name in _FIGURES if (limit := getattr(bound, name)) is not UNSET}
+    limits = {"nonfinite_mismatch": 0, **({"kl_undefined": 0} if "max_kl" in held else {}), **held}
     beyond: list[str] = []
     times, worst = 0.0, None
     for figure, value in _figures(rows, vocab).items():

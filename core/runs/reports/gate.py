@@ -24,7 +24,10 @@ from .sparse_wording import UNITS, not_compared, opening, placeholder_words, tol
 
 Row = dict[str, Any]
 Key = Callable[[Row], tuple[float, ...]]  # rank of a row, highest where a condition is worst; all 0 if nothing is wrong
-_NUMBER = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
+_CONDITION = re.compile(
+    r"(flips:margin|[a-z0-9-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,7 @@ def is_kl_lost(row: Row) -> bool:
 
 
 def _by(*columns: str) -> Key:
-    def key(row: Row) -> tuple[float, ...]:
-        return tuple(max(low_high(row.get(column))[0], 0) for column in columns)
-
-    return key
+    return lambda row: tuple(max(low_high(row.get(column))[0], 0) for column in columns)
 
 
 _difference = _by("nonfinite_mismatch", "max_abs", "neq")
@@ -95,52 +95,41 @@ def by_kl(row: Row) -> tuple[float, ...]:
 @dataclass(frozen=True)
 class Measure:
     """What a condition compares with its limit: a column of the summary, its unit ('of': a share; 'logits': the pair's
-    own), how a sentence says it, the rank of a position under it. refused: why lists of some tokens cannot answer it.
+    own), how a sentence says it, the rank of a position under it.
+
+    sign: before the limit, '' if it takes none. refused: why lists of some tokens cannot answer it.
     """
 
     column: str
     unit: str
     words: str
     key: Key
-    limit: str = ""  # what X is; '' if there is none to give
-    sign: str = ">"
+    sign: str = ""
     refused: str = ""
 
 
+def _by_bits(row: Row) -> tuple[float, ...]:
+    return (*_difference(row), not row.get("bit_identical", True))
+
+
+_NO_ULPS = "ULPs of elements need both sides' complete logits"
+_NO_RMS = "an rms over all elements needs complete rows"
+_SAME_TOP1 = "has the same argmax at {} of {of}"
 MEASURES = {
-    "bits": Measure("neq", "values", "differs in {} values", lambda row: (*_difference(row), _sign_only(row))),
+    "bits": Measure("neq", "values", "differs in {} values", _by_bits),
     "flips": Measure("flips", "positions", "has another argmax at {} of {of}", by_flip),
-    "flips:margin": Measure("flips", "positions", "", by_flip, "X in logits, or in ULPs as 5ulps"),
-    "ulps": Measure(
-        "max_ulps",
-        "ULPs",
-        "is up to {} ULPs apart",
-        _by("nonfinite_mismatch", "max_ulps"),
-        "N a whole number of ULPs",
-        ":",
-        "ULPs of elements need both sides' complete logits",
-    ),
-    "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, "X in nats"),
+    "flips:margin": Measure("flips", "positions", "", by_flip, ">"),
+    "ulps": Measure("max_ulps", "ULPs", "is up to {} ULPs apart", _by("nonfinite_mismatch", "max_ulps"), ":", _NO_ULPS),
+    "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, ">"),
     "rms": Measure(
-        "rms",
-        "logits",
-        "differs by {} logits (rms over all elements)",
-        _by("nonfinite_mismatch", "rms"),
-        "X in logits",
-        refused="an rms over all elements needs complete rows",
+        "rms", "logits", "differs by {} logits (rms over all elements)", _by("nonfinite_mismatch", "rms"), ">", _NO_RMS
     ),
-    "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", _difference, "X in logits"),
-    "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), "X from 0 to 1"),
-    "same-top1": Measure(
-        "same_top1", "of all positions", "has the same argmax at {} of {of}", by_flip, "X from 0 to 1", "<"
-    ),
+    "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", _difference, ">"),
+    "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
+    "same-top1": Measure("same_top1", "of all positions", _SAME_TOP1, by_flip, "<"),
     "verdict": Measure("", "", "is {}", _difference),
 }
 ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
-
-
-def _sign_only(row: Row) -> bool:
-    return not row.get("bit_identical", True)
 
 
 @dataclass(frozen=True)
@@ -178,38 +167,25 @@ class Condition:
     is_in_ulps: bool = False
 
     def __str__(self) -> str:
-        measure = MEASURES[self.kind]
-        return f"{self.kind}{measure.sign}{self._limit_text}" if measure.limit else self.kind
-
-    @property
-    def _limit_text(self) -> str:
-        return f"{self.limit:.15g}" + "ulps" * self.is_in_ulps if self.kind != "ulps" else str(self.limit)
+        limit = str(self.limit) if isinstance(self.limit, int) else f"{self.limit:.15g}"
+        sign = MEASURES[self.kind].sign
+        return f"{self.kind}{sign}{limit}{'ulps' * self.is_in_ulps}" if sign else self.kind
 
     @classmethod
     def parse(cls, text: str) -> Condition:
         """Read a condition as a user writes it; UsageError says what is allowed."""
-        compact = re.sub(r"\s*([<>:])\s*", r"\1", text.strip())
-        parts = re.fullmatch(r"(flips:margin|[^<>:]*)([<>:]?)(.*)", compact, re.DOTALL)
-        kind, sign, limit = parts.groups() if parts else ("", "", "")
-        where = f"--fail-on '{shown(text, 60)}'"
+        match = _CONDITION.fullmatch(text.strip())
+        kind, sign, digits, ulps = match.groups("") if match else ("", "", "", "")
         measure = MEASURES.get(kind)
-        if measure is None or (not measure.limit and (sign or limit)):
-            raise UsageError(f"{where} is not known; expected {ALLOWED}.")
-        if not measure.limit:
-            return cls(kind)
-        form = f"'{kind}{measure.sign}{'N' if kind == 'ulps' else 'X'}', {measure.limit}"
-        if not sign and not limit:
-            quoted = "" if kind == "ulps" else ", in quotes, or a shell takes the sign for a redirection"
-            raise UsageError(f"{where} lacks its limit; expected {form}{quoted}.")
-        is_in_ulps = kind == "flips:margin" and limit.endswith("ulps")
-        digits = limit.removesuffix("ulps").rstrip() if is_in_ulps else limit
-        is_number = re.fullmatch(r"\d{1,18}", digits, re.ASCII) if kind == "ulps" else _NUMBER.fullmatch(digits)
-        if sign != measure.sign or not is_number:
-            raise UsageError(f"{where} makes no sense; expected {form}.")
-        value = int(digits) if kind == "ulps" else float(digits)
-        if not math.isfinite(value) or (kind in ("share", "same-top1") and value > 1):
-            raise UsageError(f"{where}: {shown(digits)} is too large; expected {form}.")
-        return cls(kind, value, is_in_ulps)
+        if measure is not None and sign == measure.sign and (not ulps or kind == "flips:margin"):
+            is_whole = kind == "ulps" and digits.isdecimal()
+            limit = int(digits) if is_whole else float(digits or 0)
+            if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (is_whole or kind != "ulps"):
+                return cls(kind, limit, bool(ulps))
+        raise UsageError(
+            f"--fail-on '{shown(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0, a share at most 1;"
+            " quote what has < or >."
+        )
 
     def judge(self, pair: PairReport | SparseReport) -> Outcome:
         """Judge a pair by the condition: its outcome, with the position at which it is worst."""

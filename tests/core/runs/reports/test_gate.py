@@ -31,34 +31,11 @@ MEANT = {  # what is written: what it is shown as
     "flips:margin>5ulps": "flips:margin>5ulps",
     "flips:margin > 5 ulps": "flips:margin>5ulps",
 }
-REFUSED = {  # what is written: words of the refusal
-    "": "is not known; expected bits, flips, flips:margin>X",
-    "ulp": "is not known",
-    "flips:sure>1": "is not known",
-    "bits>1": "is not known",
-    "kl": "lacks its limit; expected 'kl>X', X in nats, in quotes, or a shell takes the sign",
-    "flips:margin": "lacks its limit",
-    "ulps": "lacks its limit; expected 'ulps:N'",
-    "ulps>3": "makes no sense; expected 'ulps:N'",
-    "ulps:" + "9" * 5000: "makes no sense",
-    "ulps:-1": "makes no sense",
-    "ulps:1.5": "makes no sense",
-    "kl:0.1": "makes no sense; expected 'kl>X'",
-    "kl>": "makes no sense",
-    "kl>nan": "makes no sense",
-    "kl>inf": "makes no sense",
-    "kl>-1": "makes no sense",
-    "kl>=1": "makes no sense",
-    "kl>1_0": "makes no sense",
-    "kl>\u0663": "makes no sense",
-    "rms>0.1logits": "makes no sense",
-    "kl>1e999": "is too large",
-    "share>1.5": "X from 0 to 1",
-    "same-top1<90": "X from 0 to 1",
-    "same-top1>0.9": "expected 'same-top1<X'",
-    "flips:margin>5ulp": "X in logits, or in ULPs as 5ulps",
-    "kl>1\x1b[31m": "makes no sense",
-}
+REFUSED = [
+    *("", "ulp", "flips:sure>1", "bits>1", "kl", "flips:margin", "ulps", "ulps>3", "ulps:" + "9" * 5000, "ulps:-1"),
+    *("ulps:1.5", "kl:0.1", "kl>", "kl>nan", "kl>inf", "kl>-1", "kl>=1", "kl>1_0", "kl>\u0663", "rms>0.1logits"),
+    *("kl>1e999", "share>1.5", "same-top1<90", "same-top1>0.9", "flips:margin>5ulp", "kl>1\x1b[31m", "rms>5ulps"),
+]
 
 
 def read(*paths: Path) -> tuple[list[PairReport], RunHeader]:
@@ -81,12 +58,10 @@ def test_a_condition_is_read_and_shown_in_one_way(text: str, shown: str) -> None
     assert Condition.parse(shown) == Condition.parse(text)
 
 
-@pytest.mark.parametrize(("text", "words"), REFUSED.items())
-def test_a_malformed_condition_is_named_and_told_what_is_allowed(text: str, words: str) -> None:
-    with pytest.raises(UsageError) as refused:
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_malformed_condition_is_named_and_told_what_is_allowed(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--fail-on '.*' is not known; expected bits, flips,") as refused:
         Condition.parse(text)
-    assert words in str(refused.value)
-    assert str(refused.value).startswith("--fail-on '")
     assert "\x1b" not in str(refused.value)
 
 
