@@ -147,7 +147,10 @@ class _DumpLadder(Ladder):
         if self.before is not None:
             ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
         self._of_16_bits_alone()
-        causes = [] if is_identical or not self.figures.has_all_logits else self._causes()
+        causes = []  # sentences, best first
+        if not is_identical and self.figures.has_all_logits:
+            found = explain(rows_of_run(self.figures, self.pair)).causes
+            causes = [cause.says for cause in found if cause.is_fault]
         if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
             screened = screen(self.header, self.positions, causes, has_experts=controls.has_experts)
             is_alone = controls.model is None and all(
@@ -164,11 +167,6 @@ class _DumpLadder(Ladder):
         because = " ".join([*causes[:1], verdict.because, *limits])
         return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
 
-    def _causes(self) -> list[str]:
-        """Sentences of the simple causes that explain the difference, best first."""
-        found = explain(rows_of_run(self.figures, self.pair)).causes
-        return [cause.says for cause in found if cause.is_fault]
-
     def _rerun(self) -> None:
         again = {name: self.controls.rerun[name] for name in self.names if name in self.controls.rerun}
         if not again:
@@ -176,17 +174,17 @@ class _DumpLadder(Ladder):
         moved = [name for name, found in again.items() if not found.is_bit_identical]
         pair = float(np.sqrt(self.squares.mean()))
         most = max((again[name].rms_of_positions for name in moved), default=0.0)
+        ulps = max((again[name].largest_row_ulps or 0.0 for name in moved), default=0.0) or None
         figures = RerunFigures(
             not_repeatable=tuple(moved),
             called_again=tuple(again),
             pair_rms_logits=pair,
             rerun_rms_logits=most,
             rerun_neq={name: found.neq for name, found in again.items()},
+            rerun_row_ulps=ulps,
         )
         beside = f" The pair is {pair / most:.2f} times as far apart as a side from itself." if most > 0 else ""
-        ulps = max((again[name].largest_row_ulps or 0.0 for name in moved), default=0.0) or None
         if ulps is not None:
-            figures = replace(figures, rerun_row_ulps=ulps)
             beside += f" The calls differ by up to {three_digits(ulps)} row ULPs."
         control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
         self.rerun(control, list(again), figures, beside)
@@ -196,40 +194,32 @@ class _DumpLadder(Ladder):
         again = [self.controls.rerun[name] for name in self.names if name in self.controls.rerun]
         moved = [found for found in again if not found.is_bit_identical]
         is_narrow = self.header.format is not FLOAT32_FORMAT
-        model, floor = self.controls.model, None
-        if is_narrow and model is not None:
-            floor = model.own
-        elif not is_narrow and self.floor_of_float32 is not None:
-            floor = self.floor_of_float32
+        model = self.controls.model if is_narrow else None
+        floor = model.own if model is not None else None if is_narrow else self.floor_of_float32
         if not moved or floor is None or not floor.mean() > 0:
             return
         squares = np.max([found.mean_squares for found in moved], axis=0)
-        own_rounding = model.own_rounding if is_narrow and model is not None else None
+        own_rounding = model.own_rounding if model is not None else None
         test = floor_test(squares, floor, is_16_bits=is_narrow, own_rounding=own_rounding)
         mismatches = max(found.nonfinite_mismatch for found in moved)
         self.rerun_size(squares, mismatches, test, has_experts=self.controls.has_experts)
 
     def _neighbours(self) -> None:
-        for name in self.names:
-            found = self.controls.neighbours.get(name)
-            if found is None:
-                continue
-            self.neighbours(
-                name,
-                f"'{name}' beside other requests, uploaded as a dump of its own",
-                OtherPromptsFigures(
-                    bit_identical=bool(found.is_bit_identical), neq=found.neq, rms_logits=found.rms_of_positions
-                ),
-                (
-                    f"The other requests that it was called beside do not change a bit of '{name}'.",
-                    f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the"
-                    " experts' products, so that alone is no leak.",
-                    f"What the other rows hold changes the logits of '{name}'; if their number and length were the"
-                    " same, data leaks between rows. (A mixture of experts may do that; say so with"
-                    " --mixture-of-experts.)",
-                ),
-                has_experts=self.controls.has_experts,
+        for name in (name for name in self.names if name in self.controls.neighbours):
+            found = self.controls.neighbours[name]
+            figures = OtherPromptsFigures(
+                bit_identical=bool(found.is_bit_identical), neq=found.neq, rms_logits=found.rms_of_positions
             )
+            says = (
+                f"The other requests that it was called beside do not change a bit of '{name}'.",
+                f"What the other rows hold changes bits of '{name}'; in a mixture of experts the rows share the"
+                " experts' products, so that alone is no leak.",
+                f"What the other rows hold changes the logits of '{name}'; if their number and length were the"
+                " same, data leaks between rows. (A mixture of experts may do that; say so with"
+                " --mixture-of-experts.)",
+            )
+            control = f"'{name}' beside other requests, uploaded as a dump of its own"
+            self.neighbours(name, control, figures, says, has_experts=self.controls.has_experts)
 
     def _only_in_float32(self, given: Divergence) -> None:
         """Sides that are equal in the run's dtype, beside the same in float32, without a floor."""
@@ -245,27 +235,25 @@ class _DumpLadder(Ladder):
         """Add whether one side is further from itself in float32 than the other is. A fault of the 16-bit kernels alone
         does not show in float32.
         """
-        names, dtype, narrowing = self.names, self.header.compute_dtype, self.controls.narrowing
-        if any(name not in narrowing for name in names):
+        dtype, narrowing = self.header.compute_dtype, self.controls.narrowing
+        if any(name not in narrowing for name in self.names):
             return
-        reference, variant = (float(np.sqrt(narrowing[name].mean())) for name in names)
-        control = f"each side in {dtype} against itself in float32"
+        far = {name: float(np.sqrt(narrowing[name].mean())) for name in self.names}
+        reference, variant = far.values()
         measured = NarrowingFigures(reference_to_float32_logits=reference, variant_to_float32_logits=variant)
-        low, high = sorted((reference, variant))
-        if high <= LARGEST_RATIO_16_BITS * max(low, np.finfo(np.float64).tiny):
-            says = (
-                f"Rounding to {dtype} moves both sides about equally far from float32: {reference:.3g} and"
-                f" {variant:.3g} logits."
-            )
-            self.add(Check.NARROWING, control, measured, PASSED, says)
-            return
-        further, near = (names[1], names[0]) if variant > reference else (names[0], names[1])
+        near, further = sorted(self.names, key=far.__getitem__)
+        low, high = far[near], far[further]
+        is_alike = high <= LARGEST_RATIO_16_BITS * max(low, np.finfo(np.float64).tiny)
         times = three_digits(high / low) if low else "infinitely many"
         says = (
-            f"'{further}' in {dtype} is {times} times as far from itself in float32 as '{near}' is: more"
-            f" than rounding to {dtype} does: there it computes another function, or in a lower precision."
+            f"Rounding to {dtype} moves both sides about equally far from float32: {reference:.3g} and {variant:.3g}"
+            " logits."
+            if is_alike
+            else f"'{further}' in {dtype} is {times} times as far from itself in float32 as '{near}' is: more than"
+            f" rounding to {dtype} does: there it computes another function, or in a lower precision."
         )
-        self.add(Check.NARROWING, control, measured, FAILED, says)
+        control = f"each side in {dtype} against itself in float32"
+        self.add(Check.NARROWING, control, measured, PASSED if is_alike else FAILED, says)
 
     def _float32(self) -> FloorTest | None:
         """The deciding rung: the pair in float32 against a floor in float32, or beside itself in 16 bits where there is
@@ -277,13 +265,12 @@ class _DumpLadder(Ladder):
         header, controls, before, name = self.header, self.controls, self.before, self.names[1]
         is_wide = header.format is FLOAT32_FORMAT
         given = controls.float32.get(name)
-        if not is_wide and given is None:
-            self.evidence.append(_without_float32(name, controls, self.run_id))
-            return None
         pair, nonfinite = self.squares, self.broken
-        if not is_wide and given is not None:
-            first = given.first_mismatch
-            pair = given.mean_squares
+        if not is_wide:
+            if given is None:
+                self.evidence.append(_without_float32(name, controls, self.run_id))
+                return None
+            pair, first = given.mean_squares, given.first_mismatch
             nonfinite = None if first is None else not_finite(header, self.pair, given.mismatches, first)
         control = f"'{name}' against '{self.names[0]}' in float32"
         rows: list[Evidence] = []
@@ -324,7 +311,7 @@ class _DumpLadder(Ladder):
             return None
         ways_out = _ways_out(header, controls, self.run_id)
         left_aside = " ".join([*(row.says for row in rows), ""])
-        if is_wide or given is None:
+        if is_wide:
             says = f"{left_aside}The pair is in float32, and nothing says how far rounding goes there. {ways_out}"
             tried = Unmeasured(tried=_tried(controls))
             self.add(Check.WIDE_PAIR, "a rounding floor in float32", tried, MISSING, says)
@@ -337,13 +324,13 @@ class _DumpLadder(Ladder):
         return None
 
     def _shrink_row(self, wide: NDArray[np.float64], control: str, ways_out: str) -> Evidence:
-        header, squares = self.header, self.squares
-        test = shrink_test(squares, wide, header.format.mantissa_bits + 1)
+        header, dtype = self.header, self.header.compute_dtype
+        test = shrink_test(self.squares, wide, header.format.mantissa_bits + 1)
         prompt, position = header.places()[test.worst_row]
         measured = ShrinkFigures(
             compute_dtype="float32",
             pair_rms_logits=float(np.sqrt(wide.mean())),
-            own_dtype_rms_logits=float(np.sqrt(squares.mean())),
+            own_dtype_rms_logits=float(np.sqrt(self.squares.mean())),
             times_smaller_in_float32=test.shrink if np.isfinite(test.shrink) else None,
             times_finer_float32_is=test.full,
             positions_that_move_in_own_dtype=test.moved,
@@ -351,53 +338,40 @@ class _DumpLadder(Ladder):
             worst_position=(prompt, position),
             tried=_tried(self.controls) if test.outcome == MISSING else None,
         )
-        control = f"{control}, beside the same pair in {header.compute_dtype}; no floor"
+        where = place_in_words(test.worst_row, self.lengths)
+        smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {dtype}"
+        finer = f"{smaller}, which is {test.full:,.0f} times coarser"
         if not np.isfinite(test.shrink):
             says = (
-                f"In float32 the two sides are equal: what parts them is in {header.compute_dtype} alone, its rounding"
-                " or its kernels."
+                f"In float32 the two sides are equal: what parts them is in {dtype} alone, its rounding or its kernels."
             )
-            return Evidence(Check.SHRINK, control, measured, PASSED, says)
-        smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {header.compute_dtype}"
-        finer = f"which is {test.full:,.0f} times coarser"
-        if test.outcome == PASSED:
-            return Evidence(
-                Check.SHRINK, control, measured, PASSED, f"{smaller}, {finer}: it shrinks as rounding does."
-            )
-        if test.outcome == MISSING:
-            odd = test.share > SHRINKS_TOO_MUCH
-            why = (
-                "more than precision explains"
-                if odd
-                else (
-                    f"{place_in_words(test.worst_row, self.lengths)} stands far above the others there"
-                    if test.share >= SHRINKS_LIKE_ROUNDING
-                    else "too little to be clear, too much to be a plain fault"
-                )
-            )
-            says = f"{smaller}, {finer}: {why}. {ways_out}"
-            return Evidence(Check.SHRINK, control, measured, MISSING, says)
-        if test.stands_out:
-            where = place_in_words(test.worst_row, self.lengths)
+        elif test.outcome == PASSED:
+            says = f"{finer}: it shrinks as rounding does."
+        elif test.outcome == MISSING:
+            why = "too little to be clear, too much to be a plain fault"
+            if test.share > SHRINKS_TOO_MUCH:
+                why = "more than precision explains"
+            elif test.share >= SHRINKS_LIKE_ROUNDING:
+                why = f"{where} stands far above the others there"
+            says = f"{finer}: {why}. {ways_out}"
+        elif test.stands_out:
             says = (
                 f"{smaller} on the whole, but {where} does not shrink with it: it stands {three_digits(test.worst)}"
                 " times above the median position in float32."
             )
-            return Evidence(Check.SHRINK, control, measured, FAILED, says)
-        says = (
-            f"{smaller}, {finer}: rounding shrinks with the precision, and this does not, so the two sides compute"
-            " different functions."
+        else:
+            says = (
+                f"{finer}: rounding shrinks with the precision, and this does not, so the two sides compute different"
+                " functions."
+            )
+        return Evidence(
+            Check.SHRINK, f"{control}, beside the same pair in {dtype}; no floor", measured, test.outcome, says
         )
-        return Evidence(Check.SHRINK, control, measured, FAILED, says)
 
     def _own_dtype(self, model: ModelControls) -> None:
         """Judge in 16 bits: is the dump of this model at all, and is the pair within its floor?"""
         header, names = self.header, self.names
-        floor = (
-            model.own.mean(axis=0)
-            if model.own_rounding is None
-            else np.maximum(model.own.mean(axis=0), model.own_rounding)
-        )
+        floor = np.maximum(model.own.mean(axis=0), 0.0 if model.own_rounding is None else model.own_rounding)
         far = {
             name: float(np.sqrt(model.from_model[name].mean() / max(floor.mean(), np.finfo(float).tiny)))
             for name in names

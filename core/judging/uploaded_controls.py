@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..errors import DumpError, UsageError
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, values_of
-from ..runs.dumps.dump import LOGITS, Dump, open_dump
+from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.evidence import Evidence
 from ..runs.file.records import RunHeader
@@ -31,7 +31,6 @@ _UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16
 _SWAPPED = 10.0
 _CROSSED = 8  # sides of which each is held against every other
 _LEAST_WAYS = 3  # distinct ones of a floor, the first among them
-_CHUNK_BYTES = 32 << 20
 FOREIGN = 10.0  # further from the model's own logits than this many of its floors: not what the model computes
 
 
@@ -118,7 +117,7 @@ def measure_controls(
     model: ModelControls | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Controls:
-    """Reads the controls' dumps against the run. DumpError where one is not of the run's positions, sides or dtype."""
+    """Reads the controls' dumps against the run. DumpError if one is not of the run's positions, sides or dtype."""
     header = figures.header
     with ExitStack() as stack:
         again, others, wide, ways = (
@@ -141,13 +140,12 @@ def measure_controls(
 
         if ways is not None and wide is None and header.format is not FLOAT32:
             raise UsageError("a rounding floor in float32 is for the pair in float32: give --float32 beside --floor.")
-        rerun_of = _against_run(figures, again, tick) if again is not None else {}
-        beside = _against_run(figures, others, tick) if others is not None else {}
+        rerun_of, beside = (_against_run(figures, dump, tick) if dump is not None else {} for dump in (again, others))
         pairs, narrowing = _pairs(figures, wide, tick) if wide is not None else ({}, {})
-        found = _ways(figures, wide, ways, tick) if ways is not None else None
+        floor_ways = _ways(figures, wide, ways, tick) if ways is not None else None
     named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": model is not None}
     given = frozenset(name for name, is_there in named.items() if is_there)
-    return Controls(rerun_of, beside, pairs, narrowing, found, has_experts, model, given)
+    return Controls(rerun_of, beside, pairs, narrowing, floor_ways, has_experts, model, given)
 
 
 def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:
@@ -164,31 +162,21 @@ def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArr
 
 def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:
     """A control's dump, in `fmt`, of as many positions and tokens as the run."""
-    dump = open_dump(
-        paths, compute_dtype=None if fmt is FLOAT32 else fmt.name, holds=LOGITS, fewest_sides=fewest
-    )  # what the run holds
-    try:
-        name = " and ".join(path.name for path in paths)
-        if (
-            dump.compute_dtype != fmt.name
-        ):  # detected: an upcast of 16-bit logits would be taken for a pair that does not shrink
-            raise DumpError(
-                f"{name}: {what} holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits computed"
-                f" in {fmt.name}."
-            )
-        if (dump.rows, dump.vocab) != (header.rows, header.vocab):
-            raise DumpError(
-                f"{name}: {what} is of {dump.rows} positions x {dump.vocab} tokens; the run has {header.rows} x"
-                f" {header.vocab}."
-            )
-        ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
-        if ids and ours and ids != ours:
-            raise DumpError(f"{name}: {what} is of other token_ids than the run; a control is of the same tokens.")
-        if len(dump.sides) < fewest:
-            raise DumpError(f"{name}: {what} has {len(dump.sides)} sides; expected at least {fewest}.")
-    except BaseException:
+    dtype = None if fmt is FLOAT32 else fmt.name  # detected: an upcast of 16-bit logits is no pair in float32
+    dump = open_dump(paths, compute_dtype=dtype, holds=LOGITS, fewest_sides=fewest)
+    ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
+    wrong = ""
+    if dump.compute_dtype != fmt.name:
+        wrong = f"holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits computed in {fmt.name}"
+    elif (dump.rows, dump.vocab) != (header.rows, header.vocab):
+        wrong = f"is of {dump.rows} positions x {dump.vocab} tokens; the run has {header.rows} x {header.vocab}"
+    elif ids and ours and ids != ours:
+        wrong = "is of other token_ids than the run; a control is of the same tokens"
+    elif len(dump.sides) < fewest:
+        wrong = f"has {len(dump.sides)} sides; expected at least {fewest}"
+    if wrong:
         dump.close()
-        raise
+        raise DumpError(f"{' and '.join(path.name for path in paths)}: {what} {wrong}.")
     return dump
 
 
@@ -227,8 +215,8 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergen
     """(every variant that the dump has against its reference, by name; each side of the run against itself in float32
     [positions])
 
-    DumpError where the two are not of the same sides: a pair of another model would shrink, or be equal, whatever the
-    run holds.
+    DumpError if the two are not of the same sides: a pair of another model would shrink, or be equal, whatever the run
+    holds.
     """
     header = figures.header
     names = _names_of(header, dump, only=False)
@@ -240,40 +228,52 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergen
     known = [name for name in names if name in ours]
     parts: dict[str, list[Divergence]] = {name: [] for name in known if name != ours[0]}
     cross: dict[tuple[str, str], list[NDArray[np.float64]]] = {}  # (side of the run, side in float32)
-    upcast, spread, elements = dict.fromkeys(known, 0), 0.0, 0
+    upcast, spread = dict.fromkeys(known, 0), _Spread()
     for row, sides in dump.chunks():
         by_name = dict(zip(names, sides, strict=True))
-        wide = {name: values_of(by_name[name], FLOAT32) for name in known}
-        for name in parts:
-            parts[name].append(_divergence(by_name[ours[0]], by_name[name], FLOAT32))
+        for name, of_name in parts.items():
+            of_name.append(_divergence(by_name[ours[0]], by_name[name], FLOAT32))
         if header.format is not FLOAT32:
-            plain = wide[ours[0]].astype(np.float64)
-            spread += float(
-                np.nansum(np.where(np.isfinite(plain), plain - plain.mean(axis=1, keepdims=True), 0.0) ** 2)
-            )
-            elements += plain.size
+            wide = {name: values_of(by_name[name], FLOAT32) for name in known}
+            spread.add(wide[ours[0]])
             for name in known:
                 bits = figures.read_rows(ours.index(name), row, row + len(sides[0]))
-                narrow = values_of(bits, header.format)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    upcast[name] += int(
-                        (wide[name].astype(header.format.values).view(header.format.carrier) == bits).sum()
-                    )
+                    narrowed = wide[name].astype(header.format.values).view(header.format.carrier)
+                upcast[name] += int((narrowed == bits).sum())
                 for other in known if len(known) <= _CROSSED else [name]:
-                    cross.setdefault((name, other), []).append(_mean_squares(narrow, wide[other]))
+                    squares = _mean_squares(values_of(bits, header.format), wide[other])
+                    cross.setdefault((name, other), []).append(squares)
         tick(len(sides[0]))
-    pairs = {name: joined(found) for name, found in parts.items()}
+    pairs = {name: joined(divergences) for name, divergences in parts.items()}
     if header.format is FLOAT32:
         return pairs, {}
-    apart = {pair: np.concatenate(found) for pair, found in cross.items()}
-    _refuse_other_sides(header, apart, known, float(np.sqrt(spread / max(elements, 1))))
-    if all(upcast[name] > _UPCAST * header.rows * header.vocab for name in known):
+    apart = {pair: np.concatenate(squares) for pair, squares in cross.items()}
+    _refuse_other_sides(header, apart, known, spread.deviation)
+    elements = header.rows * header.vocab
+    if (share := min(upcast.values()) / elements) > _UPCAST:
         raise DumpError(
-            f"the pair in float32 is the run's own {header.compute_dtype}, upcast:"
-            f" {min(upcast.values()) / (header.rows * header.vocab):.1%} of its logits round back to the run's bits;"
-            " expected both sides computed in float32."
+            f"the pair in float32 is the run's own {header.compute_dtype}, upcast: {share:.1%} of its logits round back"
+            " to the run's bits; expected both sides computed in float32."
         )
     return pairs, {name: apart[(name, name)] for name in known}
+
+
+class _Spread:
+    """Standard deviation of logits over the vocabulary, of rows as they pass by."""
+
+    def __init__(self) -> None:
+        self._squares, self._elements = 0.0, 0
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        wide = rows.astype(np.float64)
+        apart = np.where(np.isfinite(wide), wide - wide.mean(axis=1, keepdims=True), 0.0)
+        self._squares += float(np.nansum(apart**2))
+        self._elements += wide.size
+
+    @property
+    def deviation(self) -> float:
+        return float(np.sqrt(self._squares / max(self._elements, 1)))
 
 
 def _mean_squares(narrow: NDArray[np.float32], wide: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -308,32 +308,36 @@ def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
     """The distinct ways of a floor's dump, every two of them against each other; beyond _CROSSED of them against the
     first alone.
 
-    DumpError where fewer than three are distinct, or where one is the variant on trial.
+    DumpError if fewer than three are distinct, or if one is the variant on trial.
     """
     names = [side.name for side in dump.sides]
     crossed = [(a, b) for b in range(len(names)) for a in range(b) if a == 0 or b < _CROSSED]
     squares: dict[tuple[int, int], list[NDArray[np.float64]]] = {two: [] for two in crossed}
-    start, total, elements = [], 0.0, 0
-    reference = _reference_in_float32(figures, pair)
-    digests = [hashlib.sha256() for _ in names]
-    of_reference = hashlib.sha256()
-    for _, sides in dump.chunks():
-        values = [values_of(bits, FLOAT32) for bits in sides]
-        plain = values_of(reference(len(sides[0])), FLOAT32)
-        for digest, found in zip((*digests, of_reference), (*values, plain), strict=True):
-            digest.update(_unsigned(found))
+    start, spread = [], _Spread()
+    ours = [side.name for side in figures.header.sides]
+    sides_of_pair = ours if pair is None else _names_of(figures.header, pair, only=False)
+    digests, of_pair = [hashlib.sha256() for _ in names], [hashlib.sha256() for _ in sides_of_pair]
+    max_bytes = CHUNK_BYTES_TOGETHER // max(len(names), len(sides_of_pair))  # so that chunks of both have as many rows
+    chunks_of_pair = pair.chunks(max_bytes) if pair is not None else None
+    for row, sides in dump.chunks(max_bytes):
+        if chunks_of_pair is not None:
+            on_trial = next(chunks_of_pair)[1]
+        else:
+            on_trial = [figures.read_rows(side, row, row + len(sides[0])) for side in range(len(ours))]
+        values, pair_values = ([values_of(bits, FLOAT32) for bits in each] for each in (sides, on_trial))
+        for digest, logits in zip((*digests, *of_pair), (*values, *pair_values), strict=True):
+            digest.update((logits + np.float32(0)).tobytes())  # -0 and 0 are one way to say it
         for a, b in crossed:
             squares[(a, b)].append(_mean_squares(values[a], values[b]))
-        start.append(_mean_squares(values[0], plain))
-        wide = values[0].astype(np.float64)
-        total += float(np.nansum(np.where(np.isfinite(wide), wide - wide.mean(axis=1, keepdims=True), 0.0) ** 2))
-        elements += wide.size
+        start.append(_mean_squares(values[0], pair_values[sides_of_pair.index(ours[0])]))
+        spread.add(values[0])
         tick(len(sides[0]))
-    on_trial = _digests_of_variants(figures, pair) - {of_reference.hexdigest()}
+    bits_of_pair = {name: digest.hexdigest() for name, digest in zip(sides_of_pair, of_pair, strict=True)}
+    variants = set(bits_of_pair.values()) - {bits_of_pair[ours[0]]}
     first_of: dict[str, str] = {}
     same = []
     for name, bits in zip(names, [digest.hexdigest() for digest in digests], strict=True):
-        if bits in on_trial:
+        if bits in variants:
             raise DumpError(
                 f"'{name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways"
                 " to compute the reference."
@@ -341,7 +345,7 @@ def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
         if bits in first_of:
             same.append((name, first_of[bits]))
         first_of.setdefault(bits, name)
-    kept = list(first_of.values())
+    kept = tuple(first_of.values())
     if len(kept) < _LEAST_WAYS:
         equal = ", ".join(f"'{name}' is '{first}'" for name, first in same)
         raise DumpError(
@@ -354,64 +358,7 @@ def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
         for (a, b), parts in squares.items()
         if {names[a], names[b]} <= set(kept)
     }
-    spread = float(np.sqrt(total / max(elements, 1)))
-    return Ways(tuple(kept), tuple(same), between, np.concatenate(start), spread)
-
-
-def _unsigned(values: NDArray[np.float32]) -> bytes:
-    """Bytes of the values, with no sign of zero: -0 and 0 are one way to say it."""
-    return (values + np.float32(0)).tobytes()
-
-
-def _reference_in_float32(figures: Figures, pair: Dump | None) -> Callable[[int], NDArray[np.unsignedinteger]]:
-    """A reader of the next rows of the pair's reference in float32: of the control, or of a run that is float32
-    itself.
-    """
-    if pair is None:
-        done = 0
-
-        def next_rows(count: int) -> NDArray[np.unsignedinteger]:
-            nonlocal done
-            done += count
-            return figures.read_rows(0, done - count, done)
-
-        return next_rows
-    names = _names_of(figures.header, pair, only=False)
-    place = names.index(figures.header.sides[0].name)
-    chunks = (sides[place] for _, sides in pair.chunks())
-    waiting: list[NDArray[np.unsignedinteger]] = []
-
-    def next_of_dump(count: int) -> NDArray[np.unsignedinteger]:
-        while sum(map(len, waiting)) < count:
-            waiting.append(next(chunks).copy())
-        together = np.concatenate(waiting)
-        waiting[:] = [together[count:]]
-        return together[:count]
-
-    return next_of_dump
-
-
-def _digests_of_variants(figures: Figures, pair: Dump | None) -> set[str]:
-    """sha256 of the values of every variant in float32."""
-    header = figures.header
-    if pair is not None:
-        names = _names_of(header, pair, only=False)
-        wanted = [place for place, name in enumerate(names) if name != header.sides[0].name]
-        hashes = {place: hashlib.sha256() for place in wanted}
-        for _, sides in pair.chunks():
-            for place in wanted:
-                hashes[place].update(_unsigned(values_of(sides[place], FLOAT32)))
-        return {digest.hexdigest() for digest in hashes.values()}
-    found = set()
-    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
-    for side in range(1, len(header.sides)):
-        digest = hashlib.sha256()
-        for first in range(0, header.rows, at_once):
-            digest.update(
-                _unsigned(values_of(figures.read_rows(side, first, min(first + at_once, header.rows)), FLOAT32))
-            )
-        found.add(digest.hexdigest())
-    return found
+    return Ways(kept, tuple(same), between, np.concatenate(start), spread.deviation)
 
 
 def _divergence(

@@ -2,6 +2,7 @@
 refused.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import ingest
+from core.judging.judge_dump import judge_upload
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import ModelControls, measure_controls
 from core.runs.dumps.export import export_npz
@@ -22,11 +24,13 @@ from core.runs.file.evidence import (
     PASSED,
     RERUN,
     STRUCTURE,
+    VALIDITY,
     Check,
     Evidence,
     Unmeasured,
 )
 from core.runs.reader import RunReader
+from core.runs.revision import PairVerdict
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.covering import few, thorough
@@ -36,155 +40,170 @@ FAULT = with_fault(X)
 FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
 
 
-def judged(folder: Path, variant: np.ndarray, *, name: str | None = None, **controls: Any) -> RunReader:
-    """A bfloat16 dump whose variant is `variant`, judged with controls given as dicts of arrays."""
+def pair_with(x: np.ndarray) -> dict[str, np.ndarray]:
+    """The pair in float32, whose variant computes from `x`."""
+    return {"reference": in_float32(X, HEAD, 1), "variant": in_float32(x, HEAD, 2)}
+
+
+PAIR = pair_with(X)
+
+
+@pytest.fixture(scope="module")
+def dump_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], tuple[Store, str]]:
+    """A stored bfloat16 dump whose variant is given; each once."""
+    folder = tmp_path_factory.mktemp("dumps")
     store = Store(folder / "store")
-    given = {
-        what: [saved(folder / f"{what}.npz", **arrays)] for what, arrays in controls.items() if isinstance(arrays, dict)
+    run_ids: dict[bytes, str] = {}
+
+    def stored(variant: np.ndarray) -> tuple[Store, str]:
+        key = variant.tobytes()
+        if key not in run_ids:
+            sides = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant, "token_ids": np.arange(ROWS)}
+            run_ids[key] = ingest(store, [saved(folder / "dump.npz", **sides)])
+        return store, run_ids[key]
+
+    return stored
+
+
+Judged = Callable[..., PairVerdict]
+
+
+@pytest.fixture
+def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -> Judged:
+    """`judged(variant, ...)`: the verdict of a dump with controls given as dicts of arrays; nothing is stored again."""
+
+    def judge(variant: np.ndarray, before: PairVerdict | None = None, **controls: Any) -> PairVerdict:
+        store, run_id = dump_of(variant)
+        with RunReader(store.path_of(run_id)) as run:
+            measured = measure_controls(run, **on_disk(tmp_path, controls))
+            checks = [[row for row in run.evidence(0) if row.rung == VALIDITY]]
+            return judge_upload(run, checks, [], run_id, measured, [before] if before else [])[0]
+
+    return judge
+
+
+def on_disk(folder: Path, controls: dict[str, Any]) -> dict[str, Any]:
+    """Dicts of arrays as dumps; all else as it is."""
+    return {
+        what: [saved(folder / f"{what}.npz", **arrays)] if isinstance(arrays, dict) else arrays
+        for what, arrays in controls.items()
     }
-    flags = {what: value for what, value in controls.items() if not isinstance(value, dict)}
-    dump = saved(folder / "dump.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant, token_ids=np.arange(ROWS))
-    with RunReader(store.path_of(ingest(store, [dump]))) as run:
-        new = judge_stored(store, run, measure_controls(run, **given, **flags), name=name)
-    return RunReader(store.path_of(new))
 
 
-def row_of(run: RunReader, rung: str) -> Any:
-    return next(row for row in run.evidence(0) if row.rung == rung)
+def row_of(verdict: PairVerdict, rung: str) -> Any:
+    return next(row for row in verdict.evidence if row.rung == rung)
 
 
-def test_a_float32_pair_alone_raises_undecided_to_rounding(tmp_path):
-    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 2)}
-    run = judged(tmp_path, in_bfloat16(X, HEAD, 2), float32=pair)
-    assert run.pairs[0].verdict == "rounding"
-    assert "it shrinks as rounding does" in run.pairs[0].because
+def test_a_float32_pair_alone_raises_undecided_to_rounding(judged: Judged) -> None:
+    found = judged(in_bfloat16(X, HEAD, 2), float32=PAIR)
+    assert found.name == "rounding"
+    assert "it shrinks as rounding does" in found.because
 
 
-def test_a_fault_does_not_shrink_and_is_called_a_bug(tmp_path):
+def test_a_fault_does_not_shrink_and_is_called_a_bug(judged: Judged) -> None:
     """The twin. The same fault is within the rounding of bfloat16 in size."""
-    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
-    run = judged(tmp_path, in_bfloat16(FAULT, HEAD, 2), float32=pair)
-    assert run.pairs[0].verdict == "bug suspected"
-    assert "rounding shrinks with the precision" in run.pairs[0].because
+    found = judged(in_bfloat16(FAULT, HEAD, 2), float32=pair_with(FAULT))
+    assert found.name == "bug suspected"
+    assert "rounding shrinks with the precision" in found.because
 
 
-def test_a_fault_at_one_position_is_called_a_bug_with_its_place(tmp_path):
+def test_a_fault_at_one_position_is_called_a_bug_with_its_place(judged: Judged) -> None:
     one = with_fault(X, rows=[29], factor=1.5)
-    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(one, HEAD, 2)}
-    run = judged(tmp_path, in_bfloat16(one, HEAD, 2), float32=pair)
-    assert run.pairs[0].verdict == "bug suspected"
-    (tmp_path / "b").mkdir()
-    run = judged(tmp_path / "b", in_bfloat16(one, HEAD, 2), float32=pair, floor=FLOOR)
-    assert run.pairs[0].verdict == "bug suspected"
-    structure = row_of(run, STRUCTURE)
+    variant, pair = in_bfloat16(one, HEAD, 2), pair_with(one)
+    assert judged(variant, float32=pair).name == "bug suspected"
+    found = judged(variant, float32=pair, floor=FLOOR)
+    assert found.name == "bug suspected"
+    structure = row_of(found, STRUCTURE)
     assert structure.says == "It begins at position 29."
     assert structure.figures.starts == (29,)
 
 
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
-def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, tmp_path):
+def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault: bool, verdict: str, judged: Judged) -> None:
     x = FAULT if is_fault else X
-    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(x, HEAD, 2)}
-    run = judged(tmp_path, in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
-    (stored,) = run.pairs
-    assert stored.verdict == verdict
-    assert (stored.noise_ratio > 100) if is_fault else (0.5 < stored.noise_ratio < 2)
-    row = row_of(run, FLOAT32)
+    pair = pair_with(x)
+    found = judged(in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
+    assert found.name == verdict
+    assert found.noise_ratio is not None
+    assert (found.noise_ratio > 100) if is_fault else (0.5 < found.noise_ratio < 2)
+    row = row_of(found, FLOAT32)
     assert row.outcome == (FAILED if is_fault else PASSED)
-    floors = run.floor_positions(0)
-    assert set(floors["compute_dtype"]) == {"float32"}
-    assert len(floors) == ROWS
+    assert [(floor.compute_dtype, len(floor.floor_rms)) for floor in found.floors] == [("float32", ROWS)]
     expected = np.sqrt(np.mean([(pair["variant"].astype(np.float64) - pair["reference"]) ** 2]))
     assert row.figures.pair_rms_logits == pytest.approx(expected, rel=1e-12)
 
 
-def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(tmp_path):
-    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
-    run = judged(tmp_path, in_bfloat16(X, HEAD, 1), float32=pair, floor=FLOOR)
-    assert run.pairs[0].verdict == "bug suspected"
+def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(judged: Judged) -> None:
+    assert judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR).name == "bug suspected"
 
 
 @pytest.mark.parametrize("side", few(["reference", "variant"], "variant"))
-def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(side, tmp_path):
+def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(side: str, judged: Judged) -> None:
     variant = in_bfloat16(X, HEAD, 2)
     again = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant}
-    run = judged(tmp_path, variant, rerun=again)
-    assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("likely rounding", PASSED)
-    moved = {**again, side: in_bfloat16(X, HEAD, 9)}
-    (tmp_path / "b").mkdir()
-    run = judged(tmp_path / "b", variant, rerun=moved)
-    assert (run.pairs[0].verdict, row_of(run, RERUN).outcome) == ("nondeterministic", FAILED)
-    assert row_of(run, RERUN).figures.not_repeatable == (side,)
-    one_bit = {**again, side: again[side].copy()}
-    one_bit[side][ROWS - 1, 0] = np.nextafter(
-        np.float32(one_bit[side][ROWS - 1, 0]) * np.float32(1.0078125), np.float32(0)
-    )
-    one_bit[side] = (one_bit[side].view(np.uint32) & 0xFFFF0000).view(np.float32)
-    (tmp_path / "c").mkdir()
-    run = judged(tmp_path / "c", variant, rerun=one_bit)
-    assert row_of(run, RERUN).outcome == FAILED
+    found = judged(variant, rerun=again)
+    assert (found.name, row_of(found, RERUN).outcome) == ("likely rounding", PASSED)
+    found = judged(variant, rerun={**again, side: in_bfloat16(X, HEAD, 9)})
+    assert (found.name, row_of(found, RERUN).outcome) == ("nondeterministic", FAILED)
+    assert row_of(found, RERUN).figures.not_repeatable == (side,)
+    one_bit = again[side].copy()
+    one_bit.view(np.uint32)[ROWS - 1, 0] ^= 1 << 16
+    assert row_of(judged(variant, rerun={**again, side: one_bit}), RERUN).outcome == FAILED
 
 
-def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(tmp_path):
+def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(judged: Judged) -> None:
     variant = in_bfloat16(X, HEAD, 2)
-    run = judged(tmp_path, variant, neighbours={"variant": variant})
-    assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == ("likely rounding", PASSED)
+    found = judged(variant, neighbours={"variant": variant})
+    assert (found.name, row_of(found, NEIGHBOURS).outcome) == ("likely rounding", PASSED)
     leaked = variant.copy()
     leaked[3] = variant[4]
-    for folder, experts, verdict, outcome in (
-        ("b", False, "bug suspected", FAILED),
-        ("c", True, "likely rounding", NOTED),
-    ):
-        (tmp_path / folder).mkdir()
-        run = judged(tmp_path / folder, variant, neighbours={"variant": leaked}, has_experts=experts)
-        assert (run.pairs[0].verdict, row_of(run, NEIGHBOURS).outcome) == (verdict, outcome)
+    for experts, verdict, outcome in ((False, "bug suspected", FAILED), (True, "likely rounding", NOTED)):
+        found = judged(variant, neighbours={"variant": leaked}, has_experts=experts)
+        assert (found.name, row_of(found, NEIGHBOURS).outcome) == (verdict, outcome)
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_beside_others(is_together, tmp_path):
+def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_beside_others(
+    is_together: bool, judged: Judged
+) -> None:
     """Whether both were uploaded at once or one after the other."""
     variant, again, leaked = in_bfloat16(X, HEAD, 2), in_bfloat16(X, HEAD, 9), in_bfloat16(X, HEAD, 7)
-    for folder, beside, verdict, outcome in (
-        ("steady", leaked, "nondeterministic", NOTED),
-        ("leak", np.roll(leaked, 1, axis=0), "bug suspected", FAILED),
+    for beside, verdict, outcome in (
+        (leaked, "nondeterministic", NOTED),
+        (np.roll(leaked, 1, axis=0), "bug suspected", FAILED),
     ):
-        (tmp_path / folder).mkdir()
-        controls = {"neighbours": {"variant": beside}, "rerun": {"variant": again}}
+        neighbours, rerun = {"variant": beside}, {"variant": again}
         if is_together:
-            run = judged(tmp_path / folder, variant, **controls)
+            found = judged(variant, neighbours=neighbours, rerun=rerun)
         else:
-            first = judged(tmp_path / folder, variant, neighbours=controls["neighbours"])
-            store = Store(tmp_path / folder / "store")
-            moved = saved(tmp_path / folder / "rerun.npz", **controls["rerun"])
-            run = RunReader(store.path_of(judge_stored(store, first, measure_controls(first, rerun=[moved]))))
-        row = row_of(run, NEIGHBOURS)
-        assert (run.pairs[0].verdict, row.outcome) == (verdict, outcome)
+            found = judged(variant, judged(variant, neighbours=neighbours), rerun=rerun)
+        row = row_of(found, NEIGHBOURS)
+        assert (found.name, row.outcome) == (verdict, outcome)
         assert ("leaks" in row.says) == (outcome == FAILED)
 
 
-def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path):
+def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path: Path) -> None:
     variant = in_bfloat16(X, HEAD, 2)
-    run = judged(tmp_path, variant, name="with a rerun", rerun={"variant": variant})
     store = Store(tmp_path / "store")
-    old = next(path for path in store.paths() if path != run.path)
-    with RunReader(old) as before:
+    dump = saved(tmp_path / "dump.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant, token_ids=np.arange(ROWS))
+    with RunReader(store.path_of(ingest(store, [dump]))) as before:
+        controls = measure_controls(before, **on_disk(tmp_path, {"rerun": {"variant": variant}}))
+        run = RunReader(store.path_of(judge_stored(store, before, controls, name="with a rerun")))
         assert [side.sha256 for side in before.sides] == [side.sha256 for side in run.sides]
         assert before.pairs[0].verdict == "likely rounding"
         assert not [row for row in before.evidence(0) if row.rung == RERUN]
+        assert [row.outcome for row in run.evidence(0) if row.rung == RERUN] == [PASSED]
         assert f"Judged from run {before.run_id}." in run.header.provenance.note
         for each in (before, run):
             export_npz(each, tmp_path / f"{each.run_id}.npz")
         first, second = (np.load(tmp_path / f"{each.run_id}.npz") for each in (before, run))
-        assert all(
-            np.array_equal(first[key].view(np.uint8), second[key].view(np.uint8)) for key in ("reference", "variant")
-        )
+        for key in ("reference", "variant"):
+            assert np.array_equal(first[key].view(np.uint8), second[key].view(np.uint8))
     assert run.header.name == "with a rerun"
     assert f"verdict {run.run_id}" in run.pairs[0].because
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
-PAIR = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(X, HEAD, 2)}
 REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
     "fewer positions": (
         "rerun",
@@ -245,17 +264,15 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
 }
 
 
-@pytest.mark.spread(4)
 @pytest.mark.parametrize("case", REFUSED, ids=str)
-def test_what_is_no_control_is_refused_in_a_sentence_and_changes_nothing(case, tmp_path):
+def test_what_is_no_control_is_refused_in_a_sentence(case: str, judged: Judged) -> None:
     what, arrays, sentence = REFUSED[case]
     if case.startswith("an upcast pair with"):
         arrays = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
         arrays["variant"][0, 0] += 1e-4
     given = {what: arrays} if what != "floor" else {"float32": PAIR, "floor": arrays}
     with pytest.raises(DumpError, match=sentence):
-        judged(tmp_path, in_bfloat16(X, HEAD, 2), **given)
-    assert len(Store(tmp_path / "store").paths()) == 1
+        judged(in_bfloat16(X, HEAD, 2), **given)
 
 
 def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
@@ -281,10 +298,10 @@ def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
 # ---- controls that would turn a fault into rounding
 
 
-def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(tmp_path):
-    run = judged(tmp_path, in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
-    assert run.pairs[0].verdict == "bug suspected"
-    assert "'variant' in bfloat16 is" in run.pairs[0].because
+def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(judged: Judged) -> None:
+    found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
+    assert found.name == "bug suspected"
+    assert "'variant' in bfloat16 is" in found.because
 
 
 WRONG = {
@@ -316,7 +333,6 @@ UP = np.ones(
 UP[29] += 5 * 2**-23
 
 
-@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("floor", "sentence"),
     [
@@ -356,24 +372,21 @@ UP[29] += 5 * 2**-23
         ),
     ],
 )
-def test_a_floor_that_is_none_decides_nothing(floor, sentence, tmp_path):
+def test_a_floor_that_is_none_decides_nothing(floor: dict[str, np.ndarray], sentence: str, judged: Judged) -> None:
     """It is left aside with the reason, and what decides is what would have decided without it: never the fault within
     the floor itself.
     """
-    for folder, x, verdict in (("sound", X, "rounding"), ("faulty", with_fault(X, factor=1.5), "bug suspected")):
-        (tmp_path / folder).mkdir()
-        pair = {"reference": PAIR["reference"], "variant": in_float32(x, HEAD, 2)}
-        run = judged(tmp_path / folder, in_bfloat16(x, HEAD, 2), float32=pair, floor=floor)
-        assert run.pairs[0].verdict == verdict
-        assert run.pairs[0].noise_ratio is None
-        aside, decided = (row for row in run.evidence(0) if row.rung == FLOAT32)
+    for x, verdict in ((X, "rounding"), (with_fault(X, factor=1.5), "bug suspected")):
+        found = judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x), floor=floor)
+        assert found.name == verdict
+        assert found.noise_ratio is None
+        aside, decided = (row for row in found.evidence if row.rung == FLOAT32)
         assert sentence in aside.says
         assert aside.outcome == NOTED
         assert "It is left aside." in aside.says
         assert "times smaller than in bfloat16" in decided.says
 
 
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("floor", "sentence"),
     [
@@ -399,9 +412,9 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     assert [row.outcome for row in judged_run.evidence(0) if row.rung == FLOAT32] == [MISSING]
 
 
-def test_a_floor_without_the_pair_in_float32_is_refused(tmp_path):
+def test_a_floor_without_the_pair_in_float32_is_refused(judged: Judged) -> None:
     with pytest.raises(UsageError, match="give --float32 beside --floor"):
-        judged(tmp_path, in_bfloat16(X, HEAD, 2), floor=FLOOR)
+        judged(in_bfloat16(X, HEAD, 2), floor=FLOOR)
 
 
 @pytest.mark.spread(2)
@@ -447,15 +460,6 @@ def of_model(far: dict[str, float], lower: dict[str, str]) -> ModelControls:
     return ModelControls("the model", own, None, wide, squares, {}, 9, drawn, lowered)
 
 
-@pytest.fixture(scope="module")
-def within(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
-    """A dump of two sides that only round."""
-    folder = tmp_path_factory.mktemp("within")
-    dump = saved(folder / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=in_bfloat16(X, HEAD, 2))
-    store = Store(folder / "store")
-    return store, ingest(store, [dump])
-
-
 @pytest.mark.parametrize(
     ("far", "lower", "verdict"),
     [
@@ -473,41 +477,27 @@ def within(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     ],
 )
 def test_a_dump_is_in_a_lower_precision_where_every_side_that_is_no_rounding_of_the_model_is_explained(
-    far: tuple[float, float], lower: dict[str, str], verdict: str, within: tuple[Store, str]
+    far: tuple[float, float], lower: dict[str, str], verdict: str, judged: Judged
 ) -> None:
-    told = of_model(dict(zip(("reference", "variant"), far, strict=True)), lower)
-    store, run_id = within
-    with RunReader(store.path_of(run_id)) as dumped:
-        new = judge_stored(store, dumped, measure_controls(dumped, model=told))
-    run = RunReader(store.path_of(new))
-    assert run.pairs[0].verdict == verdict, run.pairs[0].because
+    model = of_model(dict(zip(("reference", "variant"), far, strict=True)), lower)
+    found = judged(in_bfloat16(X, HEAD, 2), model=model)
+    assert found.name == verdict, found.because
     if verdict == "lower precision":
-        assert all(f"{name}: one precision in 16 bits passed." in run.pairs[0].because for name in lower)
+        assert all(f"{name}: one precision in 16 bits passed." in found.because for name in lower)
     elif verdict == "undecided" and not lower:  # how much 16 bits would have shown
-        assert run.pairs[0].because.endswith("variant: error against float32 passed.")
+        assert found.because.endswith("variant: error against float32 passed.")
 
 
 @pytest.mark.parametrize("is_together", [False, True])
-def test_a_precision_that_16_bits_show_decides_nothing_of_a_pair_in_float32_that_fails(is_together, tmp_path):
+def test_a_precision_that_16_bits_show_decides_nothing_of_a_pair_in_float32_that_fails(
+    is_together: bool, judged: Judged
+) -> None:
     """Brought one after the other it is undecided, and says what to bring; brought together the fault is called one."""
-    store = Store(tmp_path / "store")
-    pair = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(FAULT, HEAD, 2)}
-    wide, floor = saved(tmp_path / "wide.npz", **pair), saved(tmp_path / "floor.npz", **FLOOR)
-    dump = saved(
-        tmp_path / "dump.npz",
-        reference=in_bfloat16(X, HEAD, 1),
-        variant=in_bfloat16(FAULT, HEAD, 2),
-        token_ids=np.arange(ROWS),
-    )
-    told = of_model({"reference": 0, "variant": 30}, {"variant": PASSED})
-    run_id = ingest(store, [dump])
-    for given in (
-        [{"model": told, "float32": [wide]}]
-        if is_together
-        else [{"model": told}, {"float32": [wide], "floor": [floor]}]
-    ):
-        with RunReader(store.path_of(run_id)) as run:
-            run_id = judge_stored(store, run, measure_controls(run, **given))
-    run = RunReader(store.path_of(run_id))
-    assert run.pairs[0].verdict == ("bug suspected" if is_together else "undecided")
-    assert ("--float32 PAIR_IN_FLOAT32.npz --model MODEL`" in run.pairs[0].because) != is_together
+    variant, wide = in_bfloat16(FAULT, HEAD, 2), pair_with(FAULT)
+    model = of_model({"reference": 0, "variant": 30}, {"variant": PASSED})
+    if is_together:
+        found = judged(variant, model=model, float32=wide)
+    else:
+        found = judged(variant, judged(variant, model=model), float32=wide, floor=FLOOR)
+    assert found.name == ("bug suspected" if is_together else "undecided")
+    assert ("--float32 PAIR_IN_FLOAT32.npz --model MODEL`" in found.because) != is_together
