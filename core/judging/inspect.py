@@ -4,14 +4,12 @@ compute dtype needs.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import DumpError, StoreError, UlpscopeError, UsageError
+from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
@@ -24,11 +22,9 @@ from ..runs.sparse_run import KIND, pairs_of
 from ..runs.store.cards import read_runs
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.payloads.plain_file import is_payload
-from ..subprocess_json import Child
 from ..text import shown
 
 Kind = Literal["run", "dump", "array", "responses"]
-_SLOWEST_SECONDS = 110.0  # of a run file that is sound only a few rows are read
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
@@ -132,38 +128,7 @@ def _responses(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """Describe a run file by a process of its own, with a time limit: a made file can crash DuckDB or keep it busy
-    for ever.
-    """
-    name = shown(path.name)
-    try:
-        with Child(["-m", f"{__package__}.inspect", str(path.absolute())], seconds=_SLOWEST_SECONDS) as child:
-            said = child.answer()
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{name}: cannot be looked at ({error}).") from error
-    if child.is_late:
-        raise StoreError(f"{name}: takes too long to read for a run file.")
-    if not said:
-        raise StoreError(f"{name}: made the process that read it crash; it is damaged, or made to do that.")
-    if "error" in said:
-        raise StoreError(said["error"])
-    return said
-
-
-def main(arguments: list[str]) -> None:
-    """PATH of a run file; prints what it is understood as, as JSON, or `error`."""
-    path = Path(arguments[0])
-    try:
-        said = described(path)
-    except (UlpscopeError, MemoryError, OSError) as error:
-        said = {"error": str(error) or f"{shown(path.name)}: takes more memory to read than a run does."}
-    sys.stdout.write(json.dumps(said))
-
-
-def described(path: Path) -> dict[str, Any]:
-    """Describe a run file from outside by what it says of itself, after its rows were counted. StoreError for what is
-    none.
-    """
+    """Describe a run file by what it says of itself; StoreError if it is none."""
     check_schema(path)
     card = read_runs([path])[path]
     if isinstance(card, StoreError):
@@ -181,7 +146,3 @@ def described(path: Path) -> dict[str, Any]:
         "compute_dtype": card.compute_dtype,
         "verdicts": list(card.pair_verdicts),
     }
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -64,16 +64,3 @@ def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):
     assert json.loads(lines[0])["stage"] == "reading"
     assert not list(tmp_path.rglob("*.duckdb"))
     assert cli("inspect", ROOT / "README.md").returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("does", "words"), [("kill -SEGV $$", "made the process that read it crash"), ("exec sleep 60", "takes too long")]
-)
-def test_a_run_file_that_ends_or_holds_up_its_reader_is_a_sentence(tmp_path, monkeypatch, does, words):
-    reader = tmp_path / "python"
-    reader.write_text(f"#!/bin/sh\n{does}\n")
-    reader.chmod(0o755)
-    monkeypatch.setattr("core.subprocess_json.sys.executable", str(reader))
-    monkeypatch.setattr("core.judging.inspect._SLOWEST_SECONDS", 0.5)
-    with pytest.raises(StoreError, match=words):
-        understood([RUN])
