@@ -94,13 +94,13 @@ class SixteenTest:
 
     ratio: float
     places: tuple[Places, ...]
-    bias: float | None
-    bias_allowed: float
-    gain: float | None
-    gain_allowed: float
-    token_bias_allowed: float | None
     nonfinite: int
     prompts: int
+    bias: float | None = None
+    bias_allowed: float = 0.0
+    gain: float | None = None
+    gain_allowed: float = 0.0
+    token_bias_allowed: float | None = None
     rest_ratio: float | None = None
     rest_share: float = 1.0
     held: tuple[float | None, ...] = ()
@@ -123,37 +123,36 @@ class SixteenTest:
         )
 
     @property
+    def _positions(self) -> list[Places]:
+        return [one for one in self.places if one.what.removesuffix(_REST) == "position"]
+
+    @property
     def outliers(self) -> NDArray[np.int64]:
         """Positions that stand out, all prompts one after another."""
-        return np.unique(
-            np.concatenate([one.outliers for one in self.places if one.what.removesuffix(_REST) == "position"])
-        )
+        return np.unique(np.concatenate([one.outliers for one in self._positions]))
 
     @property
     def position(self) -> Places:
         """Single positions, by whichever of the two says more."""
-        found = [one for one in self.places if one.what.removesuffix(_REST) == "position"]
-        return max(found, key=lambda one: one.worst / one.threshold)
+        return max(self._positions, key=lambda one: one.worst / one.threshold)
 
     def limits(self) -> dict[str, float]:
         """The smallest faults that would be seen, in rms of the rounding; all but the signed ones add to it in
         squares.
         """
         by_kind = {one.what: one.threshold for one in self.places}
-        found = {
+        limits = {
             f"fault_seen_{key}": min(
                 _fault_of(by_kind[what]), self.rest_share * _fault_of(by_kind.get(what + _REST, float("inf")))
             )
             for key, what in _LIMITS.items()
             if what in by_kind
         }
-        found["fault_seen_over_all"] = self.rest_share * _fault_of(LARGEST_ERROR)
+        limits["fault_seen_over_all"] = self.rest_share * _fault_of(LARGEST_ERROR)
         if self.token_bias_allowed is not None:
-            found |= {
-                "fault_seen_of_one_sign": self.bias_allowed,
-                "fault_seen_of_one_token_and_sign": self.token_bias_allowed,
-            }
-        return found
+            limits["fault_seen_of_one_sign"] = self.bias_allowed
+            limits["fault_seen_of_one_token_and_sign"] = self.token_bias_allowed
+        return limits
 
 
 def sixteen_test(
@@ -191,41 +190,41 @@ def sixteen_test(
     is_fault = max(ratio, rest_ratio or 0.0) > LARGEST_ERROR  # then its median is one of the fault
     places = []
     for where, one, others in kinds:
-        mine, theirs = one / np.maximum(others.mean(axis=0), _TINY), others / np.maximum(_others(others), _TINY)
+        mine, theirs = _over_draws(one, others)
         places.append(_places("position" + where, mine, theirs, share, is_fault=is_fault))
         for what, labels in groups.items():
             numbers = np.unique(labels[labels >= 0])
             grouped = _grouped(mine[None], labels)[0], _grouped(theirs, labels)
             places.append(_places(what + where, *grouped, share, numbers, is_fault))
-    bias = bias_allowed = gain = gain_allowed = token_bias = None
+    signed: dict[str, float] = {}
     if len(lengths) >= _FEWEST_PROMPTS:
-        tokens = np.stack([one.by_token for one in draws])
-        mine, theirs = (
-            engine.by_token / np.maximum(tokens.mean(axis=0), _TINY),
-            tokens / np.maximum(_others(tokens), _TINY),
-        )
+        mine, theirs = _over_draws(engine.by_token, np.stack([one.by_token for one in draws]))
         places.append(_places("token", mine, theirs, share, is_fault=is_fault))
-        signs, token_bias = _signs(engine, draws, len(lengths), floor, share, is_fault)
+        signs, signed["token_bias_allowed"] = _signs(engine, draws, len(lengths), floor, share, is_fault)
         places.append(signs)
         biases = [_bias(one, len(lengths)) / floor for one in draws]
-        bias = float(np.sqrt(max(_bias(engine, len(lengths)) / floor, 0.0)))
-        bias_allowed = SIGNED_TIMES * float(np.sqrt(np.abs(biases).max()))
+        signed["bias"] = float(np.sqrt(max(_bias(engine, len(lengths)) / floor, 0.0)))
+        signed["bias_allowed"] = SIGNED_TIMES * float(np.sqrt(np.abs(biases).max()))
         drawn = [abs(one.gains.mean()) + one.gains.std(ddof=1) / np.sqrt(len(lengths)) for one in draws]
-        gain, gain_allowed = float(engine.gains.mean()), SIGNED_TIMES * float(max(drawn))
+        signed["gain"], signed["gain_allowed"] = float(engine.gains.mean()), SIGNED_TIMES * float(max(drawn))
     return SixteenTest(
         ratio,
         tuple(places),
-        bias,
-        bias_allowed or 0.0,
-        gain,
-        gain_allowed or 0.0,
-        token_bias,
         engine.nonfinite,
         len(lengths),
-        rest_ratio,
-        rest_share,
-        _held(engine, draws),
+        rest_ratio=rest_ratio,
+        rest_share=rest_share,
+        held=_held(engine, draws),
+        **signed,
     )
+
+
+def _over_draws(
+    engine: NDArray[np.float64], draws: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(an engine's mean squares over the draws' mean [places], each draw's over that of the others [draws, places])"""
+    others = (draws.sum(axis=0) - draws) / (len(draws) - 1)
+    return engine / np.maximum(draws.mean(axis=0), _TINY), draws / np.maximum(others, _TINY)
 
 
 def _held(engine: Errors, draws: Sequence[Errors]) -> tuple[float | None, ...]:
@@ -245,12 +244,6 @@ def _held(engine: Errors, draws: Sequence[Errors]) -> tuple[float | None, ...]:
         agree = mean > 0 and float(np.abs(theirs - mean).max()) <= HELD * mean
         found.append(float(np.median(engine.held[number][chosen])) / mean if agree else None)
     return tuple(found)
-
-
-def _others(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of the other draws, for each. [draws, places]"""
-    rest: NDArray[np.float64] = (draws.sum(axis=0) - draws) / (len(draws) - 1)
-    return rest
 
 
 def _fault_of(threshold: float) -> float:
