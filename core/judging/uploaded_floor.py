@@ -25,20 +25,16 @@ UNEVEN_FLOOR = 50.0  # the same at one position; real ones reach 21
 OTHER_WAY = 0.75  # of positions at which two ways must differ to be two
 MOVING_FLOOR = 0.9  # of positions that two ways must move
 FLOOR_OF_SPREAD = 1e-4  # of what logits vary by over the vocabulary; rounding in float32 reaches 4e-6 in 30 layers
-FLOOR_SHRINKS = (
-    0.02  # of what the precisions differ by, from rounding in 16 bits to the floor; real ones shrink by 0.19 and more
-)
+# Of what the precisions differ by, from rounding in 16 bits to the floor; real ones shrink by 0.19 and more.
+FLOOR_SHRINKS = 0.02
 
 
 def ways_in_words(ways: Ways) -> str:
     """`the uploaded floor: 'a', 'b', 'c' ('d' is 'a' bit for bit and does not count)`."""
     same = ", ".join(f"'{name}' is '{first}'" for name, first in ways.same)
-    count = "does" if len(ways.same) == 1 else "do"
-    return (
-        "the uploaded floor: "
-        + ", ".join(f"'{way}'" for way in ways.names)
-        + (f" ({same} bit for bit and {count} not count)" if same else "")
-    )
+    left_out = f" ({same} bit for bit and {'does' if len(ways.same) == 1 else 'do'} not count)" if same else ""
+    names = ", ".join(f"'{way}'" for way in ways.names)
+    return f"the uploaded floor: {names}{left_out}"
 
 
 def usable_floor(
@@ -51,30 +47,20 @@ def usable_floor(
     what float32 can round, and against the model's own floor where that is known.
     """
     floor = ways.squares
+    moves = (floor > 0).sum(axis=0) >= 2
     if ways.start.mean() > FLOOR_START**2 * floor.mean():
         far = three_digits(float(np.sqrt(ways.start.mean() / floor.mean())))
-        return (
-            None,
-            (
-                f"The uploaded floor is not of this pair: its first side is {far} times as far from the reference in"
-                " float32 as its ways are from each other."
-            ),
+        return None, (
+            f"The uploaded floor is not of this pair: its first side is {far} times as far from the reference in"
+            " float32 as its ways are from each other."
         )
-    moves = (floor > 0).sum(axis=0) >= 2
     if moves.mean() < MOVING_FLOOR:
-        return (
-            None,
-            (
-                f"The uploaded floor is too narrow: two of its ways differ at only {moves.mean():.0%} of the positions;"
-                " bring ways that reorder every sum, such as other batch sizes of decoding or another attention kernel."
-            ),
+        return None, (
+            f"The uploaded floor is too narrow: two of its ways differ at only {moves.mean():.0%} of the positions;"
+            " bring ways that reorder every sum, such as other batch sizes of decoding or another attention kernel."
         )
-    doubt = (
-        _of_two_kinds(header, ways)
-        or _beyond_float32(header, ways, controls)
-        or _beyond_the_model(ways, controls, before)
-    )
-    if doubt:
+    doubt = _of_two_kinds(header, ways) or _beyond_float32(header, ways, controls)
+    if doubt := doubt or _beyond_the_model(ways, controls, before):
         return None, doubt
     filled = floor.copy()
     filled[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
@@ -107,35 +93,38 @@ def _of_two_kinds(header: RunHeader, ways: Ways) -> str:
     row = int(np.argmax(uneven))
     if uneven[row] <= UNEVEN_FLOOR:
         return ""
+    where = place_in_words(row, [prompt.positions for prompt in header.prompts])
     return (
-        f"The ways of the uploaded floor disagree at {place_in_words(row, _lengths(header))}: two of them are"
+        f"The ways of the uploaded floor disagree at {where}: two of them are"
         f" {three_digits(uneven[row])} times as far apart there as two others, where orders of summation agree to"
         f" {UNEVEN_FLOOR:g}. One of them does something else there."
     )
 
 
 def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
-    """Reason why this is wider than rounding in float32; '' where it is not. Rounding shrinks with the precision, and
-    ways with a fault each do not.
+    """Reason why this is wider than rounding in float32; '' if it is not. Rounding shrinks with the precision, and ways
+    with a fault each do not.
     """
-    narrow = controls.narrowing.get(header.sides[0].name)
+    name = header.sides[0].name
+    narrow = controls.narrowing.get(name)
     rms = float(np.sqrt(ways.squares.mean()))
     if narrow is None:
-        if rms <= FLOOR_OF_SPREAD * ways.spread:
-            return ""
-        return (
-            f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart,"
-            f" {rms / ways.spread:.2g} of what logits vary by over the vocabulary, where rounding stays below"
-            f" {FLOOR_OF_SPREAD:g}. They do not differ by rounding alone."
+        is_wide = rms > FLOOR_OF_SPREAD * ways.spread
+        how = (
+            f"{rms / ways.spread:.2g} of what logits vary by over the vocabulary, where rounding stays below"
+            f" {FLOOR_OF_SPREAD:g}"
         )
-    full = 2.0 ** (FLOAT32_FORMAT.mantissa_bits - header.format.mantissa_bits)
-    times = float(np.sqrt(narrow.mean())) / rms
-    if times >= FLOOR_SHRINKS * full:
-        return ""
-    return (
-        f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart,"
-        f" {three_digits(times)} times less than what rounding to {header.compute_dtype} does to"
-        f" '{header.sides[0].name}', where float32 is {full:,.0f} times finer. They do not differ by rounding alone."
+    else:
+        full = 2.0 ** (FLOAT32_FORMAT.mantissa_bits - header.format.mantissa_bits)
+        times = float(np.sqrt(narrow.mean())) / rms
+        is_wide = times < FLOOR_SHRINKS * full
+        how = (
+            f"{three_digits(times)} times less than what rounding to {header.compute_dtype} does to '{name}', where"
+            f" float32 is {full:,.0f} times finer"
+        )
+    return is_wide * (
+        f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart, {how}. They do"
+        " not differ by rounding alone."
     )
 
 
@@ -171,7 +160,3 @@ def earlier_model_floor(before: PairVerdict | None) -> tuple[NDArray[np.float64]
     if kept is None or not isinstance(last, PairFigures) or last.linear_maps is None:
         return None
     return np.stack([kept.floor_rms**2] * 2), last.linear_maps
-
-
-def _lengths(header: RunHeader) -> list[int]:
-    return [prompt.positions for prompt in header.prompts]
