@@ -13,6 +13,7 @@ from core.errors import UsageError
 from core.judging.ladder.noise_ratio import floor_test
 from core.runs.file.evidence import (
     FLOAT32,
+    ONE_ORDER,
     OWN_DTYPE,
     PRECISION,
     RERUN,
@@ -55,6 +56,8 @@ In float32 the pair is 0.96 times this model's own rounding floor, and no positi
 Run `Judged: rounding` · `model` · bfloat16 · http://localhost/overview?run=fixed
 """
 MOST_SHOWN = 25
+
+IN_SOME_CASES = (PRECISION, SCREENING, ONE_ORDER)  # rungs that are not listed if they have no row
 
 
 @pytest.fixture
@@ -155,7 +158,7 @@ def test_the_link_is_absolute(public_url, page, address):
 def test_the_report_names_every_check_in_order_and_what_those_take_that_were_not_run(store):
     text = report(store, judged_run(store, "rounding"))
     listed = re.findall(r"^\| ([\w ]+) \| (passed|not run) \| (.+) \| .*\|$", text, re.MULTILINE)
-    assert [rung for rung, _, _ in listed] == [rung for rung in RUNGS if rung not in (PRECISION, SCREENING)]
+    assert [rung for rung, _, _ in listed] == [rung for rung in RUNGS if rung not in IN_SOME_CASES]
     assert {rung for rung, outcome, _ in listed if outcome == "passed"} == {RERUN, OWN_DTYPE, FLOAT32}
     assert all(says.endswith(".") for _, _, says in listed)
 
@@ -172,7 +175,7 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on(store, verdict):
 def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
     text = report(store, judged_run(store, None))
     assert "vs `prefill`: not judged" in text
-    assert text.count("| not run |") == len(RUNGS) - 2  # a lower precision and screening are asked in some cases only
+    assert text.count("| not run |") == len(RUNGS) - len(IN_SOME_CASES)
     text = report(store, judged_run(store, None, kind="upload", request=None))
     assert "vs `prefill`: undecided" in text
 
