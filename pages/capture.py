@@ -12,19 +12,13 @@ from app.shell.jobs import ANY_DEVICE, GETTING
 from app.shell.widgets import PAGES
 
 jobs = store_changes.jobs()
-
-
-def stand() -> None:
-    """Draw how many captures there are and how they stand."""
-    st.markdown(counted([job for job in jobs.all() if job.device != GETTING], "capture"))
-
-
+listed = jobs.all()
 widgets.title(PAGE)
-st.fragment(stand, run_every=2.0)()
+st.markdown(counted([job for job in listed if job.device != GETTING], "capture"))
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 if not members.may_change():
-    job_list(jobs)
+    job_list(jobs, seen=listed)
 members.stop_if_read_only()
 # Each part has its place from the start of a run: a list that draws itself again must not move by what is above it,
 # or Streamlit writes it where no place is yet, which breaks the page.
@@ -46,4 +40,4 @@ if form.missing is None:
 with typed_place.expander("The same on the command line"):
     widgets.code_block(form.typed, wraps=True)
 with jobs_place:
-    job_list(jobs)
+    job_list(jobs, seen=jobs.all())

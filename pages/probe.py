@@ -14,7 +14,7 @@ st.markdown(counted(jobs.all("probe"), "probe"))
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 if not members.may_change():
-    job_list(jobs, of="probe")
+    job_list(jobs, "probe")
 members.stop_if_read_only()
 form.draw()
-job_list(jobs, of="probe")
+job_list(jobs, "probe")

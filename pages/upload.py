@@ -17,7 +17,7 @@ jobs = store_changes.jobs()
 def arrived() -> list[form.Arrived]:
     """Draw the panel; return the files that arrived and are not being imported."""
     files = []
-    for upload_id in panel.arrived(str([(job.number, job.is_over) for job in jobs.ingests()])):
+    for upload_id in panel.arrived(str([(job.number, job.is_over) for job in jobs.all("upload")])):
         upload = Upload(store_cache.store(), upload_id)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED):
@@ -39,15 +39,8 @@ def explained() -> None:
         widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
 
 
-@st.fragment(run_every=1.0)
-def watch(seen: list[tuple[int, bool]]) -> None:
-    """Draw the whole page again when a job comes or ends: an upload that was not saved is offered again."""
-    if [(job.number, job.is_over) for job in jobs.ingests()] != seen:
-        st.rerun()
-
-
 widgets.title(PAGE)
-st.markdown(counted(jobs.ingests(), "upload"))
+st.markdown(counted(jobs.all("upload"), "upload"))
 st.caption(
     "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file; nothing becomes a run before you save"
     " it."
@@ -55,7 +48,7 @@ st.caption(
 members.stop_if_read_only()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-files, listed = arrived(), jobs.ingests()
+files, listed = arrived(), jobs.all("upload")
 # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is
 # not heard.
 forms, heading, below = st.container(), st.container(), st.container()
@@ -75,5 +68,4 @@ with forms:
 if listed:
     heading.subheader("Being saved, and saved")
 with below:
-    job_list(jobs, of_uploads=True)
-    watch([(job.number, job.is_over) for job in listed])
+    job_list(jobs, "upload", listed)

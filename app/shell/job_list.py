@@ -1,4 +1,4 @@
-"""The captures of this server as a list that keeps itself up to date."""
+"""The jobs of this server as a list that keeps itself up to date."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ def how_it_stands(job: Job) -> str:
     if job.state == "waiting":
         return "waiting for those before it"
     if job.state == "running" and job.rows_total:
-        units = {GETTING: "MB", PROBING: "requests"}
-        unit = "prompts" if job.stage.endswith(" writes") else units.get(job.device, "positions")
-        unit = "probes" if job.arguments[:1] == ("ops",) else unit
+        unit = {GETTING: "MB", PROBING: "requests"}.get(job.device, "probes" if job.kind == "ops" else "positions")
+        unit = "prompts" if job.stage.endswith(" writes") else unit
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s"
-    if job.state == "done" and job.device in (GETTING, PROBING):
-        return f"in {job.seconds:.0f} s"
-    if job.state == "done":
-        return f"done in {job.seconds:.0f} s"
-    return f"{job.stage}, {job.seconds:.0f} s" if job.state == "running" else job.message or job.state
+    if job.state in ("running", "done"):
+        return f"{job.stage if job.state == 'running' else 'done'}, {job.seconds:.0f} s"
+    return job.message or job.state
 
 
 def counted(jobs: Sequence[Job], what: str) -> str:
@@ -39,33 +36,34 @@ def counted(jobs: Sequence[Job], what: str) -> str:
     return f"**{plural(len(jobs), what)}** since this dashboard started: {stand}."
 
 
-def _open_run(job: Job) -> None:
-    st.session_state["open_next"] = job.run_id
-    st.session_state["opened"] = True
+def _open_run(run_id: str) -> None:
+    st.session_state.update(open_next=run_id, opened=True)
 
 
 @st.fragment(run_every=1.0)
-def job_list(jobs: Jobs, *, of_uploads: bool = False, of: str = "") -> None:
-    """Draw every capture (or every upload that is being saved, or the jobs `of` another command) with how it stands,
-    again every second; buttons to cancel, open and dismiss.
+def job_list(jobs: Jobs, kind: str = "capture", seen: Sequence[Job] | None = None) -> None:
+    """Draw every job of a kind with how it stands, again every second; buttons to cancel, open and dismiss.
+
+    seen: the jobs that the page is drawn with; it is drawn anew when one of them ends or another comes.
     """
-    if st.session_state.get(
-        "opened"
-    ):  # by a click that came while the page was being drawn again, which reaches its callback alone
+    listed = jobs.all(kind)
+    is_news = seen is not None and [(job.number, job.is_over) for job in listed] != [
+        (j.number, j.is_over) for j in seen
+    ]
+    if is_news or st.session_state.get("opened"):  # a click while the page is drawn again reaches its callback alone
         st.rerun()
-    listed = jobs.ingests() if of_uploads else jobs.all(of)
     for job in listed:
         with st.container(border=True, key=f"job_{job.number}"):
             what, action = st.columns([5, 1], vertical_alignment="center")
             what.markdown(f"**{widgets.escaped(job.title)}** — {job.state}")
-            if job.state == "failed":
-                what.error(widgets.escaped(job.message))
-            elif job.state == "done" and job.message:
-                what.warning(widgets.escaped(job.message))
-            else:
-                what.caption(widgets.escaped(how_it_stands(job)))
+            draw = {"failed": what.error, "done": what.warning if job.message else what.caption}
+            text = job.message if job.is_over and job.message else how_it_stands(job)
+            draw.get(job.state, what.caption)(widgets.escaped(text))
             if job.state == "running":
                 what.progress(job.share)
+            buttons = [("Dismiss", store_changes.forget) if job.is_over else ("Cancel", store_changes.cancel)]
+            if job.state == "cancelling" or not members.may_change():
+                buttons = []
             if job.state == "done" and job.run_id:
                 action.button(
                     "Open run",
@@ -73,25 +71,8 @@ def job_list(jobs: Jobs, *, of_uploads: bool = False, of: str = "") -> None:
                     type="primary",
                     width="stretch",
                     on_click=_open_run,
-                    args=(job,),
+                    args=(job.run_id,),
                 )
-            if job.state == "cancelling":
-                action.caption("cancelling")
-            elif not members.may_change():
-                continue
-            elif job.is_over:
-                action.button(
-                    "Dismiss",
-                    key=f"forget_{job.number}",
-                    on_click=store_changes.forget,
-                    args=(job.number,),
-                    width="stretch",
-                )
-            else:
-                action.button(
-                    "Cancel",
-                    key=f"cancel_{job.number}",
-                    on_click=store_changes.cancel,
-                    args=(job.number,),
-                    width="stretch",
-                )
+            for label, act in buttons:
+                key = f"{label.lower()}_{job.number}"
+                action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")

@@ -1,4 +1,4 @@
-"""Captures started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
+"""Jobs started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
 
 A job is the command line itself (`ulpscope capture ... --progress json`), so it can be copied and repeated, it
 does not slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
@@ -7,7 +7,6 @@ does not slow the pages down, and it survives a page switch and a closed tab. To
 from __future__ import annotations
 
 import atexit
-import itertools
 import re
 import threading
 import time
@@ -25,40 +24,38 @@ from core.subprocess_json import Child
 from core.text import file_name, shown
 
 ANY_DEVICE = "best there is"
-TAKING_IN = "the store"  # what jobs that take in files run on: one at a time, beside captures
-GETTING = "the network"  # what jobs that get a model run on, likewise
-PROBING = "a server"  # what probes run on: two at once would be each other's load
+TAKING_IN = "the store"  # the queue of imports: one at a time, beside captures
+GETTING = "the network"  # of downloads of models, likewise
+PROBING = "a server"  # of probes: two at once would be each other's load
 _NO_DEVICES = (TAKING_IN, GETTING, PROBING)
-_OWN_PAGES = ("ops", "probe")  # commands whose jobs a page of their own lists
 _NOTHING_STORED = "cancelled; nothing was stored"
 # of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without
 # it, 0.7 s with
 NICENESS = 10
 _DEVICE = re.compile(r"(cpu)|cuda(?::(0|[1-9][0-9]?))?", re.ASCII)
-KEEPING_SECONDS = 20  # the same of a probe, which keeps what had come
-PATIENCE_SECONDS = 2  # how long a cancelled job may take to clean up before it is killed
+KEEPING_SECONDS = 20  # a cancelled probe may take to store what had come
+PATIENCE_SECONDS = 2  # any other cancelled job may take to clean up before it is killed
 
 
 def queue_of(device: str | None) -> str:
-    """The queue of what runs on a device, as `--device` names it; None: the best there is. UsageError for what names no
-    device: queues have names of ours alone, for whoever is in another one does not wait.
+    """The queue of what runs on a device, as `--device` names it; None: the best there is. UsageError if it names no
+    device.
     """
     if device is None:
         return ANY_DEVICE
-    found = _DEVICE.fullmatch(device)
-    if found is None:
+    match = _DEVICE.fullmatch(device)
+    if match is None:
         raise UsageError(f"'{shown(device, 40)}' names no device; expected cpu, cuda or cuda:N. Nothing was begun.")
-    return "cpu" if found[1] else f"cuda:{found[2] or 0}"
+    return "cpu" if match[1] else f"cuda:{match[2] or 0}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all
-    sides.
+    """A job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all
+    sides, or MB of a download.
 
-    device: what it runs on, ANY_DEVICE, TAKING_IN or GETTING, whose rows are MB. reserved: the id that its run is going
-    to have, where that is known before; who: who asked for it. A job that is done with a message was kept in part: the
-    message says what failed.
+    device: the queue it is in. reserved: the id of its run if that is known before. A job that is done with a message
+    was stored in part: the message says what failed.
     """
 
     number: int
@@ -73,12 +70,18 @@ class Job:
     run_id: str = ""
     message: str = ""
     reserved: str = ""
-    who: str = ""
 
     @property
     def command(self) -> str:
         """Command that a person would type for the job."""
         return f"{COMMAND} {shell_command(self.arguments)}"
+
+    @property
+    def kind(self) -> str:
+        """The page that lists it: upload, ops, probe or capture."""
+        if self.device == TAKING_IN:
+            return "upload"
+        return self.arguments[0] if self.arguments[:1] in (("ops",), ("probe",)) else "capture"
 
     @property
     def is_over(self) -> bool:
@@ -91,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """A file that a viewer dropped: its name and what is in it."""
+    """A file of prompts: its name and what is in it."""
 
     name: str
     content: bytes
@@ -101,6 +104,17 @@ class PromptFile:
         path = directory / (file_name(self.name) or "prompts.txt")
         path.write_bytes(self.content)
         return path
+
+
+@dataclass
+class _Task:
+    """A job with what its process needs: its own files, variables that stand nowhere else, whom to tell at the end."""
+
+    job: Job
+    place: Partial | None
+    secrets: Mapping[str, str] | None
+    on_over: Callable[[Job], None] | None
+    child: Child | None = None
 
 
 class Jobs:
@@ -113,18 +127,12 @@ class Jobs:
 
     def __init__(self, store: Path) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._jobs: dict[int, Job] = {}
-        self._numbers = itertools.count(1)
-        self._processes: dict[int, Child] = {}
-        self._running: set[int] = set()
-        self._places: dict[int, Partial] = {}
-        self._callers: dict[int, Callable[[Job], None]] = {}
-        self._secrets: dict[int, dict[str, str]] = {}
+        self._lock = threading.RLock()
+        self._tasks: dict[int, _Task] = {}  # in the order they came
+        self._newest = 0
         self._spare: Child | None = None
         self._is_stopped = False
-        with suppress(UlpscopeError, OSError):
-            Store(store).sweep()  # a server that is ended by a signal tidies nothing up
+        self._sweep()  # a server that is ended by a signal tidies nothing up
         atexit.register(self.stop)
 
     @property
@@ -132,18 +140,14 @@ class Jobs:
         """Store that the runs go to."""
         return Store(self._store)
 
-    def all(self, command: str = "") -> list[Job]:
-        """The captures, newest first; `command`: 'ops' or 'probe', whose own pages list them, instead."""
-        with self._lock:
-            captures = [job for job in self._jobs.values() if job.device != TAKING_IN]
-        named = [(job, job.arguments[:1] or ("",)) for job in captures]
-        chosen = [job for job, (name,) in named if (name if name in _OWN_PAGES else "") == command]
-        return sorted(chosen, key=lambda job: -job.number)
+    def _sweep(self) -> None:
+        with suppress(UlpscopeError, OSError):
+            self.store.sweep()
 
-    def ingests(self) -> list[Job]:
-        """The jobs that take in files, newest first (app.uploads.importing starts them)."""
+    def all(self, kind: str = "capture") -> list[Job]:
+        """The jobs of a kind, newest first."""
         with self._lock:
-            return sorted((job for job in self._jobs.values() if job.device == TAKING_IN), key=lambda job: -job.number)
+            return [task.job for task in reversed(self._tasks.values()) if task.job.kind == kind]
 
     def submit(
         self,
@@ -152,57 +156,47 @@ class Jobs:
         title: str,
         device: str,
         prompts: PromptFile | None = None,
-        place: Partial | None = None,
         reserved: str = "",
-        who: str = "",
         secrets: Mapping[str, str] | None = None,
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
-        """Line up `ulpscope ARGUMENTS`, with `--prompts FILE` where a file was dropped, which is kept until the
-        job is over. UsageError, before anything is made, where `device` is no queue of ours.
-
-        place: a directory of the job's own files instead, which goes with it. secrets: variables of its process, which
-        are kept until it starts and stand nowhere else. on_over: told of the job when it is over, in any thread.
+        """Line up `ulpscope ARGUMENTS` in the queue of a device, with `--prompts FILE` if there are `prompts`; the file
+        is kept until the job is over. on_over: told of the job then, in any thread.
         """
-        if device not in (ANY_DEVICE, *_NO_DEVICES) and device != queue_of(device):
-            raise UsageError(f"'{shown(device, 40)}' is no queue; expected {queue_of(device)}. Nothing was begun.")
+        place = None
         if prompts is not None:
-            place = Store(self._store).new_partial("prompts", datetime.now(UTC))
+            place = self.store.new_partial("prompts", datetime.now(UTC))
             arguments = [*arguments, "--prompts", str(prompts.saved(place.directory).absolute())]
         with self._lock:
-            job = Job(next(self._numbers), title, device, tuple(arguments), reserved=reserved, who=who)
-            self._jobs[job.number] = job
-            if on_over is not None:
-                self._callers[job.number] = on_over
-            if secrets:
-                self._secrets[job.number] = dict(secrets)
-            if place is not None:
-                self._places[job.number] = place
-        self._start_ready()
-        with self._lock:
-            return self._jobs[job.number]
+            self._newest += 1
+            job = Job(self._newest, title, device, tuple(arguments), reserved=reserved)
+            self._tasks[job.number] = task = _Task(job, place, secrets, on_over)
+            self._start_ready()
+            return task.job
 
     def cancel(self, number: int) -> bool:
-        """Stop a waiting or running job; what it began is removed by the job itself, so it is over only when its
-        process is.
-
-        Returns whether there was anything to stop.
+        """Stop a waiting or running job and return whether there was one; what it began is removed by its own process,
+        so it is over only when that is.
         """
         with self._lock:
-            job = self._jobs.get(number)
-            if job is None or job.state not in ("waiting", "running"):
+            task = self._tasks.get(number)
+            if task is None or task.job.state not in ("waiting", "running"):
                 return False
-            is_waiting = job.state == "waiting"
-            change = ("cancelled", _NOTHING_STORED) if is_waiting else ("cancelling", "cancelling")
-            self._jobs[number] = replace(job, state=change[0], message=change[1])
-            process = self._processes.get(number)
-        if is_waiting:
-            self._drop_files(number)
-            self._start_ready()
-        elif process is not None:
-            patience = KEEPING_SECONDS if job.device == PROBING else PATIENCE_SECONDS
-            threading.Thread(target=process.end, args=(patience,), daemon=True).start()
-        return True
+            if task.job.state == "waiting":
+                self._change(task, state="cancelled", message=_NOTHING_STORED)
+                self._end(task)
+                return True
+            self._change(task, state="cancelling", message="cancelling")
+            if task.child is not None:
+                patience = KEEPING_SECONDS if task.job.device == PROBING else PATIENCE_SECONDS
+                threading.Thread(target=task.child.end, args=(patience,), daemon=True).start()
+            return True
+
+    def forget(self, number: int) -> None:
+        """Take a finished job off the list; its run stays."""
+        with self._lock:
+            if number in self._tasks and self._tasks[number].job.is_over:
+                del self._tasks[number]
 
     def warm(self) -> None:
         """Load in a process what an import needs while a file is looked at: loading takes longer than the import."""
@@ -212,16 +206,84 @@ class Jobs:
                 self._spare = Child(["-m", "core", "spare"], niceness=NICENESS, is_asked=True)
 
     def _drop_spare(self) -> None:
-        """End the spare process, if there is one. With the lock held."""
         if self._spare is not None:
             with self._spare:
                 self._spare.end()
         self._spare = None
 
+    def stop(self) -> None:
+        """End what runs and start nothing more: the server is going away, and nobody would see the rest."""
+        with self._lock:
+            self._is_stopped = True
+            self._drop_spare()
+            tasks = list(self._tasks.values())
+        children = [task.child for task in tasks if task.child is not None]
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.end(PATIENCE_SECONDS)
+        for task in tasks:
+            self._drop_files(task)
+
+    def _start_ready(self) -> None:
+        """Start every waiting job whose device is free, unless one that came earlier waits for the same."""
+        with self._lock:
+            taken = {task.job.device for task in self._tasks.values() if task.job.state in ("running", "cancelling")}
+            for task in self._tasks.values():
+                device = task.job.device
+                if task.job.state != "waiting" or self._is_stopped:
+                    continue
+                busy = taken.difference(_NO_DEVICES)
+                if device in _NO_DEVICES:
+                    is_free = device not in taken
+                else:
+                    is_free = not busy if device == ANY_DEVICE else not busy & {device, ANY_DEVICE}
+                taken.add(device)
+                if is_free:
+                    self._change(task, state="running", stage="starting")
+                    threading.Thread(target=self._work, args=(task,), name="ulpscope-job", daemon=True).start()
+
+    def _change(self, task: _Task, **values: object) -> None:
+        with self._lock:
+            task.job = replace(task.job, **values)  # type: ignore[arg-type]
+
+    def _work(self, task: _Task) -> None:
+        try:
+            self._run(task)
+        except Exception as error:  # the jobs behind it must go on, whatever its process did
+            self._change(task, state="failed", message=f"it could not be run ({error}).")
+        finally:
+            task.child = None
+            self._end(task)
+
+    def _run(self, task: _Task) -> None:
+        job = task.job
+        with self._lock:
+            if self._is_stopped or task.job.state == "cancelling":  # before there was a process to end
+                self._change(task, state="cancelled", message=_NOTHING_STORED)
+                return
+            store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
+            task.child = child = self._child(job, [*job.arguments, "--progress", "json", *store], task.secrets)
+            task.secrets = None
+        began = time.monotonic()
+        with child:
+            for line in child.said():
+                known = {key: line[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in line}
+                self._change(task, seconds=time.monotonic() - began, **known)
+        if child.code < 0:  # killed: nobody was there to clean up
+            self._sweep()
+        job, message = task.job, child.sentence if child.code else ""
+        if job.run_id:  # also if a cancel came too late; with a sentence if it was stored in part
+            self._change(task, state="done", rows_done=job.rows_total, message=message)
+        elif child.code == 0 and job.device == GETTING:
+            self._change(task, state="done")
+        elif job.state == "cancelling":
+            self._change(task, state="cancelled", message=_NOTHING_STORED)
+        else:
+            self._change(task, state="failed", message=message or child.sentence)
+
     def _child(self, job: Job, arguments: list[str], secrets: Mapping[str, str] | None) -> Child:
-        """The process of a job, told what to run: the spare one if it is there and the job takes in a file. With the
-        lock held.
-        """
+        """The process of a job, with its command: the spare one for an import if it is there. With the lock held."""
         spare = self._spare
         if job.device != TAKING_IN or spare is None or not spare.is_alive:
             return Child(["-m", "core", *arguments], niceness=NICENESS, may_ask=job.device != TAKING_IN, more=secrets)
@@ -229,106 +291,17 @@ class Jobs:
         spare.ask({"arguments": arguments})
         return spare
 
-    def forget(self, number: int) -> None:
-        """Take a finished job off the list; its run stays."""
+    def _end(self, task: _Task) -> None:
+        """Tidy up after a job, tell who waits for it, and start the next."""
+        self._drop_files(task)
+        self._start_ready()
+
+    def _drop_files(self, task: _Task) -> None:
         with self._lock:
-            if number in self._jobs and self._jobs[number].is_over:
-                del self._jobs[number]
-
-    def stop(self) -> None:
-        """End what runs and start nothing more: the server is going away, and nobody would see the rest."""
-        with self._lock:
-            self._is_stopped = True
-            self._drop_spare()
-            processes = list(self._processes.values())
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.end(PATIENCE_SECONDS)
-        for number in list(self._places):
-            self._drop_files(number)
-
-    def _start_ready(self) -> None:
-        """Start every waiting job whose device is free, unless one that came earlier waits for the same."""
-        with self._lock:
-            taken = [self._jobs[number].device for number in self._running if number in self._jobs]
-            for job in sorted(self._jobs.values(), key=lambda job: job.number):
-                if job.state != "waiting" or self._is_stopped:
-                    continue
-                captures = [device for device in taken if device not in _NO_DEVICES]
-                if job.device in _NO_DEVICES:
-                    is_free = job.device not in taken
-                else:
-                    is_free = not captures if job.device == ANY_DEVICE else not {job.device, ANY_DEVICE} & set(captures)
-                taken.append(job.device)
-                if is_free:
-                    self._jobs[job.number] = replace(job, state="running", stage="starting")
-                    self._running.add(job.number)
-                    threading.Thread(target=self._work, args=(job.number,), name="ulpscope-job", daemon=True).start()
-
-    def _change(self, number: int, **values: object) -> None:
-        with self._lock:
-            if number in self._jobs:
-                self._jobs[number] = replace(self._jobs[number], **values)  # type: ignore[arg-type]
-
-    def _work(self, number: int) -> None:
-        try:
-            self._run(number)
-        except Exception as error:  # the line behind it must go on, whatever a job's process did or said
-            self._change(number, state="failed", message=f"it could not be run ({error}).")
-        finally:
-            self._drop_files(number)
-            with self._lock:
-                self._processes.pop(number, None)
-                self._running.discard(number)
-            self._start_ready()
-
-    def _run(self, number: int) -> None:
-        with self._lock:
-            job = self._jobs[number]
-            if self._is_stopped or job.state == "cancelling":  # before there was a process to end
-                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
-                return
-            store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
-            arguments = [*job.arguments, "--progress", "json", *store]
-            child = self._child(job, arguments, self._secrets.pop(number, None))
-            self._processes[number] = child
-        began = time.monotonic()
-        with child:
-            for said in child.said():
-                self._take(number, said, time.monotonic() - began)
-        if child.code < 0:  # killed: nobody was there to clean up
-            with suppress(UlpscopeError, OSError):
-                Store(self._store).sweep()
-        self._end(number, child.code, child.sentence)
-
-    def _take(self, number: int, said: dict[str, object], seconds: float) -> None:
-        """Take in one line of a job's process."""
-        known: dict[str, object] = {
-            key: said[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in said
-        }
-        self._change(number, seconds=seconds, **known)
-
-    def _end(self, number: int, code: int, sentence: str) -> None:
-        with self._lock:
-            job = self._jobs[number]
-            if job.run_id:  # also where a cancel came too late; with a sentence where a later side failed
-                message = sentence if code else ""
-                self._jobs[number] = replace(job, state="done", rows_done=job.rows_total, message=message)
-            elif code == 0 and job.device == GETTING:
-                self._jobs[number] = replace(job, state="done")
-            elif job.state == "cancelling":
-                self._jobs[number] = replace(job, state="cancelled", message=_NOTHING_STORED)
-            else:
-                self._jobs[number] = replace(job, state="failed", message=sentence)
-
-    def _drop_files(self, number: int) -> None:
-        with self._lock:
-            self._secrets.pop(number, None)
-            place = self._places.pop(number, None)
-            caller, job = self._callers.pop(number, None), self._jobs.get(number)
+            place, on_over = task.place, task.on_over
+            task.place = task.on_over = task.secrets = None
         if place is not None:
             place.remove()
-        if caller is not None and job is not None:
+        if on_over is not None:
             with suppress(UlpscopeError, OSError):
-                caller(job)
+                on_over(task.job)

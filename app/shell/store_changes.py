@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from app.hosting import members
 from app.shell import link
-from app.shell.jobs import Job, Jobs, PromptFile
+from app.shell.jobs import Job, Jobs
 from app.shell.store_cache import close, store
 from core.runs.store import labels
 from core.runs.store.store import SUFFIX
@@ -18,7 +19,7 @@ _audit = logging.getLogger("ulpscope.audit")
 
 @cache
 def jobs() -> Jobs:
-    """The captures of this server, one list for all viewers."""
+    """The jobs of this server, one list for all viewers."""
     return Jobs(store().directory)
 
 
@@ -39,7 +40,6 @@ def delete(run_id: str) -> None:
 
 
 def restore(run_id: str) -> None:
-    """Bring a deleted run back."""
     who = members.changing_member()
     store().restore(run_id)
     _audit.info("%a restored run %a", who, run_id)
@@ -53,27 +53,15 @@ def purge(run_id: str) -> None:
     _audit.info("%a deleted run %a for good", who, run_id)
 
 
-def submit(
-    arguments: Sequence[str],
-    *,
-    title: str,
-    device: str,
-    prompts: PromptFile | None = None,
-    secrets: Mapping[str, str] | None = None,
-    judges: str = "",
-) -> Job:
-    """Line up a job of this server for whoever looks at the page; see Jobs.submit. judges: the run that the job's run
-    replaces in lists.
-    """
+def submit(arguments: Sequence[str], *, judges: str = "", **about: Any) -> Job:
+    """Line up a job, see Jobs.submit. judges: the run that the job's run replaces in lists."""
     who, where = members.changing_member(), store()
 
     def replace_in_lists(job: Job) -> None:
         if judges and job.run_id and not job.message:
             where.mark_judged(judges, job.run_id)
 
-    job = jobs().submit(
-        arguments, title=title, device=device, prompts=prompts, who=who, secrets=secrets, on_over=replace_in_lists
-    )
+    job = jobs().submit(arguments, on_over=replace_in_lists, **about)
     _audit.info("%a started job %d: %s", who, job.number, arguments[0])
     return job
 

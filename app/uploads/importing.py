@@ -79,11 +79,11 @@ def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, st
 
     arguments = [*command, f"--run-id={run_id}"]
     try:
-        job = jobs.submit(arguments, title=title, device=TAKING_IN, reserved=run_id, who=member, on_over=end)
+        job = jobs.submit(arguments, title=title, device=TAKING_IN, reserved=run_id, on_over=end)
     except BaseException:
         locks.close()
         raise
-    for old in [each for each in jobs.ingests() if each.is_over][_MOST_LISTED:]:
+    for old in [each for each in jobs.all("upload") if each.is_over][_MOST_LISTED:]:
         jobs.forget(old.number)
     return job
 

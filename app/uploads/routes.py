@@ -233,7 +233,7 @@ def _record(upload: Upload) -> Record:
 
 
 def _job(record: Record) -> Job | None:
-    return next((job for job in store_changes.jobs().ingests() if job.reserved == record.run_id), None)
+    return next((job for job in store_changes.jobs().all("upload") if job.reserved == record.run_id), None)
 
 
 def _described(request: Request, upload: Upload, record: Record) -> dict[str, Any]:

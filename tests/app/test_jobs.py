@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.shell import jobs as job_module
-from app.shell.jobs import Job, Jobs, PromptFile
+from app.shell.jobs import Job, Jobs, _Task, queue_of
 from core import subprocess_json
 from core.errors import UsageError
 from core.runs.reader import RunReader
@@ -31,13 +31,11 @@ def wait(jobs: Jobs, number: int, holds: Callable[[Job], bool]) -> Job:
     return job
 
 
-@pytest.mark.parametrize("queue", ["a queue of my own", "cuda", "cpu ", ""])
-def test_a_job_in_a_queue_that_is_none_of_ours_is_refused_before_there_is_one(tmp_path, queue):
-    jobs = Jobs(tmp_path)
+@pytest.mark.parametrize(("device", "queue"), [(None, job_module.ANY_DEVICE), ("cpu", "cpu"), ("cuda", "cuda:0")])
+def test_a_device_has_one_queue(device, queue):
+    assert queue_of(device) == queue
     with pytest.raises(UsageError):
-        jobs.submit(["capture"], title="t", device=queue, prompts=PromptFile("p.txt", b"x"))
-    assert jobs.all() == jobs.ingests() == []
-    assert list(tmp_path.iterdir()) == []
+        queue_of("cpu ")
 
 
 @pytest.mark.model
@@ -94,28 +92,24 @@ def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs, monke
 
 
 def test_files_are_taken_in_one_at_a_time_beside_captures_and_apart_from_their_list(jobs, monkeypatch):
-    monkeypatch.setattr(Jobs, "_work", lambda self, number: None)
+    monkeypatch.setattr(Jobs, "_work", lambda self, task: None)
     capture = jobs.submit(["capture"], title="c", device=job_module.ANY_DEVICE)
     told: list[str] = []
     first, second = (
         jobs.submit(
-            ["ingest", name],
-            title=name,
-            device=job_module.TAKING_IN,
-            who="ada",
-            on_over=lambda job: told.append(job.state),
+            ["ingest", name], title=name, device=job_module.TAKING_IN, on_over=lambda job: told.append(job.state)
         )
         for name in ("a", "b")
     )
     waiting = jobs.submit(["capture"], title="d", device="cpu")
-    states = {job.number: job.state for job in (*jobs.all(), *jobs.ingests())}
+    states = {job.number: job.state for job in (*jobs.all(), *jobs.all("upload"))}
     assert states == {
         capture.number: "running",
         first.number: "running",
         second.number: "waiting",
         waiting.number: "waiting",
     }
-    assert [job.number for job in jobs.ingests()] == [second.number, first.number]
+    assert [job.number for job in jobs.all("upload")] == [second.number, first.number]
     assert [job.number for job in jobs.all()] == [waiting.number, capture.number]
     jobs.cancel(second.number)
     assert told == ["cancelled"]
@@ -229,8 +223,8 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(jobs, tmp_p
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    jobs._jobs[99] = Job(99, "a capture that runs", job_module.ANY_DEVICE, ("capture",), state="running")
-    jobs._running.add(99)
+    capture = Job(99, "a capture that runs", job_module.ANY_DEVICE, ("capture",), state="running")
+    jobs._tasks[99] = _Task(capture, None, None, None)
     if is_there:
         (tmp_path / "cache" / "models" / "smollm2").mkdir(parents=True)
         (tmp_path / "cache" / "models" / "smollm2" / "config.json").touch()
@@ -242,7 +236,7 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(jobs, tmp_p
 
 def ingested(jobs: Jobs, path: Path) -> Job:
     job = jobs.submit(["ingest", str(path)], title="t", device=job_module.TAKING_IN)
-    (over,) = until(lambda: [each for each in jobs.ingests() if each.number == job.number and each.is_over])
+    (over,) = until(lambda: [each for each in jobs.all("upload") if each.number == job.number and each.is_over])
     return over
 
 

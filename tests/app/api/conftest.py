@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from app.routes import ROUTES
 from app.shell import store_changes
-from app.shell.jobs import Jobs
+from app.shell.jobs import Jobs, _Task
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
 from core.runs.importing import import_run, is_run_file
@@ -22,9 +22,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def run_here(self: Jobs, number: int) -> None:
+def run_here(self: Jobs, task: _Task) -> None:
     """A job that takes in a file, in this process: starting one of its own takes two seconds."""
-    _, *rest = self._jobs[number].arguments
+    _, *rest = task.job.arguments
     options = dict(part[2:].split("=", 1) for part in rest if part.startswith("--"))
     asked = {key.replace("-", "_"): value for key, value in options.items()}
     paths = [Path(part) for part in rest if not part.startswith("--")]
@@ -41,12 +41,10 @@ def run_here(self: Jobs, number: int) -> None:
         else:
             run_id = ingest(self.store, paths, **asked, on_progress=lambda *rows: told.append(rows))
     except UlpscopeError as error:
-        self._end(number, 2, str(error))
+        self._change(task, state="failed", message=str(error))
     else:
-        self._take(
-            number, {"run_id": run_id, "stage": "done", "rows_done": told[-1][0], "rows_total": told[-1][1]}, 0.1
-        )
-        self._end(number, 0, "")
+        done, total = told[-1]
+        self._change(task, state="done", stage="done", rows_done=done, rows_total=total, run_id=run_id)
 
 
 @pytest.fixture

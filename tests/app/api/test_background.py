@@ -8,6 +8,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from app.shell import store_changes
 from app.uploads import maintenance
 
 
@@ -16,5 +17,6 @@ def test_what_a_killed_server_left_is_removed_at_the_start(store: Path) -> None:
     for folder in (partial, old, new):
         folder.mkdir(parents=True)
     os.utime(old, (1, 1))
+    store_changes.jobs.cache_clear()
     with TestClient(Starlette(lifespan=maintenance.lifespan)):
         assert [folder.exists() for folder in (partial, old, new)] == [False, False, True]

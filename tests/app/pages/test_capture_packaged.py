@@ -28,12 +28,12 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Jobs that were asked for; none of them is begun."""
     found: list[Job] = []
 
-    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None, on_over=None):
+    def submit(self, arguments, *, title, device, prompts=None, secrets=None, on_over=None):
         found.append(Job(len(found) + 1, title, device, tuple(arguments), state="running", stage="starting"))
         return found[-1]
 
     monkeypatch.setattr(Jobs, "submit", submit)
-    monkeypatch.setattr(Jobs, "all", lambda self, command="": list(reversed(found)))
+    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": list(reversed(found)))
     return found
 
 

@@ -110,7 +110,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
     started = []
 
-    def submit(self, arguments, *, title, device, prompts=None, who="", secrets=None, on_over=None):
+    def submit(self, arguments, *, title, device, prompts=None, secrets=None, on_over=None):
         started.append((arguments, title, device, prompts))
         return Job(1, title, device, tuple(arguments))
 
@@ -131,7 +131,7 @@ def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_st
     running = Job(1, "Judge Judged: None (mine)", "cpu", (), "running")
     for message, opened_run in (("a side failed", "mine"), ("", "better")):
         jobs = [running]
-        monkeypatch.setattr("app.shell.jobs.Jobs.all", lambda self, jobs=jobs: jobs)
+        monkeypatch.setattr("app.shell.jobs.Jobs.all", lambda self, kind="", jobs=jobs: jobs)
         app = opened(run="mine")
         jobs[0] = dataclasses.replace(running, state="done", run_id="better", message=message)
         app.run()

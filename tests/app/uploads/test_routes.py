@@ -143,7 +143,7 @@ def test_delete_removes_what_arrived_and_stops_an_import(
     monkeypatch.setattr(Jobs, "_start_ready", lambda self: None)
     said = client.put("/api/uploads/y", content=dump()).json()
     assert client.delete(f"/api/uploads/{said['upload']}").status_code == 200
-    assert [job.state for job in store_changes.jobs().ingests()] == ["cancelled"]
+    assert [job.state for job in store_changes.jobs().all("upload")] == ["cancelled"]
     assert (spooled(store), runs(store)) == ([], [])
 
 

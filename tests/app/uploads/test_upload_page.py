@@ -57,8 +57,8 @@ def choose(app: AppTest, what: str, key: str, value: str) -> None:
 def save(app: AppTest, key: str, state: str = "done") -> AppTest:
     app.button(key=f"save_{key}").click().run()
     assert not app.exception
-    until(lambda: store_changes.jobs().ingests()[0].is_over)
-    assert store_changes.jobs().ingests()[0].state == state
+    until(lambda: store_changes.jobs().all("upload")[0].is_over)
+    assert store_changes.jobs().all("upload")[0].state == state
     return app.run()
 
 
