@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.api.downloads import path_of
 from app.api.responses import ApiOperation, RefusedError, answer, flag, page_url, refuse_unknown, whole
-from app.gallery import SORTS, filters
+from app.gallery import filters
 from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
 from core.errors import StoreError
@@ -25,15 +25,15 @@ from core.runs.store.store import open_store
 from core.text import shown
 
 _MOST_LISTED = 1000
-_FILTERS = ("search", "dtype", "device", "verdict", "flips", "tag", "sort", "limit", "offset")
+_FILTERS = ("search", "verdict", "flips", "tag", "limit", "offset")
 
 
 def list_runs(request: Request) -> Response:
-    """Answer with the runs that match, in order, `limit` of them from `offset` on."""
+    """Answer with the runs that match, newest first, `limit` of them from `offset` on."""
     refuse_unknown(request, *_FILTERS)
     chosen = _filters(request)
     limit, offset = whole(request, "limit", 100, _MOST_LISTED), whole(request, "offset", 0, 10**9)
-    cards, broken = store_cache.cards(of_cells=True, of_replaced=True)
+    cards, broken = store_cache.cards(is_whole=True)
     labels, _ = store_cache.all_labels()
     prompts = store_cache.searchable(card.run_id for card in cards) if chosen.sought else {}
     matching = filters.matching(cards, chosen, labels, prompts)
@@ -64,20 +64,15 @@ OPERATIONS = (ApiOperation("GET", "/api/runs", list_runs), ApiOperation("GET", "
 
 def _filters(request: Request) -> filters.Filters:
     given = request.query_params
-    choices = {
-        "dtype": ("any", "bfloat16", "float16", "float32"),
-        "verdict": ("any", *wording.VERDICTS),
-        "flips": filters.FLIPS,
-        "sort": tuple(SORTS),
-    }
-    chosen = {name: given.get(name, known[0]) for name, known in choices.items()}
+    choices = {"verdict": ("any", *wording.VERDICTS), "flips": filters.FLIPS}
+    chosen = {name: given.get(name, "any") for name in choices}
     for name, known in choices.items():
         if chosen[name] not in known:
             raise RefusedError(f"{name}={shown(chosen[name])} is not known; expected one of {', '.join(known)}.")
     text = given.get("search", "")
     if len(text) > LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.")
-    return filters.Filters(text=text, device=given.get("device", ""), tags=tuple(given.getlist("tag")), **chosen)
+    return filters.Filters(text, tags=tuple(given.getlist("tag")), **chosen)
 
 
 def _card(request: Request, card: RunCard, labels: Labels) -> dict[str, Any]:

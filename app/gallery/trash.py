@@ -3,68 +3,51 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
 from app.hosting import members
-from app.shell import store_cache, store_changes, widgets
+from app.shell import store_changes, widgets
 from core.runs.store.store import DeletedRun
 from core.text import plural, size
 
 _COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
 
 
-def _restore(run_ids: Iterable[str]) -> None:
+def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:
     for run_id in run_ids:
         with widgets.said():
-            store_changes.restore(run_id)
-    st.session_state.pop("undo", None)
-
-
-def _purge(run_ids: Iterable[str]) -> None:
-    for run_id in run_ids:
-        with widgets.said():
-            store_changes.purge(run_id)
+            change(run_id)
 
 
 def undo_line(trash: Sequence[DeletedRun]) -> None:
     """Draw the last deletion of this viewer, as long as it can be undone."""
     run_ids, sentence = st.session_state.get("undo", ([], ""))
     deleted = [run.run_id for run in trash if run.run_id in run_ids]
-    if not deleted:
-        return
-    with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
-        st.markdown(widgets.escaped(sentence), width="content")
-        st.button("Undo", key="undo_delete", on_click=_restore, args=(deleted,))
+    if deleted:
+        with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
+            st.markdown(widgets.escaped(sentence), width="content")
+            st.button("Undo", key="undo_delete", on_click=partial(_each, store_changes.restore, deleted))
 
 
 def trash_list(trash: Sequence[DeletedRun]) -> None:
     """Draw the runs deleted within a week, to be restored or deleted for good; they are drawn when unfolded."""
     if not trash:
         return
-    fold = st.expander(
-        f"Recently deleted: {plural(len(trash), 'run')}, {size(sum(run.bytes for run in trash))}",
-        key="trash_fold",
-        on_change="rerun",
-        type="compact",
-    )
+    label = f"Recently deleted: {plural(len(trash), 'run')}, {size(sum(run.bytes for run in trash))}"
+    fold = st.expander(label, key="trash_fold", on_change="rerun", type="compact")
     if not fold.open:
         return
+    ids = [run.run_id for run in trash]
     with fold:
-        names = store_cache.names_of(list(trash))
-        key = f"trash_{hashlib.sha256(' '.join(run.run_id for run in trash).encode()).hexdigest()[:16]}"
-        st.dataframe(
+        picked = st.dataframe(
             pd.DataFrame(
-                {
-                    "name": [names.get(run.path, run.run_id) for run in trash],
-                    "deleted": [run.deleted for run in trash],
-                    "size": [size(run.bytes) for run in trash],
-                    "run": [run.run_id for run in trash],
-                }
+                {"run": ids, "deleted": [run.deleted for run in trash], "size": [size(run.bytes) for run in trash]}
             ),
-            key=key,
+            key=f"trash_{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:16]}",
             hide_index=True,
             on_select="rerun",
             selection_mode="multi-row",
@@ -72,12 +55,12 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
             height=widgets.table_height(len(trash), 6),
             alt="the deleted runs, one row each",
         )
-        rows = (st.session_state.get(key) or {}).get("selection", {}).get("rows", [])
-        run_ids = [trash[row].run_id for row in rows if row < len(trash)]
+        chosen = [ids[row] for row in picked["selection"]["rows"] if row < len(ids)]
         with st.container(horizontal=True, vertical_alignment="center"):
             if not members.may_change():
                 st.caption(members.READ_ONLY)
                 return
-            st.button("Restore", key="restore", on_click=_restore, args=(run_ids,), disabled=not run_ids)
-            st.button("Delete for good", key="purge", on_click=_purge, args=(run_ids,), disabled=not run_ids)
+            restore, purge = (partial(_each, change, chosen) for change in (store_changes.restore, store_changes.purge))
+            st.button("Restore", key="restore", on_click=restore, disabled=not chosen)
+            st.button("Delete for good", key="purge", on_click=purge, disabled=not chosen)
             st.caption("Tick some. A week after its deletion a run goes for good.", width="content")

@@ -17,8 +17,8 @@ from core.runs.ops_run import OpsRun, ops_of
 from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of
 from core.runs.store import labels
-from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, read_runs, without_replaced
-from core.runs.store.store import DeletedRun, Store, open_store
+from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, without_replaced
+from core.runs.store.store import Store, open_store
 from core.runs.views.elements import top_of_both
 from core.runs.views.sparse import figures_by_position
 
@@ -85,27 +85,24 @@ def _cards(key: int, _stamps: tuple[Stamp, ...]) -> tuple[list[RunCard], list[Br
     return arranged(open_store(), cards)
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
-def _names(key: int, _stamps: tuple[Stamp, ...]) -> dict[Path, str]:
-    read = read_runs([Path(stamp[0]) for stamp in _stamps])
-    return {path: path.stem if isinstance(card, StoreError) else card.name for path, card in read.items()}
-
-
-def cards(*, of_cells: bool = False, of_replaced: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
-    """Runs, newest first, and the files that are none; only a file that has come or changed is read. Of sweeps with
-    many cells none, unless they are asked for: the Matrix page has them. of_replaced: those too that a judged run
-    replaces.
-    """
+def _listed(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
     where = store()
-    stamps = tuple(where.stamps(of_cells=of_cells or len(where.cells()) <= MOST_CELLS))
-    runs, broken = _cards(hash(stamps), stamps)
-    return (runs if of_replaced else without_replaced(runs, all_labels()[0])), broken
+    stamps = tuple(where.stamps(of_cells=is_whole or len(where.cells()) <= MOST_CELLS))
+    return _cards(hash(stamps), stamps)
 
 
-def unlisted_cells() -> int:
-    """Number of runs of sweeps that are not among `cards`."""
-    count = len(store().cells())
-    return count if count > MOST_CELLS else 0
+def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
+    """Runs, newest first, and the files that are none; only a file that has come or changed is read. Without cells of
+    large sweeps, which the Matrix page has, and runs that a judged run replaces, unless `is_whole`.
+    """
+    runs, broken = _listed(is_whole)
+    return (runs if is_whole else without_replaced(runs, all_labels()[0])), broken
+
+
+def hidden() -> int:
+    """Number of runs that are not among `cards`."""
+    cells, listed = len(store().cells()), _listed(is_whole=False)[0]
+    return (cells if cells > MOST_CELLS else 0) + len(listed) - len(cards()[0])
 
 
 def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
@@ -140,17 +137,6 @@ def judged_run(run_id: str) -> str:
     """Id of the run that judges this one; '' if there is none."""
     attached = all_labels()[0].get(run_id)
     return attached.judged_as if attached and attached.judged_as and store().has(attached.judged_as) else ""
-
-
-def deleted_runs() -> list[DeletedRun]:
-    """The runs that can be restored, the latest deleted first."""
-    return store().deleted()
-
-
-def names_of(runs: list[DeletedRun]) -> dict[Path, str]:
-    """Names of deleted runs; their ids where the files cannot be read."""
-    stamps = _stamps(run.path for run in runs)
-    return _names(hash(stamps), stamps)
 
 
 def open_run(run_id: str) -> RunReader:

@@ -182,8 +182,6 @@ TEXTS = {
     ("layers", "module"): "model.layers.1.mlp",
     ("compare", "with"): "fresh-against-cached",
     ("runs", "search"): "fresh",
-    ("runs", "device"): "cpu",
-    ("runs", "tag"): "nightly,vLLM",
 }
 
 

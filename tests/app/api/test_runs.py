@@ -50,10 +50,9 @@ def ids(client: TestClient, query: str = "") -> list[str]:
 def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[str]) -> None:
     assert sorted(ids(client)) == three
     assert ids(client, "search=second") == ["run-1"]
-    assert sorted(ids(client, "dtype=bfloat16")) == ["run-0", "run-2"]
+    assert sorted(ids(client, "search=bfloat16")) == ["run-0", "run-2"]
     assert ids(client, "tag=golden&tag=a,b") == ["run-2"]
-    assert ids(client, "sort=name") == ["run-0", "run-1", "run-2"]
-    assert ids(client, "sort=name&limit=1&offset=1") == ["run-1"]
+    assert ids(client, "limit=1&offset=1") == ids(client)[1:2]
     assert client.get("/api/runs?limit=1").json()["total"] == 3
     assert client.get("/api/runs?search=kept").json()["runs"][0]["labels"] == {
         "tags": ["golden", "a,b"],
@@ -64,7 +63,7 @@ def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[st
 
 
 @pytest.mark.parametrize(
-    "query", ["dtype=int4", "sort=beauty", "limit=all", "limit=5000", "sarch=x", "verdict=fine", "search=" + "x" * 200]
+    "query", ["dtype=float32", "sort=name", "limit=all", "limit=5000", "sarch=x", "verdict=fine", "search=" + "x" * 200]
 )
 def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClient) -> None:
     answer = client.get(f"/api/runs?{query}")
@@ -166,7 +165,7 @@ def test_a_damaged_run_is_a_sentence_and_harms_no_list(client: TestClient, three
     assert client.get("/api/runs/run-0").json()["verdicts"][0]["noise_ratio"] is None
     answer = client.get("/api/runs/run-1")
     assert (answer.status_code, list(answer.json())) == (409, ["error"]), answer.text
-    listed = client.get("/api/runs?sort=name").json()
-    assert listed["runs"][0]["max_neq_share"] is None
+    listed = client.get("/api/runs").json()
+    assert [run["max_neq_share"] for run in listed["runs"] if run["run_id"] == "run-0"] == [None]
     assert listed["total"] == 3
     assert len(listed["broken"]) == 1
