@@ -1,64 +1,62 @@
 """Flips: every position whose argmax differs, with what is needed to see why."""
 
-from functools import partial
-
 import pandas as pd
 import streamlit as st
 
-from app.components import best_tokens
-from app.flips import PAGE, continuations, parts
+from app.components import best_tokens, plots
+from app.flips import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from app.sparse import pages as sparse
-from core.runs.views.flips import sentence
+from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.views.verdicts import finding
 from core.text import out_of, plural, visible
 
 view = widgets.head(PAGE, selection.current_view(), sparse.flips)
-st.markdown(sentence(view.table))
-if view.run.generations:
-    continuations.section(view)
+run, pair = view.run, view.pair
+st.markdown(flips_sentence(view.table))
+if run.generations:
+    parts.draw_continuations(view)
     st.subheader("Flips along the scored tokens")
 
-table = view.table
 heading = st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
 with heading:
-    listing = (
-        st.segmented_control(
-            "List", ["flips", "flips and near ties"], required=True, key="flips_listed", label_visibility="collapsed"
-        )
-        or "flips"
+    listing = st.segmented_control(
+        "List", ["flips", "flips and near ties"], required=True, key="flips_listed", label_visibility="collapsed"
     )
-has_near_ties = listing != "flips"
-found = parts.table(view, has_near_ties)
+with_near_ties = listing == "flips and near ties"
+with st.spinner("Reading the logits at the flips"):
+    found = store_cache.cached(
+        "flips",
+        store_cache.stamp_of(run),
+        (pair.index, with_near_ties),
+        lambda: flip_table(run, pair.index, near_ties=with_near_ties),
+    )
 count = int(found["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
         f"The smallest reference margin of this prompt is {wording.logit(closest)} logits; "
-        f"{out_of(view.pair.summary.near_ties, len(table))} positions of the run are near ties."
+        f"{out_of(pair.summary.near_ties, len(view.table))} positions of the run are near ties."
     )
 if found.empty:
     st.stop()
 with heading:
-    exports.download({listing: found}, exports.file_stem(view, listing.replace(" ", "-")), "flips")
-st.dataframe(
-    parts.columns(found, view, has_near_ties),
-    hide_index=True,
-    key="flip_table",
-    on_select=partial(selection.select_row, found, "flip_table"),
-    selection_mode=["single-row", "single-cell"],
-    column_config=parts.COLUMNS,
-    placeholder="–",
-    height=widgets.table_height(len(found), 11),
-)
-counted = f"{plural(count, 'flip')} and {plural(len(found) - count, 'near tie')} in {plural(len(table), 'position')}."
-if said := (counted if has_near_ties else "") + parts.unread(found):
-    st.caption(said)
+    exports.download({str(listing): found}, exports.file_stem(view, str(listing).replace(" ", "-")), "flips")
+parts.draw_positions(found, run, "flip_table", 11)
+if with_near_ties:
+    near = plural(len(found) - count, "near tie")
+    st.caption(f"{plural(count, 'flip')} and {near} in {plural(len(view.table), 'position')}.")
+ranks = found[["reference_token_variant_rank", "variant_token_reference_rank"]].isna().any(axis=1)
+if unread := int((ranks & found["reference_token"].notna() & found["variant_token"].notna()).sum()):
+    st.caption(
+        f"{plural(unread, 'row')} lack ranks and probabilities: a token is not among the other side's {STORED_RANKS}"
+        f" stored tokens, and {MOST_READ} rows of logits were read already."
+    )
 
 here = view.here
-if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
-    st.write(f"The selected position is no {'flip and no near tie' if has_near_ties else 'flip'}.")
+if not (here["is_flip"] or (with_near_ties and here["near_tie"])):
     first = found[found["is_flip"]].iloc[0] if count else found.iloc[0]
+    st.write(f"The selected position is no {'flip and no near tie' if with_near_ties else 'flip'}.")
     st.button(
         f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}",
         on_click=selection.select,
@@ -69,17 +67,27 @@ if not (here["is_flip"] or (has_near_ties and here["near_tie"])):
 st.subheader(f"Position {view.position}")
 if view.texts:
     before = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
-    for column, side in zip(st.columns(2), parts.SIDES, strict=True):
+    for column, side in zip(st.columns(2), ("reference", "variant"), strict=True):
         token = here[f"{side}_token"]
-        name = getattr(view.pair, side)
-        column.caption(
-            f"`{widgets.code(name)}`: next token {widgets.escaped(widgets.table_texts([token], view.run)[0])}"
-        )
-        chosen = "" if pd.isna(token) else view.run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
+        text = widgets.escaped(widgets.table_texts([token], run)[0])
+        column.caption(f"`{widgets.code(getattr(pair, side))}`: next token {text}")
+        chosen = "" if pd.isna(token) else run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         with column:
             widgets.code_block(before + "▸" + visible(chosen) + "◂", wraps=True)
 top = store_cache.top(view)
 st.markdown("**Why it could flip.** " + parts.why(here, top))
-st.markdown(parts.is_it_rounding(finding(view.run, view.pair, view.table)))
-parts.draw_candidates(view, top)
+judged = finding(run, pair, view.table)
+reason = widgets.escaped(wording.opening(judged.sentence.replace("`", "'"))) if judged.is_judged else ""
+st.markdown(f"Pair verdict: **{widgets.escaped(judged.name)}**. {reason}")
+decided = candidates(top, run.header.format)
+if decided is not None:
+    first_text, second_text = (wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
+    plots.draw(
+        charts.on_grid(decided, (pair.reference, pair.variant), (first_text, second_text), view.dtype),
+        key="candidates",
+        picture=exports.picture_of(view, "candidates", at_position=True),
+        of=str(view.position),
+    )
+    if decided.steps is not None and not len(decided.grid):
+        st.caption(f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many for lines.")
 best_tokens.section(view)

@@ -10,7 +10,7 @@ from app.heatmap import PAGE, canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from app.sparse import pages as sparse
 from core.runs.file.kept import REFUSAL
-from core.runs.views.elements import worst_elements
+from core.runs.queries.elements import worst_elements
 from core.runs.views.heatmap import WHOLE_RUN, element, sentence
 from core.text import exact, number, plural
 

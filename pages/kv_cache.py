@@ -60,12 +60,6 @@ grid = store_cache.cached(
 )
 
 
-def pick() -> None:
-    position = plots.chosen("kv_map", 1)
-    if position is not None:
-        selection.select(position=position)
-
-
 if len(grid):
     names = {layer: f"layer {layer}" for layer in grid["row"]}
     ticks = {layer: str(layer) for layer in grid["row"]}
@@ -81,7 +75,7 @@ if len(grid):
             view.position,
         ),
         key="kv_map",
-        on_pick=pick,
+        on_pick=partial(plots.select_position, "kv_map", 1),
         picture=exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True),
     )
     st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Grey: equal.")

@@ -112,17 +112,11 @@ st.markdown(f"`{widgets.code(opened['module'])}`, {widgets.escaped(opened['kind'
 along = run.layer_positions(pair, view.prompt, opened["ordinal"])
 
 
-def pick_position() -> None:
-    position = plots.chosen("layers_module_chart", 0)
-    if position is not None:
-        selection.select(position=position)
-
-
 if along["neq"].any():
     plots.draw(
         charts.module_positions(along, view.position),
         key="layers_module_chart",
-        on_pick=pick_position,
+        on_pick=partial(plots.select_position, "layers_module_chart"),
         picture=exports.picture_of(view, f"layers-{file_name(opened['module'])}", of_prompt=True),
     )
     st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Dotted: noise floor.")

@@ -1,48 +1,45 @@
-"""Near ties: margins against differences, and the best tokens of both sides at a position."""
+"""Near ties: margins against differences, and the top tokens of both sides at a position."""
 
-from functools import partial
-
+import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
-from app.near_ties import PAGE, charts, parts
+from app.flips import parts
+from app.near_ties import LOGIT_STEPS, PAGE, charts
 from app.shell import exports, selection, widgets
 from app.sparse import pages as sparse
-from core.runs.views.near_ties import sentence
-from core.text import plural
+from core.runs.queries.elements import with_argmax_texts
+from core.runs.queries.flips import SIDES, near_ties_sentence
+from core.text import out_of, plural
 
 view = widgets.head(PAGE, selection.current_view(), sparse.near_ties)
-found = st.container()
+lead = st.container()
 scope = "this prompt"
-with st.container(horizontal=True, gap="large"):
-    if len(view.run.header.prompts) > 1:
-        scope = (
-            st.segmented_control("Positions of", ["this prompt", "all prompts"], required=True, key="near_ties_of")
-            or scope
-        )
-    dragging = st.segmented_control(
-        "Drag", list(parts.DRAGGING), default=parts.ZOOMS, required=True, key="near_ties_drag"
+if len(view.run.header.prompts) > 1:
+    scope = (
+        st.segmented_control("Positions of", ["this prompt", "all prompts"], required=True, key="near_ties_of") or scope
     )
 table = view.table if scope == "all prompts" else view.prompt_table
-found.markdown(sentence(table, view.dtype))
-brushed = parts.brushed(view, scope)
-texts = [prompt.token_texts for prompt in view.run.header.prompts]
+lead.markdown(near_ties_sentence(table, view.dtype))
+
+
+def follow() -> None:
+    prompt, position = (plots.chosen("near_ties", place) for place in (0, 1))
+    if prompt is not None and position is not None:
+        selection.select(prompt=prompt, position=position)
+
 
 plots.draw(
     plots.cached(
         view.run,
-        (view.pair.index, scope, view.prompt, view.position, tuple(brushed), dragging),
+        (view.pair.index, scope, view.prompt, view.position),
         charts.near_tie_scatter,
         table,
-        texts,
+        [prompt.token_texts for prompt in view.run.header.prompts],
         (view.prompt, view.position),
-        brushed,
-        parts.DRAGGING[dragging or parts.ZOOMS],
     ),
     key="near_ties",
-    on_pick=partial(parts.follow, view, "near_ties", scope),
-    is_brushed=True,
-    holds_brush=bool(brushed),
+    on_pick=follow,
     picture=exports.picture_of(view, "near-ties"),
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
@@ -51,46 +48,33 @@ st.caption(
     + (f" {plural(undrawn, 'position')} without a finite margin cannot be drawn." if undrawn else "")
 )
 
-unit, limit = parts.set_threshold()
-within = parts.close(table, unit, limit)
-listed = table.loc[brushed] if brushed else table[within["reference"] | within["variant"]]
-listed = listed.sort_values(
+st.subheader("Margins")
+left, right = st.columns([1, 3], vertical_alignment="bottom")
+unit = left.segmented_control("Threshold in", ["ULPs", "logits"], required=True, key="threshold_unit") or "ULPs"
+if unit == "logits":
+    limit = float(right.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
+else:
+    limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
+ending = "margin" if unit == "logits" else "margin_ulps"
+within = pd.DataFrame({side: (table[f"{side}_{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES})
+listed = table[within.any(axis=1)].sort_values(
     ["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True]
 )
-with st.container(horizontal=True, vertical_alignment="center"):
-    if brushed:
-        counts = [
-            plural(int(listed[name].sum()), word) for name, word in (("is_flip", "flip"), ("near_tie", "near tie"))
-        ]
-        st.markdown(f"**{plural(len(brushed), 'position')} selected**: {', '.join(counts)}")
-        st.button("Clear selection", on_click=parts.clear, icon=":material/close:")
-    else:
-        most = f"{limit:g} logits" if unit == "logits" else plural(int(limit), "ULP")
-        st.markdown(f"**{plural(len(listed), 'position')}** with margin ≤ {most}")
-    exports.download(
-        {
-            "these positions": partial(parts.exported, listed, view),
-            f"all positions of {scope}": partial(parts.exported, table, view),
-        },
-        exports.file_stem(view, "near-ties"),
-        "near_ties",
-    )
-st.dataframe(
-    parts.columns(listed, view),
-    hide_index=True,
-    key="close_margins",
-    height=widgets.table_height(max(len(listed), 1), 7),
-    column_config=parts.COLUMNS,
-    on_select=partial(selection.select_row, listed, "close_margins"),
-    selection_mode=["single-row", "single-cell"],
-    placeholder="–",
+most = f"{limit:g} logits" if unit == "logits" else f"{plural(int(limit), 'ULP')} of {view.dtype}"
+counts = ", ".join(f"{out_of(int(within[side].sum()), len(table))} on the {side}" for side in SIDES)
+st.markdown(
+    f"**{out_of(len(listed), len(table))}** positions with margin ≤ {most}: {counts}."
+    f" {int(listed['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
 )
-
-st.subheader(f"Top tokens at position {view.position}")
-best_tokens.section(view)
-
-st.subheader("Margins")
-unit, limit = parts.threshold()
+parts.draw_positions(listed, view.run, "close_margins", 7)
+exports.download(
+    {
+        "these positions": lambda: with_argmax_texts(view.run, listed),
+        f"all positions of {scope}": lambda: with_argmax_texts(view.run, table),
+    },
+    exports.file_stem(view, "near-ties"),
+    "near_ties",
+)
 plots.draw(
     plots.cached(
         view.run,
@@ -104,9 +88,7 @@ plots.draw(
     key="margins",
     picture=exports.picture_of(view, f"margins-{unit.lower()}"),
 )
-st.markdown(parts.said(table, unit, limit, view.dtype))
-st.caption(
-    f"Positions of {scope} by margin, "
-    + (f"ULPs of {view.dtype}" if unit == "ULPs" else f"logits of {view.dtype}")
-    + "; the dashed line is the threshold."
-)
+st.caption(f"Positions of {scope} by margin; the dashed line is the threshold.")
+
+st.subheader(f"Top tokens at position {view.position}")
+best_tokens.section(view)

@@ -26,7 +26,7 @@ _COLUMNS = {
 
 
 def section(view: selection.View) -> pd.DataFrame:
-    """Draw chart, table and download; return what they show, see core.runs.views.elements.top_of_both."""
+    """Draw chart, table and download; return what they show, see core.runs.queries.elements.top_of_both."""
     top = store_cache.top(view)
     place = (view.pair.index, view.prompt, view.position)
     figure = plots.cached(view.run, place, top_dots, top, view.pair.reference, view.pair.variant)

@@ -102,7 +102,6 @@ class Figure {
     this.says = root.querySelector(".says");
     this.watch = new ResizeObserver(() => this.fit());
     this.watch.observe(root);
-    this.ended = 0; // brushes: the box of one that was ended goes, that of one that holds stays
     this.onKey = (event) => event.key === "Escape" && this.widen(false);
   }
 
@@ -116,11 +115,10 @@ class Figure {
   }
 
   update(data, trigger) {
-    if (this.data?.holds_brush && !data.holds_brush) this.ended++;
     this.data = data;
     this.trigger = trigger;
     this.template = themed(this.root);
-    const wish = JSON.stringify([data.spec, data.revision, data.is_brushed, this.template]);
+    const wish = JSON.stringify([data.spec, data.revision, this.template]);
     if (wish === this.wish && !failed.has(this)) return;
     this.wish = wish;
     this.root.dataset.state = "waiting";
@@ -141,7 +139,7 @@ class Figure {
       const [width, height] = this.size;
       const ours = {
         template: this.template, width, height, clickmode: data.is_picked ? "event" : "none",
-        uirevision: data.revision, selectionrevision: `${data.revision} ${this.ended}`,
+        uirevision: data.revision,
       };
       await library.react(this.plot, traces, { ...layout, ...ours }, this.config(library));
       if (!this.isDrawn) this.listen();
@@ -159,9 +157,8 @@ class Figure {
 
   // One object for as long as it says the same: plotly begins anew with another, and a zoom would be lost.
   config(library) {
-    const { is_brushed } = this.data;
-    if (this.configured?.is_brushed !== is_brushed) this.configured = { is_brushed, config: this.configuration(library) };
-    return this.configured.config;
+    this.configured ??= this.configuration(library);
+    return this.configured;
   }
 
   configuration(library) {
@@ -169,22 +166,14 @@ class Figure {
       name: format, title: `Save as ${format.toUpperCase()}`, icon: library.Icons.camera, click: () => this.save(format),
     }));
     const wide = { name: "wide", title: "Whole window", icon: WIDE, click: () => this.widen(!this.isWide) };
-    const drag = this.data.is_brushed ? ["zoom2d", "pan2d", "select2d", "lasso2d"] : ["zoom2d", "pan2d"];
-    return { displaylogo: false, scrollZoom: false, modeBarButtons: [[svg, png], drag, ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"], [wide]] };
+    return { displaylogo: false, scrollZoom: false, modeBarButtons: [[svg, png], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"], [wide]] };
   }
 
   listen() {
-    const plain = (point) => Array.from(Array.isArray(point.customdata) || ArrayBuffer.isView(point.customdata) ? point.customdata : [point.customdata]);
-    const told = (points) => points.filter((point) => point.customdata !== undefined && point.customdata !== null).map(plain);
-    const say = (points, is_brush) => this.data.is_picked && this.trigger("picked", { points, is_brush });
     this.plot.on("plotly_click", (event) => {
-      const points = told(event.points).slice(0, 1);
-      if (points.length) say(points, false);
+      const point = event.points.find((one) => one.customdata !== undefined && one.customdata !== null);
+      if (point && this.data.is_picked) this.trigger("picked", Array.from(point.customdata));
     });
-    this.plot.on("plotly_selected", (event) => {
-      if (event && (event.range || event.lassoPoints)) say(told(event.points), true);
-    });
-    this.plot.on("plotly_deselect", () => this.data.is_brushed && say([], true));
   }
 
   fit() {

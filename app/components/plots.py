@@ -21,7 +21,6 @@ from app.shell import selection, store_cache
 from core.runs.reader import RunReader
 
 LIBRARY = vendored.FOLDER / "plotly-cartesian-4.1.1.min.js"
-_MOST_POINTS = 1 << 20  # that a message of a browser may name
 _CSS = """
 .ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
 .ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh;
@@ -59,21 +58,6 @@ class FigureSpec:
     height: int
 
 
-@dataclass(frozen=True)
-class Picked:
-    """Custom data of the points that were clicked, or brushed with a box or a lasso. Brushing nothing ends a brush."""
-
-    points: tuple[tuple[float | str, ...], ...] = ()
-    is_brush: bool = False
-
-    def numbers(self, place: int) -> list[int]:
-        """The whole numbers at `place` of the points' custom data; those that are none are left out, as a browser may
-        say anything.
-        """
-        values = [point[place] for point in self.points if place < len(point)]
-        return [int(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
-
-
 def figure_spec(shown: Drawable) -> FigureSpec:
     spec = shown.to_json()
     assert spec is not None
@@ -92,15 +76,12 @@ def draw(
     picture: Mapping[str, object],
     on_pick: Callable[[], None] | None = None,
     *,
-    is_brushed: bool = False,
-    holds_brush: bool = False,
     of: str = "",
 ) -> None:
     """Draw `shown`.
 
     picture: how it is saved, of `app.shell.exports.picture`. on_pick: called when a point with custom data was clicked,
-    `picked(key)` has it; is_brushed: boxes and lassos are told too; holds_brush: one is in force, and its outline
-    stays. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
+    `chosen(key)` has it. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
     """
     view = selection.current_view()
     revision = f"{'' if view is None else selection.stamp(view)} {of}"
@@ -112,8 +93,6 @@ def draw(
         "revision": revision,
         "library": vendored.address(LIBRARY),
         "is_picked": on_pick is not None,
-        "is_brushed": is_brushed,
-        "holds_brush": holds_brush,
     }
     if on_pick is None:
         _figure(key=key, data=data, height=one.height)
@@ -121,28 +100,17 @@ def draw(
         _figure(key=key, data=data, height=one.height, on_picked_change=on_pick)
 
 
-def picked(key: str) -> Picked:
-    """Points that were picked in the figure `key`, by what the browser says; none, where that makes no sense."""
-    said = (st.session_state.get(key) or {}).get("picked")
-    points = said.get("points") if isinstance(said, Mapping) else None
-    if not isinstance(said, Mapping) or not isinstance(points, list) or len(points) > _MOST_POINTS:
-        return Picked()
-    is_sound = all(
-        isinstance(point, list) and point and all(isinstance(one, int | float | str) for one in point)
-        for point in points
-    )
-    return Picked(tuple(map(tuple, points)), said.get("is_brush") is True) if is_sound else Picked()
-
-
 def chosen(key: str, place: int) -> int | None:
-    """The whole number at `place` of the custom data of the point that was picked in the figure `key`; None where there
-    is none.
+    """Return the whole number at `place` of the custom data of the point that was clicked in the figure `key`; None if
+    there is none.
     """
-    return next(iter(picked(key).numbers(place)), None)
+    point = (st.session_state.get(key) or {}).get("picked")
+    value = point[place] if isinstance(point, list) and place < len(point) else None
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def select_position(key: str) -> None:
-    """Select the position that was clicked in the figure `key`, the first of its custom data."""
-    position = chosen(key, 0)
+def select_position(key: str, place: int = 0) -> None:
+    """Select the position that was clicked in the figure `key`, at `place` of its custom data."""
+    position = chosen(key, place)
     if position is not None:
         selection.select(position=position)

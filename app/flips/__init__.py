@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 def _line(run: RunReader, pair: StoredPair) -> str | None:
-    from core.runs.views.continuations import outcome
+    from core.runs.queries.flips import continuations, outcome
 
-    return "Continuations: " + outcome(run, pair) if run.generations else None
+    found = continuations(run)
+    return None if found.empty else "Continuations: " + outcome(found[found["pair"] == pair.index])
 
 
 PAGE = Page(

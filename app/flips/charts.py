@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.components.chart_style import QUIET, REFERENCE, VARIANT, inert, layout
-from core.runs.views.flips import SIDES, Candidates
+from core.runs.queries.flips import SIDES, Candidates
 
 _APART = 0.17  # of the two marks of a side, above and below its line
 _LABELLED = 9  # lines of the grid

@@ -1,116 +1,87 @@
-"""Parts of the Flips page: the table of flips, and the reason why the selected one could happen."""
+"""Parts of the Flips page: the table of positions, why one could flip, and what each side wrote."""
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from app.components import plots
-from app.flips import charts
-from app.near_ties import parts
-from app.shell import exports, selection, store_cache, widgets, wording
-from core.runs.views.flips import MOST_READ, STORED_RANKS, candidates, flip_table
-from core.runs.views.verdicts import Finding
-from core.text import plural
+from app.components import tables
+from app.shell import exports, selection, widgets
+from core.runs.queries.flips import SIDES, continuations
+from core.runs.reader import RunReader
+from core.text import file_name, plural
 
-SIDES = ("reference", "variant")
-_CHANGE = "{}'s token, change of probability"
-_RANK = "{}'s token, rank on the other side (1 = argmax)"
-COLUMNS = (
-    widgets.EXACT
-    | parts.PINNED
-    | {f"{side} margin, logits": st.column_config.NumberColumn(format="%.9g") for side in SIDES}
-    | {f"{side} margin, ULPs": widgets.GROUPED for side in SIDES}
-    | {
-        _CHANGE.format(side): st.column_config.NumberColumn(
-            format="percent",
-            help=f"probability of the {side}'s argmax on the variant less that on the reference, in percentage points",
-        )
-        for side in SIDES
-    }
-    | {_RANK.format(side): widgets.GROUPED for side in SIDES}
+GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
+_COLUMNS = (
+    *("prompt", "variant", "agreed_tokens", "parting_position", "position", "is_flip", "near_tie", "reference_token"),
+    *("variant_token", "reference_margin_ulps", "variant_margin_ulps", "max_abs", "reference_margin", "variant_margin"),
+    *(f"{side}_token_probability_change" for side in SIDES),
+    *("kl", "reference_token_variant_rank", "variant_token_reference_rank"),
 )
 
 
-def table(view: selection.View, near_ties: bool) -> pd.DataFrame:
-    """Table of every flip of the pair, in all prompts; see core.runs.views.flips.flip_table."""
-
-    def read() -> pd.DataFrame:
-        with st.spinner("Reading the logits at the flips"):
-            return flip_table(view.run, view.pair.index, view.table, near_ties=near_ties)
-
-    return store_cache.cached("flips", store_cache.stamp_of(view.run), (view.pair.index, near_ties), read)
-
-
-def draw_candidates(view: selection.View, top: pd.DataFrame) -> None:
-    """Draw the two tokens between which the argmax is decided on the grid of the dtype."""
-    found = candidates(top, view.run.header.format)
-    if found is None:
-        return
-    texts = [wording.token(token, view.run.vocabulary.get(token)) for token in found.tokens]
-    figure = plots.cached(
-        view.run,
-        (view.pair.index, view.prompt, view.position),
-        charts.on_grid,
-        found,
-        (view.pair.reference, view.pair.variant),
-        (texts[0], texts[1]),
-        view.dtype,
-    )
-    picture = exports.picture_of(view, "candidates", at_position=True)
-    plots.draw(figure, key="candidates", picture=picture, of=str(view.position))
-    if found.steps is not None and not len(found.grid):
-        st.caption(f"The four logits lie within {plural(found.steps, 'step')} of {view.dtype}: too many for lines.")
+def draw_positions(found: pd.DataFrame, run: RunReader, key: str, most: int, **options: Any) -> None:
+    """Draw positions with both argmaxes as texts; a click selects one."""
+    single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
+    columns = [name for name in _COLUMNS if name in found and not single.get(name)]
+    texts = {f"{side}_token": widgets.table_texts(found[f"{side}_token"], run) for side in SIDES}
+    options = {"on_select": partial(selection.select_row, found, key)} | options
+    tables.draw(found.assign(**texts)[columns], key, most, selection_mode=["single-row", "single-cell"], **options)
 
 
-def columns(found: pd.DataFrame, view: selection.View, near_ties: bool) -> dict[str, object]:
-    """The table under names people read; every figure in a column of its own, so that each sorts."""
-    shown: dict[str, object] = {
-        "prompt": found["prompt"],
-        "position": found["position"],
-        "flip": found["is_flip"],
-        **{f"{side} token": widgets.table_texts(found[f"{side}_token"], view.run) for side in SIDES},
-        **{f"{side} margin, ULPs": found[f"{side}_margin_ulps"] for side in SIDES},
-        "largest difference": found["max_abs"],
-        **{f"{side} margin, logits": found[f"{side}_margin"] for side in SIDES},
-        **{_CHANGE.format(side): found[f"{side}_token_probability_change"] for side in SIDES},
-        "KL, nats": found["kl"],
-        _RANK.format("reference"): found["reference_token_variant_rank"],
-        _RANK.format("variant"): found["variant_token_reference_rank"],
-    }
-    if len(view.run.header.prompts) == 1:
-        del shown["prompt"]
-    if not near_ties:
-        del shown["flip"]
-    return shown
+def draw_continuations(view: selection.View) -> None:
+    """Draw what both sides wrote after the selected prompt, and the table of all prompts and variants."""
+    run, found = view.run, continuations(view.run)
+    st.subheader(f"Continuations{f' of prompt {view.prompt}' if len(run.header.prompts) > 1 else ''}")
+    here = found[(found["prompt"] == view.prompt) & (found["pair"] == view.pair.index)]
+    if here.empty:
+        st.write("This prompt was only scored; the prompts in the table were continued.")
+    for row in here.itertuples():
+        names = f"`{widgets.code(view.pair.variant)}` and `{widgets.code(view.pair.reference)}`"
+        is_parted = not pd.isna(row.parting_position)
+        if is_parted:
+            ours, theirs = widgets.table_texts([row.reference_token, row.variant_token], run)
+            st.markdown(
+                f"{names} diverge after {plural(row.agreed_tokens, 'token')} in common, at position"
+                f" {row.parting_position}: next token `{widgets.code(ours)}` on the reference,"
+                f" `{widgets.code(theirs)}` on the variant."
+            )
+        else:
+            st.markdown(f"{names} do not diverge within {plural(row.compared_tokens, 'token')}.")
+        if is_parted and not pd.isna(row.is_confirmed) and not row.is_confirmed:
+            st.warning(
+                f"The stored logits at position {row.parting_position} prefer other tokens than the generated ones: a"
+                " path here does not compute the same tokens the same way twice."
+            )
+        given = "".join(view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions])
+        sides = zip(st.columns(2), SIDES, (0, view.pair.index + 1), strict=True)
+        for column, side, index in sides:
+            tokens = run.generations[view.prompt].tokens[index]
+            texts = [run.vocabulary.get(token, f"⟨token {token}⟩") for token in tokens]
+            if is_parted:
+                texts[row.agreed_tokens] = f"▸{texts[row.agreed_tokens]}◂"
+            with column:
+                st.caption(f"`{widgets.code(getattr(view.pair, side))}`")
+                widgets.code_block(f"{given}⏎ {''.join(texts)}", wraps=True)
+        st.caption("Before ⏎: what was given. Marked: the first token that differs.")
 
+    def choose() -> None:
+        picked = st.session_state["continuations"]["selection"]
+        if rows := picked["rows"] or [cell[0] for cell in picked["cells"]]:
+            row = found.iloc[rows[0]]
+            parting = row["parting_position"]
+            position = row["given_positions"] - 1 if pd.isna(parting) else parting
+            selection.select(variant=row["variant"], prompt=int(row["prompt"]), position=int(position))
 
-def unread(found: pd.DataFrame) -> str:
-    """Sentence on ranks and probabilities that were left out, empty where none were."""
-    known = found["reference_token"].notna() & found["variant_token"].notna()
-    missing = int(
-        (known & (found["reference_token_variant_rank"].isna() | found["variant_token_reference_rank"].isna())).sum()
-    )
-    if not missing:
-        return ""
-    return (
-        f" {plural(missing, 'row')} lack ranks and probabilities: a token there is not among the other side's"
-        f" {STORED_RANKS} stored best, and {MOST_READ} rows of logits were read already."
-    )
-
-
-def is_it_rounding(judged: Finding) -> str:
-    """Sentence, in markdown, on whether the pair's differences are rounding: its verdict, or that it has none yet."""
-    if not judged.is_judged:
-        return "Pair verdict: none. Only controls can tell whether differences of that size are rounding."
-    said = widgets.escaped(wording.opening(judged.sentence.replace("`", "'")))
-    return f"Pair verdict: **{widgets.escaped(judged.name)}**. {said}".rstrip()
+    draw_positions(found, run, "continuations", 8, on_select=choose)
+    exports.download({"continuations": found}, f"{file_name(run.run_id)}-continuations", "continuations_files")
 
 
 def why(here: pd.Series, top: pd.DataFrame) -> str:
-    """Reason why the argmax could change at this position, with its numbers, in markdown. top: see
-    core.runs.views.elements.top_of_both.
-    """
+    """Say why the argmax could change at this position, in markdown. top: of core.runs.queries.elements.top_of_both."""
     if here["nonfinite_mismatch"]:
         return (
             f"{plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
@@ -127,9 +98,8 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
         f" is {here['max_abs']:.12g} logits, twice that {bound:.12g}."
     )
     if not here["could_flip"]:
-        return f"{numbers} The margin is larger, so a flip is impossible here" + (
-            ", and yet the argmax changed: the figures contradict each other." if here["is_flip"] else "."
-        )
+        contradiction = ", and yet the argmax changed: the figures contradict each other" if here["is_flip"] else ""
+        return f"{numbers} The margin is larger, so a flip is impossible here{contradiction}."
     possible = (
         "The margin is no larger than that, so one token can pass the other."
         if margins[smaller]
@@ -139,27 +109,18 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
 
 
 def _moved(here: pd.Series, top: pd.DataFrame) -> str:
-    """Sentence on how far the two argmaxes moved, and what that made of the gap between them; empty where there is no
-    flip.
+    """Say how far the two argmaxes moved, and what that made of the gap between them; '' if there is no flip, or a run
+    without logits does not hold both.
     """
-    if not here["is_flip"] or pd.isna(here["reference_token"]) or pd.isna(here["variant_token"]):
+    chosen = top.set_index("token_id").reindex([here[f"{side}_token"] for side in SIDES])
+    gap = {side: chosen[f"{side}_logit"].iloc[0] - chosen[f"{side}_logit"].iloc[1] for side in SIDES}
+    if not here["is_flip"] or pd.isna(list(gap.values())).any():
         return ""
-    chosen = {side: top[top["token_id"] == int(here[f"{side}_token"])] for side in SIDES}
-    if any(row.empty for row in chosen.values()):  # of a run without these logits, not among the best of both sides
-        return ""
-    rows = {side: row.iloc[0] for side, row in chosen.items()}
-    gaps = {on: rows["reference"][f"{on}_logit"] - rows["variant"][f"{on}_logit"] for on in SIDES}
-    moves = {side: row["variant_logit"] - row["reference_logit"] for side, row in rows.items()}
+    moves = (chosen["variant_logit"] - chosen["reference_logit"]).tolist()
+    tied = [side for side in SIDES if gap[side] == 0]
+    tie = f" (equal on the {' and the '.join(tied)}: the lower token id counts as the argmax)" if tied else ""
+    first, second, before, after = (f"{x:+.12g}" if x else "0" for x in (*moves, gap["reference"], gap["variant"]))
     return (
-        f"The reference's token moved by {_signed(moves['reference'])}, the variant's by {_signed(moves['variant'])}."
-        f" First minus second: {_signed(gaps['reference'])} → {_signed(gaps['variant'])}{_tie(gaps)}."
+        f"The reference's token moved by {first}, the variant's by {second}. First minus second: {before} →"
+        f" {after}{tie}."
     )
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.12g}" if value else "0"
-
-
-def _tie(gaps: dict[str, float]) -> str:
-    tied = [side for side in SIDES if gaps[side] == 0]
-    return f" (equal on the {' and the '.join(tied)}: the lower token id counts as the argmax)" if tied else ""

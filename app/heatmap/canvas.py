@@ -21,7 +21,7 @@ from app.heatmap import routes
 from app.shell import exports, heatmap_window, selection
 from core.numerics import pyramid
 from core.numerics.formats import values_of
-from core.runs.views.elements import place_of
+from core.runs.queries.elements import place_of
 from core.runs.views.heatmap import (
     GROUP_LEVEL,
     MEASURES,

@@ -24,8 +24,8 @@ from app.shell import store_cache, wording
 from core.errors import StoreError, UlpscopeError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
+from core.runs.queries.elements import place_of
 from core.runs.reader import RunReader
-from core.runs.views.elements import place_of
 from core.runs.views.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
 from core.text import exact, number, plural, shown, visible
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from core.runs.queries.elements import row_of
 from core.runs.reader import RunReader, StoredPair
 from core.runs.sparse_run import SparseRun
 from core.runs.topk.pairing import ListPair, ListPosition
-from core.runs.views.elements import row_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,10 @@ from app import navigation
 from app.components import stepper
 from app.shell import address, link, selection, store_cache, widgets
 from core.errors import UlpscopeError
+from core.runs.queries.flips import telling_place
 from core.runs.reader import RunReader
 from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store.cards import RunCard
-from core.runs.views.overview import telling_place
 from core.runs.views.sparse import telling_position
 from core.text import code, shown, visible
 

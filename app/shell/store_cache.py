@@ -14,12 +14,12 @@ from app.shell.selection import SparseView, View
 from core.errors import StoreError
 from core.judging.explain.causes import Explanation, explain_lists, explain_pair
 from core.runs.ops_run import OpsRun, ops_of
+from core.runs.queries.elements import top_of_both
 from core.runs.reader import RunReader
 from core.runs.sparse_run import SparseRun, sparse_of
 from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, without_replaced
 from core.runs.store.store import Store, open_store
-from core.runs.views.elements import top_of_both
 from core.runs.views.sparse import figures_by_position
 
 if TYPE_CHECKING:
@@ -205,6 +205,6 @@ def absent(view: View | SparseView) -> dict[str, str]:
 
 
 def top(view: View) -> pd.DataFrame:
-    """The top tokens of both sides at the selected position; see core.runs.views.elements.top_of_both."""
+    """The top tokens of both sides at the selected position; see core.runs.queries.elements.top_of_both."""
     of = (view.pair.index, view.prompt, view.position)
     return cached("top tokens", stamp_of(view.run), of, lambda: top_of_both(view.run, *of))

@@ -15,6 +15,7 @@ from rich.table import Table
 from ..configuration import configuration
 from ..errors import UsageError
 from ..runs.queries.caches import summaries
+from ..runs.queries.flips import continuations
 from ..runs.queries.kernels import in_words, is_watched, place_in_words, side_by_side, where_it_starts
 from ..runs.queries.layers import furthest_module, layers_json, modules, records, says_little, sentence
 from ..runs.reader import RunReader, StoredPair
@@ -27,7 +28,6 @@ from ..runs.reports.sparse_markdown import sparse_markdown
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.store import open_store
 from ..runs.tables.remedies import RemedyRow, advice
-from ..runs.views.continuations import continuations
 from ..runs.views.request import asks_for, how_to_have
 from ..text import number, percent, plural, three_digits
 from . import options
@@ -168,10 +168,12 @@ def _print_caches(run: RunReader) -> None:
 def print_continuations(run: RunReader) -> None:
     """Print where each variant's own text differs from the reference's; nothing if the run has none."""
     rows = []
-    for made in continuations(run):
-        tokens = ["", ""] if made.chosen is None else [f"{t} {run.vocabulary.get(t, '')!r}" for t in made.chosen]
-        agreed = f"all {made.compared}" if made.position is None else made.agreed
-        rows.append((made.prompt, made.variant, agreed, "" if made.position is None else made.position, *tokens))
+    for row in records(continuations(run)):
+        position, agreed = row["parting_position"], row["agreed_tokens"]
+        tokens = [row["reference_token"], row["variant_token"]]
+        texts = ["" if token is None else f"{token} {run.vocabulary.get(token, '')!r}" for token in tokens]
+        agreed = f"all {row['compared_tokens']}" if position is None else agreed
+        rows.append((row["prompt"], row["variant"], agreed, "" if position is None else position, *texts))
     if rows:
         columns = ("prompt", "variant", "tokens that agree", "position", "reference goes on", "variant goes on")
         text = ("variant", "reference goes on", "variant goes on")

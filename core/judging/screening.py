@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ScreeningFigures
 from ..runs.file.records import RunHeader
-from ..runs.views.flips import beyond_noise
-from ..runs.views.overview import dominating
+from ..runs.queries.flips import beyond_noise, dominating
 from ..text import number, plural
 from .ladder.places import place_in_words
 

@@ -84,11 +84,11 @@ def near_tie_table(positions: int, prompts: int = 1, seed: int = 0) -> pd.DataFr
 
 
 def told(figure) -> dict[int, tuple[float, float]]:
-    """Of every point that can be hovered, clicked and brushed: its row, and where it is."""
+    """Of every point that can be hovered, clicked and brushed: its position, and where it is."""
     found = {}
     for one in figure.data:
         if one.customdata is not None:
-            for row, x, y in zip(one.customdata[:, 0], one.x, one.y, strict=True):
+            for row, x, y in zip(one.customdata[:, 1], one.x, one.y, strict=True):
                 assert int(row) not in found
                 found[int(row)] = (x, y)
     return found

@@ -5,18 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from app.flips import parts
 from app.shell import exports
 from core.numerics.formats import values_of
+from core.runs.queries.flips import flip_table
 from core.runs.reader import RunReader
-from core.runs.views.flips import flip_table
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [
@@ -118,7 +116,7 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
 
 def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_page_s():
     with RunReader(ROOT / "tests" / "runs" / "injected-bug.duckdb") as run:
-        found = flip_table(run, 0, run.positions(0))
+        found = flip_table(run, 0)
         logits = values_of(run.at(1, int(found["prompt"][0]), int(found["position"][0])), run.header.format).astype(
             float
         )
@@ -126,5 +124,3 @@ def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_p
     place = heading.index("reference_token_variant_rank (1 = argmax)")
     assert int(first[place]) == 1 + int((logits > logits[found["reference_token"][0]]).sum()) >= 2
     assert heading == pq.read_table(io.BytesIO(exports.parquet(found))).column_names
-    shown = parts.columns(found, SimpleNamespace(run=run), False)
-    assert shown["reference's token, rank on the other side (1 = argmax)"].iloc[0] == int(first[place])

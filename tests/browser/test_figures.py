@@ -56,28 +56,6 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
     assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
 
 
-@pytest.mark.thorough
-def test_the_outline_of_a_brush_stays_while_it_holds_and_goes_with_it(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"near_ties?{AT}")
-    page.get_by_text("Box select").click()
-    settle(page)
-    chart = figure(page, "near_ties")
-    zoom(page, chart)  # the same drag, which brushes now
-    expect(page.get_by_text("selected:")).to_be_visible()
-    settle(page)
-    outline = chart.locator(".selectionlayer path")
-    assert outline.count()
-    page.get_by_role(
-        "heading", name="Near ties", exact=True
-    ).click()  # the arrows are the choice's as long as that has the focus
-    step(page, "j", 37)
-    assert outline.count()
-    page.get_by_role("button", name="Clear selection").click()
-    expect(page.get_by_text("selected:")).not_to_be_visible()
-    settle(page)
-    expect(outline).to_have_count(0)
-
-
 def contrast(one: str, other: str) -> float:
     """Of two colours as `rgb(1, 2, 3)`, by WCAG 2."""
 

@@ -29,8 +29,8 @@ from ...text import number, out_of, plural
 from ..figures import STORED_CELLS
 from ..file.evidence import PairFigures
 from ..file.kept import REFUSAL
+from ..queries.elements import place_of, rank_of
 from ..reader import RunReader
-from .elements import place_of, rank_of
 
 if TYPE_CHECKING:
     import pandas as pd

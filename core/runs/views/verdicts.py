@@ -43,8 +43,8 @@ from ..file.evidence import (
     Unmeasured,
 )
 from ..file.records import BUG_SUSPECTED, IDENTICAL, NOT_JUDGED, ROUNDING, UNDECIDED
+from ..queries.flips import noise_sentence
 from ..reader import RunReader, StoredPair
-from .flips import noise_sentence
 
 if TYPE_CHECKING:
     import pandas as pd

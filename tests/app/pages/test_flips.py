@@ -10,8 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.flips import parts
+from core.runs.queries.elements import top_of_both
 from core.runs.reader import RunReader
-from core.runs.views.elements import top_of_both
 from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,22 +31,22 @@ def said(app: AppTest) -> str:
 
 
 def table(app: AppTest) -> pd.DataFrame:
-    (found,) = [frame.value for frame in app.dataframe if "KL, nats" in frame.value.columns]
+    (found,) = [frame.value for frame in app.dataframe if "kl" in frame.value.columns]
     return found
 
 
 def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_tokens():
     found = table(opened(prompt="1", position="36"))
     assert list(zip(found["prompt"], found["position"], strict=True)) == [(0, 144), (1, 30), (1, 36), (1, 239)]
-    assert found["reference token"].iloc[2] == ")  (9)"
-    assert found["variant token"].iloc[2] == "·%  (512)"
+    assert found["reference_token"].iloc[2] == ")  (9)"
+    assert found["variant_token"].iloc[2] == "·%  (512)"
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         top = top_of_both(run, 0, 1, 36).set_index("token_id")  # reads the whole logits
     for side, token in (("reference", 9), ("variant", 512)):
         change = top.loc[token, "variant_probability"] - top.loc[token, "reference_probability"]
-        assert found[f"{side}'s token, change of probability"].iloc[2] == pytest.approx(change, abs=1e-12)
-    assert found["reference's token, rank on the other side (1 = argmax)"].iloc[2] == top.loc[9, "variant_rank"] == 2
-    assert found["variant's token, rank on the other side (1 = argmax)"].iloc[2] == top.loc[512, "reference_rank"] == 2
+        assert found[f"{side}_token_probability_change"].iloc[2] == pytest.approx(change, abs=1e-12)
+    assert found["reference_token_variant_rank"].iloc[2] == top.loc[9, "variant_rank"] == 2
+    assert found["variant_token_reference_rank"].iloc[2] == top.loc[512, "reference_rank"] == 2
 
 
 def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
@@ -55,7 +55,7 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert not app.exception
     assert app.query_params["list"] == "flips-and-near-ties"
     found = table(app)
-    assert (len(found), int(found["flip"].sum())) == (79, 4)
+    assert (len(found), int(found["is_flip"].sum())) == (79, 4)
     assert "in 729 positions" in said(app)
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
     assert "Why it could flip" in said(linked)

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from core.runs.queries.caches import merged, summaries
 from core.runs.reader import RunReader
 from core.runs.tables.kv_cache import KvPart
-from tests.app.opening import opened, said
+from tests.app.opening import codes, opened, said
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -74,7 +74,8 @@ def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
 def test_the_flips_page_tells_where_continuations_part(continued):
     app = opened("flips", run=continued, variant="decode")
     assert "diverge after 2 tokens in common" in said(app)
-    assert "0.125 (2 ULPs) and 0.125 (2 ULPs), ULPs of bfloat16" in said(app)
+    assert app.dataframe[0].value[["parting_position", "reference_margin_ulps"]].iloc[0].tolist() == [PARTING, 2]
+    assert any("▸ w12◂" in text for text in codes(app))
     assert not app.warning
     assert "1 flip in 30 positions" in said(app)
     app.number_input(key="position").set_value(PARTING).run()

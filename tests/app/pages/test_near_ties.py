@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.near_ties import parts
 from core.runs.reader import RunReader
 from tests.app import opening
 
@@ -30,7 +29,7 @@ def said(app: AppTest) -> str:
 
 
 def listed(app: AppTest) -> list[int]:
-    (table,) = [frame.value for frame in app.dataframe if "near tie" in frame.value.columns]
+    (table,) = [frame.value for frame in app.dataframe if "near_tie" in frame.value.columns]
     return sorted(table["position"].tolist())
 
 
@@ -62,22 +61,6 @@ def test_the_count_in_words_is_that_of_the_file_and_the_table_lists_it(link, col
     assert words in said(app)
     assert f"{len(sides[0])} of {total} ({100 * len(sides[0]) / total:.1f}%) on the reference" in said(app)
     assert listed(app) == sorted(position for _, position in either)
-
-
-def brush(app: AppTest, rows: list[int], stamp: str = f"{RUN} 0 1") -> AppTest:
-    """As the chart's callback leaves it; Streamlit's harness has no charts to drag in."""
-    app.session_state[parts.BRUSHED] = (stamp, rows)
-    return app.run()
-
-
-def test_a_brush_lists_its_positions_whatever_the_threshold_and_can_be_cleared():
-    app = brush(opened(), [442 + 204, 442 + 36, 442])
-    assert listed(app) == [0, 36, 204]
-    assert "**3 positions selected**: 1 flip," in said(app)
-    next(button for button in app.button if button.label == "Clear selection").click().run()
-    assert not app.exception
-    assert len(listed(app)) == 35
-    assert "positions selected" not in said(app)
 
 
 def test_controls_are_in_the_address_and_come_back_from_it():

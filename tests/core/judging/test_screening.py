@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from core.judging.ingest import ingest
+from core.runs.queries.flips import telling_place
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views.overview import telling_place
 from tests.core.judging.engine_dumps import in_bfloat16, in_float32, saved, states
 
 X, HEAD = states()

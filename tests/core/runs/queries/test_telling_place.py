@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from core.runs.views.overview import telling_place
+from core.runs.queries.flips import telling_place
 
 QUIET = {
     "is_flip": False,

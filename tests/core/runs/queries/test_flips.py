@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from core.numerics.formats import BFLOAT16, values_of
+from core.runs.queries.elements import row_of
+from core.runs.queries.flips import SIDES, candidates, flip_table
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views.elements import row_of
-from core.runs.views.flips import SIDES, candidates, flip_table
 from tests.core.runs.made_runs import header_of, write_run
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -61,7 +61,7 @@ def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
     with RunReader(ROOT / "tests" / "runs" / f"{name}.duckdb") as run:
         for pair in range(len(run.pairs)):
             positions = run.positions(pair)
-            found = flip_table(run, pair, positions, near_ties=near_ties)
+            found = flip_table(run, pair, near_ties=near_ties)
             chosen = positions["is_flip"] | (positions["near_tie"] if near_ties else False)
             assert list(zip(found["prompt"], found["position"], strict=True)) == list(
                 zip(positions.loc[chosen, "prompt"], positions.loc[chosen, "position"], strict=True)
@@ -74,7 +74,7 @@ def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
 
 def test_tokens_beyond_the_stored_best_are_read_from_the_logits(tmp_path):
     with far_flips(Store(tmp_path)) as run:
-        found = flip_table(run, 0, run.positions(0))
+        found = flip_table(run, 0)
         assert len(found) == 8
         assert found["reference_token_variant_rank"].min() > 20  # or nothing beyond the stored ones was asked for
         for _, row in found.iterrows():
@@ -87,7 +87,7 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
         read = []
         at = run.at
         monkeypatch.setattr(run, "at", lambda *place: read.append(place) or at(*place))
-        found = flip_table(run, 0, run.positions(0), most_read=3)
+        found = flip_table(run, 0, most_read=3)
         assert len(read) == 3
         known = (
             found["variant_token_reference_rank"].notna().sum() + found["reference_token_variant_rank"].notna().sum()
@@ -106,9 +106,9 @@ def test_a_pair_without_flips_has_an_empty_table_with_all_columns(tmp_path):
     same = np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values).view(np.uint16)
     write_run(Store(tmp_path), header, [same, same.copy()], run_id="same")
     with RunReader(Store(tmp_path).path_of("same")) as run, far_flips(Store(tmp_path)) as other:
-        empty = flip_table(run, 0, run.positions(0))
+        empty = flip_table(run, 0)
         assert len(empty) == 0
-        assert list(empty.columns) == list(flip_table(other, 0, other.positions(0)).columns)
+        assert list(empty.columns) == list(flip_table(other, 0).columns)
 
 
 def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
@@ -118,11 +118,11 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
     write_run(Store(tmp_path), header, [side.view(np.uint16) for side in sides], run_id="nan")
     with RunReader(Store(tmp_path).path_of("nan")) as run:
         positions = run.positions(0)
-        found = flip_table(run, 0, positions, near_ties=True)
+        found = flip_table(run, 0, near_ties=True)
         rows = found[(found["prompt"] == 0) & (found["position"] == 2)]
         for _, row in rows.iterrows():
             assert pd.isna(row["variant_token"])
-            assert row["variant_text"] is None
+            assert pd.isna(row["variant_text"])
             assert pd.isna(row["variant_token_reference_rank"])
             assert np.isnan(row["variant_token_variant_probability"])
         assert len(rows) == int(positions["is_flip"].iloc[2] or positions["near_tie"].iloc[2])

@@ -1,0 +1,130 @@
+"""Logits of a run at one position: the top tokens of both sides, and every element or the largest differences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...numerics.elements import distances, mismatch_mark
+from ...numerics.formats import values_of
+from ..reader import RunReader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def row_of(run: RunReader, prompt: int, position: int) -> int:
+    """Return the row of a position: prompts lie one after another."""
+    return sum(p.positions for p in run.header.prompts[:prompt]) + position
+
+
+def place_of(run: RunReader, row: int) -> tuple[int, int]:
+    """Return (prompt, position) of a row."""
+    first = 0
+    for index, prompt in enumerate(run.header.prompts):
+        if first <= row < first + prompt.positions:
+            return index, row - first
+        first += prompt.positions
+    raise UsageError(f"row {row} asked for; the run has {first} rows.")
+
+
+def with_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with `text` behind its `token_id`, None if unknown; as objects, or None would become NaN."""
+    import pandas as pd
+
+    texts = pd.Series([run.vocabulary.get(int(token)) for token in table["token_id"]], dtype=object)
+    table = table.reset_index(drop=True)
+    table.insert(1, "text", texts)
+    return table
+
+
+def with_argmax_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
+    """Return figures by position with `reference_text` and `variant_text` of the argmaxes, None if unknown."""
+    import pandas as pd
+
+    sides = {side: table[f"{side}_token"] for side in ("reference", "variant")}
+    texts = {
+        f"{side}_text": [None if pd.isna(token) else run.vocabulary.get(int(token)) for token in tokens]
+        for side, tokens in sides.items()
+    }
+    return table.assign(**texts)
+
+
+def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: int = 8) -> pd.DataFrame:
+    """Return the tokens that are among the `count` best of either side, best of the reference first: token_id, text,
+    and of each side logit, rank (1 is the argmax) and probability.
+
+    If the run keeps no logits: of tokens that are among the stored top tokens of both sides.
+    """
+    import pandas as pd
+
+    sides = {"reference": 0, "variant": pair + 1}
+    tops = [run.top_tokens(side, prompt, position).set_index("token_id") for side in sides.values()]
+    ids = list(dict.fromkeys([*tops[0].index[:count], *tops[1].index[:count]]))
+    if not run.has_all_logits:
+        ids = [token for token in ids if all(token in top.index for top in tops)]
+    table = pd.DataFrame({"token_id": ids})
+    for (name, side), top in zip(sides.items(), tops, strict=True):
+        if run.has_all_logits:
+            logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
+            table[f"{name}_rank"], chosen = [rank_of(logits, token) for token in ids], logits[ids]
+        else:
+            table[f"{name}_rank"], chosen = top["rank"].loc[ids].tolist(), top["logit"].loc[ids].to_numpy(float)
+        table[f"{name}_logit"] = chosen
+        with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
+            table[f"{name}_probability"] = np.exp(chosen - run.logsumexp(side)[row_of(run, prompt, position)])
+    return with_texts(run, table)
+
+
+def rank_of(logits: NDArray[np.float64], token: int) -> int:
+    """Return the token's place by its logit, 1 is the argmax: equal ones stand in order of their ids, NaNs come last in
+    order of theirs.
+    """
+    value = logits[token]
+    if np.isnan(value):
+        return 1 + int((~np.isnan(logits)).sum() + np.isnan(logits[:token]).sum())
+    return 1 + int((logits > value).sum() + (logits[:token] == value).sum())
+
+
+def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.DataFrame:
+    """Return every logit of a position, a row a token id: token_id, both logits, difference (variant less reference),
+    row_ulps, ulps; the last three null if a NaN or infinity is on one side only.
+    """
+    import pandas as pd
+
+    fmt = run.header.format
+    bits = [run.at(side, prompt, position) for side in (0, pair + 1)]
+    ulps = distances(bits[0], bits[1], fmt)
+    row = row_of(run, prompt, position)
+    with np.errstate(invalid="ignore"):  # signalling NaNs, infinity less infinity
+        reference, variant = (values_of(side, fmt).astype(np.float64) for side in bits)
+        difference = np.where(ulps == mismatch_mark(fmt), np.nan, np.where(ulps == 0, 0.0, variant - reference))
+        row_ulps = np.abs(difference) / run.spacing(pair, (row, row + 1))
+    whole = pd.array(ulps.astype(np.int64), "Int64")
+    whole[np.isnan(difference)] = pd.NA
+    return pd.DataFrame(
+        {
+            "token_id": np.arange(len(ulps)),
+            "reference_logit": reference,
+            "variant_logit": variant,
+            "difference": difference,
+            "row_ulps": row_ulps,
+            "ulps": whole,
+        }
+    )
+
+
+def worst_elements(
+    run: RunReader, pair: int, prompt: int, position: int, count: int = 12, *, by_ulps: bool = False
+) -> pd.DataFrame:
+    """Return the elements of a position that are furthest apart, by absolute difference or by ULPs, with their texts; a
+    NaN or infinity on one side only comes first.
+    """
+    table = every_element(run, pair, prompt, position)
+    size = table["ulps"].to_numpy(float, na_value=np.inf) if by_ulps else table["difference"].abs().fillna(np.inf)
+    order = np.argsort(-np.asarray(size, float), kind="stable")[:count]
+    chosen = table.iloc[order]
+    return with_texts(run, chosen[chosen["ulps"].fillna(1) > 0])

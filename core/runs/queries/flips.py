@@ -1,0 +1,270 @@
+"""Flips and near ties of a pair, what the sides wrote after a flip, and the position to open a pair at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...numerics.divergence import NEAR_TIE_ROW_ULPS
+from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
+from ...text import number, out_of, plural
+from ..reader import RunReader
+from .elements import rank_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STORED_RANKS = 20  # of each side and position in the table top_token
+MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
+SIDES = ("reference", "variant")
+NOISE_MARGIN = 2  # of harmless flips up to 1 in dense models, and 8 with experts (docs/verdict_calibration.md)
+MOST_GRID_LINES = 64  # beyond that they would be a grey field
+
+# Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored top tokens.
+_FLIPS = f"""
+SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token, reference_margin, variant_margin,
+    reference_margin_ulps, variant_margin_ulps, max_abs, kl, nonfinite_mismatch,
+    r.text AS reference_text, v.text AS variant_text,
+    {", ".join(f"{t}_{s}.logit AS {t}_{s}_logit, {t}_{s}.rank + 1 AS {t}_{s}_rank" for t in SIDES for s in SIDES)},
+    reference.logsumexp AS reference_logsumexp, variant.logsumexp AS variant_logsumexp
+FROM position AS p
+LEFT JOIN vocabulary AS r ON r.token_id = reference_token LEFT JOIN vocabulary AS v ON v.token_id = variant_token
+{
+    " ".join(
+        f"LEFT JOIN side_position AS {s} ON {s}.side = {side} AND {s}.prompt = p.prompt AND {s}.position = p.position "
+        + " ".join(
+            f"LEFT JOIN top_token AS {t}_{s} ON {t}_{s}.side = {side} AND {t}_{s}.prompt = p.prompt"
+            f" AND {t}_{s}.position = p.position AND {t}_{s}.token_id = {t}_token"
+            for t in SIDES
+        )
+        for s, side in zip(SIDES, ("0", "$1 + 1"), strict=True)
+    )
+}
+WHERE p.pair = $1 AND (is_flip OR ($2 AND near_tie)) ORDER BY p.prompt, p.position
+"""
+# is_confirmed: the stored logits of that position have the two generated tokens as their argmaxes. They have not if a
+# path computes the same tokens differently from call to call.
+_CONTINUATIONS = """
+WITH step AS (
+    SELECT v.prompt, v.side, count(*) AS compared, min(v.step) FILTER (v.token_id != r.token_id) AS parting
+    FROM generated_token AS v JOIN generated_token AS r USING (prompt, step) WHERE r.side = 0 AND v.side > 0
+    GROUP BY ALL)
+SELECT g.prompt, side.name AS variant, g.side - 1 AS pair, g.given_positions, coalesce(compared, 0) AS compared_tokens,
+    coalesce(parting, compared, 0) AS agreed_tokens, g.given_positions - 1 + parting AS parting_position,
+    a.token_id AS reference_token, b.token_id AS variant_token, p.reference_margin_ulps, p.variant_margin_ulps,
+    p.max_abs, p.reference_token = a.token_id AND p.variant_token = b.token_id AS is_confirmed,
+    whole.text AS reference_continuation, g.text AS variant_continuation
+FROM generation AS g JOIN side ON side.side = g.side
+JOIN generation AS whole ON whole.side = 0 AND whole.prompt = g.prompt
+LEFT JOIN step ON step.side = g.side AND step.prompt = g.prompt
+LEFT JOIN generated_token AS a ON a.side = 0 AND a.prompt = g.prompt AND a.step = parting
+LEFT JOIN generated_token AS b ON b.side = g.side AND b.prompt = g.prompt AND b.step = parting
+LEFT JOIN position AS p ON p.pair = g.side - 1 AND p.prompt = g.prompt AND p.position = g.given_positions - 1 + parting
+WHERE g.side > 0 ORDER BY g.prompt, g.side
+"""
+
+
+def flip_table(run: RunReader, pair: int, *, near_ties: bool = False, most_read: int = MOST_READ) -> pd.DataFrame:
+    """Return a row a flip, with `near_ties` one a near tie too, with figures of the position and both argmaxes.
+
+    Of T's argmax: `T_text`, `T_token_S_probability` on side S, `T_token_probability_change` from the reference to the
+    variant, `T_token_S_rank` on the other side S. Null if a side is all NaN, a probability is undefined, or a token is
+    not among a side's stored top tokens and `most_read` rows of logits were read, or the run did not keep them.
+    """
+    found = run.query(_FLIPS, pair, near_ties)
+    columns = {name: found.pop(name) for name in found.columns if name.endswith(("_logit", "_rank", "_logsumexp"))}
+    for on, side in zip(SIDES, (0, pair + 1), strict=True):
+        unknown = {of: columns[f"{of}_{on}_logit"].isna() & found[f"{of}_token"].notna() for of in SIDES}
+        rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[: most_read if run.has_all_logits else 0]
+        most_read -= len(rows)
+        for row in rows:
+            bits = run.at(side, int(found["prompt"][row]), int(found["position"][row]))
+            values = values_of(bits, run.header.format).astype(np.float64)
+            for of in SIDES:
+                if unknown[of][row]:
+                    token = int(found[f"{of}_token"][row])
+                    columns[f"{of}_{on}_logit"][row] = values[token]
+                    columns[f"{of}_{on}_rank"][row] = rank_of(values, token)
+    for of, other in (SIDES, SIDES[::-1]):
+        for on in SIDES:
+            with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
+                share = np.exp(columns[f"{of}_{on}_logit"] - columns[f"{on}_logsumexp"])
+            found[f"{of}_token_{on}_probability"] = share
+        variant, reference = (found[f"{of}_token_{on}_probability"] for on in SIDES[::-1])
+        found[f"{of}_token_probability_change"] = variant - reference
+        found[f"{of}_token_{other}_rank"] = columns[f"{of}_{other}_rank"].astype("Int64")
+    return found
+
+
+def continuations(run: RunReader) -> pd.DataFrame:
+    """Return a row a continued prompt and variant: how far it agrees with the reference's continuation, and both tokens
+    and the figures of the position that parts them, null if none does. No rows for a run that only scored its prompts.
+    """
+    return run.query(_CONTINUATIONS)
+
+
+def outcome(found: pd.DataFrame) -> str:
+    """Say how many of the continued prompts part, and where the earliest parts. found: `continuations` of one pair."""
+    parted = found[found["parting_position"].notna()]
+    asked = plural(int(found["compared_tokens"].max()), "generated token")
+    if parted.empty:
+        return f"the sides agree in all of {asked}" + (f" of each of {len(found)} prompts." if len(found) > 1 else ".")
+    first = parted.loc[parted["agreed_tokens"].idxmin()]
+    where = f", first in prompt {first['prompt']}" if len(found) > 1 else ""
+    many = f"**{len(parted)} of {len(found)} prompts part**" if len(found) > 1 else "**the sides part**"
+    agreed = plural(int(first["agreed_tokens"]), "token")
+    return f"{many} within {asked}{where} after {agreed} in common, at position {first['parting_position']}."
+
+
+def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
+    """Mask the flips that the pair's usual differences do not explain: both margins are more than NOISE_MARGIN times
+    the median over positions of the largest difference, in row ULPs, or more than 2 row ULPs if that is larger. [rows]
+
+    table: the pair's figures by position, of all prompts.
+    """
+    flips = table["is_flip"].to_numpy(bool)
+    if not flips.any():
+        return flips
+    difference, in_row_ulps = (table[name].to_numpy(float) for name in ("max_abs", "max_row_ulps"))
+    margins = np.fmin(*(table[f"{side}_margin"].to_numpy(float) for side in SIDES))
+    typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return flips & (margins * in_row_ulps / difference > typical)
+
+
+def noise_sentence(table: pd.DataFrame, listed: int = 3) -> str:
+    """`7 of 8 flips lie within the noise; beyond it: position 12 (margin 3.25 logits).`; '' if there is no flip.
+
+    table: the pair's figures by position, of all prompts.
+    """
+    count, beyond = int(table["is_flip"].sum()), table[beyond_noise(table)]
+    if not count:
+        return ""
+    if beyond.empty:
+        return f"{'The flip lies' if count == 1 else f'All {count:,} flips lie'} within the noise."
+    several = table["prompt"].any()
+    places = [
+        f"{f'prompt {row.prompt}, ' if several else ''}position {row.position}"
+        f" (margin {number(np.fmin(row.reference_margin, row.variant_margin), 3)} logits)"
+        for row in beyond.head(listed).itertuples()
+    ]
+    more = f" and {len(beyond) - listed:,} more" if len(beyond) > listed else ""
+    return (
+        f"{count - len(beyond):,} of {plural(count, 'flip')} {'lies' if count - len(beyond) == 1 else 'lie'} within the"
+        f" noise; beyond it: {'; '.join(places)}{more}."
+    )
+
+
+def flips_sentence(table: pd.DataFrame) -> str:
+    """Say how many positions flip and which of them noise explains, in markdown. table: figures by position."""
+    flips, total = table[table["is_flip"]], len(table)
+    if flips.empty:
+        return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
+    first = flips.iloc[0]
+    where = f"{'' if len(flips) == 1 else 'the first '}at position {first['position']}"
+    where += f" of prompt {first['prompt']}" if table["prompt"].any() else ""
+    return f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, {where}. {noise_sentence(table)}"
+
+
+def near_ties_sentence(table: pd.DataFrame, dtype: str) -> str:
+    """Say how many positions are near ties, how many of them flip, and the nearest one, in markdown. table: figures by
+    position.
+    """
+    near, total = table[table["near_tie"]], len(table)
+    if near.empty:
+        margins = table[["reference_margin", "variant_margin"]].min(axis=1)
+        if margins.isna().all():
+            return f"**No position of {total:,} has a finite margin**, so nothing says which could flip."
+        closest = table.loc[margins.idxmin()]
+        return (
+            f"**No position of {total:,} is a near tie** (margin at most {NEAR_TIE_ROW_ULPS} row ULPs): the smallest"
+            f" margin is {number(float(margins.min()))} logits, at position {closest['position']}, where logits differ"
+            f" by at most {number(float(closest['max_abs']))}."
+        )
+    flips, one = int(near["is_flip"].sum()), len(near) == 1
+    steps = int(near[["reference_margin_ulps", "variant_margin_ulps"]].min(axis=None))
+    flipping = "and it flips" if flips else "and it does not flip"
+    if not one:
+        flipping = f"{flips:,} of which flip{'s' if flips == 1 else ''}" if flips else "none of which flips"
+    return (
+        f"**{out_of(len(near), total)} positions {'is a near tie' if one else 'are near ties'}** (margin at most"
+        f" {NEAR_TIE_ROW_ULPS} row ULPs), {flipping}; the smallest margin is {plural(steps, 'ULP')} of {dtype}."
+    )
+
+
+class Candidates(NamedTuple):
+    """Two tokens between which an argmax is decided. tokens: the reference's candidate, the variant's; logits [sides,
+    tokens]; grid: every value of the compute dtype from one step below the lowest of them to one above the highest,
+    empty if these are too many or a logit is not finite; steps: between the lowest and the highest, None if one is not
+    finite.
+    """
+
+    tokens: tuple[int, int]
+    logits: NDArray[np.float64]
+    grid: NDArray[np.float64]
+    steps: int | None
+
+
+def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
+    """Return the argmaxes of both sides, or one and the runner-up nearest to it if they are the same token; None if a
+    side has fewer than two tokens. top: of core.runs.queries.elements.top_of_both.
+    """
+    if len(top) < 2:
+        return None
+    best = [int(np.argmin(top[f"{side}_rank"])) for side in SIDES]
+    if best[0] == best[1]:
+        gaps = [top[f"{side}_logit"].iloc[best[0]] - top[f"{side}_logit"] for side in SIDES]
+        nearest = np.minimum(*(gap.to_numpy(float) for gap in gaps))
+        nearest[best[0]] = np.inf
+        best[1] = int(np.argmin(nearest))
+    logits = np.stack([top[f"{side}_logit"].to_numpy(float)[best] for side in SIDES])
+    tokens = (int(top["token_id"].iloc[best[0]]), int(top["token_id"].iloc[best[1]]))
+    if not np.isfinite(logits).all():
+        return Candidates(tokens, logits, np.empty(0), None)
+    places = ordinals(bits_of(logits.astype(fmt.values)), fmt)
+    low, high = int(places.min()), int(places.max())
+    edge = fmt.first_nonfinite
+    # Logits of different signs can be 2**32 ordinals apart, so the size is asked before the grid is made.
+    is_small = high - low + 3 <= MOST_GRID_LINES
+    grid = np.arange(max(low - 1, 1 - edge), min(high + 2, edge)) if is_small else np.empty(0, np.int64)
+    return Candidates(tokens, logits, values_at(grid, fmt).astype(np.float64), high - low)
+
+
+def dominating(rms: NDArray[np.float64]) -> int | None:
+    """Return the row that holds more than half of a pair's squared difference, and is 10 times the median row; None if
+    there is none.
+
+    rms: by row, row ULPs; infinite if the row has NaN or infinity on one side only.
+    """
+    finite = np.nan_to_num(rms, posinf=1e150)
+    largest, squares = int(finite.argmax()), finite**2
+    is_far = finite[largest] > 10 * np.median(finite) and squares[largest] > 0.5 * squares.sum()
+    return largest if len(squares) > 1 and is_far else None
+
+
+def telling_place(table: pd.DataFrame, prompt: int | None = None) -> tuple[int, int]:
+    """Return (prompt, position) to open a pair at: the position that dominates the difference, else the first flip
+    beyond the noise, else the first flip, else the smallest margin that the differences there could turn, else the
+    largest difference; the beginning if nothing differs.
+
+    table: the pair's figures by position, of all prompts; prompt: the only one to look in.
+    """
+    rms = np.where(table["nonfinite_mismatch"].to_numpy(float) > 0, np.inf, table["rms_row_ulps"].to_numpy(float))
+    flips = np.stack([beyond_noise(table), table["is_flip"].to_numpy(bool)])
+    if prompt is not None:
+        is_here = (table["prompt"] == prompt).to_numpy()
+        table, rms, flips = table[is_here], rms[is_here], flips[:, is_here]
+    largest = table["max_abs"].fillna(0.0).to_numpy(float)
+    could_turn = table["could_flip"].to_numpy(bool) & (largest > 0)
+    chosen = dominating(rms)
+    if chosen is None and flips.any():
+        chosen = int(flips[0 if flips[0].any() else 1].argmax())
+    elif chosen is None and could_turn.any():
+        margins = table[["reference_margin", "variant_margin"]].min(axis=1).to_numpy(float)
+        chosen = int(np.where(could_turn, margins, np.inf).argmin())
+    elif chosen is None:
+        chosen = int(np.where(np.isinf(rms), np.inf, largest).argmax())
+    row = table.iloc[chosen]
+    return int(row["prompt"]), int(row["position"])
