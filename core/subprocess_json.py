@@ -1,12 +1,11 @@
-"""A process of this Python that says JSON, and is asked in it or takes nothing in: followed line by line, bounded,
-ended.
-"""
+"""A child process that speaks JSON over pipes: one object a line, bounded, watched and ended."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -17,96 +16,113 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_LONGEST = 4 << 20  # characters of an object
-_LONGEST_ERROR = 4096  # characters of a line on stderr
+_LONGEST = 4 << 20  # bytes of an object
+_LONGEST_ERROR = 4096  # bytes of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest
 _OURS, _SECRET = "ULPSCOPE_", re.compile("PASSWORD|SECRET|TOKEN")
-_NEEDED = re.compile(  # by a process that reads files of others and asks nobody
+_NEEDED = re.compile(  # by a process that reads files of others and needs no network
     "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV"
     "|(LC|PYTHON|LD|DYLD|OMP|MKL|KMP|OPENBLAS|GOMP|NUMBA|MALLOC|XDG|COVERAGE|COV)[A-Z0-9_]*"
 )
 
 
 class Child:
-    """`python ARGUMENTS` in the folder of the package; a context, which no process outlives. May be asked from any
-    thread.
+    """`PYTHON ARGUMENTS`; a context, which no process outlives. May be used from any thread.
 
-    seconds: after so many it is killed, `is_late`; counted anew at every word where `is_patient`. may_ask: it may get a
-    model from the hub, and has the environment of this process for that, less the server's secrets; else no more of it
-    than a process needs that reads files of others. more: variables beside these, such as a key that is in no argument.
-    is_asked: it reads a JSON object a line on stdin, for as long as it lives.
+    seconds: after so many it is killed, `is_late`; counted anew at every object if `is_patient`. may_ask: it may
+    download a model, and has the environment of this process, less the server's secrets; else no more than a process
+    needs that reads files of others. more: variables besides these. is_asked: it reads a JSON object a line on stdin.
+    is_engine: what it starts itself is killed with it, and `seconds` count only while it is read from.
     """
 
     def __init__(
         self,
         arguments: Sequence[str],
         *,
+        python: str = sys.executable,
         seconds: float | None = None,
         is_patient: bool = False,
         niceness: int = 0,
         may_ask: bool = False,
         more: Mapping[str, str] | None = None,
         is_asked: bool = False,
+        is_engine: bool = False,
     ) -> None:
         environment = environment_of_child(may_ask)
         self._process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=ROOT,
+            [python, *arguments],
+            cwd=None if is_engine else ROOT,
             env={**environment, **more} if more else environment,
             stdin=subprocess.PIPE if is_asked else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            start_new_session=is_engine,
         )
         if niceness:
             with suppress(OSError, AttributeError):  # gone already, or a system without priorities
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
-        assert self._process.stdout is not None  # asked for above, as the next
-        assert self._process.stderr is not None
-        self._out: IO[str] = self._process.stdout
+        assert self._process.stdout is not None
+        self._out: IO[bytes] = self._process.stdout
         self.is_late = False
-        self._seconds, self._is_patient = seconds, is_patient
+        self._seconds, self._is_patient, self._is_engine = seconds, is_patient, is_engine
         self._watch: threading.Timer | None = None
         self._errors: deque[str] = deque(maxlen=_MOST_ERRORS)
         self._reader = threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True)
         self._reader.start()
-        self._wait_from_now()
+        if not is_engine:
+            self._wait_from_now()
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # does nothing to one that has ended
+        self.kill()
         self._ended()
-        self._out.close()
-        if self._process.stdin is not None:
+        for pipe in (self._out, self._process.stdin):
             with suppress(OSError):
-                self._process.stdin.close()
+                if pipe is not None:
+                    pipe.close()
 
     def ask(self, value: Mapping[str, Any]) -> None:
-        """Send it an object; one that has ended says so by what it says next."""
+        """Send an object. One that has ended shows it by what it sends next."""
         assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.write(json.dumps(value).encode() + b"\n")
             self._process.stdin.flush()
 
     def said(self) -> Iterator[dict[str, Any]]:
-        """Every line that is a JSON object, until the process has ended."""
+        """Yield every line that is a JSON object, until the process has ended."""
         while line := self._out.readline(_LONGEST):
-            if found := object_of(line):
+            if value := object_of(line):
                 if self._is_patient:
                     self._wait_from_now()
-                yield found
+                yield value
         self._ended()
 
     def answer(self) -> dict[str, Any]:
-        """The one object that it says, over any number of lines; empty where that is none, or too long."""
+        """Return the one object that it sends, over any number of lines; empty if it sends none, or one too long."""
         text = self._out.read(_LONGEST)
         if self._out.read(1):
-            self._process.kill()
+            self.kill()
         self._ended()
         return object_of(text)
+
+    def frame(self) -> tuple[bytes, bytes]:
+        """Return a line of an engine and the payload of as many bytes as its object has in `bytes`; b"" if it ended."""
+        self._wait_from_now()
+        try:
+            line = self._out.readline(_LONGEST)
+            count = object_of(line).get("bytes", 0)
+            payload = self._out.read(count) if isinstance(count, int) and count > 0 else b""
+            return (line, payload) if line.endswith(b"\n") and len(payload) == count else (b"", b"")
+        except (OSError, ValueError):  # closed meanwhile
+            return b"", b""
+        finally:
+            self._stop_watch()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -114,50 +130,69 @@ class Child:
 
     @property
     def code(self) -> int:
-        """Exit code; below 0 where a signal ended the process."""
+        """Exit code; below 0 if a signal ended the process."""
         return self._process.returncode
 
     @property
+    def error_lines(self) -> list[str]:
+        """The last lines on stderr that hold something."""
+        return [line.strip() for line in self._errors if line.strip()]
+
+    @property
     def sentence(self) -> str:
-        """Error that the process stated, in one sentence; its last line where it stated none."""
-        said = [line.rstrip("\n") for line in self._errors if line.strip()]
-        last = said[-1] if said else f"it ended with exit code {self.code}."
-        return next((line.removeprefix("error: ") for line in said if line.startswith("error: ")), last)
+        """Error that the process stated, in one sentence; its last line if it stated none."""
+        lines = self.error_lines
+        last = lines[-1] if lines else f"it ended with exit code {self.code}."
+        return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), last)
 
     def terminate(self) -> None:
         """Ask it to clean up and end."""
         self._process.terminate()
 
     def end(self, patience_seconds: float = 0.0) -> None:
-        """Ask it to end, and kill it where it takes longer than that; at once where it has nothing to clean up."""
+        """Ask it to end, and kill it if it takes longer than that; at once if it has nothing to clean up."""
         if patience_seconds:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience_seconds)
-        self._process.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        if self._is_engine:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()  # does nothing to one that has ended
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most so long for its end."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def _wait_from_now(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        self._stop_watch()
         if self._seconds is not None:
             self._watch = threading.Timer(self._seconds, self._give_up)
             self._watch.daemon = True
             self._watch.start()
 
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
     def _give_up(self) -> None:
         self.is_late = True
-        self._process.kill()
+        self.kill()
 
     def _ended(self) -> None:
         self._process.wait()
-        if self._watch is not None:
-            self._watch.cancel()
+        self._stop_watch()
         self._reader.join(5)  # a process of its own may hold the pipe open
 
-    def _read_errors(self, pipe: IO[str]) -> None:
+    def _read_errors(self, pipe: IO[bytes]) -> None:
         with pipe:
             while line := pipe.readline(_LONGEST_ERROR):
-                self._errors.append(line)
+                self._errors.append(line.decode(errors="replace"))
 
 
 def environment_of_child(may_ask: bool) -> dict[str, str]:
@@ -168,10 +203,10 @@ def environment_of_child(may_ask: bool) -> dict[str, str]:
     }
 
 
-def object_of(text: str) -> dict[str, Any]:
-    """JSON that is an object; empty for whatever else a process prints."""
+def object_of(text: bytes) -> dict[str, Any]:
+    """Return JSON that is an object; empty for whatever else a process prints."""
     try:
-        said = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return value if isinstance(value, dict) else {}

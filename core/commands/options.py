@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from typer import Argument, Option
 
-from ..capture_request import CaptureRequest
-from ..request_fields import Request, field_of, option_of
+from ..capture_request import CaptureRequest, Request, option_of
 
 
 def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
     """Return the option (or the argument) of one field of a request."""
-    each = field_of(of, name)
+    each = next(one for one in fields(of) if one.name == name)
     if each.metadata["is_argument"]:
         return Argument(metavar=name.upper(), help=each.metadata["help"])
     return Option(option_of(each), help=each.metadata["help"], min=each.metadata["lowest"])

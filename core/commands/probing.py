@@ -109,8 +109,8 @@ def _probed(
     try:
         servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
         for server in servers:
-            cold = f"cold by {server.way_to_be_cold}" if server.way_to_be_cold else "no known way to be cold"
-            print_text(f"{server.client.url}: {server.told()}; {cold}", err)
+            way = server.kind.way_to_be_cold
+            print_text(f"{server.client.url}: {server.told()}; {f'cold by {way}' if way else 'no way to be cold'}", err)
         work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
         return servers, _cancellable(work, budget)
     finally:
@@ -178,7 +178,7 @@ def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, re
     comparable = [(what, *_comparable(asked, probed.notes)) for what, asked in parts if asked]
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
     title = request.name or f"{' and '.join(dict.fromkeys(server.told() for server in servers))}, at {hosts}"
-    versions = {server.kind: server.version for server in servers if server.version}
+    versions = {server.kind.name: server.version for server in servers if server.version}
     note = " ".join([f"Asked of {hosts}, {servers[0].client.budget.sent:,} requests.", *probed.notes])
     models = dict.fromkeys(server.model for server in servers if server.model)
     header = SparseHeader(title, " and ".join(models), request.to_store().typed(), note, versions)

@@ -2,66 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from ..errors import CaptureError, UsageError
 from ..text import joined, shown
 
+PROTOCOL = 2
 Value = int | str
 
 
-@dataclass(frozen=True)
-class EngineDescription:
-    """One engine as its adapter describes it. name: as the grammar calls it; bases and modifiers: name -> what may be
-    said of it (`says`, `values`, `least`, `default`); dtypes: those it computes in; logits: the dtype that they come
-    in, "" for the one it computes in; model: what it loads, "gguf" or "folder"; shows_modules: it hands on what its
-    modules put out; activations: activation functions ("gelu") that it computes in a dtype of their own, whatever else
-    it is told; refuses: what does not go together, {"base" or modifier: values, [] for any that is given}, and the
-    sentence that says so.
+class Refusal(msgspec.Struct, frozen=True):
+    """Values that do not go together, by "base" or modifier, [] for any that is given; and why."""
+
+    where: dict[str, list[Any]]
+    says: str
+
+
+class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "modules"}):
+    """One engine as its adapter describes it. name: in the grammar of paths; bases and modifiers: name -> `says`,
+    `values`, `least`, `default`; logits: their dtype, "" for the one it computes in; model: "gguf" or "folder";
+    shows_modules: it sends outputs of modules; activations: functions ("gelu") computed in a dtype of their own.
     """
 
     name: str
-    engine: str
-    version: str
-    bases: Mapping[str, Mapping[str, Any]]
-    modifiers: Mapping[str, Mapping[str, Any]]
-    dtypes: tuple[str, ...]
-    logits: str
-    model: str
-    is_here: bool
+    bases: dict[str, dict[str, Any]]
+    modifiers: dict[str, dict[str, Any]] = {}
+    engine: str = ""
+    version: str = ""
+    dtypes: tuple[str, ...] = ("float32",)
+    logits: str = ""
+    model: str = "folder"
+    is_here: bool = True
     shows_modules: bool = False
-    activations: Mapping[str, str] = field(default_factory=dict)
-    refuses: tuple[tuple[Mapping[str, Sequence[Any]], str], ...] = ()
+    activations: dict[str, str] = {}
+    refuses: tuple[Refusal, ...] = ()
 
     @classmethod
     def of(cls, name: str, hello: Mapping[str, Any]) -> EngineDescription:
-        """Read the adapter's first frame; CaptureError where it is not one of version 1."""
-        if hello.get("type") != "hello" or hello.get("protocol") != 1:
+        """Read the adapter's first frame; CaptureError if it is not one of version 2."""
+        if hello.get("type") != "hello" or hello.get("protocol") != PROTOCOL:
+            version = shown(hello.get("protocol"))
             raise CaptureError(
-                f"engine '{name}': the adapter speaks version {shown(hello.get('protocol'))} of the protocol;"
-                " expected 1."
+                f"engine '{name}': the adapter speaks version {version} of the protocol; expected {PROTOCOL}."
             )
         try:
-            return cls(
-                name,
-                str(hello.get("engine", name)),
-                str(hello.get("version", "")),
-                {base: dict(about) for base, about in hello["bases"].items()},
-                {modifier: dict(about) for modifier, about in hello.get("modifiers", {}).items()},
-                tuple(map(str, hello.get("dtypes", ("float32",)))),
-                str(hello.get("logits", "")),
-                str(hello.get("model", "folder")),
-                bool(hello.get("is_here", True)),
-                bool(hello.get("modules", False)),
-                dict(hello.get("activations", {})),
-                tuple((dict(one["where"]), str(one["says"]).rstrip(".")) for one in hello.get("refuses", [])),
-            )
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise CaptureError(
-                f"engine '{name}': its hello cannot be read ({shown(repr(error))}); docs/engines.md describes it."
-            ) from error
+            return msgspec.convert({"engine": name, **hello, "name": name}, cls)
+        except msgspec.ValidationError as error:
+            raise CaptureError(f"engine '{name}': its hello: {error}; docs/engines.md describes it.") from error
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
         """`kv:f32` -> ("kv", ("f32",)); UsageError says what the engine can do where the text asks for something
@@ -83,9 +73,9 @@ class EngineDescription:
         """Reason why a base and modifiers, by name, do not go together, as the adapter says it, or None."""
         found: dict[str, Value | None] = {"base": base}
         found |= {name: given.get(name, about.get("default")) for name, about in self.modifiers.items()}
-        for where, says in self.refuses:
-            if all(found.get(name) in values if values else name in given for name, values in where.items()):
-                return says
+        for one in self.refuses:
+            if all(found.get(name) in values if values else name in given for name, values in one.where.items()):
+                return one.says.rstrip(".")
         return None
 
     def shown(self, kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import threading
@@ -24,16 +25,13 @@ _RUNNING = 2  # processes that are kept, one a side
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """Location of an engine: the interpreter that has it, the adapter that it runs, and the folder that it replays, ""
-    where it computes.
-    """
+    """Interpreter that has an engine, its adapter, and the folder of dumps that it replays, "" if it computes."""
 
     python: str
     adapter: Path
     folder: str = ""
 
     def start(self, name: str, **more: Any) -> EngineProcess:
-        """Start its process."""
         return EngineProcess(name, self.python, self.adapter, [self.folder] if self.folder else (), **more)
 
 
@@ -49,50 +47,44 @@ ADAPTER_OF = {
     "trtllm": "adapter_tensorrt_llm.py",
     "transformers": "adapter_transformers.py",
 }
-_OF_DUMPS = "adapter_dump.py"
 _given: dict[str, EngineLocation] = {}
 _described: dict[tuple[str, EngineLocation], EngineDescription] = {}
-_running: OrderedDict[tuple[Any, ...], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
+_running: OrderedDict[tuple[str, EngineLocation, str], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
 _lock = threading.RLock()
 
 
 def names() -> list[str]:
-    """Engines that this process knows, those that were given included."""
+    """Return the engines that this process knows, those that were given included."""
     own = [name.removeprefix(VARIABLE).lower() for name in os.environ if name.startswith(VARIABLE)]
     return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_configured(), *_given]))
 
 
-def _apart(text: str) -> tuple[str, str]:
+def _parsed(text: str) -> tuple[str, str]:
     name, equals, where = text.partition("=")
-    name = name.strip().lower()
-    if not equals or not name.isidentifier() or not where.strip():
+    name, where = name.strip().lower(), where.strip()
+    if not equals or not name.isidentifier() or not where:
         raise UsageError(f"--engine '{text}': expected NAME=PYTHON, NAME=PYTHON,ADAPTER.py or NAME=FOLDER.")
     return name, where
 
 
 def _configured() -> dict[str, str]:
-    """Places of the configuration file, by name."""
-    return dict(_apart(text) for text in configuration().engines.places)
+    """Return the places of the configuration file, by name."""
+    return dict(_parsed(text) for text in configuration().engines.places)
 
 
 def use_all(given: Sequence[str] | None) -> None:
-    """Take `NAME=PYTHON`, `NAME=PYTHON,ADAPTER.py` or `NAME=FOLDER` of dumps from now on; UsageError for what is none
-    of them.
-    """
-    for text in given or ():
-        name, where = _apart(text)
+    """Use `NAME=PYTHON`, `NAME=PYTHON,ADAPTER.py` or `NAME=FOLDER` of dumps from now on."""
+    for name, where in map(_parsed, given or ()):
         _given[name] = _location(name, where)
 
 
 def location_of(name: str) -> EngineLocation:
-    """Interpreter and adapter of an engine: as given, as the environment or the configuration says, else this
-    Python.
-    """
+    """Return where an engine is: as given, as the environment or the configuration says, else this Python."""
     if name in _given:
         return _given[name]
     where = os.environ.get(VARIABLE + name.upper()) or _configured().get(name)
     if where:
-        return _location(name, where)
+        return _location(name, where.strip())
     if name not in ADAPTER_OF:
         raise UsageError(
             f"no engine '{name}'; known are {joined(names())}, and --engine {name}=PYTHON,ADAPTER.py adds one."
@@ -101,9 +93,9 @@ def location_of(name: str) -> EngineLocation:
 
 
 def _location(name: str, where: str) -> EngineLocation:
-    if Path(where.strip()).is_dir():
-        return EngineLocation(sys.executable, ADAPTERS / _OF_DUMPS, str(Path(where.strip()).resolve()))
-    python, comma, adapter = where.strip().partition(",")
+    if Path(where).is_dir():
+        return EngineLocation(sys.executable, ADAPTERS / "adapter_dump.py", str(Path(where).resolve()))
+    python, comma, adapter = where.partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
             f"--engine {name}: ULPscope has no adapter of that name; write {name}=PYTHON,ADAPTER.py (docs/engines.md)."
@@ -115,8 +107,8 @@ def _location(name: str, where: str) -> EngineLocation:
 
 
 def described(name: str) -> EngineDescription:
-    """Capabilities of an engine, from its adapter, which imports nothing large for it. One that is not here is asked
-    anew each time: it may be installed while the dashboard is open.
+    """Return what an engine can do, as its adapter says. One that is not here is asked anew each time: it may be
+    installed while the dashboard is open.
     """
     location = location_of(name)
     if (name, location) not in _described:
@@ -129,14 +121,14 @@ def described(name: str) -> EngineDescription:
 
 
 def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[str, Any]]:
-    """Process that has loaded what the request says, kept for the next prompt; with what it said of it."""
+    """Return the process that has loaded what the request says, with its answer; it is kept for the next prompt."""
     location = location_of(name)
-    key = (name, location, _frozen(request))
+    key = (name, location, json.dumps(request, sort_keys=True, default=list))
     with _lock:
-        found = _running.pop(key, None)
-        if found is not None and not found[0].has_ended:
-            _running[key] = found
-            return found
+        kept = _running.pop(key, None)
+        if kept is not None and not kept[0].has_ended:
+            _running[key] = kept
+            return kept
         while len(_running) >= _RUNNING:
             _running.popitem(last=False)[1][0].end()
         process = location.start(name)
@@ -158,6 +150,7 @@ def drop(process: EngineProcess) -> None:
     process.end()
 
 
+@atexit.register
 def end_all() -> None:
     """End every engine that runs."""
     with _lock:
@@ -166,31 +159,16 @@ def end_all() -> None:
 
 
 def listed() -> list[dict[str, Any]]:
-    """Every engine: where it is, its version, what it can do; or why it cannot be had."""
-    found: list[dict[str, Any]] = []
+    """Return every engine: where it is, its version, what it can do; or why it cannot be had."""
+    rows: list[dict[str, Any]] = []
     for name in names():
-        entry = {"name": name, "engine": name, "version": "", "is_here": False, "note": ""}
+        row = {"name": name, "engine": name, "version": "", "is_here": False, "note": ""}
         try:
             about = described(name)
-            entry |= {
-                "engine": about.engine,
-                "version": about.version,
-                "is_here": about.is_here,
-                "python": location_of(name).python,
-                "bases": about.shown("base"),
-                "modifiers": about.shown("modifier"),
-                "dtypes": list(about.dtypes),
-            }
+            row |= {"engine": about.engine, "version": about.version, "is_here": about.is_here}
+            row |= {"python": location_of(name).python, "dtypes": list(about.dtypes)}
+            row |= {"bases": about.shown("base"), "modifiers": about.shown("modifier")}
         except (CaptureError, UsageError) as error:
-            entry["note"] = str(error)
-        found.append(entry)
-    return found
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return tuple(sorted((key, _frozen(one)) for key, one in value.items()))
-    return tuple(map(_frozen, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-atexit.register(end_all)
+            row["note"] = str(error)
+        rows.append(row)
+    return rows

@@ -91,7 +91,7 @@ class Client:
         self._http.close()
 
     def get(self, path: str) -> Any:
-        """The JSON at a path, None where the server has none there. ProbeError where it cannot be reached at all."""
+        """Return the JSON at a path, None if the server has none there. ProbeError if it cannot be reached at all."""
         status, body = self._sent("GET", path, None)
         try:
             return parsed(body, path) if status == 200 else None
@@ -99,7 +99,7 @@ class Client:
             return None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that the server answers with. ProbeError for anything else."""
+        """Return the JSON that the server answers with. ProbeError for anything else."""
         answer = self.post_bytes(path, body)
         try:
             return parsed(answer, path)
@@ -109,22 +109,20 @@ class Client:
             raise ProbeError(page if is_html else str(error)) from None
 
     def post_bytes(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """The answer as it came."""
+        """Return the answer as it came."""
         status, answer = self._sent("POST", path, body)
+        if status == 200:
+            return answer
         if 300 <= status < 400:
-            raise ProbeError(
-                f"{path}: the server redirects elsewhere ({status}); give the address that it redirects to."
-            )
-        if status in (401, 403):
-            raise ProbeError(
-                f"{path}: the server wants a key ({status}); give the name of its variable as --key-variable."
-            )
-        if status != 200:
-            raise ProbeError(f"{path}: the server answers {status}: {said(answer)}")
-        return answer
+            reason = f"the server redirects elsewhere ({status}); give the address that it redirects to."
+        elif status in (401, 403):
+            reason = f"the server wants a key ({status}); give the name of its variable as --key-variable."
+        else:
+            reason = f"the server answers {status}: {said(answer)}"
+        raise ProbeError(f"{path}: {reason}")
 
     def _sent(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
-        """Status and body; what a server puts off is asked again, and a connection that breaks before an answer."""
+        """Return status and body; ask again what a server puts off, and once after a connection that breaks."""
         for attempt in range(_TRIES):
             self.budget.check()
             pause = 0.5 * 2**attempt
@@ -133,18 +131,14 @@ class Client:
                 if status not in _AGAIN or attempt == _TRIES - 1:
                     return status, answer
                 pause = pause if after is None else after
-            except (httpx.ConnectError, httpx.RemoteProtocolError) as error:
-                self.budget.check()
-                if attempt:
-                    reason = shown(error, _SHOWN) or type(error).__name__
-                    is_away = isinstance(error, httpx.ConnectError)
-                    broken = f"{self.url} cannot be reached" if is_away else f"{path}: the connection broke"
-                    raise ProbeError(f"{broken} ({reason}).") from None
             except httpx.TransportError as error:
                 self.budget.check()
-                is_late = isinstance(error, httpx.TimeoutException)
-                broken = "the server does not answer in time" if is_late else f"the connection broke ({error!r})"
-                raise ProbeError(f"{path}: {shown(broken, _SHOWN)}.") from None
+                is_away = isinstance(error, httpx.ConnectError)
+                if attempt or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
+                    is_late = isinstance(error, httpx.TimeoutException)
+                    broken = "the server does not answer in time" if is_late else "the connection broke"
+                    reason = f"{self.url} cannot be reached" if is_away else f"{path}: {broken}"
+                    raise ProbeError(f"{reason} ({shown(error, _SHOWN) or type(error).__name__}).") from None
             self.budget.pause(min(_LONGEST_PAUSE, pause))
         raise AssertionError("the last try returns or raises")
 

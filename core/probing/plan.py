@@ -49,33 +49,33 @@ class Plan:
 
     @property
     def requests(self) -> int:
-        """Requests that are sent, at most: those of walks by about how many tokens the prompts have."""
-        return sum(self.requests_of(test) for test in ("", *self.tests)) * (2 if self.is_against else 1)
+        """Most requests that are sent; those of walks by about how many tokens the prompts have."""
+        return sum(self.requests_of(test) for test in ("", *self.tests)) * self.servers
+
+    @property
+    def servers(self) -> int:
+        return 2 if self.is_against else 1
 
     def requests_of(self, test: str) -> int:
-        """Requests of one test; '' is the request that every other is compared with."""
+        """Return the requests of one test; '' is the request that every other is compared with."""
         if test == WALK:
             return sum(2 * about_tokens(prompt) for prompt in self.prompts)
         return len(self.prompts) * {WARM: 3, LOAD: 2 * (self.load + 1)}.get(test, 1)
 
     @property
     def tokens_read(self) -> int:
-        """Tokens of prompts that the server reads, about."""
+        """Tokens of prompts that the servers read, about."""
         lengths = [about_tokens(prompt) for prompt in self.prompts]
         whole = sum(self.requests_of(test) for test in ("", *self.tests) if test != WALK) // len(lengths)
         walked = sum(length * (length + 1) for length in lengths) if WALK in self.tests else 0
-        return (sum(lengths) * whole + walked) * (2 if self.is_against else 1)
+        return (sum(lengths) * whole + walked) * self.servers
 
     @property
     def tokens_made(self) -> int:
-        """Tokens that the server generates, at most."""
-        made = 0
-        for test in ("", *self.tests):
-            each = 1 if test in (WALK, ECHO) else self.tokens
-            made += self.requests_of(test) * each
-            if test == LOAD:
-                made += 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
-        return made * (2 if self.is_against else 1)
+        """Most tokens that the servers generate."""
+        filler = 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1) if LOAD in self.tests else 0
+        made = (self.requests_of(test) * (1 if test in (WALK, ECHO) else self.tokens) for test in ("", *self.tests))
+        return (sum(made) + filler) * self.servers
 
 
 def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
@@ -98,26 +98,23 @@ def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def about_tokens(prompt: Prompt) -> int:
-    """Tokens of a prompt: exact where it is ids, else by its characters."""
+    """Return the tokens of a prompt: exact for ids, else by its characters."""
     return len(prompt) if isinstance(prompt, tuple) else max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
 
 
 def told(plan: Plan) -> list[str]:
-    """Requests and seconds that the plan takes, a line a test and one for all."""
-    factor = 2 if plan.is_against else 1
+    """Return the requests that the plan takes, a line a test and one for all."""
+    meanings = {"": ("cold", "each prompt once, as what others are compared with")}
+    meanings |= {test: (test, MEANINGS[test]) for test in plan.tests}
+    if LOAD in meanings:
+        meanings[LOAD] = f"load:{plan.load}", MEANINGS[LOAD].replace("N other", f"{plan.load} other")
     lines = [
-        f"{'cold':>8}: {plan.requests_of('') * factor:>6,} requests, each prompt once, as what others are compared with"
+        f"{name:>8}: {plan.requests_of(test) * plan.servers:>6,} requests, {meaning}"
+        for test, (name, meaning) in meanings.items()
     ]
-    for test in plan.tests:
-        name = f"load:{plan.load}" if test == LOAD else test
-        meaning = MEANINGS[test].replace("N other", f"{plan.load} other")
-        lines.append(f"{name:>8}: {plan.requests_of(test) * factor:>6,} requests, {meaning}")
     of = " to both servers together" if plan.is_against else ""
-    lines.append(
-        f"At most {plan.requests:,} requests{of}: about {plan.tokens_read:,} tokens to read, {plan.tokens_made:,} to"
-        " generate."
-    )
-    return lines
+    tokens = f"about {plan.tokens_read:,} tokens to read, {plan.tokens_made:,} to generate"
+    return [*lines, f"At most {plan.requests:,} requests{of}: {tokens}."]
 
 
 def base_of(address: str) -> str:

@@ -1,7 +1,8 @@
-"""Probe of a live server: the same prompts cold, again, warm, under load, walked; each way a sparse side."""
+"""Probe of a live server: the same prompts cold, again, warm, under load, walked; a side for each condition."""
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..errors import DumpError
 from ..judging.judge_sparse import Way
@@ -31,10 +32,9 @@ _FILLER = (
 
 @dataclass
 class Probed:
-    """Result of a probe. sides: of the requests that generate, the reference first; walks: of the walk, likewise.
+    """Result of a probe: sides of the requests that generate, the reference first, and of the walk, likewise.
 
-    notes: what could not be asked, or was not as it should be, a sentence each. stopped: why it ended before all was
-    asked, '' where it did not.
+    notes: what could not be asked, or was not as it should be. stopped: why it ended before all was asked.
     """
 
     sides: tuple[ListSide, ...] = ()
@@ -51,24 +51,18 @@ class Probe:
         self._answers: dict[str, list[Response]] = {}
         self._walks: dict[str, list[Response]] = {}
         self._notes: dict[str, None] = {}
-        self._salt = secrets.token_hex(8)
-        self._salted = 0
-        self._lock = threading.Lock()
+        self._salt, self._salted = secrets.token_hex(8), itertools.count(1)
 
     def run(self) -> Probed:
-        """Everything that is asked, prompt by prompt; what had come when it was stopped, or the server failed, is kept.
-
-        ProbeError where nothing that could be compared has come: why.
+        """Ask everything, prompt by prompt. What had come when it was stopped, or the server failed, is kept;
+        ProbeError if that is nothing that could be compared.
         """
         stopped = ""
         try:
             for prompt in [self._ids_of(prompt) for prompt in self._plan.prompts]:
-                for server in self._servers:
-                    self._alone(server, prompt)
-                for server in self._servers:
-                    self._loaded(server, prompt)
-                for server in self._servers:
-                    self._walk(server, prompt)
+                for test in (self._alone, self._loaded, self._walk):
+                    for server in self._servers:
+                        test(server, prompt)
         except StoppedError as reason:
             stopped = str(reason)
         except ProbeError as failure:
@@ -78,8 +72,8 @@ class Probe:
         return self.come(stopped)
 
     def come(self, stopped: str = "") -> Probed:
-        """Sides of the answers so far, also while requests are in flight. stopped: why no more is waited for.
-        ProbeError where nothing that could be compared has come.
+        """Return the sides of the answers so far, also while requests are in flight. stopped: why no more is waited
+        for. ProbeError if nothing that could be compared has come.
         """
         sides, walks = _whole(dict(self._answers)), _whole(dict(self._walks))
         if len(sides) < 2 and len(walks) < 2:
@@ -91,22 +85,21 @@ class Probe:
         return Probed(sides if len(sides) > 1 else (), walks if len(walks) > 1 else (), list(self._notes), stopped)
 
     def _note(self, sentence: str) -> None:
-        with self._lock:
-            self._notes[sentence] = None
+        self._notes[sentence] = None
 
-    def _name(self, server: Server, name: str) -> str:
-        """Name of a side: with a letter for the server where there are two."""
-        return name if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} {name}"
+    def _put(self, server: Server, name: str, response: Response, is_walk: bool = False) -> None:
+        """Add an answer to its side, which has a letter for the server if there are two."""
+        letter = "" if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} "
+        (self._walks if is_walk else self._answers).setdefault(f"{letter}{name}", []).append(response)
 
     def _ids_of(self, prompt: Prompt) -> Prompt:
-        """The prompt as token ids where every server takes them and the first says them, so that both read the same."""
-        if isinstance(prompt, tuple) or not all(server.takes_ids for server in self._servers):
-            if isinstance(prompt, tuple) and not all(server.takes_ids for server in self._servers):
-                kinds = listed([server.kind for server in self._servers if not server.takes_ids])
-                raise ProbeError(f"{kinds} takes no token ids; give prompts as texts.")
+        """Return the prompt as token ids if every server takes them, so that both read the same."""
+        no_ids = [server.kind.name for server in self._servers if not server.kind.takes_ids]
+        if isinstance(prompt, tuple) and no_ids:
+            raise ProbeError(f"{listed(no_ids)} takes no token ids; give prompts as texts.")
+        if isinstance(prompt, tuple) or no_ids:
             return prompt
-        found = [server.tokenized(prompt) for server in self._servers]
-        known = [ids for ids in found if ids is not None]
+        known = [ids for server in self._servers if (ids := server.tokenized(prompt)) is not None]
         if len(set(known)) > 1:
             self._note(
                 f"The servers tokenize a prompt differently, {len(known[0]):,} and {len(known[1]):,} tokens; both were"
@@ -114,69 +107,57 @@ class Probe:
             )
         return known[0] if known else prompt
 
+    def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
+        salt = f"{self._salt}-{next(self._salted)}"
+        return Ask(prompt, tokens or self._plan.tokens, self._plan.top, COLD, salt)
+
     def _ask(self, server: Server, stage: str, asked: Ask) -> Response:
         budget = server.client.budget
         if self._tell is not None:
             self._tell(stage, budget.sent, max(self._plan.requests, budget.sent))
         return server.ask(asked)
 
-    def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
-        with self._lock:
-            self._salted += 1
-            salt = f"{self._salt}-{self._salted}"
-        return Ask(prompt, tokens or self._plan.tokens, self._plan.top, COLD, salt)
-
-    def _put(self, server: Server, name: str, response: Response) -> None:
-        self._answers.setdefault(self._name(server, name), []).append(response)
-
     def _ask_cold(self, server: Server, stage: str, asked: Ask) -> Response:
         server.forget()
         response = self._ask(server, stage, asked)
         if response.cached:
             self._note(
-                f"{server.kind} read {response.cached:,} tokens of a prompt from its cache although it was asked to be"
-                f" cold ({server.way_to_be_cold})."
+                f"{server.kind.name} read {response.cached:,} tokens of a prompt from its cache although it was asked"
+                f" to be cold ({server.kind.way_to_be_cold})."
             )
         return response
 
     def _alone(self, server: Server, prompt: Prompt) -> None:
-        tests = self._plan.tests
-        asked = self._cold(prompt)
-        first = self._ask_cold(server, "cold", asked)
+        """Ask for a prompt cold, again, warm, and its generated tokens as the end of a prompt."""
+        kind, tests = server.kind, self._plan.tests
+        first = self._ask_cold(server, "cold", self._cold(prompt))
         self._put(server, "cold", first)
         if RERUN in tests:
             self._put(server, "cold again", self._ask_cold(server, "rerun", self._cold(prompt)))
         if WARM_TEST in tests:
-            self._warm(server, prompt)
-        if ECHO in tests:
-            self._echo(server, first)
-
-    def _warm(self, server: Server, prompt: Prompt) -> None:
-        if not server.way_to_be_cold:
-            self._note(
-                f"No way is known to have {server.kind} answer without its cache: 'cold' is its first answer to a"
-                " prompt in this probe, which an earlier one may have warmed."
-            )
-        asked = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
-        self._ask(server, "warming", asked)
-        for name in ("warm", "warm again"):
-            response = self._ask(server, name, asked)
-            if response.cached is None:
+            if not kind.way_to_be_cold:
                 self._note(
-                    f"{server.kind} does not say how much it read from its cache, so that 'warm' was warm is not known."
-                    f"{server.way_to_tell}"
+                    f"No way is known to have {kind.name} answer without its cache: 'cold' is its first answer to a"
+                    " prompt in this probe, which an earlier one may have warmed."
                 )
-            if response.cached == 0:
-                self._note(f"{server.kind} read nothing from its cache for a request that was to be {name}.")
-            self._put(server, name, response)
-
-    def _echo(self, server: Server, first: Response) -> None:
-        """The generated tokens as the end of a prompt, whose rows are asked for."""
-        if not server.has_prompt_rows or first.generated_from is None or UNKNOWN_TOKEN in first.tokens:
-            self._note(f"{server.kind} does not give a prompt's own rows by token id, so echo was not asked.")
-            return
-        asked = replace(self._cold(first.tokens, tokens=1), rows=True)
-        self._put(server, "echo", self._ask_cold(server, "echo", asked))
+            asked = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
+            self._ask(server, "warming", asked)
+            for name in ("warm", "warm again"):
+                response = self._ask(server, name, asked)
+                if response.cached is None:
+                    self._note(
+                        f"{kind.name} does not say how much it read from its cache, so whether 'warm' was warm is not"
+                        f" known.{kind.way_to_tell}"
+                    )
+                if response.cached == 0:
+                    self._note(f"{kind.name} read nothing from its cache for a request that was to be {name}.")
+                self._put(server, name, response)
+        if ECHO in tests:
+            if not kind.has_prompt_rows or first.generated_from is None or UNKNOWN_TOKEN in first.tokens:
+                self._note(f"{kind.name} does not give a prompt's own rows by token id, so echo was not asked.")
+            else:
+                asked = replace(self._cold(first.tokens, tokens=1), rows=True)
+                self._put(server, "echo", self._ask_cold(server, "echo", asked))
 
     def _loaded(self, server: Server, prompt: Prompt) -> None:
         if LOAD not in self._plan.tests:
@@ -186,7 +167,7 @@ class Probe:
             self._put(server, name, self._under_load(server, prompt, name))
 
     def _under_load(self, server: Server, prompt: Prompt, stage: str) -> Response:
-        """The answer to a prompt asked while others are in flight, each of another length."""
+        """Return the answer to a prompt asked while others are in flight, each of another length."""
         others = self._plan.load
         started = threading.Barrier(others + 1)
 
@@ -203,35 +184,35 @@ class Probe:
 
         filling = [_begun(partial(fill, number)) for number in range(others)]
         response = _begun(measured).result()
-        beside = sum(not one.done() for one in filling)
-        _end(filling)
-        if beside < others:
-            self._note(
-                f"Of the {others} requests beside a measured one, {others - beside} had ended before it at the worst."
-            )
+        in_flight = sum(not one.done() for one in filling)
+        wait(filling, return_when=FIRST_EXCEPTION)
+        for one in sorted(filling, key=lambda one: not one.done()):  # an error first, however long the others take
+            one.result()
+        if ended := others - in_flight:
+            self._note(f"Of the {others} requests beside a measured one, {ended} had ended before it at the worst.")
         return response
 
     def _walk(self, server: Server, prompt: Prompt) -> None:
-        """Rows of a prompt, one request each: the prefix up to a token, and one token to generate."""
+        """Ask for the rows of a prompt, one request each: the prefix up to a token, and one token to generate."""
         if WALK not in self._plan.tests:
             return
-        if not server.takes_ids or not isinstance(prompt, tuple):
-            self._note(f"{server.kind} takes no token ids, or does not say those of a text, so no prompt was walked.")
+        if not server.kind.takes_ids or not isinstance(prompt, tuple):
+            name = server.kind.name
+            self._note(f"{name} takes no token ids, or does not say those of a text, so no prompt was walked.")
             return
         for name, cache in (("walk cold", COLD), ("walk warm", WARM)):
             answers = []
             for end in range(1, len(prompt) + 1):
-                asked = replace(self._cold(prompt[:end], 1), cache=cache)
+                asked = self._cold(prompt[:end], 1)
                 if cache == WARM:
-                    asked = replace(asked, salt=f"{self._salt}-walk")
-                    answers.append(self._ask(server, name, asked))
+                    answers.append(self._ask(server, name, replace(asked, cache=WARM, salt=f"{self._salt}-walk")))
                 else:
                     answers.append(self._ask_cold(server, name, asked))
-            self._walks.setdefault(self._name(server, name), []).append(_walked(prompt, answers))
+            self._put(server, name, _walked(prompt, answers), is_walk=True)
 
 
 def _begun(call: Callable[[], T]) -> Future[T]:
-    """The outcome of a call in a thread that nobody has to wait for: a probe that is stopped leaves its requests."""
+    """Run a call in a thread that nobody has to wait for: a probe that is stopped leaves its requests."""
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -242,15 +223,6 @@ def _begun(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="ulpscope-request", daemon=True).start()
     return outcome
-
-
-def _end(futures: Sequence[Future[Any]]) -> None:
-    """Wait for all; the first error of any is raised."""
-    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-    for one in done:
-        one.result()
-    for one in futures:
-        one.result()
 
 
 def _walked(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
@@ -288,26 +260,25 @@ def _whole(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
 
 
 def ways_of(sides: Sequence[ListSide], plan: Plan, servers: Sequence[Server]) -> dict[str, Way]:
-    """The way each side was asked, by its name, for the verdict."""
+    """Return the condition of each side, by its name, for the verdict."""
+    load, warm = f"load:{plan.load}", "with its prefix in the cache"
     known = {
         "cold": Way("cold", "cold again"),
         "cold again": Way("cold, once more", "cold"),
-        "warm": Way("with its prefix in the cache", "warm again"),
-        "warm again": Way("with its prefix in the cache", "warm"),
-        f"load:{plan.load}": Way(f"beside {plan.load} others", f"load:{plan.load} again", is_timed=True),
-        f"load:{plan.load} again": Way(f"beside {plan.load} others", f"load:{plan.load}", is_timed=True),
+        "warm": Way(warm, "warm again"),
+        "warm again": Way(warm, "warm"),
+        load: Way(f"beside {plan.load} others", f"{load} again", is_timed=True),
+        f"{load} again": Way(f"beside {plan.load} others", load, is_timed=True),
         ECHO: Way("scored as a prompt", has_text=False),
         "walk cold": Way("cold"),
-        "walk warm": Way("with its prefix in the cache"),
+        "walk warm": Way(warm),
     }
     if len(servers) == 1:
         return {side.name: known[side.name] for side in sides}
-    found = {}
+    ways = {}
     for side in sides:
         letter, _, name = side.name.partition(" ")
-        way = known[name]
-        where = "on the first server" if letter == "A" else "on the second server"
-        found[side.name] = replace(
-            way, what=f"{where}, {way.what},", again=f"{letter} {way.again}" if way.again else ""
-        )
-    return found
+        way, where = known[name], "first" if letter == "A" else "second"
+        again = f"{letter} {way.again}" if way.again else ""
+        ways[side.name] = replace(way, what=f"on the {where} server, {way.what},", again=again)
+    return ways

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from ..command_name import COMMAND, shell_command
-from ..request_fields import Request, asked
+from ..capture_request import Request, asked
 from ..text import shown
 from .plan import DEFAULT_TESTS, Plan, Prompt, base_of, parsed_tests
 
@@ -22,6 +22,8 @@ class ProbeRequest(Request):
     """One probe as it is asked for. Prompts as in a CaptureRequest; the key is no part of it, only the variable that
     holds it.
     """
+
+    command: ClassVar[str] = "probe"
 
     url: str = asked("The server, as http://127.0.0.1:8000.", is_argument=True)
     prompts: tuple[str, ...] = asked("A prompt; several times for several.", (), option="--prompt")
@@ -56,10 +58,6 @@ class ProbeRequest(Request):
         names, load = parsed_tests(self.tests)
         return Plan(tuple(prompts), names, load, self.tokens, self.top, is_against=self.against is not None)
 
-    def arguments(self) -> list[str]:
-        """Arguments of the command line by which this is probed; what stands at its default is left out."""
-        return ["probe", *self.words()]
-
     def to_store(self) -> ProbeRequest:
         """The request as a run keeps it: the beginnings of its prompts, files by their names."""
         return replace(
@@ -68,7 +66,3 @@ class ProbeRequest(Request):
             prompt_files=tuple(Path(path).name for path in self.prompt_files),
             prompt_lists=tuple(Path(path).name for path in self.prompt_lists),
         )
-
-    def typed(self) -> str:
-        """The command a person types for it, in one line whose every character is seen."""
-        return f"{COMMAND} {shell_command(self.arguments())}"

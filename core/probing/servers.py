@@ -1,4 +1,4 @@
-"""Servers as a probe sees them: what each kind can give, its way to be cold, and how it is asked.
+"""Servers as a probe sees them: a table of kinds, and how one is recognised.
 
 Endpoints and fields as in the engines' sources and documentation: vLLM 0.32, SGLang 0.5, llama.cpp's tools/server,
 Ollama's docs/api.md, text-generation-inference 3.
@@ -6,8 +6,9 @@ Ollama's docs/api.md, text-generation-inference 3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import DumpError
 from ..runs.topk.payloads.entries import count_of
@@ -18,6 +19,7 @@ from .client import Client, ProbeError
 from .plan import Prompt
 
 COLD, WARM = "cold", "warm"
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,255 +38,218 @@ class Ask:
     rows: bool = False
     is_filler: bool = False
 
+    @property
+    def words(self) -> str | list[int]:
+        return list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
+
+    @property
+    def filler(self) -> Json:
+        return {"ignore_eos": True} if self.is_filler else {}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of server. body: of a request to `path`; tokenize: body of a request to /tokenize; forget: path and body
+    of the request that empties its caches; way_to_tell: how to have it say what it read from its cache.
+    """
+
+    name: str
+    path: str
+    body: Callable[[Ask, str], Json]
+    way_to_be_cold: str = ""
+    way_to_tell: str = ""
+    takes_ids: bool = False
+    has_prompt_rows: bool = False
+    tokenize: Callable[[str, str], Json] | None = None
+    forget: tuple[str, Callable[[str], Json]] | None = None
+
+
+def _chat(ask: Ask, model: str) -> Json:
+    messages = [{"role": "user", "content": ask.prompt}]
+    body = {"messages": messages, "max_tokens": ask.tokens, "logprobs": True, "top_logprobs": ask.top}
+    return ({"model": model} if model else {}) | body | {"temperature": 0}
+
+
+def _completions(ask: Ask, model: str) -> Json:
+    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top, "temperature": 0}
+    return ({"model": model} if model else {}) | body
+
+
+def _vllm(ask: Ask, model: str) -> Json:
+    body = {"return_token_ids": True, "return_tokens_as_token_ids": True, "cache_salt": ask.salt or "warm"}
+    rows = {"prompt_logprobs": ask.top} if ask.rows else {}
+    return _completions(ask, model) | body | rows | ask.filler
+
+
+def _llamacpp(ask: Ask, model: str) -> Json:
+    del model
+    about = {"n_predict": ask.tokens, "n_probs": ask.top, "cache_prompt": ask.cache == WARM}
+    return {"prompt": ask.words, "temperature": 0, "return_tokens": True} | about | ask.filler
+
+
+def _sglang(ask: Ask, model: str) -> Json:
+    del model
+    return {
+        "input_ids" if isinstance(ask.prompt, tuple) else "text": ask.words,
+        "sampling_params": {"temperature": 0, "max_new_tokens": ask.tokens} | ask.filler,
+        "return_logprob": True,
+        "top_logprobs_num": ask.top,
+        "logprob_start_len": 0 if ask.rows else -1,
+        "return_text_in_logprobs": True,
+    }
+
+
+def _ollama(ask: Ask, model: str) -> Json:
+    options = {"temperature": 0, "num_predict": ask.tokens}
+    values = {"logprobs": True, "top_logprobs": min(ask.top, 20)}
+    return {"model": model, "prompt": ask.prompt, "raw": True, "stream": False, "options": options} | values
+
+
+def _tgi(ask: Ask, model: str) -> Json:
+    del model
+    about = {"max_new_tokens": ask.tokens, "do_sample": False, "details": True, "top_n_tokens": min(ask.top, 5)}
+    return {"inputs": ask.prompt, "parameters": about | {"decoder_input_details": ask.rows}}
+
+
+def _tokenize(text: str, model: str) -> Json:
+    return {"model": model, "prompt": text}
+
+
+OPENAI = Kind("OpenAI-compatible", "/v1/completions", _completions)
+CHAT = Kind("OpenAI-compatible", "/v1/chat/completions", _chat)
+TGI = Kind("TGI", "/generate", _tgi)
+LLAMACPP = Kind(
+    "llama.cpp",
+    "/completion",
+    _llamacpp,
+    way_to_be_cold="cache_prompt: false",
+    takes_ids=True,
+    tokenize=lambda text, _: {"content": text, "add_special": True},
+)
+VLLM = Kind(
+    "vLLM",
+    "/v1/completions",
+    _vllm,
+    way_to_be_cold="a cache_salt of its own for every cold request",
+    way_to_tell=" It does with --enable-prompt-tokens-details.",
+    takes_ids=True,
+    has_prompt_rows=True,
+    tokenize=_tokenize,
+)
+SGLANG = Kind(
+    "SGLang",
+    "/generate",
+    _sglang,
+    way_to_be_cold="POST /flush_cache before every cold request",
+    takes_ids=True,
+    has_prompt_rows=True,
+    tokenize=_tokenize,
+    forget=("/flush_cache", lambda _: {}),
+)
+OLLAMA = Kind(
+    "Ollama",
+    "/api/generate",
+    _ollama,
+    way_to_be_cold="the model is unloaded (keep_alive: 0) before every cold request",
+    forget=("/api/generate", lambda model: {"model": model, "keep_alive": 0}),
+)
+
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible server of which nothing more is known.
-
-    model: as its requests name it. vocab: its tokens, where it says so. is_chat: it is asked by chat, for it has no
-    completions with log-probabilities.
-    way_to_be_cold: a sentence, '' where none is known. takes_ids: prompts may be token ids. has_prompt_rows: a prompt's
-    own rows can be asked for.
-    """
+    """One server. model: as its requests name it; vocab: its tokens, if it says so."""
 
     client: Client = field(repr=False)
+    kind: Kind = OPENAI
     version: str = ""
     model: str = ""
     vocab: int | None = None
-    is_chat: bool = False
-
-    kind: ClassVar[str] = "OpenAI-compatible"
-    way_to_be_cold: ClassVar[str] = ""
-    way_to_tell: ClassVar[str] = ""  # how it is brought to say what it read from its cache: a sentence after a blank
-    takes_ids: ClassVar[bool] = False
-    has_prompt_rows: ClassVar[bool] = False
 
     def told(self) -> str:
-        """Name, version and model, in a few words."""
-        of = f", model {self.model}" if self.model else ""
-        return f"{self.kind}{' ' + self.version if self.version else ''}{of}"
+        """Return name, version and model, in a few words."""
+        version = f" {self.version}" if self.version else ""
+        return f"{self.kind.name}{version}{f', model {self.model}' if self.model else ''}"
 
     def tokenized(self, text: str) -> tuple[int, ...] | None:
-        """Token ids of a text as this server's prompts have them; None where it does not say."""
-        del text
-        return None
+        """Return the token ids of a text as this server's prompts have them; None if it does not say."""
+        if self.kind.tokenize is None:
+            return None
+        try:
+            answer = self.client.post("/tokenize", self.kind.tokenize(text, self.model))
+        except ProbeError:  # an older server has no such endpoint
+            return None
+        ids = answer.get("tokens") if isinstance(answer, dict) else None
+        return tuple(ids) if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else None
 
     def forget(self) -> None:
-        """Empty the caches, where that is a request of its own."""
+        """Empty the caches, if that is a request of its own."""
+        if self.kind.forget is not None:
+            path, body = self.kind.forget
+            self.client.post_bytes(path, body(self.model))
 
-    def ask(self, asked: Ask) -> Response:
-        """Send one request and read its answer. ProbeError where it has no log-probabilities."""
+    def ask(self, ask: Ask) -> Response:
+        """Send one request and read its answer. ProbeError if it has no log-probabilities."""
         self.client.budget.take()
-        path, body = self.request(asked)
+        path, body = self.kind.path, self.kind.body(ask, self.model)
         try:
-            found = read_payload(self.client.post(path, body), path, body)
+            responses = read_payload(self.client.post(path, body), path, body)
         except DumpError as error:
             raise ProbeError(str(error)) from None
-        if not found:
+        if not responses:
             raise ProbeError(f"{path}: the server sends no answer.")
-        return self.completed(found[0], asked)
-
-    def completed(self, response: Response, asked: Ask) -> Response:
-        """The response with what is known beside it: how many values a row were asked for, and the vocabulary."""
-        asked_for = asked.top if response.asked is None else response.asked
-        return replace(response, asked=asked_for, vocab=self.vocab if response.vocab is None else response.vocab)
-
-    def request(self, asked: Ask) -> tuple[str, dict[str, Any]]:
-        """Path and body of a request."""
-        if self.is_chat:
-            messages = [{"role": "user", "content": asked.prompt}]
-            body = {"messages": messages, "max_tokens": asked.tokens, "logprobs": True, "top_logprobs": asked.top}
-            return "/v1/chat/completions", self._common(body)
-        prompt = list(asked.prompt) if isinstance(asked.prompt, tuple) else asked.prompt
-        return "/v1/completions", self._common({"prompt": prompt, "max_tokens": asked.tokens, "logprobs": asked.top})
-
-    def _common(self, body: dict[str, Any]) -> dict[str, Any]:
-        return ({"model": self.model} if self.model else {}) | body | {"temperature": 0}
-
-
-@dataclass(frozen=True)
-class LlamaCpp(Server):
-    """llama.cpp's own endpoint, which says token ids, and how much of the prompt came from a cache."""
-
-    kind: ClassVar[str] = "llama.cpp"
-    way_to_be_cold: ClassVar[str] = "cache_prompt: false"
-    takes_ids: ClassVar[bool] = True
-
-    def tokenized(self, text: str) -> tuple[int, ...] | None:
-        return _ids(self.client.post("/tokenize", {"content": text, "add_special": True}), "tokens")
-
-    def request(self, asked: Ask) -> tuple[str, dict[str, Any]]:
-        prompt = list(asked.prompt) if isinstance(asked.prompt, tuple) else asked.prompt
-        body = {
-            "prompt": prompt,
-            "n_predict": asked.tokens,
-            "n_probs": asked.top,
-            "temperature": 0,
-            "cache_prompt": asked.cache == WARM,
-            "return_tokens": True,
-        }
-        return "/completion", body | ({"ignore_eos": True} if asked.is_filler else {})
-
-
-@dataclass(frozen=True)
-class VLLM(Server):
-    """vLLM's completions, which take a salt for the prefix cache and say token ids."""
-
-    kind: ClassVar[str] = "vLLM"
-    way_to_be_cold: ClassVar[str] = "a cache_salt of its own for every cold request"
-    way_to_tell: ClassVar[str] = " It does with --enable-prompt-tokens-details."
-    takes_ids: ClassVar[bool] = True
-    has_prompt_rows: ClassVar[bool] = True
-
-    def tokenized(self, text: str) -> tuple[int, ...] | None:
-        return _ids(self.client.post("/tokenize", {"model": self.model, "prompt": text}), "tokens")
-
-    def request(self, asked: Ask) -> tuple[str, dict[str, Any]]:
-        path, body = super().request(asked)
-        body |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "cache_salt": asked.salt or "warm"}
-        if asked.rows:
-            body["prompt_logprobs"] = asked.top
-        return path, body | ({"ignore_eos": True} if asked.is_filler else {})
-
-
-@dataclass(frozen=True)
-class SGLang(Server):
-    """SGLang's `/generate`, with triples of log-probability, id and text."""
-
-    kind: ClassVar[str] = "SGLang"
-    way_to_be_cold: ClassVar[str] = "POST /flush_cache before every cold request"
-    takes_ids: ClassVar[bool] = True
-    has_prompt_rows: ClassVar[bool] = True
-
-    def tokenized(self, text: str) -> tuple[int, ...] | None:
-        try:
-            return _ids(self.client.post("/tokenize", {"model": self.model, "prompt": text}), "tokens")
-        except ProbeError:  # older servers have no such endpoint
-            return None
-
-    def forget(self) -> None:
-        self.client.post_bytes("/flush_cache", {})
-
-    def request(self, asked: Ask) -> tuple[str, dict[str, Any]]:
-        prompt = {"input_ids": list(asked.prompt)} if isinstance(asked.prompt, tuple) else {"text": asked.prompt}
-        sampling = {"temperature": 0, "max_new_tokens": asked.tokens} | (
-            {"ignore_eos": True} if asked.is_filler else {}
-        )
-        return "/generate", {
-            **prompt,
-            "sampling_params": sampling,
-            "return_logprob": True,
-            "top_logprobs_num": asked.top,
-            "logprob_start_len": 0 if asked.rows else -1,
-            "return_text_in_logprobs": True,
-        }
-
-
-@dataclass(frozen=True)
-class Ollama(Server):
-    """Ollama: texts and no token ids; a model that is unloaded has no cache."""
-
-    kind: ClassVar[str] = "Ollama"
-    way_to_be_cold: ClassVar[str] = "the model is unloaded (keep_alive: 0) before every cold request"
-
-    def forget(self) -> None:
-        self.client.post("/api/generate", {"model": self.model, "keep_alive": 0})
-
-    def request(self, asked: Ask) -> tuple[str, dict[str, Any]]:
-        options = {"temperature": 0, "num_predict": asked.tokens}
-        return "/api/generate", {
-            "model": self.model,
-            "prompt": asked.prompt,
-            "raw": True,
-            "stream": False,
-            "options": options,
-            "logprobs": True,
-            "top_logprobs": min(asked.top, 20),
-        }
-
-
-@dataclass(frozen=True)
-class TGI(Server):
-    """Hugging Face's text-generation-inference."""
-
-    kind: ClassVar[str] = "TGI"
-
-    def request(self, asked: Ask) -> tuple[str, dict[str, Any]]:
-        parameters = {
-            "max_new_tokens": asked.tokens,
-            "do_sample": False,
-            "details": True,
-            "top_n_tokens": min(asked.top, 5),
-        }
-        return "/generate", {"inputs": asked.prompt, "parameters": parameters | {"decoder_input_details": asked.rows}}
-
-
-def _ids(answer: object, name: str) -> tuple[int, ...] | None:
-    """Token ids out of an answer of a tokenizer."""
-    found = answer.get(name) if isinstance(answer, dict) else None
-    if not isinstance(found, list) or not found or not all(type(token) is int for token in found):
-        return None
-    return tuple(found)
+        one = responses[0]
+        asked = ask.top if one.asked is None else one.asked
+        return replace(one, asked=asked, vocab=self.vocab if one.vocab is None else one.vocab)
 
 
 def find_server(client: Client, model: str = "") -> Server:
-    """Find out what the server is, and the model that it serves. ProbeError where it is none that is known, or serves
+    """Find out what the server is, and the model that it serves. ProbeError if it is none that is known, or serves
     several models and none was named.
     """
-    listed = client.get("/v1/models")
-    models = (
-        [one for one in (listed or {}).get("data") or [] if isinstance(one, dict)] if isinstance(listed, dict) else []
-    )
+
+    def section(path: str) -> Json:
+        answer = client.get(path)
+        return answer if isinstance(answer, dict) else {}
+
+    def server(kind: Kind, version: object, name: str, vocab: int | None = None) -> Server:
+        return Server(client, kind, shown(version, 60), shown(name, 200), vocab)
+
+    models = [one for one in section("/v1/models").get("data") or [] if isinstance(one, dict)]
     names = [str(one.get("id", "")) for one in models]
     owners = {one.get("owned_by") for one in models}
-    props, version = client.get("/props"), client.get("/version")
-    if isinstance(props, dict) and ("default_generation_settings" in props or "build_info" in props):
-        build, path = f"{props.get('build_info') or ''}", props.get("model_path")
-        build = "" if "unknown" in build else build
-        known = model or (names[0] if names else str(path or "")).rpartition("/")[2]
+    props, version = section("/props"), section("/version")
+    if "default_generation_settings" in props or "build_info" in props:
+        build = f"{props.get('build_info') or ''}"
+        name = model or (names[0] if names else str(props.get("model_path") or "")).rpartition("/")[2]
         meta = models[0].get("meta") if models else None
-        return LlamaCpp(client, shown(build, 60), shown(known, 200), count_of((meta or {}).get("n_vocab")))
-    told = client.get("/server_info") or client.get("/get_server_info")
-    if isinstance(told, dict) and ("mem_fraction_static" in told or "sglang" in owners or "tokenizer_path" in told):
-        return SGLang(
-            client, shown(told.get("version", ""), 60), _model(model, names or [str(told.get("model_path", ""))])
+        return server(LLAMACPP, "" if "unknown" in build else build, name, count_of((meta or {}).get("n_vocab")))
+    about = section("/server_info") or section("/get_server_info")
+    if "mem_fraction_static" in about or "tokenizer_path" in about or (about and "sglang" in owners):
+        return server(SGLANG, about.get("version", ""), _model(model, names or [str(about.get("model_path", ""))]))
+    if "version" in (about := section("/api/version")):
+        return server(OLLAMA, about["version"], _model(model, names))
+    if "model_id" in (about := section("/info")):
+        return server(TGI, about.get("version", ""), about["model_id"])
+    if "version" in version and (owners == {"vllm"} or not names):
+        return server(VLLM, version["version"], _model(model, names))
+    if not (names or model):
+        raise ProbeError(
+            f"{client.url}: no server that is known here; /v1/models, /props, /server_info, /api/version and /info say"
+            " nothing that an engine would."
         )
-    said = client.get("/api/version")
-    if isinstance(said, dict) and "version" in said:
-        return Ollama(client, shown(said["version"], 60), _model(model, names))
-    info = client.get("/info")
-    if isinstance(info, dict) and "model_id" in info:
-        return TGI(client, shown(info.get("version", ""), 60), shown(info["model_id"], 200))
-    if isinstance(version, dict) and "version" in version and (owners == {"vllm"} or not names):
-        return VLLM(client, shown(version["version"], 60), _model(model, names))
-    if names or model:
-        return _asked_as(Server(client, "", _model(model, names)))
-    raise ProbeError(
-        f"{client.url}: no server that is known here; /v1/models, /props, /server_info, /api/version and /info say"
-        " nothing that an engine would."
-    )
+    reasons = []
+    for kind in (OPENAI, CHAT):  # completions if they have log-probabilities, else chat
+        try:
+            one = Server(client, kind, "", _model(model, names))
+            one.ask(Ask("Hello", 1, 1))
+            return one
+        except ProbeError as error:
+            reasons.append(str(error))
+    raise ProbeError(f"neither completions nor chat give log-probabilities: {' '.join(reasons)}")
 
 
 def _model(model: str, names: list[str]) -> str:
-    if model or len(names) == 1:
-        return model or names[0]
-    if not names:
-        return ""
-    listed = ", ".join(shown(name, 60) for name in names[:5])
-    raise ProbeError(
-        f"the server has {len(names)} models ({listed}{', ...' if len(names) > 5 else ''}); name one as --model."
-    )
-
-
-def _asked_as(server: Server) -> Server:
-    """By completions where these have log-probabilities, else by chat."""
-    trial = Ask("Hello", 1, 1)
-    reasons = []
-    for one in (server, replace(server, is_chat=True)):
-        try:
-            one.ask(trial)
-        except ProbeError as error:
-            reasons.append(str(error))
-        else:
-            return one
-    raise ProbeError(f"neither completions nor chat give log-probabilities: {' '.join(reasons)}")
+    if model or len(names) <= 1:
+        return model or "".join(names)
+    listed = ", ".join(shown(name, 60) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    raise ProbeError(f"the server has {len(names)} models ({listed}); name one as --model.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Sequence
+
+import msgspec
 
 from ..errors import StoreError
 from ..runs.file.database import Database
@@ -42,8 +42,7 @@ _MOST_SIDES = 64  # of a cell: a reference and a variant, each as often as it is
 _OF_PAIR = ("bit_identical", "flips", "neq_share", "max_abs", "verdict", "noise_ratio", "max_row_ulps")
 
 
-@dataclass(frozen=True)
-class CellCard:
+class CellCard(msgspec.Struct, frozen=True):
     """Figures of one run of a cell, of its worst pair. noise_ratio: None where it has no size or was not judged; bits:
     sha256 of each side, in order; versions: with the model's revision, the device and the build among them; growth: rms
     of the difference in row ULPs after each block of the model, where its modules were compared.
@@ -59,7 +58,7 @@ class CellCard:
     max_row_ulps: float | None
     max_abs: float
     bits: tuple[str, ...]
-    versions: Mapping[str, str]
+    versions: dict[str, str]
     growth: tuple[float | None, ...]
 
     @property
@@ -69,15 +68,6 @@ class CellCard:
     @property
     def build(self) -> str:
         return self.versions.get("build", "")
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self | None:
-        """Read a stored card; None for what is no card."""
-        try:
-            card = cls(**{**value, "bits": tuple(value["bits"]), "growth": tuple(value["growth"])})
-            return card if cell_of(card.run_id) and isinstance(card.versions, dict) else None
-        except (TypeError, KeyError, ValueError):
-            return None
 
 
 def read_card(database: Database) -> CellCard:

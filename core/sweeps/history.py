@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,8 @@ CONDITIONS = ("changed", "bug", "flips")
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell's latest run beside the run it is held against; None where there is no other. what: of `bits`, `flips`
-    and `verdict`, those that are not what they were; builds: what it was computed with that differs, name -> (before,
-    now).
+    """A cell's latest run and the run it is compared with, None if there is none. what: of `bits`, `flips` and
+    `verdict`, those that changed; builds: versions that changed, name -> (before, now).
     """
 
     state: CellState
@@ -59,48 +58,35 @@ class CellChange:
         return f"changed: {joined([told[one] for one in self.what])}{with_}."
 
     def as_json(self) -> dict[str, Any]:
+        now, keys = self.now, ("verdict", "noise_ratio", "flips", "neq_share")
         return {
             "cell": self.state.cell,
             "axes": dict(self.state.axes),
             "state": self.state.state,
             "says": self.in_words,
-            "run": self.now and self.now.run_id,
-            "verdict": self.now and self.now.verdict,
-            "noise_ratio": self.now and self.now.noise_ratio,
-            "flips": self.now and self.now.flips,
-            "neq_share": self.now and self.now.neq_share,
+            "run": now and now.run_id,
+            **{key: now and getattr(now, key) for key in keys},
             "against": self.before and self.before.run_id,
             "changed": list(self.what),
             "builds": {name: list(pair) for name, pair in (self.builds or {}).items()},
         }
 
 
-def is_good(card: CellCard) -> bool:
-    """True of a run that may be held against: no bug was suspected in it, and it repeated its bits."""
-    return card.verdict not in FAILING
-
-
 def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) -> CellChange:
-    """A cell's run beside its last good one. run_id: the run of now, by default the latest; pinned: ids of runs, of
-    which the cell's is held against instead, where it has one.
+    """Compare a cell's run with its last one that is not failing. run_id: the run of now, by default the latest;
+    pinned: ids of runs, of which the cell's is compared with instead, if it has one.
     """
     if not state.cards:
         return CellChange(state, None, None)
     now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
     others = [card for card in state.cards if card is not now]
-    held = [card for card in others if card.run_id in pinned] if pinned else [card for card in others if is_good(card)]
-    if not held:
+    before = next((c for c in others if (c.run_id in pinned if pinned else c.verdict not in FAILING)), None)
+    if before is None:
         return CellChange(state, now, None)
-    before = held[0]
-    what = {
-        "bits": now.bits != before.bits,
-        "flips": now.flips != before.flips,
-        "verdict": now.verdict != before.verdict,
-    }
+    what = tuple(name for name in ("bits", "flips", "verdict") if getattr(now, name) != getattr(before, name))
     names = sorted({*now.versions, *before.versions})
     pairs = {name: (before.versions.get(name, ""), now.versions.get(name, "")) for name in names}
-    builds = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    return CellChange(state, now, before, tuple(name for name, is_other in what.items() if is_other), builds)
+    return CellChange(state, now, before, what, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
 
 
 def conditions_of(given: Sequence[str]) -> list[str]:
@@ -113,8 +99,8 @@ def conditions_of(given: Sequence[str]) -> list[str]:
 
 
 def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateReport:
-    """Gate over every cell: one outcome a cell and condition. A cell without a run of now fails where it failed, and is
-    undecided where it is missing.
+    """Gate over every cell: one outcome a cell and condition. A cell without a run of now fails if it failed, and is
+    undecided if it is missing.
     """
     outcomes = [_outcome(change, condition) for change in changes for condition in conditions]
     failed = sum(change.state.state != DONE for change in changes)
@@ -124,34 +110,24 @@ def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateRep
 
 def _outcome(change: CellChange, condition: str) -> Outcome:
     axes, now = change.state.axes, change.now
+    figure: float | str | None = None
+    outcome, says = UNDECIDED, change.in_words
+    if change.state.state == CELL_FAILED:
+        outcome, says = FAILED, f"failed: {change.state.says}"
+    elif now is not None and condition == "bug":
+        is_failed, figure, says = now.verdict in FAILING, now.verdict, f"is {shown(now.verdict)}."
+    elif now is not None and condition == "flips":
+        is_failed, figure, says = now.flips > 0, now.flips, f"has {plural(now.flips, 'flip')}."
+    elif now is not None:
+        is_failed, figure = bool(change.what), ", ".join(change.what) or "nothing"
+    if now is not None and change.state.state == DONE:
+        is_open = condition == "changed" and change.before is None
+        outcome = UNDECIDED if is_open else FAILED if is_failed else PASSED
+    else:
+        figure = None
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"
     where = [in_short(axis, axes[axis]) for axis in ("model", "dtype", "prompts", "device")]
     variant = f"{engine}{axes['path']} ({', '.join(filter(None, where))})"
-    if change.state.state == CELL_FAILED:
-        outcome, figure = FAILED, None
-    elif now is None or change.state.state != DONE:
-        outcome, figure = UNDECIDED, None
-    else:
-        is_failed, figure = _JUDGES[condition](change, now)
-        is_open = condition == "changed" and change.before is None
-        outcome = UNDECIDED if is_open else FAILED if is_failed else PASSED
-    says = f"'{shown(variant, 200)}' against '{shown(axes['reference'], 100)}' {_says(change, condition)}"
-    return Outcome(axes["reference"], variant, condition, outcome, figure, _UNITS[condition], says)
-
-
-def _says(change: CellChange, condition: str) -> str:
-    if change.state.state == CELL_FAILED:
-        return f"failed: {change.state.says}"
-    if change.now is None or condition == "changed":
-        return change.in_words
-    if condition == "bug":
-        return f"is {shown(change.now.verdict)}."
-    return f"has {plural(change.now.flips, 'flip')}."
-
-
-_UNITS = {"changed": "", "bug": "", "flips": "positions"}
-_JUDGES: dict[str, Callable[[CellChange, CellCard], tuple[bool, float | str | None]]] = {
-    "changed": lambda change, _: (bool(change.what), ", ".join(change.what) or "nothing"),
-    "bug": lambda _, now: (now.verdict in FAILING, now.verdict),
-    "flips": lambda _, now: (now.flips > 0, now.flips),
-}
+    says = f"'{shown(variant, 200)}' against '{shown(axes['reference'], 100)}' {says}"
+    unit = "positions" if condition == "flips" else ""
+    return Outcome(axes["reference"], variant, condition, outcome, figure, unit, says)

@@ -7,15 +7,16 @@ read from the run again.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ..disk import lock, write_atomic
 from ..errors import StoreError
@@ -29,6 +30,7 @@ from .plan import Cell, SweepPlan, short_digest
 FOLDER = ".sweeps"
 DONE, FAILED, RUNNING, MISSING = "done", "failed", "running", "missing"
 _LARGEST = 64 << 20  # bytes of a small file: a plan of 100,000 cells takes some 30 MB
+T = TypeVar("T", bound=msgspec.Struct)
 _SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
 
@@ -60,13 +62,18 @@ class CellState:
     cards: tuple[CellCard, ...] = ()
 
 
-@dataclass(frozen=True)
-class StoredPlan:
+class StoredPlan(msgspec.Struct, frozen=True):
     """A plan in a store, so that any process shows its cells: (digest, axes) each."""
 
     name: str
     begun: str
-    cells: tuple[tuple[str, Mapping[str, str]], ...]
+    cells: tuple[tuple[str, dict[str, str]], ...]
+
+
+class Failure(msgspec.Struct):
+    """Why a cell failed."""
+
+    says: str
 
 
 class Ledger:
@@ -77,58 +84,48 @@ class Ledger:
         self.folder = store.directory / FOLDER
         self._cards: dict[str, CellCard] = {}
         self._finished: set[str] = set()  # a listing of objects is seconds old
-        self._plans: dict[tuple[Path, int], StoredPlan] = {}
+        self._plans: dict[Path, tuple[int, StoredPlan]] = {}
 
     def write_plan(self, plan: SweepPlan) -> None:
         """Store a plan's cells, in place of an older plan of its name."""
-        body = {
-            "name": plan.name,
-            "begun": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "cells": [[cell.asked, dict(cell.axes)] for cell in plan.cells],
-        }
-        self._write(f"plans/{short_digest(plan.name)}.json", body)
+        begun = datetime.now().astimezone().isoformat(timespec="seconds")
+        self._write(f"plans/{short_digest(plan.name)}.json", StoredPlan(plan.name, begun, tuple(in_ledger(plan.cells))))
 
     def plans(self) -> list[StoredPlan]:
-        """Plans that were run on this store, by name."""
+        """Return the plans that were run on this store, by name."""
         self._bring("plans")
         for path in self.folder.glob("plans/*.json"):
-            key = path, path.stat().st_mtime_ns
-            if key not in self._plans and isinstance(body := _json_of(path), dict):
-                self._plans = {other: plan for other, plan in self._plans.items() if other[0] != path}
-                self._plans[key] = StoredPlan(body["name"], body["begun"], tuple(map(tuple, body["cells"])))
-        return sorted(self._plans.values(), key=lambda plan: plan.name)
+            changed = path.stat().st_mtime_ns
+            if self._plans.get(path, (0, None))[0] != changed and (plan := _read(path, StoredPlan)) is not None:
+                self._plans[path] = changed, plan
+        return sorted((plan for _, plan in self._plans.values()), key=lambda plan: plan.name)
 
     def record(self, outcome: CellOutcome) -> None:
         """Store why a cell failed, or the figures of its run. Both only help: a run says by itself that it is there."""
-        if outcome.state == RUNNING:
-            return
+        failure = f"failed/{outcome.cell.asked}.json"
         with suppress(StoreError):
             if outcome.state == FAILED:
-                self._write(f"failed/{outcome.cell.asked}.json", {"says": outcome.says})
-                return
-            self._finished.add(outcome.run_id)
-            self._bring("failed")
-            if (self.folder / f"failed/{outcome.cell.asked}.json").exists():
-                self._write(f"failed/{outcome.cell.asked}.json", None)
-            if outcome.card is not None:
-                self._write_card(outcome.card)
+                self._write(failure, Failure(outcome.says.encode("utf-8", "replace").decode()))
+            elif outcome.state == DONE:
+                self._finished.add(outcome.run_id)
+                self._bring("failed")
+                if (self.folder / failure).exists():
+                    self._write(failure, None)
+                if outcome.card is not None:
+                    self._write_card(outcome.card)
 
     def run_ids(self) -> set[str]:
-        """Ids of every run of a cell."""
+        """Return the ids of every run of a cell."""
         return self.store.cells() | self._finished
 
     def failures(self) -> dict[str, str]:
-        """Why each cell failed whose last try did."""
+        """Return why each cell failed whose last try did."""
         self._bring("failed")
-        bodies = {path.stem: _json_of(path) for path in self.folder.glob("failed/*.json")}
-        return {
-            asked: shown(str(body["says"]), 600)
-            for asked, body in bodies.items()
-            if isinstance(body, dict) and "says" in body
-        }
+        read = {path.stem: _read(path, Failure) for path in self.folder.glob("failed/*.json")}
+        return {asked: shown(failure.says, 600) for asked, failure in read.items() if failure is not None}
 
     def running(self) -> set[str]:
-        """Cells that a process writes into this directory now."""
+        """Return the cells that a process writes into this directory now."""
         running = set()
         for path in self.store.directory.glob(f"{PREFIX}cell-*"):
             if (asked := cell_of(path.name.removeprefix(PREFIX))) is None:
@@ -141,12 +138,12 @@ class Ledger:
         return running
 
     def cards(self) -> dict[str, CellCard]:
-        """Cards of the runs of cells, by id. Runs that cannot be read have none."""
+        """Return the cards of the runs of cells, by id. Runs that cannot be read have none."""
         run_ids = self.run_ids()
-        if run_ids - self._cards.keys():
+        if missing := run_ids - self._cards.keys():
             self._bring("cards")
-        for run_id in run_ids - self._cards.keys():
-            if (card := CellCard.from_json(_json_of(self.folder / "cards" / f"{run_id}.json"))) is not None:
+        for run_id in missing:
+            if (card := _read(self.folder / "cards" / f"{run_id}.json", CellCard)) is not None:
                 self._cards[run_id] = card
         paths = [self.store.path_of(run_id) for run_id in sorted(run_ids - self._cards.keys())]
         for _, read in each_database(paths, read_card):
@@ -155,7 +152,7 @@ class Ledger:
         return {run_id: self._cards[run_id] for run_id in run_ids & self._cards.keys()}
 
     def states(self, cells: Sequence[tuple[str, Mapping[str, str]]]) -> list[CellState]:
-        """State of each of the cells, given as (digest, axes)."""
+        """Return the state of each of the cells, given as (digest, axes)."""
         of_cell: dict[str, list[CellCard]] = {}
         for card in sorted(self.cards().values(), key=lambda card: card.created, reverse=True):
             of_cell.setdefault(card.asked, []).append(card)
@@ -170,35 +167,36 @@ class Ledger:
     def _write_card(self, card: CellCard) -> None:
         self._cards[card.run_id] = card
         with suppress(StoreError):  # a store that is only read has none
-            self._write(f"cards/{card.run_id}.json", asdict(card))
+            self._write(f"cards/{card.run_id}.json", card)
 
     def _bring(self, folder: str) -> None:
         """Bring what other machines wrote, if this is a store of objects."""
         if self.store.mirror is not None:
             self.store.mirror.bring(f"{FOLDER}/{folder}", _LARGEST)
 
-    def _write(self, name: str, body: Any) -> None:
+    def _write(self, name: str, record: msgspec.Struct | None) -> None:
         """Write a small file; None removes it."""
         path = self.folder / name
         try:
-            if body is None:
+            if record is None:
                 path.unlink(missing_ok=True)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(path, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
+                write_atomic(path, msgspec.json.encode(record))
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written to ({error.strerror}).") from error
         if self.store.mirror is not None:
             self.store.mirror.send_small(f"{FOLDER}/{name}", _LARGEST)
 
 
-def in_ledger(cells: Sequence[Cell]) -> list[tuple[str, Mapping[str, str]]]:
+def in_ledger(cells: Sequence[Cell]) -> list[tuple[str, dict[str, str]]]:
     """Cells of a plan as `Ledger.states` takes them."""
-    return [(cell.asked, cell.axes) for cell in cells]
+    return [(cell.asked, dict(cell.axes)) for cell in cells]
 
 
-def _json_of(path: Path) -> Any:
+def _read(path: Path, kind: type[T]) -> T | None:
+    """Read a small file; None if it is not there or holds something else."""
     try:
-        return json.loads(path.read_bytes())
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError):
         return None

@@ -5,45 +5,50 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
 
 from ..capture_request import CaptureRequest
 from ..engines.registry import names as engine_names
 from ..errors import UsageError
 from ..prompt_files import prompts_of
-from ..runs.file.kept import ALL, KEEPS
-from ..text import joined, plural, shown
+from ..text import plural, shown
 
-AXES = ("model", "prompts", "reference", "engine", "path", "dtype", "device")
+Axis = Literal["model", "prompts", "reference", "engine", "path", "dtype", "device"]
+AXES: tuple[Axis, ...] = get_args(Axis)
 OWN_ENGINE = "transformers"  # of this process; paths of it bear no name of an engine
 APART = ", apart"  # a transformers of another process, `transformers:decode` among the paths
 MOST_CELLS = 100_000
 _DIGEST = 16  # hexadecimal digits, 64 bits: of 100,000 cells two are alike with a chance of 3e-10
-# key of the plan -> (axis, its values where the plan has none)
-_LISTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "models": ("model", ()),
-    "prompts": ("prompts", ()),
-    "references": ("reference", ("prefill",)),
-    "engines": ("engine", (OWN_ENGINE,)),
-    "paths": ("path", ()),
-    "dtypes": ("dtype", ("bfloat16",)),
-    "devices": ("device", ("",)),
-}
-_SETTINGS: dict[str, tuple[type, Any]] = {
-    "name": (str, ""),
-    "repeats": (int, 1),
-    "judge": (bool, True),
-    "layers": (bool, False),
-    "chat": (bool, False),
-    "seed": (int, 0),
-    "keep": (str, ALL),
-}
+Values = tuple[str, ...]
+
+
+class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
+    """`sweep.toml`."""
+
+    models: Annotated[Values, msgspec.Meta(min_length=1)]
+    prompts: Annotated[Values, msgspec.Meta(min_length=1)]
+    paths: Annotated[Values, msgspec.Meta(min_length=1)]
+    references: Values = ("prefill",)
+    engines: Values = (OWN_ENGINE,)
+    dtypes: Values = ("bfloat16",)
+    devices: Values = ("",)
+    name: str = ""
+    repeats: int = 1
+    judge: bool = True
+    layers: bool = False
+    chat: bool = False
+    seed: int = 0
+    keep: Literal["all", "figures"] = "all"
+    exclude: list[dict[Axis, str | list[str]]] = []
 
 
 @dataclass(frozen=True)
@@ -92,49 +97,39 @@ class SweepPlan:
 
 
 def read_plan(path: Path, build: str = "") -> SweepPlan:
-    """Read a plan. build: what names the state of the engines under test, such as a commit. UsageError, one sentence,
-    for what cannot be understood; nothing is loaded.
-    """
+    """Read a plan; nothing is loaded. build: what names the state of the engines under test, such as a commit."""
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
+        asked = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _PlanFile)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {error}. docs/sweeps.md lists the keys of a plan.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a plan ({error}).") from None
-    excluded = said.pop("exclude", [])
-    unknown = next((key for key in said if key not in _LISTS and key not in _SETTINGS), None)
-    if unknown is not None:
-        known = joined([*_LISTS, *_SETTINGS, "exclude"])
-        raise UsageError(f"{path}: '{shown(unknown)}' is no key of a plan; there are {known}.")
-    lists = {key: _texts(path, key, said.get(key, list(default))) for key, (_, default) in _LISTS.items()}
-    settings = {key: _setting(path, key, said.get(key, default)) for key, (_, default) in _SETTINGS.items()}
-    for key in ("models", "prompts", "paths"):
-        if not lists[key]:
-            raise UsageError(f"{path}: '{key}' is empty; expected a list of at least one.")
-    conditions = _conditions(path, excluded)
-    count = 1
-    for values in lists.values():
-        count *= len(values)
-    if count > MOST_CELLS:
+    excluded = [{axis: [one] if isinstance(one, str) else one for axis, one in each.items()} for each in asked.exclude]
+    if not all(excluded):
+        raise UsageError(f"{path}: [[exclude]] names no axis.")
+    lists = [tuple(dict.fromkeys(getattr(asked, f"{axis.rstrip('s')}s"))) for axis in AXES]
+    if (count := math.prod(map(len, lists))) > MOST_CELLS:
         raise UsageError(f"{path}: {count:,} cells; a plan has at most {MOST_CELLS:,}.")
     engines = frozenset(engine_names())  # each call reads the configuration
     cells: dict[str, Cell] = {}
-    digests: dict[tuple[str, bool], str] = {}
-    for values in itertools.product(*(lists[key] for key in _LISTS)):
-        axes = dict(zip((axis for axis, _ in _LISTS.values()), values, strict=True))
+    digests: dict[str, str] = {}
+    for values in itertools.product(*lists):
+        axes = dict(zip(AXES, values, strict=True))
         engine, _, rest = axes["path"].partition(":")
         if rest and engine in engines:
             named = engine + APART * (engine == OWN_ENGINE)
             axes |= {"engine": named, "path": rest}  # it names its engine, and stands once
-        if any(all(axes[axis] in wanted for axis, wanted in one.items()) for one in conditions):
+        if any(all(axes[axis] in wanted for axis, wanted in one.items()) for one in excluded):
             continue
-        request = _request(path, axes, settings, build)
-        prompts = (axes["prompts"], settings["chat"])
+        request = _request(path, axes, asked, build)
+        prompts = axes["prompts"]
         if prompts not in digests:
             digests[prompts] = _digest_of_prompts(request)
-        asked = _digest_of(request, axes["model"], digests[prompts])
-        cells.setdefault(asked, Cell(axes, request, asked))
+        digest = _digest_of(request, axes["model"], digests[prompts])
+        cells.setdefault(digest, Cell(axes, request, digest))
     if not cells:
         raise UsageError(f"{path}: every cell is excluded.")
-    return SweepPlan(settings["name"] or path.stem, tuple(cells.values()))
+    return SweepPlan(asked.name or path.stem, tuple(cells.values()))
 
 
 def in_short(axis: str, value: str) -> str:
@@ -142,8 +137,8 @@ def in_short(axis: str, value: str) -> str:
     return Path(value).name if axis in ("model", "prompts") else value
 
 
-def _request(path: Path, axes: Mapping[str, str], settings: Mapping[str, Any], build: str) -> CaptureRequest:
-    """The capture of a cell, of one variant."""
+def _request(path: Path, axes: Mapping[str, str], asked: _PlanFile, build: str) -> CaptureRequest:
+    """Return the capture of a cell, of one variant."""
     prompts = str(_beside(path, axes["prompts"]))
     is_list = prompts.endswith(".jsonl")
     model = _beside(path, axes["model"])
@@ -152,16 +147,16 @@ def _request(path: Path, axes: Mapping[str, str], settings: Mapping[str, Any], b
         model=str(model) if model.exists() else axes["model"],
         prompt_files=() if is_list else (prompts,),
         prompt_lists=(prompts,) if is_list else (),
-        is_chat=settings["chat"],
+        is_chat=asked.chat,
         reference=axes["reference"],
         variants=(f"{own}{axes['path']}",),
-        repeat=settings["repeats"],
-        layers=settings["layers"],
-        judge=settings["judge"],
+        repeat=asked.repeats,
+        layers=asked.layers,
+        judge=asked.judge,
         dtype=axes["dtype"],
         device=axes["device"] or None,
-        seed=settings["seed"],
-        keep=settings["keep"],
+        seed=asked.seed,
+        keep=asked.keep,
         build=build,
     )
 
@@ -190,35 +185,6 @@ def short_digest(value: Any) -> str:
     """First digits of the sha256 of a value as JSON with its keys in order."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
-
-
-def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) and one == one.strip() for one in value):
-        raise UsageError(f"{path}: '{key}' is {shown(value)}; expected a list of texts.")
-    return tuple(dict.fromkeys(value))
-
-
-def _setting(path: Path, key: str, value: Any) -> Any:
-    kind, _ = _SETTINGS[key]
-    if type(value) is not kind:
-        expected = {str: "a text", int: "a whole number", bool: "true or false"}[kind]
-        raise UsageError(f"{path}: '{key}' is {shown(value)}; expected {expected}.")
-    if key == "keep" and value not in KEEPS:
-        raise UsageError(f"{path}: 'keep' is '{shown(value)}'; expected {joined(KEEPS)}.")
-    return value
-
-
-def _conditions(path: Path, given: Any) -> list[dict[str, tuple[str, ...]]]:
-    """Each [[exclude]]: axis -> the values that are left out together."""
-    if not isinstance(given, list) or not all(isinstance(one, dict) and one for one in given):
-        raise UsageError(f"{path}: 'exclude' is {shown(given)}; expected [[exclude]] sections with an axis each.")
-    found = []
-    for one in given:
-        unknown = next((axis for axis in one if axis not in AXES), None)
-        if unknown is not None:
-            raise UsageError(f"{path}: [[exclude]] names '{shown(unknown)}'; axes are {joined(AXES)}.")
-        found.append({axis: _texts(path, axis, [v] if isinstance(v, str) else v) for axis, v in one.items()})
-    return found
 
 
 def counted(cells: Sequence[Cell]) -> str:

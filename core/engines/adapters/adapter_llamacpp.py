@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from ulpscope_engine import Refused, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import Refused, chunks, modifier, serve, version_of, with_neighbors
 
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # enum ggml_type
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -202,8 +202,6 @@ class LlamaCppEngine:
         if not self.model:
             raise Refused(f"llama.cpp cannot load {Path(request['model']).name}.")
         self.vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
-        self.base, *values = request["base"]
-        self.value = int(values[0]) if values else 0
         self.options = request["modifiers"]
         self.rows = int(self.options.get("batch", 1))
         kind = self.options.get("kv", "f16")
@@ -273,16 +271,13 @@ class LlamaCppEngine:
         """One prompt; the other rows of a batch hold the same tokens in another order, which none of it may see."""
         self.open(len(ids))
         others = with_neighbors(ids, self.rows)
-        step = {"prefill": len(ids), "decode": 1, "chunked": self.value, "reuse": len(ids)}[self.base]
-        begin = 0
-        if self.base == "reuse":
-            begin = min(self.value, len(ids) - 1)
-            # an earlier call of the same prompt; what follows its first tokens is let go, as a server does
-            self.step(others, 0, _First(rows, begin))
-            for row in range(self.rows):
-                self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.context), row, begin, -1)
-        for start in range(begin, len(ids), step):
-            self.step([row[start : start + step] for row in others], start, rows)
+        for start, tokens in chunks(self.request, ids):
+            if self.request["base"][0] == "reuse":
+                # an earlier call of the same prompt; what follows its first tokens is let go, as a server does
+                self.step(others, 0, _First(rows, start))
+                for row in range(self.rows):
+                    self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.context), row, start, -1)
+            self.step([row[start : start + len(tokens)] for row in others], start, rows)
 
 
 class GraphTensors:

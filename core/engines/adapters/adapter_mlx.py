@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from ulpscope_engine import is_installed, modifier, serve, version_of
+from ulpscope_engine import chunks, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "MLX",
@@ -78,18 +78,16 @@ def load(request):
     model, _ = load_model(Path(request["model"]))
     model.set_dtype(getattr(mx, request["dtype"]))
     modules = MLXModules(model, set(request["modules"])) if request.get("modules") else None
-    base, *values = request["base"]
     kind = request["modifiers"].get("kv", "own")
 
     def run(ids, rows):
-        step = {"prefill": len(ids), "decode": 1, "chunked": int(values[0]) if values else 0}[base]
         cache = make_prompt_cache(model)
         if kind != "own":
             cache = [layer.to_quantized(group_size=64, bits=int(kind[1:])) for layer in cache]
-        for start in range(0, len(ids), step):
+        for start, tokens in chunks(request, ids):
             if modules is not None:
                 modules.rows, modules.start = rows, start
-            logits = model(mx.array([ids[start : start + step]]), cache=cache)[0]
+            logits = model(mx.array([tokens]), cache=cache)[0]
             array, dtype = bits_of(logits)
             rows(start, array, dtype=dtype)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import Refused, chunks, is_installed, modifier, serve, version_of, with_neighbors
 
 LEVELS = {"off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED"}
 LEVELS["all"] = "ORT_ENABLE_ALL"
@@ -220,8 +220,7 @@ class GenAIEngine:
         import onnxruntime_genai
 
         self.genai, self.options = onnxruntime_genai, request["modifiers"]
-        self.base, *values = request["base"]
-        self.value = int(values[0]) if values else 0
+        self.request = request
         self.rows, self.shown = int(self.options.get("batch", 1)), {}
         kind, activations = (self.options.get(name, "f32") for name in ("weights", "activations"))
         with tempfile.TemporaryDirectory() as made:
@@ -274,15 +273,11 @@ class GenAIEngine:
     def run(self, ids, rows):
         """One prompt; other rows of a batch hold the same tokens in another order, which none of it may see."""
         generator = self.generator(len(ids))
-        size = {"prefill": len(ids), "decode": 1, "chunked": self.value, "reuse": len(ids)}[self.base]
-        begin = 0
-        if self.base == "reuse":
-            begin = min(self.value, len(ids) - 1)
-            if begin:
-                self.step(generator, ids, 0, rows, begin)
-                generator.rewind_to(begin)
-        for start in range(begin, len(ids), size):
-            self.step(generator, ids[start : start + size], start, rows)
+        for start, tokens in chunks(self.request, ids):
+            if self.request["base"][0] == "reuse" and start:
+                self.step(generator, ids, 0, rows, start)
+                generator.rewind_to(start)
+            self.step(generator, tokens, start, rows)
 
 
 def load(request):

@@ -1,8 +1,8 @@
-"""The engine's end of the protocol between ULPscope and an engine, version 1 (docs/engines.md). It needs Python 3.8 and
+"""The engine's end of the protocol between ULPscope and an engine, version 2 (docs/engines.md). It needs Python 3.8 and
 numpy only: copy it, or import it from an adapter that ULPscope starts, which finds it on its path.
 
-A frame is 4 bytes b"ULPE", the length of its head (uint32, little-endian), its head (a JSON object in UTF-8), and
-`bytes` bytes of payload where the head says so. Frames of the hub come on stdin, frames of the engine leave on stdout.
+A frame is a JSON object on one line, then `bytes` bytes of payload if the object says so. Frames of the hub come on
+stdin, frames of the engine leave on stdout.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import importlib.util
 import json
 import os
 import queue
-import struct
 import sys
 import threading
 from importlib import metadata
-from typing import Any, Callable, Iterable  # noqa: UP035 - an engine may have an old Python
+from typing import Any, Callable, Iterable, Iterator, Sequence  # noqa: UP035 - an engine may have an old Python
 
 import numpy as np
 
-PROTOCOL = 1
-MAGIC = b"ULPE"
+PROTOCOL = 2
 PIECE_BYTES = 32 << 20  # of logits in a frame, or a row: the hub holds a frame or two and not a prompt
 CARRIERS = {"float32": "<u4", "float16": "<u2", "bfloat16": "<u2", "float64": "<u8"}
 
@@ -81,15 +79,20 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
     def send(head: dict[str, Any], payload: Any = None) -> None:
         if payload is not None:
             head = dict(head, bytes=payload.nbytes)
-        text = json.dumps(head).encode()
         with lock:
-            frames.write(MAGIC + struct.pack("<I", len(text)) + text)
+            frames.write(json.dumps(head).encode() + b"\n")
             if payload is not None:
                 frames.write(payload.data)
             frames.flush()
 
     asked: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            asked.put(json.loads(line))
+        os._exit(0)  # the hub is gone; so are we, whatever the engine is at
+
+    threading.Thread(target=listen, daemon=True).start()
     send(dict(hello, type="hello", protocol=PROTOCOL))
     run: Callable[..., None] | None = None
     rows = Rows(send)
@@ -116,24 +119,13 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
             send({"type": "error", "says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})
 
 
-def _listen(asked: queue.Queue[dict[str, Any]]) -> None:
-    """Read frames of the hub. Where it is gone, so are we, whatever the engine is at."""
-    try:
-        while True:
-            start = _exactly(8)
-            if start[:4] != MAGIC:
-                break
-            asked.put(json.loads(_exactly(struct.unpack("<I", start[4:])[0])))
-    except EOFError:
-        pass
-    os._exit(0)
-
-
-def _exactly(count: int) -> bytes:
-    data = sys.stdin.buffer.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data
+def chunks(request: dict[str, Any], ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """(first position, tokens) of each call of prefill, decode and chunked; of reuse, the call after N tokens."""
+    name, *values = request["base"]
+    value = int(values[0]) if values else 0
+    step = {"decode": 1, "chunked": value}.get(name, len(ids))
+    for start in range(min(value, len(ids) - 1) if name == "reuse" else 0, len(ids), step):
+        yield start, list(ids[start : start + step])
 
 
 def is_installed(module: str) -> bool:

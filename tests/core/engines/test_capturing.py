@@ -94,6 +94,7 @@ def test_of_a_capture_whose_engine_fails_nothing_is_kept(captured, fault, senten
     assert open_store(store).paths() == []
 
 
+@pytest.mark.thorough
 def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path):
     """By a signal, as Cancel sends it, while the engine computes and will never answer."""
     adapter, store = tmp_path / "toy.py", tmp_path / "store"

@@ -4,19 +4,22 @@ transformers; files that want more than to be read.
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from core.engines import registry
-from core.errors import CaptureError
+from core.engines.process import ADAPTERS
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 from core.judging.module_evidence import LARGEST_ALONE
+from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
@@ -132,7 +135,7 @@ def replayed(loaded, ids=IDS):
         return whole_side(side_of("rollout:replay").run_on(loaded), ids)
 
 
-@pytest.mark.parametrize("steps", [(IDS,), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))])
+@pytest.mark.parametrize("steps", [*thorough([(IDS,)]), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))])
 def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, steps):
     """Prefilled in one forward, or in pieces and then token by token; the warm-up before it is passed over."""
     as_sglang(loaded.model, steps, folder)
@@ -174,7 +177,7 @@ def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder
         assert alone.figures.modules_beyond == ("model.layers.1.self_attn",)
 
 
-@pytest.mark.spread(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("scale", "verdict"), [(1.0, "undecided"), (1.1, "bug suspected")])
 def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdict):
     """Nothing of it can be had in float32, so a sound one is as near as rounding and smaller faults are not seen; the
@@ -195,12 +198,27 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
     assert drawn.outcome == ("passed" if scale == 1 else "failed")
 
 
-def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, folder):
+@pytest.fixture
+def replay(folder, monkeypatch):
+    """The adapter in this process: a refusal of its own, without an interpreter that loads torch first."""
+    monkeypatch.syspath_prepend(str(ADAPTERS))
+    adapter = importlib.import_module("adapter_dump")
+    monkeypatch.setattr(sys, "argv", ["adapter_dump.py", str(folder)])
+
+    def call(ids=IDS, dtype="float32"):
+        _, run = adapter.load({"model": MODEL, "dtype": dtype})
+        run(ids, lambda *_, **__: None)
+
+    call.refusal = importlib.import_module("ulpscope_engine").Refused
+    return call
+
+
+def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, folder, replay):
     as_sglang(loaded.model, (IDS,), folder)
-    with pytest.raises(CaptureError, match="folder are the 3 tokens"):
-        replayed(loaded, (1, 2, 3))
-    with pytest.raises(CaptureError, match="can be had in bfloat16"):
-        replayed(load_model(MODEL, dtype="bfloat16", device="cpu"))
+    with pytest.raises(replay.refusal, match="folder are the 3 tokens"):
+        replay((1, 2, 3))
+    with pytest.raises(replay.refusal, match="can be had in bfloat16"):
+        replay(dtype="bfloat16")
 
 
 class Calls:
@@ -210,36 +228,36 @@ class Calls:
         return os.mkdir, ("called",)
 
 
-def test_nothing_in_a_file_is_executed(loaded, folder, monkeypatch, tmp_path):
+def test_nothing_in_a_file_is_executed(folder, monkeypatch, tmp_path, replay):
     monkeypatch.chdir(tmp_path)
     torch.save({"model.norm": Calls()}, folder / "Pass00000.pt")
-    with pytest.raises(CaptureError, match=r"Pass00000\.pt holds more than tensors"):
-        replayed(loaded)
+    with pytest.raises(replay.refusal, match=r"Pass00000\.pt holds more than tensors"):
+        replay()
     assert not (tmp_path / "called").exists()
 
 
-def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder):
+def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder, replay):
     path = folder / "Pass00000.pt"
     as_torchtitan(loaded.model, IDS, folder)
     whole = (folder / "step.pt").read_bytes()
     (folder / "step.pt").unlink()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CaptureError, match=r"Pass00000\.pt holds more than tensors, or is damaged"):
-        replayed(loaded)
+    with pytest.raises(replay.refusal, match=r"Pass00000\.pt holds more than tensors, or is damaged"):
+        replay()
     torch.save([torch.zeros(2)], path)
-    with pytest.raises(CaptureError, match="no dict of module name"):
-        replayed(loaded)
+    with pytest.raises(replay.refusal, match="no dict of module name"):
+        replay()
     torch.save({"model.norm": torch.zeros(3, 64)}, path)
-    with pytest.raises(CaptureError, match="has input_ids"):
-        replayed(loaded)
+    with pytest.raises(replay.refusal, match="has input_ids"):
+        replay()
     torch.save({"input_ids": torch.tensor([1, 2])}, path)
-    with pytest.raises(CaptureError, match="has neither logits"):
-        replayed(loaded)
+    with pytest.raises(replay.refusal, match="has neither logits"):
+        replay()
 
 
-def test_dumps_of_several_processes_are_refused(loaded, folder):
+def test_dumps_of_several_processes_are_refused(loaded, folder, replay):
     as_sglang(loaded.model, (IDS,), folder)
     (folder / "TP1_PP0_Rank1_pid8").mkdir()
     torch.save({"model.norm": torch.zeros(3, 64)}, folder / "TP1_PP0_Rank1_pid8" / "Pass00000.pt")
-    with pytest.raises(CaptureError, match="dumps of 2 processes"):
-        replayed(loaded)
+    with pytest.raises(replay.refusal, match="dumps of 2 processes"):
+        replay()

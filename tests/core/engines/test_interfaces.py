@@ -13,6 +13,7 @@ from core.engines import registry
 from core.errors import CaptureError
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
+from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 IDS = (5, 9, 200, 31, 77, 9, 1024)
@@ -114,15 +115,18 @@ def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages
     assert registry.described("sglang").is_here
 
 
-@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("files", "path"),
     [
-        (SGLANG, "sglang:walk"),
         (SGLANG, "sglang:decode+batch:3+attn:triton"),
-        (TENSORRT_LLM, "trtllm:prefill"),
-        (TENSORRT_LLM, "trtllm:walk+batch:2+prefix:on"),
-        (TENSORRT_LLM, "trtllm:prefill+run:graphs+kv:fp8"),
+        *thorough(
+            [
+                (SGLANG, "sglang:walk"),
+                (TENSORRT_LLM, "trtllm:prefill"),
+                (TENSORRT_LLM, "trtllm:walk+batch:2+prefix:on"),
+                (TENSORRT_LLM, "trtllm:prefill+run:graphs+kv:fp8"),
+            ]
+        ),
     ],
 )
 def test_rows_stand_at_their_positions(loaded, packages, path, files):

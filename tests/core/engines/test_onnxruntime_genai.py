@@ -185,23 +185,17 @@ def test_the_matrices_of_a_graph_are_read_without_onnx(adapter, tmp_path, attrib
     assert adapter.matrices_of(path) == found
 
 
-@pytest.mark.spread(1)
-@pytest.mark.parametrize(
-    ("path", "sentence"),
-    [
-        ("genai:prefill+graph:own", r"are others; write graph:own\+weights:int4\+activations:int8"),
-        ("genai:prefill+graph:own+weights:int4", r"are others; write graph:own\+weights:int4\+activations:int8"),
-        ("genai:decode+graph:own+weights:int8", r"are others; write graph:own\+weights:int4\+activations:int8"),
-    ],
-)
-def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(loaded, stand_in, monkeypatch, tmp_path, path, sentence):
-    folder = shutil.copytree(MODEL, tmp_path / "copy")
-    (folder / "genai_config.json").write_text('{"model": {"vocab_size": 4096, "decoder": {"filename": "m.onnx"}}}')
-    _graph(folder / "m.onnx", [helper.make_node("MatMulNBits", ["a", "b"], ["c"], bits=4, accuracy_level=4)])
-    monkeypatch.setattr(engine_side, "folder_of", lambda *_: folder)
-    with pytest.raises(CaptureError, match=sentence):
-        _logits(loaded, path)
-    _logits(loaded, "genai:prefill+graph:own+weights:f32")  # as the verdict's widest asks, which is built
+@pytest.mark.parametrize("options", [{}, {"weights": "int4"}, {"weights": "int8"}])
+def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(adapter, tmp_path, options):
+    (tmp_path / "genai_config.json").write_text('{"model": {"vocab_size": 4096, "decoder": {"filename": "m.onnx"}}}')
+    _graph(tmp_path / "m.onnx", [helper.make_node("MatMulNBits", ["a", "b"], ["c"], bits=4, accuracy_level=4)])
+    request = {"model": str(tmp_path), "modifiers": {"graph": "own", **options}}
+    with pytest.raises(adapter.Refused, match=r"are others; write graph:own\+weights:int4\+activations:int8"):
+        adapter.check(request)
+    own = {"weights": "int4", "activations": "int8"}
+    assert adapter.check({**request, "modifiers": {"graph": "own", **own}})
+    # as the verdict's widest asks, which is built
+    assert not adapter._is_own(tmp_path, {"graph": "own", "weights": "f32"}, ("f32", "f32"))
 
 
 def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):

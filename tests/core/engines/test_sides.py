@@ -20,6 +20,7 @@ from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
+from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
@@ -61,8 +62,7 @@ def _logits(loaded, path, ids):
         "ort:prefill+optimize:off",
         "ct2:prefill",
         "ct2:prefill+batch:3+threads:1",
-        "transformers:decode+attn:eager",
-        "transformers:prefill+run:export",
+        *thorough(["transformers:decode+attn:eager", "transformers:prefill+run:export"]),
     ],
 )
 def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
@@ -241,7 +241,7 @@ def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids
         f"llamacpp:reuse:20+{WIDE}",
         f"llamacpp:prefill+{WIDE}+ubatch:16",
         "ort:prefill",
-        "transformers:decode",
+        *thorough(["transformers:decode"]),
     ],
 )
 def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from core.judging.judge_sparse import judge_probe
 from core.probing.client import Budget, Client
 from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, Probed, ways_of
-from core.probing.servers import Ask, LlamaCpp, Server, find_server
+from core.probing.servers import LLAMACPP, Ask, Server, find_server
 from core.runs.sparse_run import pairs_of, sparse_of
 from core.runs.store.store import Store
 from core.runs.topk.pairing import compare_sides
@@ -35,7 +36,7 @@ def probed(
 ) -> Probed:
     names, load = parsed_tests(tests)
     client = Client(server.client.url, budget=budget)
-    return Probe(Plan(prompts, names, load, 6, top), [type(server)(client, server.version, server.model)]).run()
+    return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()
 
 
 def sides(found: Probed) -> dict[str, ListSide]:
@@ -43,8 +44,8 @@ def sides(found: Probed) -> dict[str, ListSide]:
 
 
 def test_it_is_known_for_what_it_is(server: Server) -> None:
-    assert isinstance(server, LlamaCpp)
-    assert (server.model, server.vocab, server.takes_ids) == ("small.gguf", 4096, True)
+    assert server.kind is LLAMACPP
+    assert (server.model, server.vocab, server.kind.takes_ids) == ("small.gguf", 4096, True)
     ids = server.tokenized(PROMPTS[0])
     assert ids is not None
     assert all(0 <= token < 4096 for token in ids)
@@ -109,7 +110,7 @@ def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
 
 
 def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server: Server) -> None:
-    other = LlamaCpp(Client(llama), server.version, server.model)
+    other = Server(Client(llama), LLAMACPP, server.version, server.model)
     found = Probe(Plan(PROMPTS, ("rerun",), tokens=3, is_against=True), [server, other]).run()
     assert [side.name for side in found.sides] == ["A cold", "A cold again", "B cold", "B cold again"]
     pairs = pairs_of(found.sides)

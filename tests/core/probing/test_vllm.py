@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_it_is_known_and_sends_ids_and_bfloat16(server: Server) -> None:
-    assert isinstance(server, VLLM)
+    assert server.kind is VLLM
     assert server.model == "small"
     ids = server.tokenized(PROMPTS[1])
     assert ids is not None
