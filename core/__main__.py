@@ -53,28 +53,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(comparing.compare)
-app.command()(comparing.ingest)
-app.command()(inspecting.inspect)
-app.command()(probing.probe)
-app.command()(capturing.capture)
-app.command()(capturing.judge)
-app.command()(verdicts.verdict)
-app.command()(explaining.explain)
-app.command()(generating.generate)
-app.command()(generating.search)
-app.command()(ops.ops)
-app.command()(sweeping.sweep)
-app.command(hidden=True)(spare.spare)
+for each in (
+    *(comparing.compare, comparing.ingest, inspecting.inspect, probing.probe, capturing.capture, capturing.judge),
+    *(verdicts.verdict, explaining.explain, generating.generate, generating.search, ops.ops, sweeping.sweep),
+    *(
+        showing.show,
+        stored.export,
+        stored.delete,
+        stored.label,
+        models.model,
+        models.engines,
+        pushing.push,
+        serve.serve,
+    ),
+):
+    app.command()(each)
 app.command("list")(stored.list_)
-app.command()(showing.show)
-app.command()(stored.export)
-app.command()(stored.delete)
-app.command()(stored.label)
-app.command()(models.model)
-app.command()(models.engines)
-app.command()(pushing.push)
-app.command()(serve.serve)
+app.command(hidden=True)(spare.spare)
 
 
 def main() -> None:

@@ -16,11 +16,9 @@ WRITING = ".writing-"  # what a file's name begins with until it is whole; a kil
 
 
 def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
-    """The descriptor that holds the lock of a file, which is made where there is none, or of a directory, until it is
-    closed.
+    """Lock a file, made if there is none, or a directory, until the descriptor is closed or its process ends.
 
-    The lock is flock's: it acts between processes and within one, and the system drops it with its process.
-    BlockingIOError where another holds it and nobody waits.
+    flock's, so it acts between processes and within one. BlockingIOError if another holds it and nobody waits.
     """
     flags = os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
     while True:
@@ -40,7 +38,6 @@ def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or directory: one at a time, of all that ask for it."""
     descriptor = lock(path)
     try:
         yield
@@ -50,10 +47,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file that gets its name once it is whole and on the disk, and leaves nothing behind where it is not.
-
-    is_new: FileExistsError instead of replacing another.
-    """
+    """Yield a file that gets its name once it is whole and on disk. is_new: FileExistsError instead of replacing."""
     beside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -71,15 +65,14 @@ def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[
 
 
 def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0o666) -> None:
-    """Write a file as `writing` does."""
     with writing(path, is_new=is_new, mode=mode) as file:
         file.write(body)
 
 
 @contextmanager
 def making(path: Path) -> Iterator[Path]:
-    """A place for a file or a folder, for whoever writes by name: it gets the name of `path` once it is whole and on
-    the disk, and leaves nothing behind where it is not. A folder that is there already is not replaced: OSError.
+    """Yield a path for a file or a folder that gets the name of `path` once it is whole and on disk. A folder that is
+    there already is not replaced: OSError.
     """
     beside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
@@ -92,7 +85,7 @@ def making(path: Path) -> Iterator[Path]:
 
 
 def discard(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; nothing where it cannot be, or is not there."""
+    """Remove a file or a folder, if it is there and can be."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

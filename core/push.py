@@ -51,10 +51,8 @@ class Pushed:
 
 
 def push_file(asked: Pushing, tell: Callable[[str, int, int], None], note: Callable[[str], None]) -> Pushed:
-    """Send a file and wait until it is a run.
-
-    The id of the upload is a digest of the file and its options, so a push that was stopped goes on when it is begun
-    again. After every break the server is asked what it has.
+    """Send a file and wait until it is a run. The id of the upload is a digest of the file and its options, so a push
+    that was stopped goes on when it is begun again.
     """
     headers = {"Authorization": f"Bearer {asked.token}"} if asked.token else {}
     try:

@@ -1,8 +1,4 @@
-"""Text for people: what others wrote made harmless, and counts, sizes and durations in words.
-
-What would mean something to one format only (HTML, XML, rich) is escaped beside what writes that format; backticks
-mark names in sentences everywhere.
-"""
+"""Text for people: what others wrote made harmless, and counts, sizes and durations in words."""
 
 from __future__ import annotations
 
@@ -18,48 +14,41 @@ _BLANK = frozenset(chr(code) for each in _RANGES.split() for code in range(ord(e
 
 
 def shown(text: object, longest: int = 80) -> str:
-    """Untrusted text, fit for a message: one line; control and bidirectional characters as escapes; cut."""
+    """Return untrusted text for a message: one line, control and bidirectional characters escaped, cut."""
     return clipped("".join(c if is_seen(c) else _escape(c) for c in str(text)[: longest + 1]), longest)
 
 
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
-    """Text with every character that cannot be seen, but those of `besides`, replaced by `instead`."""
+    """Return text with every character that cannot be seen, except `besides`, replaced."""
     return text if is_seen(text) else "".join(c if is_seen(c) or c in besides else instead for c in text)
 
 
 def is_seen(text: str) -> bool:
-    """True where every character of a text leaves a mark or is a plain blank: no line end, nothing of no width, nothing
-    that changes the direction.
-    """
+    """Return whether every character is a plain blank or leaves a mark: no line end, no width 0, no direction."""
     return text.isprintable() and _BLANK.isdisjoint(text)
 
 
 def legible(text: str) -> str:
-    """Text of several lines, with every character as an escape that cannot be seen; line ends and tabs as they are."""
+    """Return text of several lines with every character escaped that cannot be seen, except line ends and tabs."""
     return text if is_seen(text) else "".join(c if c in "\n\t" or is_seen(c) else _escape(c) for c in text)
 
 
 def visible(text: str) -> str:
-    """A token's text with its whitespace and control characters shown."""
+    """Return a token's text with its whitespace and control characters shown."""
     return "".join(_VISIBLE.get(c) or (c if c.isprintable() and c not in _BLANK else f"\\x{ord(c):02x}") for c in text)
 
 
 def clipped(text: str, longest: int) -> str:
-    """The beginning of a text, with an ellipsis where it goes on."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def code(text: str) -> str:
-    """Text for between backticks, where a line end would end the span as a backtick does."""
+    """Return text for between backticks: no backtick, no line end."""
     return " ".join(filter(None, text.replace("`", "'").splitlines()))
 
 
 def file_name(name: str, longest: int = 120) -> str:
-    """The last part of a sender's name for a file, without anything that means something to a file system; '' where
-    nothing is left.
-
-    longest: in bytes; the ending stays.
-    """
+    """Return the last part of a sender's name for a file, safe for a file system; longest: in bytes, ending kept."""
     last = name.replace("\\", "/").rsplit("/", 1)[-1]
     safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
     stem, dot, ending = safe.rpartition(".")
@@ -70,12 +59,12 @@ def file_name(name: str, longest: int = 120) -> str:
 
 
 def slug(text: str, besides: str = "", longest: int = 60) -> str:
-    """`s3-bucket-runs`: ASCII letters and digits, and `besides`; whatever stands between them is one hyphen."""
+    """`s3-bucket-runs`: ASCII letters, digits and `besides`; anything between them is one hyphen."""
     return re.sub(rf"[^A-Za-z0-9{re.escape(besides)}]+", "-", text).strip("-")[:longest]
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """`1 flip`, `2,000 flips`; `many` where it is not `one` with an s."""
+    """`1 flip`, `2,000 flips`; `many` if it is not `one` with an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
@@ -85,7 +74,7 @@ def joined(parts: Sequence[str]) -> str:
 
 
 def percent(share: float) -> str:
-    """`74.9%`; what is not nothing never reads as 0.0%, and what is not all never as 100.0%."""
+    """`74.9%`; only 0 is 0.0%, and only 1 is 100.0%."""
     if 0 < share < 0.0005:
         return "<0.1%"
     return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
@@ -107,9 +96,7 @@ def out_of(count: int, total: int) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Whole numbers whole, others in their significant digits, thousands apart and without an exponent from 1e-4 to a
-    billion; `undefined` for null and NaN.
-    """
+    """`1,234`, `0.3125`: significant digits, no exponent from 1e-4 to a billion; `undefined` for null and NaN."""
     if value is None or value != value:
         return "undefined"
     if isinstance(value, int):
@@ -119,7 +106,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def three_digits(ratio: float) -> str:
-    """`15,300`, `24.1`, `0.532`: three digits that matter, without an exponent below a billion."""
+    """`15,300`, `24.1`, `0.532`."""
     return number(float(ratio), 3)
 
 
@@ -129,7 +116,7 @@ def exact(value: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the largest decimal unit that keeps the number above one: `512 B`, `47.5 KB`, `16.1 GB`."""
+    """`512 B`, `47.5 KB`, `16.1 GB`."""
     for unit, worth in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= worth:
             return f"{count / worth:,.1f} {unit}"
@@ -149,8 +136,8 @@ def _escape(character: str) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: Radford et al., "Language models are unsupervised multitask learners"
-    (2019), bytes_to_unicode: printable Latin-1 stands for itself, the other bytes are numbered from U+0100 upward.
+    """Character -> byte of byte-level BPE, bytes_to_unicode of GPT-2: printable Latin-1 stands for itself, the other
+    bytes are numbered from U+0100 upward.
     """
     itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(itself)]

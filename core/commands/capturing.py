@@ -70,11 +70,10 @@ def judge(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Capture like `capture`, run every control, and say: rounding, or a bug?
+    """Capture like `capture`, run every check, and say: rounding, or a bug?
 
-    Each pair is held against this model's own rounding floor (reorderings of every linear map), in its dtype and in
-    float32, beside reruns, other neighbours and a float64 forward; docs/verdict.md has the method.
-    Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`.
+    Each pair is compared with this model's own noise floor, in its dtype and in float32; docs/verdict.md has the
+    method. Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`.
 
     For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
@@ -98,9 +97,7 @@ def judge(
 
 
 def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedModel | None = None) -> CapturePlan:
-    """Plan the capture of a request: everything checked, the model loaded, unless it is given; without `weights` only
-    its shapes.
-    """
+    """Check a request and plan its capture; without `weights` only the model's shapes are loaded."""
     prompts_of(request)  # refused before torch is loaded, as a model that has yet to be got
     packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
@@ -127,7 +124,7 @@ def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedMode
 
 
 def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
-    """The model of a request; without `weights` only its shapes."""
+    """Load the model of a request; without `weights` only its shapes."""
     from ..inference.models.model import load_model
 
     return load_model(
@@ -141,7 +138,7 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
 
 
 def captured(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
-    """Capture, and judge if that is asked for. -> (run id, sentences on what is less than was asked for)"""
+    """Capture a request; return the run's id and sentences on what failed."""
     prompts_of(request)
     packaged_folder(request.model)
     target = open_store(store)
@@ -153,7 +150,7 @@ def captured(request: CaptureRequest, progress: str, store: str | Path | None) -
 def run_plan(
     request: CaptureRequest, plan: CapturePlan, store: Store, say: Tell, run_id: str | None = None
 ) -> tuple[str, list[str]]:
-    """Capture a plan into a run, and all that its request asks for beside. -> as `captured`"""
+    """Capture a plan into a run, with what its request asks for besides; return as `captured` does."""
     from ..inference.capture.capture import run_capture, shares_floor
     from ..inference.controls.judging_session import JudgingSession
 
@@ -176,8 +173,6 @@ def run_plan(
 
 
 def to_store(request: CaptureRequest) -> CaptureRequest:
-    """The request as a run keeps it: of a file of prompts that is there for this command only (dropped on a page) the
-    name, which is its owner's own.
-    """
+    """Return the request as a run keeps it: of a file that a page made for this command, only the name."""
     kept = tuple(Path(path).name if is_passing(path) else path for path in request.prompt_lists)
     return replace(request, prompt_lists=kept)

@@ -241,12 +241,16 @@ def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_jso
         undecided = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
         passed = len(gate.outcomes) - undecided
         out.print(f"gate passed: {passed:,}{f', undecided: {undecided:,}' if undecided else ''}", markup=False)
+    write_gate(gate, junit, markdown)
+    if gate.failed:
+        raise typer.Exit(1)
+
+
+def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> None:
     if junit is not None:
         write_whole(junit, junit_text(gate))
     if markdown is not None:
         append(markdown, markdown_text(gate))
-    if gate.failed:
-        raise typer.Exit(1)
 
 
 def ingest(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import wait
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -100,56 +102,46 @@ def _prompts(request: ProbeRequest) -> list[Prompt]:
 def _probed(
     plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell
 ) -> tuple[list[Server], Probed]:
-    """The servers and what came of the probe; Ctrl-C ends it, and what had come is kept."""
+    """Return the servers and the result of the probe; Ctrl-C ends it, and what had come is kept."""
     from ..probing.client import Client
     from ..probing.probe import Probe
     from ..probing.servers import find_server
 
-    clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
-    try:
+    with ExitStack() as stack:
+        clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
+        for client in clients:
+            stack.callback(client.close)
         servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
         for server in servers:
             way = server.kind.way_to_be_cold
             print_text(f"{server.client.url}: {server.told()}; {f'cold by {way}' if way else 'no way to be cold'}", err)
         work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
         return servers, _cancellable(work, budget)
-    finally:
-        for client in clients:
-            client.close()
 
 
 def _cancellable(work: Probe, budget: Budget) -> Probed:
-    """Run a probe in a thread of its own. Ctrl-C, or a request to end, keeps what had come: requests that are in flight
-    are not waited for. KeyboardInterrupt where that is nothing.
+    """Run a probe in a thread. Ctrl-C, or a request to end, keeps what had come: requests in flight are not waited for.
+    KeyboardInterrupt if that is nothing.
     """
-    ended: list[Probed | BaseException] = []
+    from ..probing.probe import begun
 
-    def run() -> None:
-        try:
-            ended.append(work.run())
-        except BaseException as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=run, name="ulpscope-probe", daemon=True)
     is_main = threading.current_thread() is threading.main_thread()  # signals are the main thread's
     handlers = {number: signal.signal(number, lambda *_: budget.cancelled.set()) for number in _ENDS if is_main}
     try:
-        thread.start()
-        while thread.is_alive() and not budget.cancelled.is_set():
-            thread.join(0.1)
+        outcome = begun(work.run)
+        while not outcome.done() and not budget.cancelled.is_set():
+            wait([outcome], timeout=0.1)
         if budget.cancelled.is_set():
-            thread.join(0.3)
+            wait([outcome], timeout=0.3)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if ended and not isinstance(ended[0], BaseException):
-        return ended[0]
-    if budget.cancelled.is_set():
-        try:
-            return work.come("it was cancelled")
-        except UlpscopeError:
-            raise KeyboardInterrupt from None
-    raise ended[0] if isinstance(ended[0], BaseException) else AssertionError
+    if outcome.done() and (outcome.exception() is None or not budget.cancelled.is_set()):
+        return outcome.result()
+    try:
+        return work.come("it was cancelled")
+    except UlpscopeError:
+        raise KeyboardInterrupt from None
 
 
 def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[list[ListSide], list[ListPair]]:

@@ -27,12 +27,12 @@ from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
 from ..runs.reports.sparse_markdown import sparse_markdown
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.store import open_store
-from ..runs.tables.remedies import RemedyRow, advice
+from ..runs.tables.remedies import advice
 from ..runs.views.request import asks_for, how_to_have
-from ..text import number, percent, plural, three_digits
+from ..text import number, out_of, percent, plural, three_digits
 from . import options
 from .tables import pair_table, print_flips, print_sparse_pairs, sparse_side_table
-from .terminal.console import out, print_json, print_text, table_of
+from .terminal.console import Cells, out, print_json, print_text, table_by, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,26 +40,14 @@ if TYPE_CHECKING:
 
 def show(
     run_id: options.Run,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Show which module differs first, and each module's noise ratio.")
-    ] = False,
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Show what ran where the sides begin to differ, and each side's kernels.")
-    ] = False,
-    remedies: Annotated[
-        bool, typer.Option("--remedies", help="Show what would make the sides agree, and its throughput cost.")
-    ] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a report for an issue thread, verdict and evidence included.")
-    ] = False,
-    variant: Annotated[
-        str | None, typer.Option(help="With --layers, --kernels, --remedies or --markdown: this variant only.")
-    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Show which module differs first, and how far.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Show which kernels each side launched.")] = False,
+    remedies: Annotated[bool, typer.Option("--remedies", help="Show what makes the sides agree.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a report for an issue thread.")] = False,
+    variant: Annotated[str | None, typer.Option(help="With one of these options: this variant only.")] = None,
     prompt: Annotated[int | None, typer.Option(help="With --layers: this prompt only, 0-based.")] = None,
     blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the stream after each block.")] = False,
-    differing: Annotated[
-        bool, typer.Option("--differing", help="With --kernels: only kernels that one side launches more often.")
-    ] = False,
+    differing: Annotated[bool, typer.Option("--differing", help="With --kernels: those with other counts.")] = False,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -141,23 +129,15 @@ def _print_caches(run: RunReader) -> None:
     """Print one line a pair with caches, keys and values apart."""
     rows = []
     for pair in run.pairs:
-        caches = summaries(run, pair.index).get(None)
-        if caches is None:
+        if (caches := summaries(run, pair.index).get(None)) is None:
             continue
         both = caches["together"]
-        prompt = f"prompt {both['first_prompt']}, " if len(run.header.prompts) > 1 else ""
-        first = f"{prompt}layer {both['first_layer']}, head {both['first_head']}, position {both['first_position']}"
-        rows.append(
-            (
-                pair.variant,
-                *(
-                    "" if part is None else f"{part['neq']:,} of {part['elements']:,} ({percent(part['neq_share'])})"
-                    for part in (caches["keys"], caches["values"], caches["layer_0_keys"])
-                ),
-                *("" if both[name] is None else number(both[name], 3) for name in ("rms_row_ulps", "max_row_ulps")),
-                "" if both["first_layer"] is None else first,
-            )
-        )
+        parts = [caches[name] for name in ("keys", "values", "layer_0_keys")]
+        shares = ["" if one is None else out_of(one["neq"], one["elements"]) for one in parts]
+        figures = ["" if (one := both[name]) is None else number(one, 3) for name in ("rms_row_ulps", "max_row_ulps")]
+        place = f"prompt {both['first_prompt']}, " if len(run.header.prompts) > 1 else ""
+        place += f"layer {both['first_layer']}, head {both['first_head']}, position {both['first_position']}"
+        rows.append((pair.variant, *shares, *figures, "" if both["first_layer"] is None else place))
     if rows:
         columns = ("variant", "keys that differ", "values that differ", "of them keys of layer 0")
         last = ("rms row ULPs", "max row ULPs", "first difference")
@@ -194,39 +174,39 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], prompt: int | None
         print_json({"run_id": run.run_id, "pairs": [figures for _, figures in found if figures is not None]})
         return
     total = sum(one.positions for index, one in enumerate(prompts) if prompt in (None, index))
-    columns = ("module", "kind", "differ", "rms", "floor", "noise ratio", "max ULPs", "mean ULPs", "max row ULPs")
+    names_prompt = len(prompts) > 1 and prompt is None
+
+    def known(value: float) -> str:
+        return "" if value != value else "the floor is 0" if value == math.inf else number(value, 3)
+
+    def first(row: Any) -> str:
+        return (f"{row.first_prompt}:" if names_prompt else "") + str(row.first_position) if row.neq else ""
+
+    cells: Cells = {
+        "module": lambda row: row.module,
+        "kind": lambda row: row.kind,
+        "differ": lambda row: percent(row.neq_share) if row.neq else "none",
+        "rms": lambda row: "NaN" if row.rms != row.rms else number(row.rms, 3),
+        "floor": lambda row: known(row.floor_rms),
+        "noise ratio": lambda row: known(row.ratio),
+        "max ULPs": lambda row: known(row.max_ulps),
+        "mean ULPs": lambda row: known(row.mean_ulps),
+        "max row ULPs": lambda row: known(row.max_row_ulps),
+        "of": lambda row: row.dtype,
+        "first position": first,
+    }
     for pair, _ in found:
         table = modules(run, pair.index, prompt)
         if table.empty:
             print_text(f"{pair.variant}: no outputs of modules; a compiler made its kernels.")
             continue
-        names_prompt = len(prompts) > 1 and prompt is None
-        is_shown = table["kind"].isin(["residual", "head"]) | (not blocks)
-        rows = (_module_line(row, names_prompt) for row in table[is_shown].itertuples())
-        positions = table["positions"].max()
-        title = f"{pair.variant} vs {pair.reference}, {positions:,} of {plural(total, 'position')}"
-        text = ("module", "kind", "of")
-        out.print(table_of((*columns, "of", "first position"), rows, title=title, text=text))
+        rows = table[table["kind"].isin(["residual", "head"])] if blocks else table
+        title = f"{pair.variant} vs {pair.reference}, {table['positions'].max():,} of {plural(total, 'position')}"
+        out.print(table_by(cells, rows.itertuples(), title=title, text=("module", "kind", "of")))
         line = sentence(run, pair.index, table, names_prompt=names_prompt).replace("**", "")
         if (largest := furthest_module(table)) is not None:
             line += f" Highest noise ratio: {largest.module}, {number(largest.ratio, 3)}x.{says_little(largest)}"
         print_text(line.replace("`", "'"))
-
-
-def _module_line(row: Any, names_prompt: bool) -> Sequence[object]:
-    def known(value: Any) -> str:
-        return "" if value != value else "the floor is 0" if value == math.inf else number(value, 3)
-
-    first = row.first_position if row.neq else ""
-    return (
-        row.module,
-        row.kind,
-        percent(row.neq_share) if row.neq else "none",
-        "NaN" if row.rms != row.rms else number(row.rms, 3),
-        *map(known, (row.floor_rms, row.ratio, row.max_ulps, row.mean_ulps, row.max_row_ulps)),
-        row.dtype,
-        f"{row.first_prompt}:{first}" if names_prompt and row.neq else first,
-    )
 
 
 def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, as_json_: bool) -> None:
@@ -260,22 +240,8 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
         else:
             where = "No module that was compared differs."
         print_text(where.replace("`", "'"))
-        lines = (
-            (
-                each.name,
-                each.library,
-                "; ".join(module or "the model itself" for module in each.places[:2]),
-                f"{each.reference_launches:.4g}",
-                f"{each.variant_launches:.4g}",
-                "" if each.ratio != each.ratio else three_digits(each.ratio),
-                f"{each.reference_microseconds:,.0f}",
-                f"{each.variant_microseconds:,.0f}",
-            )
-            for each in rows.itertuples()
-        )
-        columns = ("kernel", "by", "in", "reference", "variant", "ratio", "µs", "µs")
         title = f"Launches a forward, {pair.reference} and {pair.variant}"
-        out.print(table_of(columns, lines, title=title, text=("kernel", "by", "in")))
+        out.print(table_by(_KERNEL_CELLS, rows.itertuples(), title=title, text=("kernel", "by", "in")))
         print_text(in_words(every, names).replace("`", "'"))
     if as_json_:
         print_json({"run_id": run.run_id, "pairs": as_records})
@@ -283,6 +249,29 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
 
 def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
+
+
+_KERNEL_CELLS: Cells = {
+    "kernel": lambda row: row.name,
+    "by": lambda row: row.library,
+    "in": lambda row: "; ".join(module or "the model itself" for module in row.places[:2]),
+    "reference": lambda row: f"{row.reference_launches:.4g}",
+    "variant": lambda row: f"{row.variant_launches:.4g}",
+    "ratio": lambda row: "" if row.ratio != row.ratio else three_digits(row.ratio),
+    "reference µs": lambda row: f"{row.reference_microseconds:,.0f}",
+    "variant µs": lambda row: f"{row.variant_microseconds:,.0f}",
+}
+_REMEDY_CELLS: Cells = {
+    "remedy": lambda row: row.name,
+    "differ": lambda row: percent((row.neq or 0) / (row.elements or 1)),
+    "rms": lambda row: number(row.rms, 3),
+    "noise ratio": lambda row: number(row.noise_ratio, 3),
+    "max ULPs": lambda row: number(row.max_ulps, 3),
+    "of": lambda row: row.compute_dtype,
+    "flips": lambda row: f"{row.flips or 0:,}",
+    "reference x": lambda row: "" if row.reference_share is None else f"{row.reference_share:.2f}",
+    "variant x": lambda row: "" if row.variant_share is None else f"{row.variant_share:.2f}",
+}
 
 
 def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
@@ -297,24 +286,11 @@ def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) 
             [{"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))} for p, r in tried]
         )
         return
-    columns = ("remedy", "differ", "rms", "noise ratio", "max ULPs", "of", "flips", "reference x", "variant x")
     for pair, rows in tried:
-        lines = (_remedy_line(row) for row in rows if not row.refusal)
-        out.print(table_of(columns, lines, title=f"{pair.reference} vs {pair.variant}", text=("remedy", "of")))
+        measured = [row for row in rows if not row.refusal]
+        title = f"{pair.reference} vs {pair.variant}"
+        out.print(table_by(_REMEDY_CELLS, measured, title=title, text=("remedy", "of")))
         for row in rows:
             if row.refusal:
                 print_text(f"{row.name}: not measured. {row.refusal}")
         print_text(advice(rows))
-
-
-def _remedy_line(row: RemedyRow) -> Sequence[str]:
-    figures = (row.rms, row.noise_ratio, row.max_ulps)
-    shares = (row.reference_share, row.variant_share)
-    return (
-        row.name,
-        percent((row.neq or 0) / (row.elements or 1)),
-        *("undefined" if figure is None else number(figure, 3) for figure in figures),
-        row.compute_dtype,
-        f"{row.flips or 0:,}",
-        *("" if share is None else f"{share:.2f}" for share in shares),
-    )

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,6 @@ import typer
 from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
-from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.store import labels
 from ..runs.store.store import open_store
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
@@ -27,6 +25,7 @@ from ..sweeps.workers import compute_here
 from ..text import plural, shown, size, three_digits
 from . import options
 from .capturing import plan_of
+from .comparing import write_gate
 from .computing import compute_cell, outcome_of
 from .terminal.console import Tell, err, out, print_json, print_text, steps, stoppable, table_of
 
@@ -76,48 +75,49 @@ def sweep(
     if print_:
         _print_commands(plan, chosen, ledger, build, engine or (), store)
         return
-    progress, pinned = _Progress(ledger, chosen), _tagged(ledger, against)
+    pinned = _tagged(ledger, against)
     ledger.write_plan(found)
-    with stoppable(says=progress.stopped), steps() as say:
+    outcomes: list[CellOutcome] = []
+
+    def stopped() -> str:
+        done = sum(outcome.state == DONE for outcome in outcomes)
+        return f"stopped; {done:,} of {len(chosen):,} cells are in the store, and the sweep goes on from there."
+
+    def tell(say: Tell, what: str) -> None:
+        failed = sum(outcome.state == FAILED for outcome in outcomes)
+        say(what + (f" ({failed} failed)" if failed else ""), len(outcomes), len(chosen), "cells")
+
+    with stoppable(says=stopped), steps() as say:
         compute = partial(compute_cell, address=target.address, engines=tuple(engine or ()))
         if ray:
-            outcomes = compute_on_ray(chosen, compute, target, ray, jobs=jobs)
+            coming = compute_on_ray(chosen, compute, target, ray, jobs=jobs)
         elif cell:
-            outcomes = (outcome_of(target, one, say) for one in chosen)
+            coming = (outcome_of(target, one, say) for one in chosen)
         else:
-            outcomes = compute_here(chosen, compute, jobs=jobs, on_begin=lambda one: progress.tell(say, one.title))
-        with closing(outcomes):  # type: ignore[type-var]
-            for outcome in outcomes:
-                progress.add(outcome)
-                progress.tell(say, "cells")
-    _report(found, chosen, ledger, progress, conditions, pinned, junit, markdown, as_json_)
-
-
-@dataclass
-class _Progress:
-    """Outcomes of a sweep so far."""
-
-    ledger: Ledger
-    cells: Sequence[Cell]
-    outcomes: list[CellOutcome] = field(default_factory=list)
-
-    @property
-    def failed(self) -> int:
-        return sum(outcome.state == FAILED for outcome in self.outcomes)
-
-    def add(self, outcome: CellOutcome) -> None:
-        self.outcomes.append(outcome)
-        self.ledger.record(outcome)
-        if outcome.state == FAILED:
-            print_text(f"failed: {outcome.cell.title}: {outcome.says}", err)
-
-    def tell(self, say: Tell, what: str) -> None:
-        failed = f" ({self.failed} failed)" if self.failed else ""
-        say(f"{what}{failed}", len(self.outcomes), len(self.cells), "cells")
-
-    def stopped(self) -> str:
-        done = sum(outcome.state == DONE for outcome in self.outcomes)
-        return f"stopped; {done:,} of {len(self.cells):,} cells are in the store, and the sweep goes on from there."
+            coming = compute_here(chosen, compute, jobs=jobs, on_begin=lambda one: tell(say, one.title))
+        with closing(coming):  # type: ignore[type-var]
+            for outcome in coming:
+                outcomes.append(outcome)
+                ledger.record(outcome)
+                if outcome.state == FAILED:
+                    print_text(f"failed: {outcome.cell.title}: {outcome.says}", err)
+                tell(say, "cells")
+    of_now = {outcome.cell.asked: outcome.run_id for outcome in outcomes}
+    changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in ledger.states(in_ledger(chosen))]
+    gate = gate_of(changes, conditions) if conditions else None
+    if gate is not None:
+        write_gate(gate, junit, markdown)
+    there, failed = (sum(each) for each in ([o.was_there for o in outcomes], [o.state == FAILED for o in outcomes]))
+    if as_json_:
+        counts = {"computed": len(outcomes) - there - failed, "were_there": there, "failed": failed}
+        about = {"name": found.name, "cells": [change.as_json() for change in changes], **counts}
+        print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
+    else:
+        _print_changes(found, changes)
+        if gate is not None:
+            print_text(gate.table())
+    if failed or (gate is not None and gate.failed):
+        raise typer.Exit(1 if gate is not None and gate.failed else 2)
 
 
 def _print_commands(
@@ -157,59 +157,19 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
         return
     lines = []
     for row, cell in zip(rows, cells, strict=True):
-        if "refused" in row:
-            lines.append((cell.asked, cell.title, "refused", "", "", "", shown(row["refused"], 200)))
-        else:
+        cells_of_row: Sequence[str] = ("refused", "", "", "", shown(row.get("refused"), 200))
+        if "refused" not in row:
             sizes = size(row["memory"]), size(row["bytes"])
-            lines.append((cell.asked, cell.title, row["state"], f"{row['forwards']:,}", f"{row['tokens']:,}", *sizes))
+            cells_of_row = (row["state"], f"{row['forwards']:,}", f"{row['tokens']:,}", *sizes)
+        lines.append((cell.asked, cell.title, *cells_of_row))
     columns = ("cell", "what", "state", "forwards", "tokens", "weights and cache", "run file")
     _print_cells(columns, lines, f"{plan.name}: {counted(cells)}")
-    refused = sum("refused" in row for row in rows)
-    out.print(
+    print_text(
         f"{plural(len(open_rows), 'cell')} to compute: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
         f" {size(total['bytes'])} of run files."
     )
-    if refused:
-        out.print(f"{plural(refused, 'cell')} cannot be computed; leave them out by [[exclude]].", markup=False)
-
-
-def _report(
-    plan: SweepPlan,
-    cells: Sequence[Cell],
-    ledger: Ledger,
-    progress: _Progress,
-    conditions: Sequence[str],
-    pinned: set[str],
-    junit: Path | None,
-    markdown: Path | None,
-    as_json_: bool,
-) -> None:
-    """Print the cells with what changed; exit code 1 if the gate fails, 2 if cells failed."""
-    states = ledger.states(in_ledger(cells))
-    of_now = {outcome.cell.asked: outcome.run_id for outcome in progress.outcomes}
-    changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in states]
-    gate = gate_of(changes, conditions) if conditions else None
-    if gate is not None and junit is not None:
-        write_whole(junit, junit_text(gate))
-    if gate is not None and markdown is not None:
-        append(markdown, markdown_text(gate))
-    there = sum(outcome.was_there for outcome in progress.outcomes)
-    if as_json_:
-        about: dict[str, Any] = {"name": plan.name, "cells": [change.as_json() for change in changes]}
-        about |= {
-            "computed": len(progress.outcomes) - there - progress.failed,
-            "were_there": there,
-            "failed": progress.failed,
-        }
-        print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
-    else:
-        _print_changes(plan, changes)
-        if gate is not None:
-            print_text(gate.table())
-    if gate is not None and gate.failed:
-        raise typer.Exit(1)
-    if progress.failed:
-        raise typer.Exit(2)
+    if refused := sum("refused" in row for row in rows):
+        print_text(f"{plural(refused, 'cell')} cannot be computed; leave them out by [[exclude]].")
 
 
 def _tagged(ledger: Ledger, tag: str | None) -> set[str]:
@@ -232,16 +192,13 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
             figures = [now.verdict, ratio, f"{now.flips:,}", f"{now.neq_share:.1%}"]
         lines.append((*map(shown, (*place, *figures)), change.in_words))
     columns = ("model", "engine", "path", "dtype", "prompts", "verdict", "floors", "flips", "differ", "since")
-    _print_cells(columns, lines, f"{plan.name}: {', '.join(_counts(changes))}")
+    counts = [f"{count:,} {state}" for state, count in Counter(change.state.state for change in changes).items()]
+    if changed := sum(bool(change.what) for change in changes):
+        counts.append(f"{changed:,} changed")
+    _print_cells(columns, lines, f"{plan.name}: {', '.join(counts)}")
 
 
 def _print_cells(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str) -> None:
     out.print(table_of(columns, lines[:_MOST_SHOWN], title=title))
     if len(lines) > _MOST_SHOWN:
-        out.print(f"and {len(lines) - _MOST_SHOWN:,} cells more; --json has them all.")
-
-
-def _counts(changes: Sequence[CellChange]) -> list[str]:
-    states = Counter(change.state.state for change in changes)
-    changed = sum(bool(change.what) for change in changes)
-    return [f"{count:,} {state}" for state, count in states.items()] + ([f"{changed:,} changed"] if changed else [])
+        print_text(f"and {len(lines) - _MOST_SHOWN:,} cells more; --json has them all.")

@@ -182,8 +182,8 @@ class Probe:
             server.client.budget.pause(0.05)  # the others are on their way
             return self._ask(server, stage, self._cold(prompt))
 
-        filling = [_begun(partial(fill, number)) for number in range(others)]
-        response = _begun(measured).result()
+        filling = [begun(partial(fill, number)) for number in range(others)]
+        response = begun(measured).result()
         in_flight = sum(not one.done() for one in filling)
         wait(filling, return_when=FIRST_EXCEPTION)
         for one in sorted(filling, key=lambda one: not one.done()):  # an error first, however long the others take
@@ -211,7 +211,7 @@ class Probe:
             self._put(server, name, _walked(prompt, answers), is_walk=True)
 
 
-def _begun(call: Callable[[], T]) -> Future[T]:
+def begun(call: Callable[[], T]) -> Future[T]:
     """Run a call in a thread that nobody has to wait for: a probe that is stopped leaves its requests."""
     outcome: Future[T] = Future()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..text import number, percent, plural
-from .cards import SEVERITY, CellCard
+from .cards import SEVERITY
 from .history import CellChange
 from .ledger import DONE, FAILED, MISSING, RUNNING
 from .plan import AXES, in_short
@@ -25,7 +25,7 @@ CHANGED = "Δ "  # in front of an entry where something changed since the last g
 
 @dataclass(frozen=True)
 class MatrixEntry:
-    """One entry of the table. change: of its gravest cell, None where no cell stands there; cells: how many do."""
+    """One entry of the table. change: of its gravest cell, None if there is no cell; cells: their number."""
 
     change: CellChange | None
     cells: int
@@ -98,22 +98,25 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
         return MatrixEntry(None, 0, "")
     gravest = min(changes, key=_gravity)
     mark = CHANGED if any(change.what for change in changes) else ""
-    is_done = gravest.state.state == DONE and gravest.now is not None
     done = [change.now for change in changes if change.state.state == DONE and change.now is not None]
-    text = _text(done, gravest.now, figure) if is_done and gravest.now is not None else gravest.state.state
+    is_done = gravest.state.state == DONE and gravest.now is not None
+    text = _called(gravest)
+    if is_done and figure != "verdict":
+        largest = max((value for card in done if (value := getattr(card, figure)) is not None), default=None)
+        form = {"flips": "{:,}".format, "neq_share": percent}.get(figure, lambda value: number(value, 3))
+        text = "" if largest is None else form(largest)
     if len(changes) == 1:
         return MatrixEntry(gravest, 1, f"{mark}{text}")
     alike = sum(_called(change) == _called(gravest) for change in changes)
     of_all = f"{alike}/{len(changes)}" if figure == "verdict" or not is_done else f"×{len(changes)}"
-    open_cells = Counter(change.state.state for change in changes if change.state.state != gravest.state.state)
-    states = "".join(f", {count} {state}" for state, count in sorted(open_cells.items()) if state != DONE)
+    others = Counter(change.state.state for change in changes if change.state.state not in (gravest.state.state, DONE))
+    states = "".join(f", {count} {state}" for state, count in sorted(others.items()))
     return MatrixEntry(gravest, len(changes), f"{mark}{text} {of_all}{states}")
 
 
 def _called(change: CellChange) -> str:
-    """A cell in a word: its verdict, or what it is at."""
-    is_done = change.state.state == DONE and change.now is not None
-    return change.now.verdict if is_done and change.now is not None else change.state.state
+    """Return the verdict of a cell, or its state if it has no run."""
+    return change.now.verdict if change.state.state == DONE and change.now is not None else change.state.state
 
 
 def _gravity(change: CellChange) -> tuple[float, ...]:
@@ -122,14 +125,3 @@ def _gravity(change: CellChange) -> tuple[float, ...]:
     if state != DONE or now is None:
         return (_STATES[state], 0.0, 0.0)
     return (_STATES[DONE], SEVERITY.get(now.verdict, -1), -(now.noise_ratio or 0.0))
-
-
-def _text(cards: Sequence[CellCard], gravest: CellCard, figure: str) -> str:
-    """The gravest verdict of several cells, or the largest figure."""
-    if figure == "verdict":
-        return gravest.verdict
-    known = [value for value in (getattr(card, figure) for card in cards) if value is not None]
-    if not known:
-        return ""
-    value = max(known)
-    return f"{value:,}" if figure == "flips" else percent(value) if figure == "neq_share" else number(value, 3)

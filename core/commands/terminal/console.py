@@ -34,6 +34,7 @@ class _Printable(Console):
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
+Cells = dict[str, Callable[[Any], object]]  # label of a column -> text of a row's cell
 _UNBROKEN = ("run", "cell")  # columns of ids, to copy
 
 
@@ -67,6 +68,11 @@ def table_of(
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     return table
+
+
+def table_by(cells: Cells, rows: Iterable[Any], *, title: str, text: Collection[str]) -> Table:
+    """Return a table with a cell of each row for every label."""
+    return table_of(list(cells), ([cell(row) for cell in cells.values()] for row in rows), title=title, text=text)
 
 
 def announce(run_id: str, store: str | Path | None, progress: str = "bar", as_json_: bool = False) -> None:

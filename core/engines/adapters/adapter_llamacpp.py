@@ -240,9 +240,9 @@ class LlamaCppEngine:
             self.room = room
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
-    def step(self, sequences, start, rows):
-        """Evaluate tokens of every sequence from position `start` on, in one call; the first one's logits are handed
-        on where there are `rows` for them.
+    def step(self, sequences, start, rows, most=None):
+        """Evaluate tokens of every sequence from position `start` on, in one call; send the first `most` rows of the
+        first sequence.
         """
         tokens = [(token, start + n, row) for row, ids in enumerate(sequences) for n, token in enumerate(ids)]
         batch = self.lib.llama_batch_init(len(tokens), 0, 1)
@@ -253,17 +253,15 @@ class LlamaCppEngine:
                 batch.seq_id[n][0] = row
                 batch.logits[n] = 1  # of every row: what is asked for must not change what is computed
             if self.modules is not None:
-                self.modules.begin(rows, start)
+                self.modules.begin(rows, start, most)
             code = self.lib.llama_decode(self.context, batch)
             if self.modules is not None:
                 self.modules.end()
             if code:
                 raise RuntimeError(f"llama_decode returned {code}")
-            if rows is None:
-                return
             first = [self.lib.llama_get_logits_ith(self.context, n) for n in range(len(sequences[0]))]
             logits = np.stack([np.ctypeslib.as_array(row, (self.vocab,)) for row in first])
-            rows(start, logits)
+            rows(start, logits[:most])
         finally:
             self.lib.llama_batch_free(batch)
 
@@ -274,7 +272,7 @@ class LlamaCppEngine:
         for start, tokens in chunks(self.request, ids):
             if self.request["base"][0] == "reuse":
                 # an earlier call of the same prompt; what follows its first tokens is let go, as a server does
-                self.step(others, 0, _First(rows, start))
+                self.step(others, 0, rows, start)
                 for row in range(self.rows):
                     self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.context), row, start, -1)
             self.step([row[start : start + len(tokens)] for row in others], start, rows)
@@ -315,9 +313,10 @@ class GraphTensors:
         block, _, part = rest.partition(".")
         return (f"{OF_BLOCK[part]}-{block}",) if not start and block.isdigit() and part in OF_BLOCK else ()
 
-    def begin(self, rows, start):
-        """The next call computes positions from `start` on; rows: takes them, None where nobody wants them."""
+    def begin(self, rows, start, most):
+        """The next call computes positions from `start` on, of which the first `most` are sent."""
         self.rows, self.failed, self.done = rows, None, dict.fromkeys(self.names, start)
+        self.end_of_sent = None if most is None else start + most
 
     def end(self):
         self.rows = None
@@ -335,9 +334,10 @@ class GraphTensors:
             features, positions = (ctypes.c_int64 * 2).from_address(tensor + 16)
             values = np.empty((positions, features), np.float32)
             self.lib.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
-            values = self.in_order(name, values)
-            for module in self.names[name]:
-                self.rows.module(module, self.done[name], values)
+            values, start = self.in_order(name, values), self.done[name]
+            sent = values if self.end_of_sent is None else values[: max(0, self.end_of_sent - start)]
+            for module in self.names[name] if len(sent) else ():
+                self.rows.module(module, start, sent)
             self.done[name] += len(values)
         except Exception as error:  # nothing may leave a callback of C
             self.failed = error
@@ -364,20 +364,6 @@ class GraphTensors:
         count = self.lib.llama_model_n_head if stem == "Qcur" else self.lib.llama_model_n_head_kv
         by_head = values.reshape(len(values), count(self.model), -1, 2)
         return np.ascontiguousarray(by_head.swapaxes(2, 3)).reshape(values.shape)
-
-
-class _First:
-    """Hands on the first positions only."""
-
-    def __init__(self, rows, count):
-        self.rows, self.count = rows, count
-
-    def __call__(self, start, logits):
-        self.rows(start, logits[: self.count])
-
-    def module(self, name, start, values):
-        if start < self.count:
-            self.rows.module(name, start, values[: self.count - start])
 
 
 def load(request):

@@ -154,39 +154,38 @@ def build(folder, target, kind, activations):
         raise Refused(f"its model builder makes no graph of this folder: {last[0] if last else 'it said nothing'}")
 
 
-def show(path, modules, widths):
+def show(path, modules, decoder):
     """Make what these modules put out outputs of the graph. -> module: (output, features from, to)"""
     import onnx
 
+    size, heads, pair = (decoder[name] for name in ("head_size", "num_attention_heads", "num_key_value_heads"))
+    ends = {"q_proj": (0, heads), "k_proj": (heads, heads + pair), "v_proj": (heads + pair, heads + 2 * pair)}
     model = onnx.load(path, load_external_data=False)
     known = {output for node in model.graph.node for output in node.output if output}
     norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
-    count = widths["layers"]
+    count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"
+    of_model = {"model.embed_tokens": "/model/embed_tokens/Gather/output_0", "model.norm": f"{last}/output_0"}
     found = {}
     for module in modules:
-        if module == "model.embed_tokens":
-            output = "/model/embed_tokens/Gather/output_0"
-        elif module == "model.norm":
-            output = f"{last}/output_0"
-        else:
-            start, _, rest = module.partition("model.layers.")
-            block, _, part = rest.partition(".")
+        start, _, rest = module.partition("model.layers.")
+        block, _, part = rest.partition(".")
+        output, begin, end = of_model.get(module), 0, None
+        if output is None:
             if start or not block.isdigit() or (part and part not in OF_BLOCK):
                 continue
-            if part:
-                output = f"/model/layers.{block}/{OF_BLOCK[part]}"
-            else:
-                norm = last if int(block) + 1 == count else f"/model/layers.{int(block) + 1}/input_layernorm"
-                output = f"{norm}/output_3"
-                node = norms.get(f"{norm}/output_0")
-                if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
-                    node.output.extend(["", "", output])  # the sum, which nobody needed after the last block
-                    known.add(output)
-        begin, end = 0, None
-        if output not in known and part_of_merged(module) in widths:
+            output = f"/model/layers.{block}/{OF_BLOCK.get(part)}"
+        if output == f"/model/layers.{block}/None":  # the stream after a block
+            norm = last if int(block) + 1 == count else f"/model/layers.{int(block) + 1}/input_layernorm"
+            output = f"{norm}/output_3"
+            node = norms.get(f"{norm}/output_0")
+            if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
+                node.output.extend(["", "", output])  # the sum, which nobody needed after the last block
+                known.add(output)
+        name = module.rpartition(".")[2]
+        if output not in known and name in ends:
             output = f"/model/layers.{block}/{MERGED}"
-            begin, end = widths[part_of_merged(module)]
+            begin, end = (place * size for place in ends[name])
         if output in known:
             found[module] = output, begin, end
     for output in dict.fromkeys(output for output, _, _ in found.values()):
@@ -194,23 +193,6 @@ def show(path, modules, widths):
         model.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape))
     onnx.save(model, path)
     return found
-
-
-def part_of_merged(module):
-    """The one of q_proj, k_proj and v_proj that a module is, "" for none."""
-    name = module.rpartition(".")[2]
-    return name if name in ("q_proj", "k_proj", "v_proj") else ""
-
-
-def widths_of(decoder):
-    """Columns of the merged projection that are each projection's, and the number of blocks."""
-    size, heads = decoder["head_size"], decoder["num_attention_heads"]
-    pair = decoder["num_key_value_heads"]
-    ends = {"q_proj": (0, heads), "k_proj": (heads, heads + pair), "v_proj": (heads + pair, heads + 2 * pair)}
-    return {
-        "layers": decoder["num_hidden_layers"],
-        **{name: (begin * size, end * size) for name, (begin, end) in ends.items()},
-    }
 
 
 class GenAIEngine:
@@ -233,7 +215,7 @@ class GenAIEngine:
             vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["vocab_size"]
             if request.get("modules"):
                 decoder = decoder_of(folder)
-                self.shown = show(Path(folder) / decoder["filename"], request["modules"], widths_of(decoder))
+                self.shown = show(Path(folder) / decoder["filename"], request["modules"], decoder)
             config = onnxruntime_genai.Config(str(folder))
             asked: dict[str, Any] = {"graph_optimization_level": LEVELS[self.options.get("optimize", "all")]}
             asked["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))

@@ -207,9 +207,7 @@ def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):
         ("SkipSimplifiedLayerNormalization", ["/model/layers.1/final_norm_layernorm/output_0"]),
     ]
     path = _graph(tmp_path / "model.onnx", [helper.make_node(kind, ["x"], output) for kind, output in names])
-    widths = adapter.widths_of(
-        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_size": 64, "num_hidden_layers": 1}
-    )
+    decoder = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_size": 64, "num_hidden_layers": 1}
     merged = "/model/layers.0/attn/qkv_proj/MatMul/output_0"
     expected = {
         "model.embed_tokens": ("/model/embed_tokens/Gather/output_0", 0, None),
@@ -221,7 +219,7 @@ def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):
         "model.norm": ("/model/layers.1/final_norm_layernorm/output_0", 0, None),
     }
     others = ["model.rotary_emb", "lm_head", "model.layers.0.mlp.gate_proj", "model.layers.0.self_attn.q_norm"]
-    assert adapter.show(path, [*expected, *others], widths) == expected
+    assert adapter.show(path, [*expected, *others], decoder) == expected
     given = {value.name for value in onnx.load(path).graph.output}
     assert given == {"logits", *(output for output, _, _ in expected.values())}
 

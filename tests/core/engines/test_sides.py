@@ -240,8 +240,7 @@ def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids
         f"llamacpp:chunked:7+{WIDE}",
         f"llamacpp:reuse:20+{WIDE}",
         f"llamacpp:prefill+{WIDE}+ubatch:16",
-        "ort:prefill",
-        *thorough(["transformers:decode"]),
+        *thorough(["ort:prefill", "transformers:decode"]),
     ],
 )
 def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):
@@ -250,7 +249,6 @@ def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):
         found = modules_alone(loaded, ids, side_of(path))
     assert {"model.embed_tokens", "model.layers.2", "model.layers.0.self_attn.k_proj", "model.norm"} <= set(found.names)
     assert len(found.names) >= 32
-    assert found.positions == len(ids)
     assert found.ratios.max() < LARGEST_ALONE / 2
 
 
