@@ -8,26 +8,32 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
+from ..runs.file.database import each_database
 from ..runs.store import labels
-from ..runs.store.store import open_store
+from ..runs.store.partial import remove_living
+from ..runs.store.store import Store, open_store
+from ..sweeps.cards import CellCard, read_card
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
-from ..sweeps.ledger import DONE, FAILED, CellOutcome, Ledger, in_ledger
+from ..sweeps.ledger import DONE, FAILED, RUNNING, CellOutcome, Ledger, in_ledger, run_id_of
 from ..sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
 from ..text import plural, shown, size, three_digits
 from . import options
-from .capturing import plan_of
+from .capturing import load, plan_of, run_plan
 from .comparing import write_gate
-from .computing import compute_cell, outcome_of
 from .terminal.console import Tell, err, out, print_json, print_text, steps, stoppable, table_of
+from .terminal.stopping import EXIT_CODE, stopping
+
+if TYPE_CHECKING:  # torch is for those who run a model
+    from ..inference.models.model import LoadedModel
 
 _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
@@ -202,3 +208,57 @@ def _print_cells(columns: Sequence[str], lines: Sequence[Sequence[str]], title: 
     out.print(table_of(columns, lines[:_MOST_SHOWN], title=title))
     if len(lines) > _MOST_SHOWN:
         print_text(f"and {len(lines) - _MOST_SHOWN:,} cells more; --json has them all.")
+
+
+_loaded: dict[tuple[object, ...], LoadedModel] = {}  # the model of the last cell, for the next one
+
+
+def compute_cell(cell: Cell, address: str, engines: Sequence[str] = ()) -> CellOutcome:
+    """Compute a cell in a worker. address: of the store."""
+    use_engines(list(engines))
+    store = open_store(address)
+    try:
+        with stopping(remove_living, says=lambda: ""):
+            return outcome_of(store, cell)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_CODE)
+
+
+def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOutcome:
+    """Compute a cell, unless its run is there or another process writes it. Does not raise, whatever goes wrong."""
+    ledger = Ledger(store)
+    try:
+        if not cell.is_unchanged():
+            return CellOutcome(cell, FAILED, says="its prompts are not those that the plan was read with.")
+        from ..inference.capture.environment import environment_of
+
+        environment = environment_of(cell.request, plan_of(cell.request, weights=False))
+        run_id = run_id_of(cell.asked, environment)
+        is_there = store.has(run_id)
+        if not is_there and cell.asked in ledger.running():
+            return CellOutcome(cell, RUNNING, says="another process computes it.")
+        if not is_there:
+            plan = plan_of(cell.request, loaded=_model_of(cell, say))
+            run_plan(cell.request, plan, store, say, run_id)
+        if is_there:
+            return CellOutcome(cell, DONE, run_id, was_there=True)
+        ((_, card),) = each_database([store.path_of(run_id)], read_card)  # here, so that nobody fetches the run for it
+        return CellOutcome(cell, DONE, run_id, card=card if isinstance(card, CellCard) else None)
+    except UlpscopeError as error:
+        if cell.asked in ledger.running():  # it began in the same moment
+            return CellOutcome(cell, RUNNING, says="another process computes it.")
+        return CellOutcome(cell, FAILED, says=str(error))
+    except MemoryError:
+        return CellOutcome(cell, FAILED, says="its process ran out of memory.")
+    except Exception as error:
+        return CellOutcome(cell, FAILED, says=f"{type(error).__name__}: {shown(str(error), 300)}")
+
+
+def _model_of(cell: Cell, say: Tell) -> LoadedModel:
+    request = cell.request
+    key = (request.model, request.dtype, request.device)
+    if key not in _loaded:
+        _loaded.clear()  # before the next one takes memory
+        say("loading the model")
+        _loaded[key] = load(request)
+    return _loaded[key]
