@@ -15,7 +15,7 @@ from app.navigation import FIRST, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 from app.shell import address, heatmap_window, sidebar, widgets  # noqa: E402
 from app.shell.selection import View  # noqa: E402
-from app.uploads.maintenance import lifespan  # noqa: E402
+from app.uploads.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
 

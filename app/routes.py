@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from app.api import downloads, runs
 from app.api.responses import routes_of
-from app.components import vendored
+from app.components import plots
 from app.heatmap import routes as heatmap
 from app.navigation import FIRST
 from app.uploads import routes as uploads
@@ -22,6 +22,6 @@ async def _to_root(request: Request) -> Response:
 ROUTES = [
     Route(f"/{FIRST}", _to_root),
     *routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *uploads.OPERATIONS)),
-    *vendored.ROUTES,
+    *plots.ROUTES,
     *heatmap.ROUTES,
 ]

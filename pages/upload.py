@@ -11,32 +11,17 @@ from app.uploads.importing import start_import
 from app.uploads.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
 
+KEYS = """
+- **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts, positions,
+  vocabulary. A side called `reference` is the reference, else the first.
+- **bfloat16** may come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to float32: that is
+  detected.
+- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (a JSON string),
+  `prompt_lengths` (prompts one after another), `emitted:SIDE` (the token each side chose, -1 where it was given) and
+  `dtype:SIDE` (of its 16-bit bits).
+- To try it: `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`.
+"""
 jobs = store_changes.jobs()
-
-
-def arrived() -> list[form.Arrived]:
-    """Draw the panel; return the files that arrived and are not being imported."""
-    files = []
-    for upload_id in panel.arrived(str([(job.number, job.is_over) for job in jobs.all("upload")])):
-        upload = Upload(store_cache.store(), upload_id)
-        record = upload.record()
-        if record is not None and record.state in (RECEIVED, FAILED):
-            files.append(form.arrived(upload, upload.path(record)))
-    return files
-
-
-def explained() -> None:
-    with st.expander("What may be in a dump", expanded=True):
-        st.markdown(
-            "- **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts,"
-            " positions, vocabulary. A side called `reference` is the reference, else the first.\n- **bfloat16** may"
-            " come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to float32: that is"
-            " detected.\n- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (a"
-            " JSON string), `prompt_lengths` (prompts one after another), `emitted:SIDE` (the token each side chose, -1"
-            " where it was given) and `dtype:SIDE` (of its 16-bit bits).\n- To try it:"
-            " `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`."
-        )
-        widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
 
 
 widgets.title(PAGE)
@@ -48,7 +33,12 @@ st.caption(
 members.stop_if_read_only()
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-files, listed = arrived(), jobs.all("upload")
+files, listed = [], jobs.all("upload")
+for upload_id in panel.arrived(str([(job.number, job.is_over) for job in listed])):
+    upload = Upload(store_cache.store(), upload_id)
+    record = upload.record()
+    if record is not None and record.state in (RECEIVED, FAILED):
+        files.append(form.arrived(upload, upload.path(record)))
 # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it goes, is
 # not heard.
 forms, heading, below = st.container(), st.container(), st.container()
@@ -56,7 +46,9 @@ if files:
     jobs.warm()
 with forms:
     if not files and not listed:
-        explained()
+        with st.expander("What may be in a dump", expanded=True):
+            st.markdown(KEYS)
+            widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
     try:
         for group in form.candidates(files):
             options = form.draw(group)

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import streamlit as st
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
-from app.components import vendored
 from app.shell import selection, store_cache
 from core.runs.reader import RunReader
 
-LIBRARY = vendored.FOLDER / "plotly-cartesian-4.1.1.min.js"
+LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
+_ADDRESS = f"assets/{LIBRARY.name}"  # beside the pages; the name has the version, so it is kept for good
 _CSS = """
 .ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
 .ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh;
@@ -40,6 +43,14 @@ _figure = st.components.v2.component(
     js=Path(__file__).with_suffix(".js").read_text(encoding="utf-8"),
     isolate_styles=False,  # plotly's style sheet is the document's
 )
+
+
+async def _library(_: Request) -> Response:
+    headers = {"cache-control": "public, immutable, max-age=31536000"}
+    return FileResponse(LIBRARY, media_type="text/javascript", headers=headers)
+
+
+ROUTES = [Route(f"/{_ADDRESS}", _library)]
 
 
 class Drawable(Protocol):
@@ -91,7 +102,7 @@ def draw(
         "height": one.height,
         "picture": dict(picture),
         "revision": revision,
-        "library": vendored.address(LIBRARY),
+        "library": _ADDRESS,
         "is_picked": on_pick is not None,
     }
     if on_pick is None:

@@ -46,9 +46,9 @@ def pick(cards: Sequence[RunCard]) -> str:
     """Draw the choice of a run of probes, newest first, and return its id."""
     names = {card.run_id: f"{card.name} · {card.device} · {card.created:%Y-%m-%d %H:%M}" for card in cards}
     wanted = st.session_state.get("ops_run")
-    if wanted and wanted not in names:
-        st.warning("The probes of this link are not in this store (any more).")
     if wanted not in names:
+        if wanted:
+            st.warning("The probes of this link are not in this store (any more).")
         st.session_state["ops_run"] = cards[0].run_id
     return st.selectbox("Probes", list(names), format_func=names.__getitem__, key="ops_run")
 
@@ -73,17 +73,13 @@ def chosen(rows: Sequence[OpRow]) -> list[OpRow]:
 def table(rows: Sequence[OpRow]) -> pd.DataFrame:
     """A line a row: what was probed and the three answers."""
     return pd.DataFrame(
-        [
-            {
-                "operation": title(row),
-                "size": row["size"],
-                "dtype": row["dtype"],
-                **answers(row),
-                "modules": row["modules"] or None,
-                "note": row["note"] or None,
-            }
-            for row in rows
-        ]
+        {
+            "operation": title(row),
+            **{name: row[name] for name in ("size", "dtype")},
+            **answers(row),
+            **{name: row[name] or None for name in ("modules", "note")},
+        }
+        for row in rows
     )
 
 

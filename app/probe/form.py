@@ -19,17 +19,7 @@ from core.text import shown
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
 _TESTS, _LOAD = parsed_tests(DEFAULT_TESTS)
-FIRST: dict[str, Any] = {
-    "probe_url": "",
-    "probe_against": "",
-    "probe_prompts": SAMPLE,
-    "probe_tests": list(_TESTS),
-    "probe_load": _LOAD,
-    "probe_tokens": ProbeRequest.tokens,
-    "probe_top": ProbeRequest.top,
-    "probe_model": ProbeRequest.model,
-    "probe_name": "",
-}
+_FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left
 
 
 def draw() -> None:
@@ -53,52 +43,38 @@ def draw() -> None:
 
 
 def _ask() -> tuple[ProbeRequest | None, str]:
-    kept = st.session_state.setdefault("probe_kept", dict(FIRST))  # the widgets' own values go with the page
-    for name, value in kept.items():
-        st.session_state.setdefault(name, value)
-    try:
-        return _fields()
-    finally:
-        kept.update({name: st.session_state[name] for name in FIRST})
-
-
-def _fields() -> tuple[ProbeRequest | None, str]:
     """Draw the fields and return the request, None without an address, and the key, which goes to the job's process
     alone. UsageError for an address that is none.
     """
     left, right = st.columns(2)
-    url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000").strip()
+    url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000", **_FIELD).strip()
+    about = "the same prompts: after an upgrade"
     against = right.text_input(
-        "Against a second server", key="probe_against", placeholder="none", help="the same prompts: after an upgrade"
+        "Against a second server", key="probe_against", placeholder="none", help=about, **_FIELD
     ).strip()
-    text = st.text_area(
-        "Prompts", height=140, key="probe_prompts", help="a line of three dashes (---) separates prompts"
-    )
+    about = "a line of three dashes (---) separates prompts"
+    text = st.text_area("Prompts", SAMPLE, height=140, key="probe_prompts", help=about, **_FIELD)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        tests = st.multiselect("Tests", list(MEANINGS), key="probe_tests", width=330)
-        load = int(st.number_input("In flight beside", 1, MOST_LOAD, key="probe_load", width=130))
-        tokens = int(st.number_input("Tokens to generate", 1, 4096, key="probe_tokens", width=150))
-        top = int(st.number_input("Values a position", 1, 1 << 18, key="probe_top", width=140))
+        tests = st.multiselect("Tests", list(MEANINGS), list(_TESTS), key="probe_tests", width=330, **_FIELD)
+        load, tokens, top = (
+            int(st.number_input(label, 1, most, first, key=f"probe_{key}", width=width, **_FIELD))
+            for key, label, most, first, width in (
+                ("load", "Requests in flight", MOST_LOAD, _LOAD, 150),
+                ("tokens", "Tokens to generate", 4096, ProbeRequest.tokens, 150),
+                ("top", "Values a position", 1 << 18, ProbeRequest.top, 140),
+            )
+        )
     left, middle, right = st.columns(3)
-    model = left.text_input("Model", key="probe_model", placeholder="the one that it serves").strip()
-    key = middle.text_input(
-        "Key", type="password", key="probe_key", placeholder="none", help="sent as Bearer, and never stored"
-    )
-    name = right.text_input("Name of the run", key="probe_name", placeholder="the server and its model").strip()
+    model = left.text_input("Model", ProbeRequest.model, key="probe_model", placeholder="the one it serves", **_FIELD)
+    about = "sent as Bearer, and never stored"
+    key = middle.text_input("Key", type="password", key="probe_key", placeholder="none", help=about)
+    name = right.text_input("Name of the run", key="probe_name", placeholder="the server and its model", **_FIELD)
     if not url:
         st.caption("Give the address of a server: vLLM, SGLang, llama.cpp, Ollama, TGI, or one of OpenAI's form.")
         return None, key
     chosen = ",".join(f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests)
-    request = ProbeRequest(
-        url=url,
-        prompts=split_prompts(text),
-        model=model,
-        tests=chosen,
-        against=against or None,
-        top=top,
-        tokens=tokens,
-        name=name or None,
-    )
+    about_run = {"model": model.strip(), "against": against or None, "name": name.strip() or None}
+    request = ProbeRequest(url=url, prompts=split_prompts(text), tests=chosen, top=top, tokens=tokens, **about_run)
     return request, key
 
 

@@ -16,17 +16,22 @@ from core.runs.dumps.dump import LOGITS, PADDED
 
 AS_FOUND = "as found"
 HOLDS = {"": AS_FOUND, LOGITS: "logits of [positions, vocab]", PADDED: "padded vocabularies: compare the common part"}
-_DTYPES = [AS_FOUND, "bfloat16", "float16", "float32"]
+_DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "float32")}}
+_COLUMNS = {"run": 1, "responses": 2}  # of the form; of dumps 4
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A file that has arrived. refusal: why it can become no run."""
+    """A file that has arrived. refusal: why it cannot become a run."""
 
     upload: Upload
     path: Path
     headers: Headers | None
     refusal: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.headers.kind if self.headers else ""
 
 
 def arrived(upload: Upload, path: Path) -> Arrived:
@@ -44,20 +49,10 @@ def _headers(path: Path, _changed: int, _size: int) -> Headers:
 
 
 def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
-    """Group files into the runs that they would make.
-
-    A dump and a run file make a run each. Two files of one array each are a pair; files of responses are the sides of
-    one run.
+    """Group files into the runs that they would make: two files of one array each are a pair, files of responses are
+    the sides of one run, any other makes a run of its own.
     """
-    by_kind: dict[str, list[Arrived]] = {"array": [], "responses": []}
-    groups: list[tuple[Arrived, ...]] = []
-    for file in files:
-        kind = file.headers.kind if file.headers else ""
-        if kind in by_kind:
-            by_kind[kind].append(file)
-        else:
-            groups.append((file,))
-    arrays = by_kind["array"]
+    arrays = [file for file in files if file.kind == "array"]
     if len(arrays) > 2:
         by_id = {file.upload.upload_id: file for file in arrays}
         chosen = st.multiselect(
@@ -70,64 +65,49 @@ def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
             help="files of one array each; the first is the reference",
         )
         arrays = [by_id[upload_id] for upload_id in chosen]
-    return groups + [tuple(group) for group in (by_kind["responses"], arrays) if group]
+    responses = [file for file in files if file.kind == "responses"]
+    others = [(file,) for file in files if file.kind not in ("array", "responses")]
+    return others + [tuple(group) for group in (responses, arrays) if group]
 
 
 def draw(files: tuple[Arrived, ...]) -> dict[str, str] | None:
     """Draw the form of one run. Returns the options when it is to be saved, else None."""
-    key = "_".join(file.upload.upload_id for file in files)
-    title = " + ".join(file.path.stem for file in files)[:120]
+    key, kind = "_".join(file.upload.upload_id for file in files), files[0].kind
     with st.container(border=True, key=f"candidate_{key}"):
         st.markdown(f"**{widgets.escaped(' + '.join(file.path.name for file in files))}**")
         refusal = next((file.refusal for file in files if file.refusal), "")
-        kind = files[0].headers.kind if files[0].headers else ""
         if kind == "array" and len(files) == 1:
             refusal = f"{files[0].path.name}: one array. Add the file of the other side, or put both into one npz."
         if refusal:
             st.error(widgets.escaped(refusal))
             return None
-        columns = st.columns(1 if kind == "run" else 2 if kind == "responses" else 4)
-        name = "" if kind == "run" else title
-        options = {
-            "name": columns[0].text_input(
-                "Name of the run", name, placeholder="as the file says", key=f"upload_name_{key}"
-            )
-        }
+        columns = st.columns(_COLUMNS.get(kind, 4))
+        name = "" if kind == "run" else " + ".join(file.path.stem for file in files)[:120]
+        label = "Name of the run"
+        options = {"name": columns[0].text_input(label, name, placeholder="as the file says", key=f"upload_name_{key}")}
         if kind != "run":
             options["model"] = columns[1].text_input("Model", placeholder="optional", key=f"upload_model_{key}")
         if kind in ("dump", "array"):
-            dtype = columns[2].selectbox(
-                "Compute dtype",
-                _DTYPES,
-                key=f"upload_dtype_{key}",
-                help="ULPs are counted in the dtype the logits were computed in, even if they were saved as float32.",
+            about = "ULPs are counted in the dtype the logits were computed in, even if they were saved as float32."
+            options["compute_dtype"] = columns[2].selectbox(
+                "Compute dtype", list(_DTYPES), format_func=_DTYPES.__getitem__, key=f"upload_dtype_{key}", help=about
             )
-            options["compute_dtype"] = "" if dtype == AS_FOUND else dtype
+            about = "For logits that look like log-probabilities of chosen tokens, and for padded vocabularies."
             options["holds"] = columns[3].selectbox(
-                "Holds",
-                list(HOLDS),
-                format_func=HOLDS.__getitem__,
-                key=f"upload_holds_{key}",
-                help="For logits that look like log-probabilities of chosen tokens, and for padded vocabularies.",
+                "Holds", list(HOLDS), format_func=HOLDS.__getitem__, key=f"upload_holds_{key}", help=about
             )
-            options["reference"] = _reference(files, key)
+            sides = {
+                name if len(files) == 1 else file.path.stem: described
+                for file in files
+                if file.headers
+                for name, described in file.headers.sides.items()
+            }
+            table = [{"side": name, "array": described} for name, described in sides.items()]
+            st.dataframe(table, hide_index=True, key=f"sides_{key}")
+            options["reference"] = st.selectbox(
+                "Reference",
+                ["", *sides],
+                format_func=lambda name: name or "the side called reference, else the first",
+                key=f"upload_reference_{key}",
+            )
         return options if widgets.pressed(st.button, "Save as a run", f"save_{key}", type="primary") else None
-
-
-def _reference(files: tuple[Arrived, ...], key: str) -> str:
-    """Draw the sides of arrays and choose the reference, '' for the default."""
-    sides = {
-        name if len(files) == 1 else file.path.stem: described
-        for file in files
-        if file.headers
-        for name, described in file.headers.sides.items()
-    }
-    st.dataframe(
-        [{"side": name, "array": described} for name, described in sides.items()], hide_index=True, key=f"sides_{key}"
-    )
-    return st.selectbox(
-        "Reference",
-        ["", *sides],
-        format_func=lambda name: name or "the side called reference, else the first",
-        key=f"upload_reference_{key}",
-    )

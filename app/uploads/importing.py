@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from anyio import to_thread
+
+from app.shell import store_changes
 from app.shell.jobs import TAKING_IN, Job, Jobs
-from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload
-from core.errors import UsageError
+from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload, purge
+from core.errors import UlpscopeError, UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
 from core.runs.importing import is_run_file
+from core.runs.store.store import open_store
 from core.text import shown
 
 _audit = logging.getLogger("ulpscope.audit")
+_log = logging.getLogger(__name__)
 
 OPTIONS = ("name", "model", "compute_dtype", "reference", "holds")
 LONGEST_TEXT = 200  # characters of an option
@@ -95,3 +100,18 @@ def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
         raise UsageError("a run file is imported alone, and only its name can be chosen.")
     options = [f"--{key.replace('_', '-')}={value}" for key, value in chosen.items()]
     return ["ingest", *options, *map(str, paths)]
+
+
+@asynccontextmanager
+async def lifespan(_: object) -> AsyncIterator[None]:
+    """Remove at the server's start what a killed one left behind."""
+    await to_thread.run_sync(_tidy)
+    yield
+
+
+def _tidy() -> None:
+    try:
+        store_changes.jobs()  # sweeps the store; made here, so that two first viewers get the same list
+        purge(open_store())
+    except (UlpscopeError, OSError) as error:
+        _log.error("sweep: %s", error)

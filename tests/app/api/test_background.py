@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from app.shell import store_changes
-from app.uploads import maintenance
+from app.uploads.importing import lifespan
 
 
 def test_what_a_killed_server_left_is_removed_at_the_start(store: Path) -> None:
@@ -18,5 +18,5 @@ def test_what_a_killed_server_left_is_removed_at_the_start(store: Path) -> None:
         folder.mkdir(parents=True)
     os.utime(old, (1, 1))
     store_changes.jobs.cache_clear()
-    with TestClient(Starlette(lifespan=maintenance.lifespan)):
+    with TestClient(Starlette(lifespan=lifespan)):
         assert [folder.exists() for folder in (partial, old, new)] == [False, False, True]
