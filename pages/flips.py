@@ -8,7 +8,7 @@ from app.flips import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from app.sparse import pages as sparse
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
-from core.runs.views.verdicts import finding
+from core.runs.queries.verdicts import finding
 from core.text import out_of, plural, visible
 
 view = widgets.head(PAGE, selection.current_view(), sparse.flips)

@@ -1,6 +1,6 @@
 """The verdict at the head of the overview: a label, a sentence, the checks with their figures, the report to copy.
 
-Everything it says is stored with the run; core.runs.views.verdicts turns rows into sentences.
+Everything it says is stored with the run; core.runs.queries.verdicts turns rows into sentences.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from core.runs.file.evidence import (
     PairFigures,
 )
 from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
+from core.runs.queries.verdicts import Finding, Rung, finding, ladder_in_words, position_ratios
 from core.runs.reports.issue_markdown import issue_text
-from core.runs.views.verdicts import Finding, Rung, finding, ladder_in_words, position_ratios
 from core.text import out_of, plural
 
 _OUTCOMES = {

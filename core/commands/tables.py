@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ..runs.queries.verdicts import ulp_percentile
 from ..runs.reports.report_json import PairReport, over_logits, over_positions
 from ..runs.reports.sparse_json import position_json, summary_json
 from ..runs.reports.sparse_wording import (
@@ -21,7 +22,6 @@ from ..runs.reports.sparse_wording import (
 )
 from ..runs.sparse_run import SparseVerdict
 from ..runs.topk.pairing import ListPair
-from ..runs.views.headline import ulp_percentile
 from ..text import number, percent, plural
 from .terminal.console import err, out, print_text, table_of
 

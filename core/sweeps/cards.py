@@ -21,9 +21,9 @@ from ..runs.file.records import (
     ROUNDING,
     UNDECIDED,
 )
+from ..runs.queries.verdicts import shown_verdict
 from ..runs.store.store import cell_of
 from ..runs.tables.run import read_run
-from ..runs.views.verdicts import shown_verdict
 
 _WORST_FIRST = (
     BUG_SUSPECTED,

@@ -205,12 +205,18 @@ def test_the_top_tokens_have_a_dot_a_side_and_a_star_at_each_argmax():
 
 
 def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips_and_named_once():
-    at, flips = np.arange(5), np.array([1, 3])
+    values = {"one": [1.0, 2.0, 0.0, 3.0, 1.0], "two": [1.0, 0.5, 0.0, 0.7, 1.0]}
+    flips = {"one": [1, 3], "two": [1]}
     curves = [
-        ("one", at, np.array([1.0, 2.0, 0.0, 3.0, 1.0]), flips),
-        ("two", at, np.array([1.0, 0.5, 0.0, 0.7, 1.0]), flips[:1]),
+        (
+            name,
+            pd.DataFrame({"position": range(5), "max_abs": values[name]}).assign(
+                is_flip=lambda t, n=name: t["position"].isin(flips[n])
+            ),
+        )
+        for name in values
     ]
-    figure = compare_charts.runs_by_position(curves, "difference", 0)
+    figure = compare_charts.runs_by_position(curves, "max_abs", "difference", 0)
     crosses = [one for one in figure.data if one.name == "flip"]
     assert list(figure.data[-2:]) == crosses
     assert [one.x.tolist() for one in crosses] == [[1, 3], [1]]

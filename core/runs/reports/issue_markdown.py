@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from ... import __version__
 from ...text import number, out_of, percent, plural, three_digits
 from ..file.records import FAILING
+from ..queries.verdicts import Finding, finding, noise_ratios, ulp_percentile
 from ..reader import RunReader, StoredPair
-from ..views.headline import noise_ratios, ulp_percentile
-from ..views.verdicts import Finding, finding
 from .markdown import block, code, facts, flips_table, plain, table, thread
 from .report_json import over_logits, over_positions
 from .reproduction import model_of, reproduction

@@ -17,9 +17,9 @@ from ...numerics.metrics import METRICS, Summary
 from ...numerics.totals import PairTotal
 from ..dumps.dump import Dump
 from ..file.records import Provenance
+from ..queries.verdicts import shown_verdict
 from ..reader import RunReader
 from ..tables.positions import position_rows
-from ..views.verdicts import shown_verdict
 
 _POSITION_FIELDS = tuple(metric.name for metric in METRICS if metric.is_reported)
 _FLIP_FIELDS = tuple(

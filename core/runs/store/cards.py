@@ -20,8 +20,8 @@ from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
 from ..file.kept import ALL
 from ..file.records import UNDECIDED
+from ..queries.verdicts import shown_verdict
 from ..tables.run import check_text, read_run
-from ..views.verdicts import shown_verdict
 from .labels import Labels
 from .store import Store
 
@@ -37,7 +37,7 @@ class RunCard:
     than these), noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
 
     kept: what it keeps of its logits (core.runs.file.kept). verdicts: those that are stored; pair_verdicts: what is
-    shown for each pair, judged or not (core.runs.views.verdicts).
+    shown for each pair, judged or not (core.runs.queries.verdicts).
     """
 
     run_id: str

@@ -7,13 +7,12 @@ from streamlit.testing.v1 import AppTest
 
 from app.compare import parts as compare_parts
 from app.shell.store_cache import open_run
+from core.runs.queries.compare import Compared
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
-from core.runs.views.compare import Compared
-from core.runs.views.repeats import classes_of
 from tests.app.pages.test_verdict import opened, said
 from tests.app.test_selection import followed
-from tests.core.runs.views.test_repeats import stored
+from tests.core.runs.queries.test_classes import stored
 
 SAMPLES = [
     "fresh-against-cached",
@@ -36,10 +35,8 @@ def table(app: AppTest, key: str):
 @pytest.mark.parametrize("run", SAMPLES)
 def test_every_sample_run_shows_its_classes(run):
     app = opened("repeats", run=run)
-    groups = classes_of(open_run(run))
-    shown = table(app, "classes")
-    assert len(shown) == len(groups)
-    assert shown["count"].sum() == sum(len(group.members) for group in groups)
+    groups = open_run(run).classes
+    assert table(app, "classes")["count"].tolist() == [len(group) for group in groups]
 
 
 def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
@@ -48,10 +45,6 @@ def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_sto
     assert "5 sides in 4 classes" in said(app)
     assert "Over batch" in said(app)
     assert "Every two classes" in said(app)
-    shown = table(app, "classes")
-    assert shown["differing logits"].tolist()[1:] == [
-        pair.summary.neq for pair in (run.pairs[0], run.pairs[2], run.pairs[3])
-    ]
 
 
 def test_two_runs_stand_side_by_side_with_ratios(own_store):
@@ -93,14 +86,12 @@ def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
     whole = compare_parts.exported(compared)
     assert whole["run"].tolist() == [run.run_id for run in runs]
     assert whole["flips"].tolist() == [run.pairs[0].summary.flips for run in runs]
-    assert whole["largest difference, logits"].tolist() == [run.pairs[0].summary.max_abs for run in runs]
-    assert whole["differing logits, share"].tolist() == [
+    assert whole["max_abs"].tolist() == [run.pairs[0].summary.max_abs for run in runs]
+    assert whole["neq_share"].tolist() == [
         run.pairs[0].summary.neq / (run.header.rows * run.header.vocab) for run in runs
     ]
     along = compare_parts.by_position(compared, 0)
     assert along.groupby("run").size().to_dict() == {run.run_id: run.header.prompts[0].positions for run in runs}
     for run in runs:
-        counted = (
-            compare_parts.distributions(compared).query("run == @run.run_id and distance_ulps > 0")["elements"].sum()
-        )
+        counted = compare_parts.distances(compared).query("run == @run.run_id and distance_ulps > 0")["elements"].sum()
         assert counted == run.pairs[0].summary.neq

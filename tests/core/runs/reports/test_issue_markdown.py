@@ -25,11 +25,11 @@ from core.runs.file.evidence import (
     Unmeasured,
 )
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
+from core.runs.queries.verdicts import finding, position_ratios, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
 from core.runs.store.store import Store
-from core.runs.views.verdicts import finding, position_ratios, shown_verdict
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_PASSED, OWN, REQUEST, RERUN_PASSED, judged_run, ratio_row
 from tests.core.runs.made_runs import calm_sides, header_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.runs.views.headline import ulp_percentile
+from core.runs.queries.verdicts import ulp_percentile
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from core.numerics.formats import values_of
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.queries.classes import bytes_to_compare, classes, every_two, sentence, sweep
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views.repeats import bytes_to_compare, classes_of, matrix, pairwise, sweep_of
 from tests.core.runs.made_runs import write_run
 
 ROWS, VOCAB = 9, 200
@@ -42,38 +42,34 @@ def stored(folder: Path, paths: list[str], kinds: list[int], dtype: str = "bfloa
 
 def test_every_two_classes_are_compared_and_the_figures_are_numpys(tmp_path):
     run = stored(tmp_path, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
-    groups = classes_of(run)
-    assert [group.index for group in groups] == [0, 1, 3, 4]
-    assert groups[1].members == ("decode+batch:2 #1", "decode+batch:3 #2")
-    told = []
-    pairs = pairwise(run, lambda done, total: told.append((done, total)))
-    assert set(pairs) == {(i, j) for i in range(4) for j in range(i + 1, 4)}
-    values = [values_of(run.read_rows(group.index, 0, ROWS), run.header.format).astype(np.float64) for group in groups]
-    for (i, j), summary in pairs.items():
-        assert summary.neq == int((values[i] != values[j]).sum())
-        assert summary.max_abs == np.abs(values[i] - values[j]).max()
-        assert summary.flips == int((values[i].argmax(1) != values[j].argmax(1)).sum())
-    assert told[-1] == (3 * ROWS, 3 * ROWS)
-    table = matrix(pairs, 4, "neq")
-    assert np.array_equal(table, table.T)
-    assert not table.diagonal().any()
-    assert bytes_to_compare(run) == 3 * ROWS * VOCAB * 2
+    found, pairs = classes(run), every_two(run)
+    assert found["side"].tolist() == [0, 1, 3, 4]
+    assert found["sides"][1].tolist() == ["decode+batch:2 #1", "decode+batch:3 #2"]
+    assert found["neq"].tolist()[1:] == [run.pairs[place].summary.neq for place in (0, 2, 3)]
+    assert "5 sides in 4 classes of equal bits**, 3 sides alone" in sentence(found)
+    assert pairs[["class", "other_class"]].to_numpy().tolist() == [[i, j] for i in range(4) for j in range(i + 1, 4)]
+    values = [values_of(run.read_rows(side, 0, ROWS), run.header.format).astype(np.float64) for side in found["side"]]
+    for row in pairs.to_dict("records"):
+        ours, theirs = values[row["class"]], values[row["other_class"]]
+        assert row["neq"] == int((ours != theirs).sum())
+        assert row["max_abs"] == np.abs(ours - theirs).max()
+        assert row["flips"] == int((ours.argmax(1) != theirs.argmax(1)).sum())
+    assert bytes_to_compare(run, 4) == 3 * ROWS * VOCAB * 2
 
 
 def test_rows_taken_a_few_at_a_time_add_up_to_the_same_and_no_row_is_read_twice(tmp_path, monkeypatch):
     run = stored(tmp_path, [f"decode+batch:{n}" for n in (1, 2, 3, 4)], [0, 1, 2, 3])
-    whole = pairwise(run)
-    monkeypatch.setattr("core.runs.views.repeats._CHUNK_BYTES", 3 * 2 * VOCAB * 2)  # two rows of three classes
+    whole = every_two(run)
+    monkeypatch.setattr("core.runs.queries.classes._CHUNK_BYTES", 4 * 2 * VOCAB * 2)  # two rows of four classes
     read = []
     rows_of = run.read_rows
     monkeypatch.setattr(
         run, "read_rows", lambda side, start, stop: read.append((side, start, stop)) or rows_of(side, start, stop)
     )
-    pieces = pairwise(run)
-    assert {pair: (one.neq, one.flips, one.max_abs) for pair, one in pieces.items()} == {
-        pair: (one.neq, one.flips, one.max_abs) for pair, one in whole.items()
-    }
-    assert [one.rms for one in pieces.values()] == pytest.approx([one.rms for one in whole.values()], rel=1e-12)
+    pieces = every_two(run)
+    for name in ("neq", "flips", "max_abs"):
+        assert pieces[name].tolist() == whole[name].tolist()
+    assert pieces["rms_row_ulps"].tolist() == pytest.approx(whole["rms_row_ulps"].tolist(), rel=1e-12)
     assert sorted(read) == [(side, start, min(start + 2, ROWS)) for side in (1, 2, 3) for start in range(0, ROWS, 2)]
 
 
@@ -96,5 +92,5 @@ def test_rows_taken_a_few_at_a_time_add_up_to_the_same_and_no_row_is_read_twice(
     ],
 )
 def test_what_was_swept_is_told_from_the_paths(paths, expected, tmp_path):
-    found = sweep_of(stored(tmp_path, paths, [0] * len(paths)))
-    assert (None if found is None else (found.name, found.values)) == expected
+    found = sweep(stored(tmp_path, paths, [0] * len(paths)))
+    assert (None if found is None else (found[0], tuple(found[1]["value"]))) == expected

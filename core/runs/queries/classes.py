@@ -1,0 +1,102 @@
+"""Classes of sides that are equal bit for bit: against each other, and against the value that was swept."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from ...numerics.divergence import compare
+from ...numerics.totals import PairTotal
+from ...text import plural
+from ..reader import RunReader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CHUNK_BYTES = 64 << 20  # of all classes together
+# Figures of a class are those of its first side against the reference; null for the reference's own class.
+_CLASSES = """
+WITH class AS (
+    SELECT bit_class AS class, list(name ORDER BY side) AS sides, count(*) AS count, min(side) AS side
+    FROM side GROUP BY bit_class)
+SELECT class.*, neq, neq_share, max_abs, max_ulps, max_row_ulps, flips
+FROM class LEFT JOIN pair ON pair.variant = class.side ORDER BY class.side
+"""
+_SWEPT = """
+SELECT name AS side, bit_class AS class, coalesce(neq_share, 0) AS neq_share, coalesce(max_abs, 0) AS max_abs,
+    coalesce(flips, 0) AS flips
+FROM side LEFT JOIN pair ON pair.variant = side.side ORDER BY side.side
+"""
+# What a path without the step has: `prefill` is `prefill+batch:1`.
+_ABSENT = {"batch": "1"}
+
+
+def classes(run: RunReader) -> pd.DataFrame:
+    """Return a row a class in order of first appearance: class, sides (names), count, side (index of the first), and
+    the first side's figures against the reference.
+    """
+    return run.query(_CLASSES)
+
+
+def sentence(found: pd.DataFrame) -> str:
+    """Say how many classes of equal bits there are, and how many sides stand alone, in markdown."""
+    sides, alone = int(found["count"].sum()), int((found["count"] == 1).sum())
+    if len(found) == 1:
+        return f"**All {sides} sides are equal bit for bit.**"
+    text = f"**{sides} sides in {len(found)} classes of equal bits**"
+    if alone in (0, len(found)):
+        return f"{text}{', each side alone in its class' if alone else ''}."
+    return f"{text}, {plural(alone, 'side')} alone in {'its' if alone == 1 else 'their'} class."
+
+
+def bytes_to_compare(run: RunReader, count: int) -> int:
+    """Return bytes read to compare `count` classes: what is stored as pairs of the reference is not read again."""
+    return (count - 1 if count > 2 else 0) * run.header.rows * run.header.vocab * run.header.format.itemsize
+
+
+def every_two(run: RunReader) -> pd.DataFrame:
+    """Return a row every two classes: class, other_class, side, other_side (their first sides), and the figures of a
+    summary; the class that comes first is the reference. Every class is read once, some rows at a time.
+    """
+    import pandas as pd
+
+    found, header = classes(run), run.header
+    first = found["side"].tolist()
+    stored = {pair.index + 1: pair.summary for pair in run.pairs}
+    totals = {both: PairTotal(keeps_histogram=False) for both in combinations(range(1, len(first)), 2)}
+    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize * len(first)))
+    for start in range(0, header.rows if totals else 0, at_once):
+        bits = [run.read_rows(side, start, min(start + at_once, header.rows)) for side in first[1:]]
+        for (i, j), total in totals.items():
+            total.add(compare(bits[i - 1], bits[j - 1], header.format))
+    summaries = {(0, place): stored[side] for place, side in enumerate(first) if place}
+    summaries |= {both: total.summary() for both, total in totals.items()}
+    names = [sides[0] for sides in found["sides"]]
+    return pd.DataFrame(
+        {"class": i, "other_class": j, "side": names[i], "other_side": names[j], **asdict(summary)}
+        for (i, j), summary in sorted(summaries.items())
+    )
+
+
+def sweep(run: RunReader) -> tuple[str, pd.DataFrame] | None:
+    """Return the one step in which the paths of the sides differ, if it is a number of at least three values, and a row
+    a side by that value: value, side, class, neq_share, max_abs, flips against the reference.
+
+    The reference may be of another path altogether (`decode : decode+batch:2, :4, ...`): what counts are the variants,
+    and the reference joins if it fits.
+    """
+    steps = [dict(part.partition(":")[::2] for part in side.path.split("+") if part) for side in run.sides]
+    names = {name for of_side in steps[1:] for name in of_side}
+    varying = [name for name in names if len({of_side.get(name) for of_side in steps[1:]}) > 1]
+    if len(varying) != 1 or not all(steps):
+        return None
+    (name,) = varying
+    rest = [{key: value for key, value in of_side.items() if key != name} for of_side in steps]
+    values = [of_side.get(name, _ABSENT.get(name, "")) for of_side in steps]
+    fits = [value.isdigit() and other == rest[1] for value, other in zip(values, rest, strict=True)]
+    if not all(fits[1:]) or len({value for value, fit in zip(values, fits, strict=True) if fit}) < 3:
+        return None
+    table = run.query(_SWEPT)
+    table.insert(0, "value", [int(value) if fit else -1 for value, fit in zip(values, fits, strict=True)])
+    return name, table[fits].sort_values("value", kind="stable", ignore_index=True)

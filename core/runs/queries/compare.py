@@ -1,0 +1,129 @@
+"""Pairs of several runs side by side: before and after an upgrade, one dtype and another, one device and another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...text import percent
+from ..reader import RunReader, StoredPair
+from .verdicts import noise_ratios
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Name of a figure, its label, and whether more of it is more divergence (a ratio says something then). Counts over all
+# positions are rates: runs have different totals.
+FIGURES = (
+    ("flips_share", "flips, share of positions", True),
+    ("near_ties_share", "near ties, share of positions", True),
+    ("neq_share", "differing logits, share", True),
+    ("noise_ratio", "rms / noise floor", True),
+    ("rms_row_ulps", "rms row ULPs", True),
+    ("rms", "rms difference, logits", True),
+    ("max_abs", "largest difference, logits", True),
+    ("median_ulps", "median ULPs", True),
+    ("p99_ulps", "99th percentile ULPs", True),
+    ("mean_kl", "mean KL, nats", True),
+    ("min_margin", "smallest margin, logits", False),
+)
+_PERCENTILES = """
+SELECT min(distance) FILTER (seen >= 0.5 * total) AS median_ulps,
+    min(distance) FILTER (seen >= 0.99 * total) AS p99_ulps
+FROM (SELECT distance, sum(elements) OVER (ORDER BY distance) AS seen, sum(elements) OVER () AS total
+      FROM ulp_histogram WHERE pair = ?) WHERE total > 0
+"""
+_DISTRIBUTION = """
+SELECT * FROM (SELECT distance, sum(elements) OVER (ORDER BY distance DESC) / sum(elements) OVER () AS share
+               FROM ulp_histogram WHERE pair = ?) WHERE distance > 0 ORDER BY distance
+"""
+
+
+class Compared(NamedTuple):
+    """One pair of one run, and its figures by position."""
+
+    run: RunReader
+    pair: StoredPair
+    table: pd.DataFrame
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Where the pair comes from."""
+        about, header = self.run.header.provenance, self.run.header
+        return {
+            "run": self.run.run_id,
+            "name": header.name,
+            "reference": self.pair.reference,
+            "variant": self.pair.variant,
+            "verdict": self.pair.verdict or "not judged",
+            "compute_dtype": header.compute_dtype,
+            "model": about.model,
+            "revision": about.revision,
+            "device": f"{about.device} {about.device_name}".strip(),
+            "positions": header.rows,
+            "vocab": header.vocab,
+            "created": f"{self.run.created:%Y-%m-%d %H:%M}",
+            **about.versions,
+        }
+
+
+def figures(compared: Sequence[Compared]) -> pd.DataFrame:
+    """Return FIGURES, a row a run, null if undefined; a column that is undefined for all is left out."""
+    import pandas as pd
+
+    rows = []
+    for one in compared:
+        summary, positions = one.pair.summary, one.run.header.rows
+        ratios = noise_ratios(one.run.evidence(one.pair.index))
+        row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
+        row |= {"flips_share": summary.flips / positions, "near_ties_share": summary.near_ties / positions}
+        row |= {
+            "rms": float(np.sqrt((one.table["rms"] ** 2).mean())),
+            "noise_ratio": ratios[0].ratio if ratios else None,
+        }
+        rows.append(row | one.run.query(_PERCENTILES, one.pair.index).iloc[0].to_dict())
+    return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
+
+
+def distribution(one: Compared) -> pd.DataFrame:
+    """Return the share of elements that are at least so many ULPs apart: distance, share, from 1 ULP on. Elements that
+    are not finite on both sides are not counted.
+    """
+    return one.run.query(_DISTRIBUTION, one.pair.index)
+
+
+def flips(compared: Sequence[Compared]) -> pd.DataFrame:
+    """Return a row a flip of a run: prompt, position, run (its place), reference_token, variant_token, runs (how many
+    flip there); those of all runs first. Positions are compared by number: ask `same_tokens` first.
+    """
+    import pandas as pd
+
+    columns = ["prompt", "position", "reference_token", "variant_token"]
+    parts = [one.table.loc[one.table["is_flip"], columns].assign(run=place) for place, one in enumerate(compared)]
+    whole = pd.concat(parts, ignore_index=True)
+    whole["runs"] = whole.groupby(["prompt", "position"])["run"].transform("count")
+    order = ["runs", "prompt", "position", "run"]
+    return whole.sort_values(order, ascending=[False, True, True, True], ignore_index=True)
+
+
+def same_tokens(compared: Sequence[Compared]) -> bool | None:
+    """Return whether all runs are of the same prompts, token by token; None if one of them does not know its tokens."""
+    prompts = [tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in compared]
+    if any(not ids for of_run in prompts for ids in of_run):
+        return None
+    return all(of_run == prompts[0] for of_run in prompts)
+
+
+def sentence(compared: Sequence[Compared], found: pd.DataFrame) -> str:
+    """Say which share of logits differs and of positions flips in each run, in markdown. found: `flips`, if the runs
+    are of the same tokens.
+    """
+    shares = " vs ".join(percent(one.pair.summary.neq_share) for one in compared)
+    flipping = " vs ".join(percent(one.pair.summary.flips / one.run.header.rows) for one in compared)
+    text = f"**Logits that differ: {shares}. Positions that flip: {flipping}.**"
+    if found.empty:
+        return text
+    places = found.drop_duplicates(["prompt", "position"])
+    return f"{text} Flips in every run: {(places['runs'] == len(compared)).sum():,} of {len(places):,}."

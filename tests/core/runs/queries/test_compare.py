@@ -1,0 +1,77 @@
+"""Runs side by side; expected figures are counted by hand or with numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.queries.compare import Compared, distribution, figures, flips, same_tokens, sentence
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from tests.core.runs.made_runs import write_run
+
+VOCAB = 8
+
+
+def compared(folder, flipping: dict[int, int], ids: tuple[int, ...] = (5, 6, 7, 8), step: float = 0.25) -> Compared:
+    """A pair that differs by `step` at token 0 of every position, whose variant prefers `flipping[position]`."""
+    header = RunHeader(
+        "r",
+        "float32",
+        VOCAB,
+        (Prompt(len(ids) or 4, ids),),
+        (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
+        Provenance("upload"),
+    )
+    reference = np.tile(np.arange(VOCAB, dtype=np.float32), (len(ids) or 4, 1))
+    variant = reference.copy()
+    variant[:, 0] += step
+    for position, token in flipping.items():
+        variant[position, token] = 20
+    run = RunReader(write_run(Store(folder), header, [reference.view(np.uint32), variant.view(np.uint32)]))
+    return Compared(run, run.pairs[0], run.positions(0))
+
+
+def test_figures_stand_beside_each_other(tmp_path):
+    table = figures([compared(tmp_path / "a", {}), compared(tmp_path / "b", {}, step=0.5)])
+    assert table["max_abs"].tolist() == [0.25, 0.5]
+    assert table["neq_share"].tolist() == [1 / VOCAB, 1 / VOCAB]
+    assert table["rms"].tolist() == pytest.approx([0.25 / np.sqrt(VOCAB), 0.5 / np.sqrt(VOCAB)])
+    assert "noise_ratio" not in table  # of neither run
+    assert table["median_ulps"].tolist() == [0, 0]
+    assert table["p99_ulps"].tolist() == table["p99_ulps"].astype(int).tolist() > [0, 0]
+
+
+def test_counts_over_different_totals_are_compared_as_rates(tmp_path):
+    """1 of 4 positions flips in the one, 2 of 8 in the other."""
+    runs = [compared(tmp_path / "a", {1: 2}), compared(tmp_path / "b", {1: 2, 5: 3}, ids=tuple(range(8)))]
+    assert figures(runs)["flips_share"].tolist() == [0.25, 0.25]
+    assert "25.0% vs 25.0%" in sentence(runs, flips(runs)[:0])
+
+
+def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_path):
+    runs = [compared(tmp_path / "a", {1: 2, 3: 4}), compared(tmp_path / "b", {3: 5, 0: 1})]
+    found = flips(runs)
+    assert found[["position", "run", "reference_token", "variant_token", "runs"]].to_numpy().tolist() == [
+        [3, 0, VOCAB - 1, 4, 2],
+        [3, 1, VOCAB - 1, 5, 2],
+        [0, 1, VOCAB - 1, 1, 1],
+        [1, 0, VOCAB - 1, 2, 1],
+    ]
+    assert "1 of 3" in sentence(runs, found)
+
+
+def test_only_runs_of_the_same_tokens_have_the_same_positions(tmp_path):
+    a, b = compared(tmp_path / "a", {}), compared(tmp_path / "b", {})
+    other, unknown = compared(tmp_path / "c", {}, ids=(5, 6, 7, 9)), compared(tmp_path / "d", {}, ids=())
+    assert same_tokens([a, b]) is True
+    assert same_tokens([a, other]) is False
+    assert same_tokens([a, unknown]) is None
+
+
+def test_the_distribution_is_the_share_that_is_at_least_so_far_apart(tmp_path):
+    one = compared(tmp_path, {1: 2}, step=0.0)
+    (counted,) = {distance for distance in one.run.histogram(0) if distance}
+    found = distribution(one)
+    assert (found["distance"].tolist(), found["share"].tolist()) == ([counted], [1 / (4 * VOCAB)])
