@@ -13,9 +13,7 @@ _IN_DOLLAR_QUOTES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "
 
 
 def shell_command(words: Iterable[str]) -> str:
-    """Command for a POSIX shell, on one line, in which every character can be seen: a word with others stands in
-    $'...', as bash, zsh and ksh read it. UsageError where a word holds a NUL, which none can be given.
-    """
+    """Return a command for a POSIX shell on one line, unseen characters as $'...'. UsageError for a NUL."""
     return " ".join(map(_shell_word, words))
 
 

@@ -1,7 +1,4 @@
-"""Configuration of a server: `ulpscope.toml`, or the file that ULPSCOPE_CONFIG names (docs/hosting.md).
-
-An environment variable overrides each setting: `[limits] file_bytes` is ULPSCOPE_LIMITS_FILE_BYTES.
-"""
+"""Configuration of a server, `ulpscope.toml`: ULPSCOPE_LIMITS_FILE_BYTES overrides `[limits] file_bytes`, and so on."""
 
 from __future__ import annotations
 

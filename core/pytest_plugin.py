@@ -22,9 +22,7 @@ _FOUND = pytest.StashKey[list["Verdict | GateReport"]]()
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
-    """`judge` of the package's `inference`. `judge(model, prompts, variant=mine).check()` fails the test unless the
-    pair is identical or rounding; so does any assertion on the verdict, `allowed=` or `name`.
-    """
+    """`judge` of the package: `judge(model, prompts, variant=mine).check()` fails unless the pair is rounding."""
     from .inference import judge as judge_pair
 
     found = request.node.stash.setdefault(_FOUND, [])
@@ -39,9 +37,7 @@ def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 
 @pytest.fixture
 def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
-    """The gate of the command `compare`, over a dump or two. `compare("golden.npz", "today.npz",
-    fail_on="flips,kl>0.01").check()` fails the test where that would end with exit code 1.
-    """
+    """Gate of `compare`: `compare("golden.npz", "today.npz", fail_on="flips,kl>0.01").check()` fails as it would."""
     from .judging.ingest import judged_report_of_dump
     from .runs.dumps.dump import open_dump
     from .runs.file.records import Provenance

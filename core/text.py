@@ -136,9 +136,7 @@ def _escape(character: str) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE, bytes_to_unicode of GPT-2: printable Latin-1 stands for itself, the other
-    bytes are numbered from U+0100 upward.
-    """
+    """Character -> byte of byte-level BPE, bytes_to_unicode of GPT-2: others than printable Latin-1 from U+0100."""
     itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(itself)]
     return {chr(byte): byte for byte in itself} | {chr(256 + number): byte for number, byte in enumerate(others)}

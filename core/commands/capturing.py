@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,7 +23,7 @@ from .capture_costs import print_costs
 from .capture_extras import run_extras
 from .ending import tell_end
 from .options import takes_request
-from .terminal.console import Tell, err, print_json, print_text, steps, stoppable
+from .terminal.console import Tell, print_json, steps, stoppable
 from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -85,13 +85,7 @@ def judge(
             print_json({"run_id": run_id, "pairs": pairs})
         elif progress != "json":
             print_verdicts(run, pairs)
-    if as_json_:
-        for sentence in failure:
-            print_text(f"error: {sentence}", err)
-    else:
-        tell_end(run_id, failure, progress, as_json_, store, is_verdict_printed=True)
-    if failure:
-        raise typer.Exit(2)
+    tell_end(run_id, failure, progress, as_json_, store, is_verdict_printed=True)
     if any(pair["verdict"] in FAILING for pair in pairs):
         raise typer.Exit(1)
 
@@ -106,35 +100,18 @@ def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedMode
 
     check_sides(request)
     loaded = loaded or load(request, weights=weights)
-    return plan_capture(
-        loaded,
-        plan_inputs(loaded, request),
-        request.reference,
-        variants_of(request),
-        name=request.name,
-        request=to_store(request),
-        seed=request.seed,
-        repeat=request.repeat,
-        kv=request.kv,
-        layers=request.layers,
-        layer_floor=request.layer_floor,
-        layer_positions=request.layer_positions,
-        keep=request.keep,
-    )
+    names = ("name", "seed", "repeat", "kv", "layers", "layer_floor", "layer_positions", "keep")
+    more: dict[str, Any] = {name: getattr(request, name) for name in names}
+    sides = request.reference, variants_of(request)
+    return plan_capture(loaded, plan_inputs(loaded, request), *sides, request=to_store(request), **more)
 
 
 def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     """Load the model of a request; without `weights` only its shapes."""
     from ..inference.models.model import load_model
 
-    return load_model(
-        request.model,
-        dtype=request.dtype,
-        device=request.device,
-        revision=request.revision,
-        trust_remote_code=request.trust_remote_code,
-        weights=weights,
-    )
+    more: dict[str, Any] = {n: getattr(request, n) for n in ("dtype", "device", "revision", "trust_remote_code")}
+    return load_model(request.model, weights=weights, **more)
 
 
 def captured(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
@@ -161,12 +138,8 @@ def run_plan(
     with RunWriter(store, plan.header, run_id=run_id) as writer:
         session = JudgingSession(plan.loaded, plan.token_ids)
         is_shared = shares_floor(plan, judge=request.judge, remedies=request.remedies)
-        failures = run_capture(
-            plan,
-            writer,
-            lambda step: say(step.side_name, step.rows_done, step.rows_total),
-            session if is_shared else None,
-        )
+        shared = session if is_shared else None
+        failures = run_capture(plan, writer, lambda one: say(one.side_name, one.rows_done, one.rows_total), shared)
         failures += run_extras(request, plan, writer, say, session)
         say("writing the run file", 0, 0)
         return writer.finish(note=" ".join(failures)), failures

@@ -27,9 +27,9 @@ def tell_end(
     is_verdict_printed: bool = False,
 ) -> None:
     """Print the id on stdout, for scripts, and the rest on stderr; exit with 2 if there are failures."""
-    if progress == "json" or as_json_:
+    if progress == "json" or (as_json_ and not is_verdict_printed):
         announce(run_id, store, progress, as_json_)
-    else:
+    elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
             pairs, _ = report_of_run(run)
             err.print(pair_table(pairs, run.header.compute_dtype, run.header.rows, run.header.vocab))

@@ -54,9 +54,7 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
             raise CaptureError(f"engine '{name}': its hello: {error}; docs/engines.md describes it.") from error
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
-        """`kv:f32` -> ("kv", ("f32",)); UsageError says what the engine can do where the text asks for something
-        else.
-        """
+        """`kv:f32` -> ("kv", ("f32",)); UsageError with what the engine can do for anything else."""
         known = self.bases if kind == "base" else self.modifiers
         name, *given = (part.strip().lower() for part in text.split(":"))
         if name not in known:

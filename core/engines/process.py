@@ -24,9 +24,7 @@ _WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
 @dataclass(frozen=True)
 class EngineRows:
-    """Logits of a prompt from position `start` on, or the output of `module`. bits: [positions, features], unsigned
-    carriers of `dtype`.
-    """
+    """Logits from position `start` on, or the output of `module`. bits: [positions, features], carriers of `dtype`."""
 
     start: int
     dtype: str

@@ -107,9 +107,7 @@ def _location(name: str, where: str) -> EngineLocation:
 
 
 def described(name: str) -> EngineDescription:
-    """Return what an engine can do, as its adapter says. One that is not here is asked anew each time: it may be
-    installed while the dashboard is open.
-    """
+    """Return what an engine can do. One that is not here is asked anew each time: it may be installed meanwhile."""
     location = location_of(name)
     if (name, location) not in _described:
         with location.start(name, quiet_seconds=60) as process:

@@ -1,6 +1,4 @@
-"""HTTP as a probe needs it: bounded answers as JSON, retries with backoff, a budget, a way to stop; one sentence for
-everything that goes wrong.
-"""
+"""HTTP for a probe: bounded JSON answers, retries with backoff, a budget, a way to stop."""
 
 from __future__ import annotations
 
@@ -35,10 +33,7 @@ class StoppedError(UlpscopeError):
 
 @dataclass
 class Budget:
-    """Limits of a probe. requests: of those that are measured or load the server; seconds from the first on.
-
-    cancelled: set by whoever wants it to end. Every method may be called from any thread.
-    """
+    """Limits of a probe, in requests and in seconds from the first on; for any thread. cancelled: ends it."""
 
     requests: int = 2000
     seconds: float = 1800.0
@@ -74,10 +69,7 @@ class Budget:
 
 
 class Client:
-    """A server over HTTP. Every method may be called from any thread.
-
-    key: sent as Bearer, and in no sentence. seconds: that one answer may take.
-    """
+    """A server over HTTP, for any thread. key: sent as Bearer, and in no sentence. seconds: for one answer."""
 
     def __init__(self, url: str, *, key: str = "", budget: Budget | None = None, seconds: float = 300.0) -> None:
         self.url = base_of(url)

@@ -118,9 +118,7 @@ def told(plan: Plan) -> list[str]:
 
 
 def base_of(address: str) -> str:
-    """Address of a server without the path of one of its endpoints. UsageError for what is none, or holds a password:
-    it would be stored with the run.
-    """
+    """Return a server's address without the path of an endpoint. UsageError for one that is none, or has a password."""
     parts = urlsplit(address.strip())
     try:
         is_sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)

@@ -1,6 +1,4 @@
-"""Request for a probe: the record that the options of `probe` and the Probe page's form fill in, and whose command
-the run keeps. Nothing here speaks HTTP.
-"""
+"""Request for a probe: what `probe` and the Probe page fill in, and a run keeps. Nothing here speaks HTTP."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ _LONGEST_PROMPT = 2000  # characters of each, in the command that a run keeps
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRequest(Request):
-    """One probe as it is asked for. Prompts as in a CaptureRequest; the key is no part of it, only the variable that
-    holds it.
-    """
+    """One probe. Of the key it has only the name of the variable that holds it."""
 
     command: ClassVar[str] = "probe"
 

@@ -203,9 +203,7 @@ class Server:
 
 
 def find_server(client: Client, model: str = "") -> Server:
-    """Find out what the server is, and the model that it serves. ProbeError if it is none that is known, or serves
-    several models and none was named.
-    """
+    """Find out what the server is and which model it serves. ProbeError if it is unknown, or --model is needed."""
 
     def section(path: str) -> Json:
         answer = client.get(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -39,13 +39,11 @@ _WORST_FIRST = (
 SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
 _MOST_BLOCKS = 1 << 16  # of all prompts
 _MOST_SIDES = 64  # of a cell: a reference and a variant, each as often as it is repeated
-_OF_PAIR = ("bit_identical", "flips", "neq_share", "max_abs", "verdict", "noise_ratio", "max_row_ulps")
 
 
 class CellCard(msgspec.Struct, frozen=True):
-    """Figures of one run of a cell, of its worst pair. noise_ratio: None where it has no size or was not judged; bits:
-    sha256 of each side, in order; versions: with the model's revision, the device and the build among them; growth: rms
-    of the difference in row ULPs after each block of the model, where its modules were compared.
+    """Figures of one run of a cell, of its worst pair. bits: sha256 of each side; versions: with the model's revision,
+    the device and the build among them; growth: rms in row ULPs after each block, if modules were compared.
     """
 
     run_id: str
@@ -56,7 +54,7 @@ class CellCard(msgspec.Struct, frozen=True):
     flips: int
     neq_share: float
     max_row_ulps: float | None
-    max_abs: float
+    max_abs: float | None
     bits: tuple[str, ...]
     versions: dict[str, str]
     growth: tuple[float | None, ...]
@@ -71,53 +69,36 @@ class CellCard(msgspec.Struct, frozen=True):
 
 
 def read_card(database: Database) -> CellCard:
-    """Card of a run file; StoreError where it is none of a cell."""
+    """Read the card of a run file; StoreError if it is none of a cell."""
     about = read_run(database, "created", "kind", "revision", "device", "device_name", "versions", "request")
-    pairs = database.rows(f"SELECT {', '.join(_OF_PAIR)} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
+    of_pair = "bit_identical, verdict, neq_share"
+    pairs = database.rows(f"SELECT {of_pair} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
     bits = database.rows("SELECT left(sha256, 64) FROM run_file.side ORDER BY side", most=_MOST_SIDES + 1)
     if not pairs or len(pairs) == _MOST_SIDES:
         raise StoreError(f"{database.file}: a cell has from 1 to {_MOST_SIDES - 1} pairs.")
     with database.decoding("provenance"):
         versions = {str(name): str(value) for name, value in json.loads(about["versions"]).items()}
-        request = json.loads(about["request"] or "{}")
-        versions |= {"revision": about["revision"], "device": about["device"], "device_name": about["device_name"]}
-        if request.get("build"):
-            versions["build"] = str(request["build"])
-    named = [shown_verdict(about["kind"], bool(pair[0]), pair[4]) for pair in pairs]
+        build = json.loads(about["request"] or "{}").get("build")
+        versions |= {name: about[name] for name in ("revision", "device", "device_name")}
+        versions |= {"build": str(build)} if build else {}
+    named = [shown_verdict(about["kind"], bool(is_identical), verdict) for is_identical, verdict, _ in pairs]
     worst = min(range(len(pairs)), key=lambda n: (SEVERITY.get(named[n], len(SEVERITY)), -pairs[n][2]))
+    names = ("noise_ratio", "flips", "neq_share", "max_abs", "max_row_ulps")
+    (largest,) = database.rows(f"SELECT {', '.join(f'max({name})' for name in names)} FROM run_file.pair")
+    growth = database.rows(
+        "SELECT sqrt(sum(rms_row_ulps ** 2 * finite) / nullif(sum(finite) FILTER (rms_row_ulps IS NOT NULL), 0))"
+        " FROM run_file.layer WHERE pair = ? AND kind = 'residual' GROUP BY ordinal ORDER BY ordinal",
+        [worst],
+        most=_MOST_BLOCKS,
+    )
+    figures: dict[str, Any] = {n: v if math.isfinite(v or 0) else None for n, v in zip(names, largest, strict=True)}
     return CellCard(
         run_id=database.path.stem,
         created=about["created"].isoformat(),
         verdict=named[worst],
-        noise_ratio=max((pair[5] for pair in pairs if pair[5] is not None), default=None),
         bit_identical=all(pair[0] for pair in pairs),
-        flips=max(pair[1] for pair in pairs),
-        neq_share=max(pair[2] for pair in pairs),
-        max_abs=max(pair[3] for pair in pairs),
-        max_row_ulps=max((pair[6] for pair in pairs if pair[6] is not None), default=None),
         bits=tuple(row[0] for row in bits),
         versions=versions,
-        growth=_growth(database, worst),
+        growth=tuple(row[0] for row in growth),
+        **figures,
     )
-
-
-def _growth(database: Database, pair: int) -> tuple[float | None, ...]:
-    """rms of the difference in row ULPs after each block, over all prompts; None where it is unknown."""
-    found = database.rows(
-        "SELECT ordinal, rms_row_ulps, finite FROM run_file.layer WHERE pair = ? AND kind = 'residual'"
-        " ORDER BY ordinal, prompt",
-        [pair],
-        most=_MOST_BLOCKS,
-    )
-    of_block: dict[int, list[tuple[float | None, int]]] = {}
-    for ordinal, rms, finite in found:
-        of_block.setdefault(ordinal, []).append((rms, finite))
-    with database.decoding("figures of modules"):
-        return tuple(_rms(block) for block in of_block.values())
-
-
-def _rms(parts: Sequence[tuple[float | None, int]]) -> float | None:
-    """Root mean square of several, each with how many elements it is over."""
-    known = [(rms, count) for rms, count in parts if rms is not None]
-    total = sum(count for _, count in known)
-    return math.sqrt(math.fsum(rms * rms * count for rms, count in known) / total) if total > 0 else None

@@ -99,9 +99,7 @@ def conditions_of(given: Sequence[str]) -> list[str]:
 
 
 def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateReport:
-    """Gate over every cell: one outcome a cell and condition. A cell without a run of now fails if it failed, and is
-    undecided if it is missing.
-    """
+    """Gate over every cell and condition. A cell without a run fails, or is undecided if it is missing."""
     outcomes = [_outcome(change, condition) for change in changes for condition in conditions]
     failed = sum(change.state.state != DONE for change in changes)
     notes = [f"{plural(failed, 'cell')} of {len(changes):,} have no finished run of this plan."] if failed else []

@@ -53,9 +53,7 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: where it stands on each axis, what is captured for it, and the digest of all that was asked for, which
-    is the same on every machine and under every build.
-    """
+    """One cell: its place on each axis, its capture, and the digest of what is asked for, the same everywhere."""
 
     axes: Mapping[str, str]
     request: CaptureRequest
@@ -174,9 +172,7 @@ def _digest_of_prompts(request: CaptureRequest) -> str:
 
 
 def _digest_of(request: CaptureRequest, model: str, prompts: str) -> str:
-    """Digest of what a cell is asked for: prompts by their contents, the build left out, a model as the plan calls it
-    (its weights count under what it is computed with).
-    """
+    """Digest of what a cell asks for: prompts by contents, the model by its name in the plan, the build left out."""
     asked = replace(request, prompt_files=(), prompt_lists=(), build="", model=model)
     return short_digest({"request": json.loads(asked.to_json()), "prompts": prompts})
 

@@ -33,9 +33,7 @@ _HEALTH_SECONDS = 30.0
 def compute_on_ray(
     cells: Sequence[Cell], compute: Compute, store: Store, address: str, *, jobs: int = 1
 ) -> Iterator[CellOutcome]:
-    """Compute cells on a cluster, `jobs` at once per GPU or node, into a store that every node reaches; each cell's
-    outcome as it comes. Closing the iterator ends the tasks.
-    """
+    """Compute cells on a cluster, `jobs` at once per GPU or node; yield outcomes. Closing ends the tasks."""
     with connected(address) as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         has_gpu = any(node.get("GPU") for node in nodes)
@@ -91,9 +89,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster: `local` starts one of this machine that ends with the block, `auto` is the one that
-    this machine is a node of, else HOST:PORT. UlpscopeError, one sentence, for all that can be wrong.
-    """
+    """Connect Ray: `local` starts a cluster of this machine, `auto` uses this node's, else HOST:PORT."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report every cluster that it starts
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

@@ -82,9 +82,7 @@ def _end_with_parent() -> None:
 def compute_here(
     cells: Sequence[Cell], compute: Compute, *, jobs: int = 1, on_begin: Callable[[Cell], None] = lambda _: None
 ) -> Iterator[CellOutcome]:
-    """Compute cells by `jobs` workers per device; each cell's outcome as it comes. Closing the iterator ends the
-    workers, and what they were writing goes.
-    """
+    """Compute cells by `jobs` workers per device; yield outcomes as they come. Closing ends the workers."""
     outcomes: queue.Queue[CellOutcome | BaseException] = queue.Queue()
     is_over = threading.Event()
 

@@ -1,6 +1,4 @@
-"""llama.cpp as an engine: libllama through ctypes, out of the package xllamacpp or llama-cpp-python, or a build of
-one's own named by LLAMA_CPP_LIB.
-"""
+"""llama.cpp as an engine: libllama through ctypes, of xllamacpp, llama-cpp-python or LLAMA_CPP_LIB."""
 
 from __future__ import annotations
 
@@ -93,9 +91,7 @@ class Batch(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    """llama_model_params or llama_context_params of any version: passed by value, of which the library reads what it
-    knows.
-    """
+    """Parameters of a model or context of any version: passed by value, the library reads what it knows."""
 
     _fields_ = [("data", ctypes.c_uint8 * ROOM)]
 
@@ -241,9 +237,7 @@ class LlamaCppEngine:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
     def step(self, sequences, start, rows, most=None):
-        """Evaluate tokens of every sequence from position `start` on, in one call; send the first `most` rows of the
-        first sequence.
-        """
+        """Evaluate tokens of every sequence from `start` on; send the first `most` rows of the first one."""
         tokens = [(token, start + n, row) for row, ids in enumerate(sequences) for n, token in enumerate(ids)]
         batch = self.lib.llama_batch_init(len(tokens), 0, 1)
         try:
@@ -344,9 +338,7 @@ class GraphTensors:
         return True
 
     def is_output(self, tensor, name):
-        """Return whether this is what the module puts out: tensors that are made of it bear its name too, by heads and
-        rotated, and so does the product to which a bias is added.
-        """
+        """Return whether this is the output of the module: tensors made of it, or before its bias, share its name."""
         kind = ctypes.c_int32.from_address(tensor).value
         size = tuple((ctypes.c_int64 * 4).from_address(tensor + 16))
         step = tuple((ctypes.c_size_t * 2).from_address(tensor + 48))

@@ -1,6 +1,4 @@
-"""ONNX Runtime GenAI as an engine: the graph that its model builder makes of the folder, or one that lies in it, run by
-its generator on a CPU.
-"""
+"""ONNX Runtime GenAI as an engine: a graph that its builder makes, or the folder's own, on a CPU."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ NOT_OF_GRAPH = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.pt"
 
 
 def check(request):
-    """Refuse what this folder or environment has not, before anything is loaded. -> whether the graph is the
-    folder's own
-    """
+    """Refuse what this folder or environment lacks. -> whether the graph is the folder's own"""
     options = request["modifiers"]
     kind, rows = options.get("weights", "f32"), int(options.get("batch", 1))
     activations = options.get("activations", "f32")
@@ -134,9 +130,7 @@ def decoder_of(folder):
 
 
 def build(folder, target, kind, activations):
-    """Have the model builder make a graph of a transformers folder, in a process of its own whose memory goes with
-    it.
-    """
+    """Have the model builder make a graph of a transformers folder, in a process of its own."""
     builder = ["-m", "onnxruntime_genai.models.builder", "-i", folder, "-o", target, "-c", target, "-e", "cpu"]
     options = [] if kind == "f32" else ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
     done = subprocess.run(

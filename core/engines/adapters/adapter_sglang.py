@@ -1,6 +1,4 @@
-"""SGLang as an engine: raw logits of its model runner, the way its own `sglang.bench_one_batch` drives it. Written to
-version 0.5.23 and never run: it needs a GPU.
-"""
+"""SGLang as an engine: logits of its model runner, as `sglang.bench_one_batch` drives it; 0.5.23, never run."""
 
 from __future__ import annotations
 

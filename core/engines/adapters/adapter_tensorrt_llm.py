@@ -1,6 +1,4 @@
-"""TensorRT-LLM as an engine: context logits of a prompt, or generation logits of the one token after every prefix.
-Written to version 1.2's documentation and never run: it needs a GPU.
-"""
+"""TensorRT-LLM as an engine: context or generation logits. Written to 1.2's documentation and never run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""transformers of another environment as an engine: another version of it or of torch, or a build of one's own. It is
-the worked example of docs/engines.md.
-"""
+"""transformers of another environment as an engine, the worked example of docs/engines.md."""
 
 from __future__ import annotations
 

@@ -29,9 +29,7 @@ HELLO = {
 
 
 class VLLMModules:
-    """Outputs of modules, under the names of transformers: vLLM merges projections and carries the stream of a block
-    beside its output.
-    """
+    """Outputs of modules by transformers' names: vLLM merges projections, and a block's stream is a second output."""
 
     def __init__(self, model, wanted):
         self.wanted, self.begin, self.last_only = set(wanted), None, False
