@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,15 +159,16 @@ def end_all() -> None:
 
 def listed() -> list[dict[str, Any]]:
     """Return every engine: where it is, its version, what it can do; or why it cannot be had."""
-    rows: list[dict[str, Any]] = []
-    for name in names():
-        row = {"name": name, "engine": name, "version": "", "is_here": False, "note": ""}
-        try:
-            about = described(name)
-            row |= {"engine": about.engine, "version": about.version, "is_here": about.is_here}
-            row |= {"python": location_of(name).python, "dtypes": list(about.dtypes)}
-            row |= {"bases": about.shown("base"), "modifiers": about.shown("modifier")}
-        except (CaptureError, UsageError) as error:
-            row["note"] = str(error)
-        rows.append(row)
-    return rows
+    with ThreadPoolExecutor(4) as pool:  # each starts a process
+        return list(pool.map(_listed, names()))
+
+
+def _listed(name: str) -> dict[str, Any]:
+    row = {"name": name, "engine": name, "version": "", "is_here": False, "note": ""}
+    try:
+        about = described(name)
+    except (CaptureError, UsageError) as error:
+        return row | {"note": str(error)}
+    row |= {"engine": about.engine, "version": about.version, "is_here": about.is_here}
+    row |= {"python": location_of(name).python, "dtypes": list(about.dtypes)}
+    return row | {"bases": about.shown("base"), "modifiers": about.shown("modifier")}

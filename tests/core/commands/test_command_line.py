@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -175,26 +174,6 @@ def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli, tmp_path,
     assert digests[0] == digests[1]
 
 
-@pytest.mark.thorough
-@pytest.mark.model
-def test_an_interrupted_capture_leaves_nothing_behind(tmp_path):
-    command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model", "--dtype", "float32"]
-    command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--variant", "decode+batch:16"]
-    command += ["--progress", "json"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, stdout=pipe, stderr=pipe, text=True
-    )
-    assert any(json.loads(line).get("rows_done") for line in process.stdout)  # in the middle of a run
-    assert list(tmp_path.glob("runs/.partial*"))
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 130, said
-    assert "nothing was stored" in said
-    assert not list(tmp_path.glob("runs/*.duckdb"))
-    assert not list(tmp_path.glob("runs/.partial*"))
-
-
 def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path):
     logits = np.random.default_rng(3).standard_normal((2, 16), dtype=np.float32)
     np.savez(tmp_path / "odd.npz", **{"a[/b]": logits, "[red]c": logits[:, ::-1]})
@@ -225,25 +204,3 @@ def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, tmp_path):
         assert store.deleted() == []
         assert not store.directory.joinpath(f"{run_id}.duckdb").exists()
         store.directory.joinpath(f"{run_id}.duckdb").write_bytes(body)
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_on_a_terminal_a_capture_draws_a_progress_bar_and_in_a_pipe_none(tmp_path):
-    command = [sys.executable, "-m", "core", "capture", "--model", "sample_runs/model"]
-    command += ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--variant", "decode"]
-    variables = {**os.environ, **environment(tmp_path), "TERM": "xterm-256color", "COLUMNS": "120"}
-    master, slave = os.openpty()
-    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=slave)
-    os.close(slave)
-    drawn = b""
-    try:
-        while piece := os.read(master, 65536):
-            drawn += piece
-    except OSError:  # the other end has closed
-        pass
-    assert process.wait(60) == 0
-    assert b"decode" in drawn
-    assert b"/884" in drawn  # of two sides of 442 positions
-    piped = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, timeout=120, check=True)
-    assert b"/884" not in piped.stderr

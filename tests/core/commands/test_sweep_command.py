@@ -6,9 +6,7 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import xml.etree.ElementTree as ET
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -145,30 +143,6 @@ def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_p
     assert told.count("### ULPscope gate: passed") == 2
     assert told.count("is as it was (build 1 -> 2)") == 6
     assert ET.parse(tmp_path / "sweep.xml").getroot().find("testsuite") is not None
-
-
-OLDER = "2026.6.9713"  # of xllamacpp; the requirements have a newer one
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_what_a_new_version_of_an_engine_changes_is_told_with_both_versions(cli, plan, tmp_path):
-    """Two real builds of llama.cpp, months apart. Which bits they change depends on the processor, what is said not."""
-    packages = tmp_path / "older"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, f"xllamacpp=={OLDER}"]
-    if subprocess.run(pip, capture_output=True).returncode:
-        pytest.skip("the older build cannot be had here")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    plan.write_text(plan.read_text().replace('"decode", "chunked:2", "decode+batches:2"', '"llamacpp:decode+kv:f32"'))
-    assert cli("sweep", plan, "--engine", f"llamacpp={python}").returncode == 0
-    (cell,) = json.loads(cli("sweep", plan, "--engine", f"llamacpp={sys.executable}", "--json").stdout)["cells"]
-    (before, now) = cell["builds"]["llamacpp"]
-    assert before == f"xllamacpp {OLDER}"
-    assert now == f"xllamacpp {metadata.version('xllamacpp')}"
-    assert list(cell["builds"]) == ["llamacpp"]
-    assert cell["run"] != cell["against"]
 
 
 @pytest.mark.model
