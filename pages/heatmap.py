@@ -2,16 +2,15 @@
 token.
 """
 
-from functools import partial
-
 import streamlit as st
 
+from app.components import tables
 from app.heatmap import PAGE, canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
 from app.sparse import pages as sparse
 from core.runs.file.kept import REFUSAL
-from core.runs.queries.elements import worst_elements
-from core.runs.views.heatmap import WHOLE_RUN, element, sentence
+from core.runs.queries.elements import every_element, with_texts, worst_elements
+from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
 from core.text import exact, number, plural
 
 view = widgets.head(PAGE, selection.current_view(), sparse.heatmap)
@@ -51,31 +50,21 @@ if not run.has_all_logits:
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
 title.subheader(f"Largest differences at position {view.position}")
 by = order.segmented_control("Order by", ["difference", "ULPs"], required=True, key="worst_by")
-worst = worst_elements(run, pair.index, view.prompt, view.position, by_ulps=by == "ULPs")
+place = (pair.index, view.prompt, view.position)
+worst = worst_elements(run, *place, by_ulps=by == "ULPs")
 if worst.empty:
     st.write("No logit differs at this position.")
 else:
-    widgets.room("worst", widgets.table_height(len(worst), 12)).dataframe(
-        {
-            "token": [wording.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)],
-            pair.reference: [exact(value) for value in worst["reference_logit"]],
-            pair.variant: [exact(value) for value in worst["variant_logit"]],
-            "difference": [exact(value) for value in worst["difference"]],
-            "row ULPs": worst["row_ulps"],
-            "ULPs": worst["ulps"],
-        },
-        hide_index=True,
-        key="worst",
-        height=widgets.table_height(len(worst), 12),
-        column_config={"ULPs": widgets.GROUPED, "row ULPs": st.column_config.NumberColumn(format="%.4g")},
-        placeholder="–",
+    tables.draw(
+        worst.assign(text=[wording.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)]).drop(
+            columns="token_id"
+        ),
+        "worst",
+        12,
     )
-    st.caption(
-        f"{plural(len(worst), 'logit')} of this position with the largest"
-        f" {'distance in ULPs of ' + view.dtype if by == 'ULPs' else 'absolute difference'}, exact values."
-    )
+    st.caption(f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype}, exact values.")
 exports.download(
-    {"furthest apart": worst, "every logit of the position": partial(canvas.position_row, view)},
+    {"furthest apart": worst, "every logit of the position": lambda: with_texts(run, every_element(run, *place))},
     exports.file_stem(view, "heatmap", at_position=True),
     "heatmap_tables",
 )

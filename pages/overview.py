@@ -13,7 +13,7 @@ from app.sparse import pages as sparse
 from app.verdict import panel, remedies
 from core.runs.queries.verdicts import noise_ratios, ulp_percentile
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
-from core.runs.views.request import typed_again
+from core.runs.requests import typed_again
 from core.text import legible, number, out_of, percent, plural
 
 view = widgets.head(PAGE, selection.current_view(), sparse.overview)

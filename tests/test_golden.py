@@ -26,9 +26,9 @@ import pytest
 from core.__main__ import main
 from core.judging.ingest import ingest
 from core.runs.dumps.export import export_npz
+from core.runs.queries.heatmap import MEASURES, ORDERS, TILE_COLUMNS, Tile, largest_level, tile_cells
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, Tile, largest_level, tile_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"

@@ -9,20 +9,17 @@ it follows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import pandas as pd
 import streamlit as st
 
 from app.components import chart_style
-from app.heatmap import routes
+from app.heatmap import PAGE, routes
 from app.shell import exports, heatmap_window, selection
-from core.numerics import pyramid
-from core.numerics.formats import values_of
 from core.runs.queries.elements import place_of
-from core.runs.views.heatmap import (
+from core.runs.queries.heatmap import (
     GROUP_LEVEL,
     MEASURES,
     MOST_READ,
@@ -86,9 +83,7 @@ def draw(view: selection.View, selected: Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     routes.prepare(view.dtype)
     run, header, pair = view.run, view.run.header, view.pair
-    starts = [0]
-    for prompt in header.prompts[:-1]:
-        starts.append(starts[-1] + prompt.positions)
+    starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
     window = heatmap_window.current(view)
     floor = floor_row_ulps(run, pair.index)
     data = {
@@ -149,49 +144,17 @@ def draw(view: selection.View, selected: Element | None) -> None:
     _canvas(key="heatmap", data=data, on_said_change=said)
 
 
-def position_row(view: selection.View) -> pd.DataFrame:
-    """Every logit of the selected position, both sides, exactly: one row a token id. `difference`, `row_ulps` and
-    `ulps` are null where a NaN or infinity is not met by the same; `difference` is the variant's less the reference's.
-    [vocab rows]
-    """
-    run, fmt = view.run, view.run.header.format
-    bits = [run.at(side, view.prompt, view.position) for side in (0, view.pair.index + 1)]
-    with np.errstate(invalid="ignore"):  # signalling NaNs, infinity less infinity
-        reference, variant = (values_of(side, fmt).astype(np.float64) for side in bits)
-        ulps = pyramid.element_ulps(bits[0][None], bits[1][None], fmt)[0].astype(np.int64)
-        difference = np.where(ulps == 0, 0.0, variant - reference)
-    is_mismatch = ulps == (1 << fmt.bits) - 1
-    spacing = run.spacing(view.pair.index, (view.row, view.row + 1))
-    vocabulary = run.vocabulary
-    return pd.DataFrame(
-        {
-            "token_id": np.arange(len(ulps)),
-            "text": pd.Series([vocabulary.get(token) for token in range(len(ulps))], dtype=object),
-            "reference_logit": reference,
-            "variant_logit": variant,
-            "difference": pd.Series(np.where(is_mismatch, np.nan, difference)),
-            "row_ulps": pd.Series(np.where(is_mismatch, np.nan, np.abs(difference) / spacing)),
-            "ulps": pd.array(np.where(is_mismatch, 0, ulps), "Int64"),
-        }
-    ).assign(ulps=lambda table: table["ulps"].mask(is_mismatch))
-
-
 def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
     order, measure = window["order"], window["measure"]
     if order in ORDERS and measure in MEASURES and is_offered(view.run, order, measure):
-        sides = (tuple(int(edge) for edge in window[axis]) for axis in ("rows", "columns"))
-        rows, columns = (cast(tuple[int, int], side) for side in sides)
-        heatmap_window.keep(
-            view, heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure))
-        )
-        for key, name, known in (
-            ("heatmap_colours", "scale", ("auto", "log", "linear")),
-            ("heatmap_scale", "range", ("pair", "view")),
-        ):
-            if window.get(name) in known:
-                st.session_state[key] = window[name]
+        rows, columns = (cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns"))
+        kept = heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure))
+        heatmap_window.keep(view, kept)
+        for setting, name in zip(PAGE.settings[1:], ("scale", "range"), strict=True):
+            if window.get(name) in setting.options:
+                st.session_state[setting.key] = window[name]
         st.session_state["heatmap_serial"] = str(event["serial"])
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))

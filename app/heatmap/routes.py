@@ -25,8 +25,8 @@ from core.errors import StoreError, UlpscopeError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.runs.queries.elements import place_of
+from core.runs.queries.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
 from core.runs.reader import RunReader
-from core.runs.views.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
 from core.text import exact, number, plural, shown, visible
 
 # A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns. A block of single ranks takes 17

@@ -10,7 +10,7 @@ import streamlit as st
 from app.internals import CAPTURED, SCOPES, has
 from app.shell import selection, widgets
 from core.runs.queries.kernels import shape_in_words
-from core.runs.views.request import asks_for
+from core.runs.requests import asks_for
 from core.text import visible
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from app.components import plots
-from app.matrix import charts
+from app.components.chart_style import (
+    CLICKABLE,
+    NEAREST_CLICK,
+    QUIET,
+    REFERENCE,
+    VARIANT,
+    gaps_at_zero,
+    inert,
+    layout,
+    log_axis,
+)
 from app.shell import exports, selection, store_cache, widgets
+from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, Ledger, StoredPlan
 from core.sweeps.matrix import FIGURES, Matrix, filtered, varying
@@ -18,9 +31,8 @@ from core.sweeps.plan import AXES, in_short
 from core.text import number, percent, plural, shown
 
 ANY = "any"
-MOST_PANELS = (8, 6)  # rows and columns of small multiples
-_MOST_ROWS = 16  # of the table before it scrolls
-_PICKED = "matrix_picked"  # digest of the cell that was picked in a panel after the table's last selection
+_MOST_LINES = 48  # of the chart of growth: more take a browser a second
+_PICKED = "matrix_picked"  # digest of the cell that was picked in the chart after the table's last selection
 
 
 def ledger() -> Ledger:
@@ -32,15 +44,18 @@ def ledger() -> Ledger:
     return kept
 
 
+def _choice(label: str, options: Sequence[str], default: str, key: str, named: Callable[[str], str] = str) -> str:
+    """Draw a choice whose value the session holds, the default if it holds none of the options."""
+    if st.session_state.get(key) not in options:
+        st.session_state[key] = default
+    return str(st.selectbox(label, list(options), key=key, format_func=named))
+
+
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
-    """Draw the choice of a sweep, where there are several."""
+    """Draw the choice of a sweep, if there are several."""
     names = {plan.name: plan for plan in plans}
-    if st.session_state.get("matrix_plan") not in names:
-        st.session_state["matrix_plan"] = max(plans, key=lambda plan: plan.begun).name
-    if len(names) == 1:
-        return plans[0]
-    name = st.selectbox("Sweep", list(names), key="matrix_plan", format_func=lambda name: shown(name, 60))
-    return names[str(name)]
+    newest = max(plans, key=lambda plan: plan.begun).name
+    return names[_choice("Sweep", list(names), newest, "matrix_plan", partial(shown, longest=60))]
 
 
 def changes_of(found: Ledger, plan: StoredPlan) -> list[CellChange]:
@@ -51,18 +66,15 @@ def changes_of(found: Ledger, plan: StoredPlan) -> list[CellChange]:
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
     """Draw the choice of the two axes and of the figure."""
     known = varying(changes) + [axis for axis in AXES if axis not in varying(changes)]
-    first = {"matrix_rows": known[0], "matrix_columns": known[1]}
-    for key, axis in first.items():
-        if st.session_state.get(key) not in known:
-            st.session_state[key] = axis
-    if st.session_state["matrix_rows"] == st.session_state["matrix_columns"]:
-        other = next(axis for axis in known if axis != st.session_state["matrix_rows"])
-        st.session_state["matrix_columns"] = other
-    rows, columns, figure = st.columns(3)
-    rows.selectbox("Rows", known, key="matrix_rows")
-    columns.selectbox("Columns", known, key="matrix_columns")
-    figure.selectbox("Figure", list(FIGURES), key="matrix_figure", format_func=FIGURES.__getitem__)
-    return str(st.session_state["matrix_rows"]), str(st.session_state["matrix_columns"])
+    columns = st.columns(3)
+    with columns[0]:
+        rows = _choice("Rows", known, known[0], "matrix_rows")
+    others = [axis for axis in known if axis != rows]
+    with columns[1]:
+        across = _choice("Columns", others, others[0], "matrix_columns")
+    with columns[2]:
+        _choice("Figure", list(FIGURES), "verdict", "matrix_figure", FIGURES.__getitem__)
+    return rows, across
 
 
 def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellChange]:
@@ -71,12 +83,10 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
     wanted = {}
     for axis, column in zip(others, st.columns(len(others)) if others else (), strict=True):
         values = [ANY, *dict.fromkeys(change.state.axes[axis] for change in changes)]
-        key = f"matrix_of_{axis}"
-        if st.session_state.get(key) not in values:
-            st.session_state[key] = ANY
-        value = column.selectbox(axis, values, key=key, format_func=partial(_named, axis))
+        with column:
+            value = _choice(axis, values, ANY, f"matrix_of_{axis}", partial(_named, axis))
         if value != ANY:
-            wanted[axis] = str(value)
+            wanted[axis] = value
     return filtered(changes, wanted)
 
 
@@ -85,18 +95,18 @@ def _named(axis: str, value: str) -> str:
 
 
 def table(found: Matrix) -> CellChange | None:
-    """Draw the table; return the cell that is selected, there or in a panel."""
+    """Draw the table; return the cell that is selected, there or in the chart."""
     columns = [shown(name, 60) for name in found.columns]
     names = [name if columns.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(columns)]
     rows = [
         [shown(name, 60), *(entry.text for entry in row)] for name, row in zip(found.rows, found.entries, strict=True)
     ]
-    height = widgets.table_height(len(rows), _MOST_ROWS)
+    height = widgets.table_height(len(rows), 16)
     picked = widgets.room("matrix", height).dataframe(
         pd.DataFrame(rows, columns=["", *names]),
         key="matrix",
         hide_index=True,
-        on_select=_forget_picked,
+        on_select=lambda: st.session_state.pop(_PICKED, None),
         selection_mode="single-cell",
         height=height,
         placeholder="",
@@ -111,35 +121,55 @@ def table(found: Matrix) -> CellChange | None:
     return None
 
 
-def _forget_picked() -> None:
-    st.session_state.pop(_PICKED, None)
+def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
+    """rms in row ULPs after each block, log, a line a cell, and dotted its last good run. A click gives the cell's
+    number.
+    """
+    figure = go.Figure()
+    every = [np.ones(1)]
+    for place, change in enumerate(changes):
+        if change.now is None:
+            continue
+        name = inert(shown(", ".join(in_short(axis, value) for axis, value in change.state.axes.items() if value), 60))
+        if change.before is not None and change.before.growth:
+            values = gaps_at_zero(np.array(change.before.growth, float))
+            line = {"color": QUIET, "width": 1.4, "dash": "dot"}
+            figure.add_scatter(y=values, mode="lines", line=line, hoverinfo="skip")
+        values = gaps_at_zero(np.array(change.growth, float))
+        every.append(values)
+        figure.add_scatter(
+            y=values,
+            line={"color": VARIANT if change.now.verdict in FAILING else REFERENCE, "width": 2},
+            **CLICKABLE,
+            customdata=[[place]] * len(values),
+            hovertemplate=f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{inert(change.now.verdict)}<extra></extra>",
+        )
+    figure.update_xaxes(title="block")
+    figure.update_yaxes(title="rms after the block, row ULPs", **log_axis(np.concatenate(every[1:] or every)))
+    return layout(figure, 360, showlegend=False, **NEAREST_CLICK)
 
 
 def growth(found: Matrix) -> None:
-    """Draw how the difference grows over the blocks, a panel a place, where modules were compared."""
-    grown = found.grown
-    if not grown.rows:
+    """Draw how the difference grows over the blocks of the model, where modules were compared."""
+    changes = [entry.change for row in found.entries for entry in row if entry.change and entry.change.growth]
+    if not changes:
         return
-    small = grown.first(*MOST_PANELS)
+    drawn = changes[:_MOST_LINES]
 
     def pick() -> None:
-        row, column = (plots.chosen("matrix_growth", place) for place in (0, 1))
-        if row is not None and column is not None and row < len(small.rows) and column < len(small.columns):
-            change = small.entries[row][column].change
-            st.session_state[_PICKED] = None if change is None else change.state.cell
+        place = plots.chosen("matrix_growth", 0)
+        if place is not None and 0 <= place < len(drawn):
+            st.session_state[_PICKED] = drawn[place].state.cell
 
     st.subheader("Growth over layers")
     plots.draw(
-        charts.growth_panels(small),
+        growth_chart(drawn),
         key="matrix_growth",
         on_pick=pick,
         picture=exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"]),
     )
-    more = "" if small == grown else " Only the first rows and columns: filters choose others."
-    st.caption(
-        f"rms of the difference after each block, row ULPs; orange: a bug suspected, or bits that do not"
-        f" repeat; dotted: the last good run.{more}"
-    )
+    more = f" The first {len(drawn)} of {len(changes)} cells: filters choose others." if drawn != changes else ""
+    st.caption(f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}")
 
 
 def cell(change: CellChange) -> None:
@@ -152,50 +182,36 @@ def cell(change: CellChange) -> None:
     if now is None:
         st.markdown("It has no run yet.")
         return
-    flips = plural(now.flips, "flip")
-    floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the rounding floor"
+    floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the noise floor"
     st.markdown(
-        f"{widgets.escaped(now.verdict)}{floors}; {flips}, {percent(now.neq_share)} of logits differ. It"
-        f" {widgets.escaped(change.in_words)}"
+        f"{widgets.escaped(now.verdict)}{floors}; {plural(now.flips, 'flip')}, {percent(now.neq_share)} of logits"
+        f" differ. It {widgets.escaped(change.in_words)}"
     )
     with st.container(horizontal=True):
-        st.button("Open the run", on_click=_open, args=(now.run_id,), key="matrix_open", type="primary")
+        st.button("Open the run", on_click=_open, args=(now.run_id, "overview"), key="matrix_open", type="primary")
         if change.before is not None:
             st.button(
                 "Compare with the last good run",
-                on_click=_compare,
-                args=(now.run_id, change.before.run_id),
+                on_click=_open,
+                args=(now.run_id, "compare", change.before.run_id),
                 key="matrix_compare",
             )
 
 
-def _open(run_id: str) -> None:
+def _open(run_id: str, page: str, other: str = "") -> None:
     selection.select(run=run_id)
     selection.new_run()
-    st.session_state["matrix_to"] = "overview"
-
-
-def _compare(run_id: str, other: str) -> None:
-    selection.select(run=run_id)
-    selection.new_run()
-    st.session_state["compare_with"] = other
-    st.session_state["matrix_to"] = "compare"
+    st.session_state["matrix_to"] = page
+    if other:
+        st.session_state["compare_with"] = other
 
 
 def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Every cell that is shown, with its figures: a row each."""
-    rows = []
-    for change in changes:
-        told = change.as_json()
-        rows.append(
-            {
-                **told["axes"],
-                **{name: told[name] for name in ("state", "verdict", "noise_ratio", "flips", "neq_share", "run")},
-                "changed": ", ".join(told["changed"]),
-                "says": told["says"],
-            }
-        )
-    return pd.DataFrame(rows)
+    columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
+    told = [change.as_json() for change in changes]
+    rows = [one["axes"] | {name: one[name] for name in columns} for one in told]
+    return pd.DataFrame([row | {"changed": ", ".join(row["changed"])} for row in rows])
 
 
 def empty() -> None:

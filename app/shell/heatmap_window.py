@@ -9,7 +9,7 @@ import streamlit as st
 from app.page import whole
 from app.shell import link
 from app.shell.selection import View
-from core.runs.views.heatmap import MEASURES, ORDERS, Measure, Order, is_offered
+from core.runs.queries.heatmap import MEASURES, ORDERS, Measure, Order, is_offered
 from core.text import shown
 
 

@@ -18,7 +18,7 @@ from core.errors import UlpscopeError
 from core.runs.file.kept import REFUSAL, note
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
-from core.runs.views.request import left_out, typed_with
+from core.runs.requests import left_out, typed_with
 from core.text import code, legible
 
 # Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.

@@ -16,7 +16,7 @@ from core.capture_request import CaptureRequest
 from core.command_name import COMMAND, shell_command
 from core.packaged_models import PACKAGED, is_here
 from core.runs.queries.verdicts import tried_of
-from core.runs.views.request import judged_again, left_out, typed_with
+from core.runs.requests import judged_again, left_out, typed_with
 from core.subprocess_json import ROOT
 from core.text import is_seen, printable, shown
 

@@ -9,8 +9,8 @@ import typer
 from ..command_name import COMMAND, shell_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
+from ..runs.requests import typed_with
 from ..runs.store.store import open_store
-from ..runs.views.request import typed_with
 from .tables import pair_table
 from .terminal.console import announce, err, print_text
 

@@ -25,10 +25,10 @@ from ..runs.reports.report_json import report_of_run
 from ..runs.reports.run_json import provenance_json, run_json
 from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
 from ..runs.reports.sparse_markdown import sparse_markdown
+from ..runs.requests import asks_for, how_to_have
 from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.store import open_store
 from ..runs.tables.remedies import advice
-from ..runs.views.request import asks_for, how_to_have
 from ..text import number, out_of, percent, plural, three_digits
 from . import options
 from .tables import pair_table, print_flips, print_sparse_pairs, sparse_side_table

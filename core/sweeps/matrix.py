@@ -40,24 +40,6 @@ class Matrix:
     columns: tuple[str, ...]
     entries: tuple[tuple[MatrixEntry, ...], ...]
 
-    @property
-    def grown(self) -> Matrix:
-        """The rows and columns in which some cell has figures of its modules."""
-        has = [[entry.change is not None and bool(entry.change.growth) for entry in row] for row in self.entries]
-        rows = [number for number, row in enumerate(has) if any(row)]
-        return self._of(rows, [number for number in range(len(self.columns)) if any(row[number] for row in has)])
-
-    def first(self, rows: int, columns: int) -> Matrix:
-        """At most so many rows and columns of it."""
-        return self._of(range(len(self.rows))[:rows], range(len(self.columns))[:columns])
-
-    def _of(self, rows: Sequence[int], columns: Sequence[int]) -> Matrix:
-        return Matrix(
-            tuple(self.rows[row] for row in rows),
-            tuple(self.columns[column] for column in columns),
-            tuple(tuple(self.entries[row][column] for column in columns) for row in rows),
-        )
-
 
 def varying(changes: Sequence[CellChange]) -> list[str]:
     """Axes on which the cells have more than one value, in the order of a plan."""

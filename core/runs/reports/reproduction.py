@@ -6,7 +6,7 @@ from ...packaged_models import PACKAGED
 from ...text import plural
 from ..file.records import Provenance
 from ..reader import RunReader
-from ..views.request import typed_elsewhere
+from ..requests import typed_elsewhere
 from .markdown import block, code
 
 _LONGEST_PROMPTS = 20_000  # characters of token ids that an issue takes

@@ -10,8 +10,8 @@ from ...text import shown
 from ..ops_run import OpsRun
 from ..queries.caches import caches_json
 from ..reader import RunReader
+from ..requests import typed_again
 from ..store.cards import RunCard
-from ..views.request import typed_again
 from .report_json import as_json, report_of_run
 
 _LONGEST_STATED = 2000  # characters

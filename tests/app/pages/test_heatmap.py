@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.heatmap import canvas
-from app.shell import selection, store_cache
+from app.shell import store_cache
 from core.judging.ingest import ingest
+from core.runs.queries.elements import every_element
 from tests.app import opening
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -95,7 +95,7 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     np.savez(dump, reference=reference, variant=variant, compute_dtype=dtype)
     run = store_cache.open_run(ingest(store_cache.store(), [dump]))
     assert run.header.compute_dtype == dtype
-    table = canvas.position_row(selection.View(run, run.pairs[0], 0, 1, run.positions(0)))
+    table = every_element(run, 0, 0, 1)
     assert table["token_id"].tolist() == list(range(8))
     assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
     assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)

@@ -12,10 +12,10 @@ from core.errors import StoreError
 from core.judging.ingest import ingest
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import open_dump
+from core.runs.queries.heatmap import MEASURES, Tile, largest_in, tile_cells
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import report_of_run
 from core.runs.store.store import Store
-from core.runs.views.heatmap import MEASURES, Tile, largest_in, tile_cells
 from tests.core.numerics.oracle import expected
 from tests.core.runs.made_runs import bits_of_sides, header_of, write_run
 from tests.core.runs.test_contract_cases import CASE

@@ -13,10 +13,10 @@ import pytest
 from core.errors import UsageError
 from core.numerics.formats import FloatFormat, is_finite, ordinals, values_of
 from core.runs.file.evidence import Check, Evidence
+from core.runs.queries import heatmap
+from core.runs.queries.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, Tile, tile_cells
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.views import heatmap
-from core.runs.views.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, Tile, tile_cells
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.judged_runs import judged_run, ratio_row, reader
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run

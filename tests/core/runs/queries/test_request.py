@@ -11,8 +11,8 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.runs.file.records import Generation, Prompt, Provenance
 from core.runs.reader import RunReader
+from core.runs.requests import asks_for, how_to_have, judged_again, left_out, typed_again, typed_with
 from core.runs.store.store import Store
-from core.runs.views.request import asks_for, how_to_have, judged_again, left_out, typed_again, typed_with
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of

@@ -13,9 +13,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from ...capture_request import CaptureRequest
-from ..file.records import Generation, Provenance
-from ..reader import RunReader
+from ..capture_request import CaptureRequest
+from .file.records import Generation, Provenance
+from .reader import RunReader
 
 _TAKEN = (
     *("reference", "variants", "sweeps", "repeat", "kv", "keep", "dtype", "device", "seed"),

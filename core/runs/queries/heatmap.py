@@ -1,0 +1,291 @@
+"""The heatmap in tiles: one pair's distances over rows x columns, each cell the maximum of what it covers, at any level
+of detail.
+
+A cell of levels (r, c) covers 2^r rows x 2^c columns; a tile is 64 x 1024 cells, fewer at the ends. Columns are token
+ids, or ranks: column k of a row is then the token whose logit is the reference's k-th largest of that row. A cell holds
+the largest difference in row ULPs, the largest ULP distance or the largest absolute difference (the first and the last
+float32 as bits); all ones means a NaN or infinity mismatch inside, in any measure.
+
+Row ULPs and ULPs by token id come from the stored pyramids if their cells fit into the asked ones, everything else from
+the logits. What neighboring tiles share, whole rows of stored cells or blocks of 64 rows by rank or of differences, the
+caller may keep (`Keep`); nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...numerics import pyramid
+from ...text import number, out_of, plural
+from ..figures import STORED_CELLS
+from ..file.evidence import PairFigures
+from ..file.kept import REFUSAL
+from ..reader import RunReader
+from .elements import every_element, place_of, rank_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Order = Literal["id", "rank"]
+Measure = Literal["row_ulps", "ulps", "difference"]
+ORDERS: tuple[Order, ...] = ("id", "rank")
+MEASURES: tuple[Measure, ...] = ("row_ulps", "ulps", "difference")  # the first is what the page opens in
+Cells = NDArray[np.unsignedinteger]
+Span = tuple[int, int]  # half open
+Keep = Callable[[tuple, Callable[[], Cells]], Cells]  # (key within the pair, how to make it) -> made or remembered
+
+TILE_ROWS = 64
+TILE_COLUMNS = 1024
+GROUP_LEVEL = 5  # the stored pyramid and the blocks begin with cells of 2^5 columns
+WORK = 1 << 24  # logits, or cells of the stored pyramid, that one tile may read: 60 ms
+RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank if single ranks are asked for
+# Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole.
+# 130 ms.
+MOST_READ = 48 << 20
+WHOLE_RUN = 1 << 30  # logits of a pair beyond which it is shown as its file holds it: the rest would read all of it
+_LEVELS = 32  # more than any axis has
+READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
+
+
+class Tile(NamedTuple):
+    """A place in the heatmap of a run: its levels, and which tile of them, counted from 0."""
+
+    row_level: int
+    column_level: int
+    row: int
+    column: int
+
+
+class Element(NamedTuple):
+    """One logit of both sides. Ranks: 1 is the argmax; `row_ulps`, `ulps` and `difference` are None if a NaN or
+    infinity is on one side only.
+    """
+
+    row: int
+    token: int
+    reference: float
+    variant: float
+    row_ulps: float | None
+    ulps: int | None
+    difference: float | None
+    reference_rank: int
+    variant_rank: int
+
+
+def largest_level(size: int, cells: int) -> int:
+    """Return the level at which an axis of `size` fits one tile of `cells`."""
+    return max(0, -(-size // cells) - 1).bit_length()
+
+
+def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
+    """Return whether the whole run can be looked at this way; what cannot is too large to be computed while somebody
+    waits, or its logits were not kept.
+    """
+    is_readable = run.has_all_logits and run.header.rows * run.header.vocab <= WHOLE_RUN
+    return is_readable or _is_stored(order, measure)
+
+
+def _is_stored(order: Order, measure: Measure) -> bool:
+    return order == "id" and measure in STORED_CELLS
+
+
+def floor_row_ulps(run: RunReader, pair: int) -> float | None:
+    """Return the 99.9th percentile of the pair's noise floor in the run's own dtype, in row ULPs; None if none was
+    measured.
+    """
+    figures = [row.figures for row in run.evidence(pair) if isinstance(row.figures, PairFigures)]
+    return next((each.floor_row_ulps for each in figures if each.compute_dtype == run.header.compute_dtype), None)
+
+
+def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
+    """Return the column level of every row level from which on no tile reads more than a bounded share of the run."""
+    levels = range(largest_level(run.header.rows, TILE_ROWS) + 1)
+    too_much = [[c for c in range(_LEVELS) if not _work_fits(run, order, measure, r, c)] for r in levels]
+    return [columns[-1] + 1 if columns else 0 for columns in too_much]
+
+
+def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, column_level: int) -> bool:
+    header = run.header
+    if not run.has_all_logits and 1 << column_level < pyramid.cell_shape(run.levels().start)[1]:
+        return False  # no finer cells are there
+    rows = min(header.rows, TILE_ROWS << row_level)
+    if column_level < GROUP_LEVEL:
+        columns = min(header.vocab, TILE_COLUMNS << column_level)
+        return rows * columns <= WORK and (order == "id" or rows * header.vocab <= RANKED_WORK)
+    if not _is_stored(order, measure):
+        return True  # whole rows, and no more of them than `is_offered` allows
+    height, width = pyramid.cell_shape(_stored_level(run, row_level, column_level))
+    return (rows // height) * (header.vocab // width) <= WORK
+
+
+def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
+    """Return the coarsest stored level whose cells fit into these; the finest one if none does."""
+    levels = run.levels()
+    return max(levels.start, min(row_level // 2, (column_level - GROUP_LEVEL) // 2, levels.stop - 1))
+
+
+def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure, keep: Keep) -> Cells:
+    """Return the cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs, uint32 for the
+    others.
+    """
+    rows, columns = _extent(run, pair, tile, order, measure)
+    tall, wide = 1 << tile.row_level, 1 << tile.column_level
+    is_single = tile.column_level < GROUP_LEVEL
+    if not run.has_all_logits or (not is_single and _is_stored(order, measure)):
+        return _stored_cells(run, pair, tile, rows, columns, measure, keep)
+    if is_single and order == "id":
+        return _pooled(run, pair, rows, columns, order, measure, tall, wide)
+    # Maxima of whole rows, a block of rows each, of single columns or groups of 32: neighboring tiles share them.
+    group = 1 if is_single else 1 << GROUP_LEVEL
+    whole = (0, run.header.vocab)
+    parts = []
+    for start in range(*rows, TILE_ROWS):
+        span = start, min(start + TILE_ROWS, rows[1])
+        make = partial(_pooled, run, pair, span, whole, order, measure, 1, group)
+        block = keep(("block", group, order, measure, span), make)
+        parts.append(block[:, columns[0] // group : -(-columns[1] // group)])
+    return pyramid.maxima(np.concatenate(parts), tall, wide // group)
+
+
+def _stored_cells(
+    run: RunReader, pair: int, tile: Tile, rows: Span, columns: Span, measure: Measure, keep: Keep
+) -> Cells:
+    """Return the cells of a tile from the stored pyramid; one that is finer than those holds the maximum of the stored
+    cell that it lies in.
+    """
+    tall, wide = 1 << tile.row_level, 1 << tile.column_level
+    level = _stored_level(run, tile.row_level, tile.column_level)
+    height, width = pyramid.cell_shape(level)
+    stored = keep(("stored", measure, level, rows), lambda: run.stored_cells(measure, pair, level, rows))
+    cells = stored[:, columns[0] // width : -(-columns[1] // width)]
+    cells = pyramid.maxima(cells, max(1, tall // height), max(1, wide // width))
+    if tall < height:
+        cells = cells[np.arange(*rows, tall) // height - rows[0] // height]
+    if wide < width:
+        cells = cells[:, np.arange(*columns, wide) // width - columns[0] // width]
+    return cells
+
+
+def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure) -> tuple[Span, Span]:
+    """Return (rows, columns) that a tile covers; UsageError if there is no such tile."""
+    header = run.header
+    if not 0 <= pair < len(header.sides) - 1:
+        raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
+    if not is_offered(run, order, measure):
+        if not run.has_all_logits:
+            raise UsageError(f"by rank and as differences a pair is not shown: {REFUSAL}")
+        raise UsageError(
+            f"a pair of {header.rows * header.vocab} logits is shown in row ULPs and ULPs by token id only."
+        )
+    spans = []
+    for what, level, place, cells, size in (
+        ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),
+        ("column", tile.column_level, tile.column, TILE_COLUMNS, header.vocab),
+    ):
+        if not 0 <= level <= largest_level(size, cells) or not 0 <= place <= (size - 1) // (cells << level):
+            raise UsageError(f"{what} {place} of level {level} asked for; there is no such tile in {size} {what}s.")
+        spans.append((place * (cells << level), min(size, (place + 1) * (cells << level))))
+    finest = finest_columns(run, order, measure)[tile.row_level]
+    if tile.column_level < min(finest, largest_level(header.vocab, TILE_COLUMNS)):
+        raise UsageError(
+            f"columns of level {tile.column_level} asked for; with rows of level {tile.row_level} there are {finest}"
+            " and more."
+        )
+    return spans[0], spans[1]
+
+
+def _elements(
+    run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure
+) -> tuple[Cells, NDArray | None]:
+    """Return (cells of single logits, their token ids if by rank), of a rectangle of columns. [rows, columns] each"""
+    fmt, whole = run.header.format, (0, run.header.vocab) if order == "rank" else columns
+    reference, variant = (run.read_window(side, rows, whole) for side in (0, pair + 1))
+    ids = None
+    if order == "rank":
+        ids = pyramid.descending(reference, fmt)[:, columns[0] : columns[1]]
+        reference, variant = pyramid.taken(reference, ids), pyramid.taken(variant, ids)
+    if measure == "row_ulps":
+        return pyramid.element_row_ulps(reference, variant, fmt, run.spacing(pair, rows)), ids
+    elements = pyramid.element_ulps if measure == "ulps" else pyramid.element_differences
+    return elements(reference, variant, fmt), ids
+
+
+def _pooled(
+    run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure, tall: int, wide: int
+) -> Cells:
+    """Return a rectangle by token id, or whole rows by rank; some rows at a time, whole cells of them, so that memory
+    stays bounded. [rows / tall, columns / wide]
+    """
+    at_once = max(1, READ_ELEMENTS // (columns[1] - columns[0]) // tall) * tall
+    spans = [(start, min(start + at_once, rows[1])) for start in range(*rows, at_once)]
+    cells = (_elements(run, pair, span, columns, order, measure)[0] for span in spans)
+    return np.concatenate([pyramid.maxima(each, tall, wide) for each in cells])
+
+
+def largest_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure) -> Element:
+    """Return the element of a rectangle that is furthest apart (the first of equals): what a cell of the heatmap stands
+    for.
+    """
+    header, pairs = run.header, len(run.header.sides) - 1
+    if not (
+        0 <= pair < pairs and 0 <= rows[0] < rows[1] <= header.rows and 0 <= columns[0] < columns[1] <= header.vocab
+    ):
+        raise UsageError(
+            f"pair {pair}, rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]} asked for; there are "
+            f"{pairs} pairs, {header.rows} rows and {header.vocab} columns."
+        )
+    width = header.vocab if order == "rank" else columns[1] - columns[0]
+    if (rows[1] - rows[0]) * width > WORK:
+        raise UsageError(
+            f"{rows[1] - rows[0]} rows x {width} logits are too many to look for one; expected at most {WORK}."
+        )
+    cells, ids = _elements(run, pair, rows, columns, order, measure)
+    row, column = np.unravel_index(int(cells.argmax()), cells.shape)
+    token = columns[0] + int(column) if ids is None else int(ids[row, column])
+    return element(run, pair, rows[0] + int(row), token)
+
+
+def element(run: RunReader, pair: int, row: int, token: int) -> Element:
+    """Return exact figures of one logit of both sides, and where it stands in either row."""
+    table = every_element(run, pair, *place_of(run, row))
+    sides = [table[f"{side}_logit"].to_numpy() for side in ("reference", "variant")]
+    reference, variant = (float(side[token]) for side in sides)
+    difference, in_row_ulps = (float(table[name][token]) for name in ("difference", "row_ulps"))
+    is_mismatch = difference != difference
+    return Element(
+        row,
+        token,
+        reference,
+        variant,
+        row_ulps=None if is_mismatch else in_row_ulps,
+        ulps=None if is_mismatch else int(table["ulps"][token]),
+        difference=None if is_mismatch else difference,
+        reference_rank=rank_of(sides[0], token),
+        variant_rank=rank_of(sides[1], token),
+    )
+
+
+def sentence(run: RunReader, table: pd.DataFrame) -> str:
+    """Say how many logits differ, at how many positions, and where most, in markdown. table: figures by position."""
+    header, differing = run.header, table[table["neq"] > 0]
+    total = header.rows * header.vocab
+    if differing.empty:
+        return f"**Nothing differs**: all {total:,} logits have the same value on both sides."
+    count = int(differing["neq"].sum())
+    text = f"**{out_of(count, total)} logits {'differs' if count == 1 else 'differ'}**"
+    text += f", at {len(differing):,} of {plural(header.rows, 'position')}"
+    largest = differing["max_abs"].fillna(0.0)
+    if not (largest > 0).any():
+        return f"{text}, by NaN or infinity on one side only."
+    worst = differing.loc[largest.idxmax()]
+    where = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
+    return (
+        f"{text}. Max {number(float(worst['max_abs']))} logits ({where} {worst['position']}); max"
+        f" {number(float(differing['max_row_ulps'].max()), 3)} row ULPs."
+    )
