@@ -13,8 +13,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, heatmap_window, sidebar, widgets  # noqa: E402
-from app.shell.selection import View  # noqa: E402
+from app.shell import address, sidebar, widgets  # noqa: E402
 from app.uploads.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
@@ -37,8 +36,6 @@ def draw() -> None:
     links = st.sidebar.container()
     address.adopt(name)
     view = sidebar.draw()
-    if isinstance(view, View):
-        heatmap_window.settle(view)
     st.session_state["view"] = view
     if st.session_state.pop("astray", False) and name != FIRST:
         st.switch_page(pages[0])

@@ -158,4 +158,4 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
         st.session_state["heatmap_serial"] = str(event["serial"])
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
-        selection.select(prompt=prompt, position=position, heatmap_token=int(event["token"]))
+        selection.select(prompt=prompt, position=position, heatmap_token=str(int(event["token"])))

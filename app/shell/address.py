@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app import navigation
-from app.shell import heatmap_window, link
+from app.shell import link
 from app.shell.selection import SparseView, View, preset_widget
 from core.configuration import configuration
 from core.runs.reports.markdown import report_address
@@ -109,9 +109,7 @@ def _selection_address(view: View | SparseView) -> dict[str, str]:
     }
     if (view.prompts if isinstance(view, SparseView) else len(view.run.header.prompts)) == 1:
         del said["prompt"]
-    if isinstance(view, SparseView):
-        return said
-    return said | heatmap_window.address(view)
+    return said
 
 
 def write(said: dict[str, str]) -> None:

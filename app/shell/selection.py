@@ -122,8 +122,9 @@ def select_row(listed: pd.DataFrame, key: str) -> None:
 
 def new_run() -> None:
     """Forget what was selected within the run that was open."""
-    for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens"):
+    for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens", "heatmap_token"):
         st.session_state.pop(key, None)
+        st.session_state.get("settings", {}).pop(key, None)
 
 
 def preset_widget(key: str) -> None:
