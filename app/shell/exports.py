@@ -1,10 +1,8 @@
-"""Downloads of figures and tables: a table as CSV or Parquet, a figure as SVG or PNG under a name that says where it is
-from.
+"""Downloads: a table as CSV or Parquet, and what a figure is saved as.
 
-CSV carries every digit (the shortest text that reads back as the same float64), whole numbers as such, and nothing
-where a value is undefined. A text that a spreadsheet would run as a formula, and one that begins with an apostrophe,
-gets an apostrophe in front: token texts and names of sides are of others. Numbers are never touched, and Parquet has
-every text as it is.
+CSV has every digit (the shortest text that reads back as the same float64), whole numbers as such, and nothing if a
+value is undefined. A text that a spreadsheet would run as a formula, and one that begins with an apostrophe, gets an
+apostrophe in front: token texts and names of sides are of others. Parquet has every text as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 from urllib.parse import quote
 
 import pandas as pd
@@ -27,6 +26,7 @@ from core.text import file_name
 # What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so
 # that it can be undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+Table: TypeAlias = Callable[[], pd.DataFrame] | pd.DataFrame
 
 
 def inert_text(value: object) -> object:
@@ -56,80 +56,68 @@ def parquet(table: pd.DataFrame) -> bytes:
     return target.getvalue()
 
 
-def download(tables: dict[str, Callable[[], pd.DataFrame] | pd.DataFrame], name: str, key: str) -> None:
-    """Draw a popover with every table as CSV and as Parquet. What is in it is drawn when it is opened, a file is made
-    when it is asked for.
+_FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet"))
 
-    tables: what each is called on its button, with the table or what makes it. name: the beginning of the files' names.
+
+def download(tables: dict[str, Table], name: str, key: str) -> None:
+    """Draw a popover with every table as CSV and as Parquet; a file is made when it is asked for.
+
+    tables: by what each is called, the table or what makes it. name: the beginning of the files' names.
     """
+
+    def made(form: Callable[[pd.DataFrame], bytes], table: Table) -> bytes:
+        return form(table() if callable(table) else table)
+
     popover = st.popover("Download", icon=":material/download:", key=f"{key}_download", on_change="rerun")
     if not popover.open:
         return
     with popover:
         for number, (title, table) in enumerate(tables.items()):
-            part = f"{name}-{_plain(title)}" if len(tables) > 1 else name
+            stem = name
             if len(tables) > 1:
                 st.markdown(f"**{title[:1].upper()}{title[1:]}**")
+                stem += "-" + "-".join(file_name(title).lower().replace(",", "").replace("_", " ").split())
             with st.container(horizontal=True):
-                for form, make, kind in (
-                    ("CSV", csv, "text/csv"),
-                    ("Parquet", parquet, "application/vnd.apache.parquet"),
-                ):
+                for form, make, kind in _FORMS:
                     st.download_button(
                         form,
-                        partial(_made, make, table),
-                        f"{part}.{form.lower()}",
+                        partial(made, make, table),
+                        f"{stem}.{form.lower()}",
                         kind,
                         key=f"{key}_{number}_{form}",
                         on_click="ignore",
                     )
-        st.caption(
-            "All digits, texts in full. In the CSV a text that a spreadsheet would take for a formula has an apostrophe"
-            " in front."
-        )
-
-
-def _made(make: Callable[[pd.DataFrame], bytes], table: Callable[[], pd.DataFrame] | pd.DataFrame) -> bytes:
-    return make(table() if callable(table) else table)
-
-
-def _plain(title: str) -> str:
-    return "-".join(file_name(title).lower().replace(",", "").replace("_", " ").split())
+        st.caption("All digits, texts in full. In the CSV a text like a formula has an apostrophe in front.")
 
 
 def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> str:
-    """Name of a file without its ending: `RUN-pair0-flips`, with the prompt and position where the table or figure is
-    of one.
-    """
+    """Name of a file without its ending: `RUN-pair0-flips`, with the place if it is of one position."""
     place = f"-prompt{view.prompt}-position{view.position}" if at_position else ""
     return f"{file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
 
 
 def distances(view: selection.View) -> pd.DataFrame:
     """Number of logits of the pair by ULP distance: distance_ulps, elements."""
-    histogram = store_cache.histogram(view)
-    return pd.DataFrame({"distance_ulps": list(histogram), "elements": list(histogram.values())})
+    return pd.DataFrame(store_cache.histogram(view).items(), columns=["distance_ulps", "elements"])
 
 
 def picture(name: str, of: Sequence[str]) -> dict[str, object]:
-    """Settings of the buttons that save a figure: the name of the file, and what it is a figure of, which stands above
-    it in the file.
-    """
+    """What a saved figure is called, and what it is a figure of, which stands above it in the file."""
     return {"filename": name, "of": [inert(" ".join(part.split())) for part in of]}
 
 
 def picture_of(
     view: selection.View, what: str, *, of_prompt: bool = False, at_position: bool = False
 ) -> dict[str, object]:
-    """Settings for the camera, as `picture` gives them, of a figure of the pair that is looked at, over all its
-    prompts, of one of them or of one position.
-    """
-    run, unit = of_run(view.run)
-    parts = [run, f"{view.pair.variant} against {view.pair.reference}", unit]
+    """`picture` of a figure of the open pair: over all its prompts, of one of them or of one position."""
+    parts = [*of_run(view.run), f"prompt {view.prompt}"]
+    parts.insert(1, f"{view.pair.variant} against {view.pair.reference}")
     if at_position:
-        parts.append(f"prompt {view.prompt}, position {view.position:,}")
+        parts[-1] += f", position {view.position:,}"
     elif of_prompt:
-        what, parts = f"{what}-prompt{view.prompt}", [*parts, f"prompt {view.prompt}"]
+        what += f"-prompt{view.prompt}"
+    else:
+        parts.pop()
     return picture(file_stem(view, what, at_position=at_position), parts)
 
 
@@ -140,20 +128,11 @@ def of_run(run: RunReader) -> list[str]:
 
 def whole_run(view: selection.View) -> None:
     """Draw links to the run file and to the npz of every side."""
+    files = {
+        "Run file (.duckdb)": "Logits, figures and provenance in one file; put into another store it is the same run.",
+        "Logits (.npz)": "Every side under its name in the bits it came in, with the token ids if known.",
+    }
     with st.container(horizontal=True):
-        for label, ending, what in (
-            (
-                "Run file (.duckdb)",
-                "duckdb",
-                (
-                    "Logits, figures and provenance in one file that any DuckDB opens; put into another store it is the"
-                    " same run."
-                ),
-            ),
-            (
-                "Logits (.npz)",
-                "npz",
-                "Every side under its name in the bits it came in, with the token ids where known.",
-            ),
-        ):
-            st.link_button(label, f"/files/{quote(view.run.run_id)}.{ending}", icon=":material/download:", help=what)
+        for label, about in files.items():
+            address = f"/files/{quote(view.run.run_id)}{label[label.index('.') : -1]}"
+            st.link_button(label, address, icon=":material/download:", help=about)
