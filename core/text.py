@@ -105,6 +105,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{rounded:,.0f}" if 10**digits <= abs(rounded) < 1e9 else f"{value:,.{digits}g}"
 
 
+def opening(sentence: str) -> str:
+    """The sentence with a capital at the beginning."""
+    return sentence[:1].upper() + sentence[1:]
+
+
 def three_digits(ratio: float) -> str:
     """`15,300`, `24.1`, `0.532`."""
     return number(float(ratio), 3)

@@ -6,12 +6,11 @@ import streamlit as st
 from app.components import best_tokens, plots
 from app.flips import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
-from app.sparse import pages as sparse
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.queries.verdicts import finding
 from core.text import out_of, plural, visible
 
-view = widgets.head(PAGE, selection.current_view(), sparse.flips)
+view = widgets.head(PAGE, selection.current_view())
 run, pair = view.run, view.pair
 st.markdown(flips_sentence(view.table))
 if run.generations:
@@ -35,8 +34,8 @@ count = int(found["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
-        f"The smallest reference margin of this prompt is {wording.logit(closest)} logits; "
-        f"{out_of(pair.summary.near_ties, len(view.table))} positions of the run are near ties."
+        f"The smallest reference margin of this prompt is {wording.logit(closest)} {run.header.unit}"
+        + ("." if view.is_list else f"; {out_of(pair.summary.near_ties, len(view.table))} positions are near ties.")
     )
 if found.empty:
     st.stop()
@@ -75,11 +74,11 @@ if view.texts:
         with column:
             widgets.code_block(before + "▸" + visible(chosen) + "◂", wraps=True)
 top = store_cache.top(view)
-st.markdown("**Why it could flip.** " + parts.why(here, top))
+st.markdown("**Why it could flip.** " + parts.why(here, top, run.header.unit))
 judged = finding(run, pair, view.table)
 reason = widgets.escaped(wording.opening(judged.sentence.replace("`", "'"))) if judged.is_judged else ""
 st.markdown(f"Pair verdict: **{widgets.escaped(judged.name)}**. {reason}")
-decided = candidates(top, run.header.format)
+decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     first_text, second_text = (wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
     plots.draw(

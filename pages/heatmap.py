@@ -7,13 +7,12 @@ import streamlit as st
 from app.components import tables
 from app.heatmap import PAGE, canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
-from app.sparse import pages as sparse
-from core.runs.file.kept import REFUSAL
+from core.runs.file.kept import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
 from core.text import exact, number, plural
 
-view = widgets.head(PAGE, selection.current_view(), sparse.heatmap)
+view = widgets.head(PAGE, selection.current_view(), needs_rows=True)
 run, pair = view.run, view.pair
 header = run.header
 token = heatmap_window.selected_token(view)
@@ -45,7 +44,7 @@ if selected is not None:
     )
 
 if not run.has_all_logits:
-    st.info(f"Single logits cannot be shown: {REFUSAL}")
+    st.info(f"Single logits cannot be shown: {refusal(header)}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
 title.subheader(f"Largest differences at position {view.position}")

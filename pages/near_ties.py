@@ -7,12 +7,11 @@ from app.components import best_tokens, plots
 from app.flips import parts
 from app.near_ties import LOGIT_STEPS, PAGE, charts
 from app.shell import exports, selection, widgets
-from app.sparse import pages as sparse
 from core.runs.queries.elements import with_argmax_texts
 from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
 
-view = widgets.head(PAGE, selection.current_view(), sparse.near_ties)
+view = widgets.head(PAGE, selection.current_view())
 lead = st.container()
 scope = "this prompt"
 if len(view.run.header.prompts) > 1:
@@ -44,7 +43,7 @@ plots.draw(
 )
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    f"Positions of {scope}, logits of {view.dtype}, log scale; positions can flip only below the dashed line."
+    f"Positions of {scope}, {view.run.header.measured}, log scale; positions can flip only below the dashed line."
     + (f" {plural(undrawn, 'position')} without a finite margin cannot be drawn." if undrawn else "")
 )
 

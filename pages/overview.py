@@ -9,14 +9,13 @@ from app.components import best_tokens, plots
 from app.overview import COLOURS, PAGE, charts, findings, token_strip
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
-from app.sparse import pages as sparse
 from app.verdict import panel, remedies
 from core.runs.queries.verdicts import noise_ratios, ulp_percentile
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.requests import typed_again
 from core.text import legible, number, out_of, percent, plural
 
-view = widgets.head(PAGE, selection.current_view(), sparse.overview)
+view = widgets.head(PAGE, selection.current_view())
 summary, header = view.pair.summary, view.run.header
 panel.verdict(view)
 if summary.nonfinite_mismatch:
@@ -29,18 +28,25 @@ if summary.nonfinite_mismatch:
         )
     )
 
-elements = header.rows * header.vocab
+positions = len(view.table)
+elements = summary.finite if view.is_list else header.rows * header.vocab
 figures = st.columns(4)
 figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
-    help=(f"{meanings()['flip']}; the same top-1 at {out_of(header.rows - summary.flips, header.rows)} positions"),
+    help=f"{meanings()['flip']}; the same top-1 at {out_of(positions - summary.flips, positions)} positions",
 )
-figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
-figures[2].metric("Logits that differ", percent(summary.neq_share), help=out_of(summary.neq, elements))
+if view.is_list:
+    figures[1].metric("Could flip", f"{summary.could_flip:,}", help=meanings()["could flip"])
+else:
+    figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
+differ = percent(summary.neq / elements) if elements else "none sent by both"
+figures[2].metric(f"{'Values' if view.is_list else 'Logits'} that differ", differ, help=out_of(summary.neq, elements))
 ratios = noise_ratios(view.run.evidence(view.pair.index))
 in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
-if ratios:
+if view.is_list:
+    figures[3].metric("Largest difference", number(summary.max_abs), help=header.measured)
+elif ratios:
     figures[3].metric(
         "RMS difference",
         f"{ratios[0].multiple} floor",
@@ -76,31 +82,32 @@ remedies.section(view)
 panel.report(view)
 
 histogram = store_cache.histogram(view)
-more = st.columns(5)
-more[0].metric(
-    "Largest difference",
-    number(summary.max_abs),
-    help=f"absolute, in logits, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs",
-)
-more[1].metric(
-    "Mean KL",
-    number(summary.mean_kl, 3),
-    help=f"KL(reference || variant), nats per position, where it is defined; max {number(summary.max_kl, 3)}",
-)
-more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=f"ULPs of {view.dtype}, over all logits")
-more[3].metric(
-    "99th percentile ULPs",
-    number(ulp_percentile(histogram, 0.99)),
-    help=f"ULPs of {view.dtype}; large ones belong to logits near 0, where steps are tiny",
-)
-more[4].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
-limits = {
-    "Differences and ULPs are": over_logits(summary, elements),
-    "KL is": over_positions(summary, header.rows),
-    "Margins are": over_margins(summary, header.rows),
-}
-if any(limits.values()):
-    st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
+if not view.is_list:
+    more = st.columns(5)
+    more[0].metric(
+        "Largest difference",
+        number(summary.max_abs),
+        help=f"absolute, in logits, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs",
+    )
+    more[1].metric(
+        "Mean KL",
+        number(summary.mean_kl, 3),
+        help=f"KL(reference || variant), nats per position, where it is defined; max {number(summary.max_kl, 3)}",
+    )
+    more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=f"ULPs of {view.dtype}, over all logits")
+    more[3].metric(
+        "99th percentile ULPs",
+        number(ulp_percentile(histogram, 0.99)),
+        help=f"ULPs of {view.dtype}; large ones belong to logits near 0, where steps are tiny",
+    )
+    more[4].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
+    limits = {
+        "Differences and ULPs are": over_logits(summary, elements),
+        "KL is": over_positions(summary, header.rows),
+        "Margins are": over_margins(summary, header.rows),
+    }
+    if any(limits.values()):
+        st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
 
 charts_left, charts_right = st.columns(2)
 with charts_left:
@@ -111,20 +118,21 @@ with charts_left:
             charts.over_positions,
             view.prompt_table,
             "max_abs",
-            "largest difference, logits",
+            f"largest difference, {header.unit}",
             view.position,
         ),
         key="over_positions",
         picture=exports.picture_of(view, "differences", of_prompt=True),
     )
-    st.caption(f"Largest difference by position, logits of {view.dtype}.")
-with charts_right:
-    plots.draw(
-        plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
-        key="ulp_histogram",
-        picture=exports.picture_of(view, "ulps"),
-    )
-    st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
+    st.caption(f"Largest difference by position, {header.measured}.")
+if not view.is_list:
+    with charts_right:
+        plots.draw(
+            plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
+            key="ulp_histogram",
+            picture=exports.picture_of(view, "ulps"),
+        )
+        st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
 
 st.subheader(f"Top tokens at position {view.position}")
 best_tokens.section(view)

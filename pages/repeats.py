@@ -12,7 +12,7 @@ MEASURES = {name: tables.label(name) for name in ("neq", "max_abs", "max_row_ulp
 WITHOUT_ASKING = 256 << 20  # bytes that are read without a click: about a second
 MOST_CLASSES = 64  # that are compared without a click
 
-view = widgets.head(PAGE, selection.current_view())
+view = widgets.head(PAGE, selection.current_view(), needs_rows=True)
 run, stem = view.run, file_name(view.run.run_id)
 found = classes(run)
 (st.success if len(found) == 1 else st.markdown)(sentence(found))

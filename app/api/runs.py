@@ -17,8 +17,6 @@ from app.shell import store_cache, wording
 from core.errors import StoreError
 from core.runs.ops_run import KIND as OPS
 from core.runs.reports.run_json import card_json, ops_json, run_json
-from core.runs.reports.sparse_json import sparse_run_json
-from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store.cards import RunCard, read_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import open_store
@@ -52,8 +50,6 @@ def one_run(request: Request) -> Response:
         kind = _kind_of(path)
         if kind == OPS:
             figures = ops_json(store_cache.ops_run(path.stem))
-        elif kind == SPARSE:
-            figures = sparse_run_json(store_cache.sparse_run(path.stem), with_positions=with_positions)
         else:
             raise
     return answer({**figures, "labels": asdict(store.labels(path.stem)), "url": page_url(request, path.stem)})

@@ -29,10 +29,13 @@ def section(view: selection.View) -> pd.DataFrame:
     """Draw chart, table and download; return what they show, see core.runs.queries.elements.top_of_both."""
     top = store_cache.top(view)
     place = (view.pair.index, view.prompt, view.position)
-    figure = plots.cached(view.run, place, top_dots, top, view.pair.reference, view.pair.variant)
-    picture = exports.picture_of(view, "top-tokens", at_position=True)
-    plots.draw(figure, key="top_tokens", picture=picture, of=str(view.position))
-    st.caption(f"The {COUNT} largest logits of either side, {view.dtype}; a star marks each argmax.")
+    if view.is_list:
+        st.caption(f"What either side sent, {view.run.header.measured}.")
+    else:
+        figure = plots.cached(view.run, place, top_dots, top, view.pair.reference, view.pair.variant)
+        picture = exports.picture_of(view, "top-tokens", at_position=True)
+        plots.draw(figure, key="top_tokens", picture=picture, of=str(view.position))
+        st.caption(f"The {COUNT} largest logits of either side, {view.dtype}; a star marks each argmax.")
     shown = {"token": [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]}
     for name in _COLUMNS:
         shown[name] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]

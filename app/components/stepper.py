@@ -18,7 +18,7 @@ _KINDS = {  # the column of the positions to step to, the keys of the previous a
 }
 
 
-def places(view: selection.View | selection.SparseView) -> dict[str, Sequence[int]]:
+def places(view: selection.View) -> dict[str, Sequence[int]]:
     """Positions of the selected prompt to step to: all, and those of each kind there is."""
     table = view.prompt_table
     found = {
@@ -30,7 +30,7 @@ def places(view: selection.View | selection.SparseView) -> dict[str, Sequence[in
     return {"position": every, **{kind: listed for kind, listed in found.items() if listed}}
 
 
-def stepper(view: selection.View | selection.SparseView) -> None:
+def stepper(view: selection.View) -> None:
     """Draw the steps of the selected prompt."""
     table = view.prompt_table
     with st.container(key="stepper", gap="xxsmall"):

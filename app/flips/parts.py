@@ -80,7 +80,7 @@ def draw_continuations(view: selection.View) -> None:
     exports.download({"continuations": found}, f"{file_name(run.run_id)}-continuations", "continuations_files")
 
 
-def why(here: pd.Series, top: pd.DataFrame) -> str:
+def why(here: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:
     """Say why the argmax could change at this position, in markdown. top: of core.runs.queries.elements.top_of_both."""
     if here["nonfinite_mismatch"]:
         return (
@@ -92,10 +92,11 @@ def why(here: pd.Series, top: pd.DataFrame) -> str:
         return "A side has no finite margin here, so the bound says nothing."
     smaller = min(SIDES, key=lambda side: margins[side])
     bound = 2 * float(here["max_abs"])
-    ulps = plural(int(here[f"{smaller}_margin_ulps"]), "ULP")
+    steps = here[f"{smaller}_margin_ulps"]
+    ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
     numbers = (
-        f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} logits ({ulps}). The largest difference here"
-        f" is {here['max_abs']:.12g} logits, twice that {bound:.12g}."
+        f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} {unit}{ulps}. The largest difference here"
+        f" is {here['max_abs']:.12g} {unit}, twice that {bound:.12g}."
     )
     if not here["could_flip"]:
         contradiction = ", and yet the argmax changed: the figures contradict each other" if here["is_flip"] else ""

@@ -10,7 +10,7 @@ import streamlit as st
 from app.hosting import members
 from app.shell import address, selection, store_changes, widgets
 from app.shell.widgets import PAGES
-from core.runs.sparse_run import KIND as SPARSE
+from core.runs.file.kept import ALL
 from core.runs.store import labels as labelling
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
@@ -46,7 +46,7 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
         st.page_link(PAGES / f"{page[0]}.py", label="**Open** →", query_params=page[1])
         file = f"/files/{quote(card.run_id, safe='')}"
         st.markdown(f"[Run file]({file}.duckdb)", width="content")
-        if card.sides and card.kind != SPARSE:
+        if card.sides and card.kept == ALL:
             st.markdown(f"[npz]({file}.npz)", width="content")
         if not members.may_change():
             st.caption(members.READ_ONLY, width="content")

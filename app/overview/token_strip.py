@@ -167,7 +167,12 @@ def token_strip(view: selection.View, colour: str) -> None:
     header, prompt = view.run.header, view.run.header.prompts[view.prompt]
 
     def written() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
-        figures = columns(view.prompt_table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
+        table = view.prompt_table
+        if view.is_list:  # a line a token, also where nothing was compared
+            table = table.set_index("position").reindex(range(prompt.positions))
+            whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
+            table = table.assign(nonfinite_mismatch=0, **whole)
+        figures = columns(table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
         return json.dumps(figures)
 
     of = (view.pair.index, view.prompt, colour)

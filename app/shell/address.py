@@ -11,7 +11,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app import navigation
 from app.shell import link
-from app.shell.selection import SparseView, View, preset_widget
+from app.shell.selection import View, preset_widget
 from core.configuration import configuration
 from core.runs.reports.markdown import report_address
 from core.text import shown
@@ -84,7 +84,7 @@ def settle_settings(page: str) -> None:
             preset_widget(setting.key)
 
 
-def of(view: View | SparseView | None, page: str | None = None) -> dict[str, str]:
+def of(view: View | None, page: str | None = None) -> dict[str, str]:
     """Parameters of the address for a view on a page (the open one where none is named): the share link."""
     said = {} if view is None else _selection_address(view)
     kept = st.session_state.get("settings", {})
@@ -95,19 +95,19 @@ def of(view: View | SparseView | None, page: str | None = None) -> dict[str, str
     return said
 
 
-def absolute(view: View | SparseView | None) -> str:
+def absolute(view: View | None) -> str:
     """The link of a view, absolute: at the configured public URL, else as this browser reached the page."""
     return report_address(of(view), configuration().hosting.public_url, st.context.url or "")
 
 
-def _selection_address(view: View | SparseView) -> dict[str, str]:
+def _selection_address(view: View) -> dict[str, str]:
     said = {
         "run": view.run.run_id,
         "variant": view.pair.variant,
         "prompt": str(view.prompt),
         "position": str(view.position),
     }
-    if (view.prompts if isinstance(view, SparseView) else len(view.run.header.prompts)) == 1:
+    if len(view.run.header.prompts) == 1:
         del said["prompt"]
     return said
 

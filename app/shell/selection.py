@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from core.runs.queries.elements import row_of
 from core.runs.reader import RunReader, StoredPair
-from core.runs.sparse_run import SparseRun
-from core.runs.topk.pairing import ListPair, ListPosition
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,15 +29,23 @@ class View:
 
     @property
     def first_position(self) -> int:
-        return 0
+        """First position of the prompt that was compared; of whole rows 0."""
+        return int(self.prompt_table["position"].min())
 
     @property
     def last_position(self) -> int:
-        return self.run.header.prompts[self.prompt].positions - 1
+        return int(self.prompt_table["position"].max())
 
     @property
     def row(self) -> int:
-        return row_of(self.run, self.prompt, self.position)
+        """Row of `table` at the selected position, or the one before it if nothing was compared there."""
+        table = self.prompt_table
+        return int(table.index[max(0, int(table["position"].searchsorted(self.position, "right")) - 1)])
+
+    @property
+    def is_list(self) -> bool:
+        """Whether servers sent top tokens, so that the run has no whole rows."""
+        return self.run.header.k is not None
 
     @property
     def prompt_table(self) -> pd.DataFrame:
@@ -61,48 +66,9 @@ class View:
         return self.run.header.compute_dtype
 
 
-@dataclass(frozen=True)
-class SparseView:
-    """One pair of sparse sides at one position. `table`: as core.runs.views.sparse.figures_by_position."""
-
-    run: SparseRun
-    pair: ListPair
-    prompt: int
-    position: int
-    table: pd.DataFrame
-
-    @property
-    def prompts(self) -> int:
-        return len(self.pair.meetings)
-
-    @property
-    def first_position(self) -> int:
-        return int(self.prompt_table["position"].min())
-
-    @property
-    def last_position(self) -> int:
-        return int(self.prompt_table["position"].max())
-
-    @property
-    def prompt_table(self) -> pd.DataFrame:
-        return self.table[self.table["prompt"] == self.prompt]
-
-    @property
-    def here(self) -> ListPosition:
-        """The compared position that is selected, or the one before it where nothing was sent for it."""
-        return self.pair.positions[self.row]
-
-    @property
-    def row(self) -> int:
-        table = self.prompt_table
-        before = table[table["position"] <= self.position]
-        return int((before if len(before) else table).index[-1 if len(before) else 0])
-
-
-def stamp(view: View | SparseView) -> str:
+def stamp(view: View) -> str:
     """Text that names the run, pair and prompt that a position belongs to."""
-    pair = view.pair.variant if isinstance(view, SparseView) else view.pair.index
-    return f"{view.run.run_id} {pair} {view.prompt}"
+    return f"{view.run.run_id} {view.pair.index} {view.prompt}"
 
 
 def select(**values: str | int) -> None:
@@ -137,6 +103,6 @@ def preset_widget(key: str) -> None:
     st.session_state[key] = st.session_state[key]
 
 
-def current_view() -> View | SparseView | None:
+def current_view() -> View | None:
     """View that the sidebar of this script run selected."""
     return st.session_state.get("view")

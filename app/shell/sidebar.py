@@ -12,13 +12,11 @@ from app.shell import address, link, selection, store_cache, widgets
 from core.errors import UlpscopeError
 from core.runs.queries.flips import telling_place
 from core.runs.reader import RunReader
-from core.runs.sparse_run import KIND as SPARSE
 from core.runs.store.cards import RunCard
-from core.runs.views.sparse import telling_position
 from core.text import code, shown, visible
 
 
-def draw() -> selection.View | selection.SparseView | None:
+def draw() -> selection.View | None:
     """Draw the selection (run, variant, prompt, position) and return what it selects; None where there is no run."""
     asked = link.linked("run")
     everything, _ = store_cache.cards()
@@ -71,13 +69,13 @@ def draw() -> selection.View | selection.SparseView | None:
         )
         _way_to_judged(run_id)
         try:
-            return _pick_of_sparse(run_id) if by_id[run_id].kind == SPARSE else _pick_within(run_id)
+            return _pick_within(run_id)
         except UlpscopeError as error:
             st.error(widgets.escaped(str(error)))
             return None
 
 
-def page_links(view: selection.View | selection.SparseView | None) -> None:
+def page_links(view: selection.View | None) -> None:
     """Draw the navigation. Its links carry the selection, which Streamlit's own navigation would drop."""
     absent = {} if view is None else store_cache.absent(view)
     for group in navigation.GROUPS:
@@ -88,7 +86,7 @@ def page_links(view: selection.View | selection.SparseView | None) -> None:
                 st.page_link(widgets.PAGES / f"{page.name}.py", label=label, query_params=address.of(view, page.name))
 
 
-def link_to(view: selection.View | selection.SparseView | None) -> None:
+def link_to(view: selection.View | None) -> None:
     """Draw the link to exactly this view, to be copied."""
     popover = st.popover("Link to this view", icon=":material/link:", key="link", on_change="rerun", width="stretch")
     if popover.open:
@@ -132,33 +130,6 @@ def _settle_variant(names: list[str], first: int = 0) -> None:
     selection.preset_widget("variant")
 
 
-def _pick_of_sparse(run_id: str) -> selection.SparseView:
-    run = store_cache.sparse_run(run_id)
-    names = [pair.variant for pair in run.pairs]
-    _settle_variant(names, next((number for number, pair in enumerate(run.pairs) if pair.differing), 0))
-    variant = st.selectbox(f"Variant, compared with `{code(run.pairs[0].reference)}`", names, key="variant")
-    pair = run.pairs[names.index(variant)]
-    table = store_cache.sparse_positions(run_id, names.index(variant))
-    is_open = "position" in st.session_state or link.is_linked("position")
-    prompts = sorted(table["prompt"].unique().tolist())
-    _settle("prompt", prompts[-1], prompts[0] if is_open else telling_position(table)[0])
-    if st.session_state["prompt"] not in prompts:  # one of whose rows none has a partner
-        st.session_state["prompt"] = prompts[0]
-    prompt = prompts[0]
-    if len(prompts) > 1:
-        selection.preset_widget("prompt")
-        prompt = int(st.selectbox("Prompt", prompts, key="prompt", on_change=_new_prompt))
-    of_prompt = table[table["prompt"] == prompt]
-    first, last = int(of_prompt["position"].min()), int(of_prompt["position"].max())
-    _settle("position", last, first if is_open else telling_position(of_prompt)[1], first)
-    position = (
-        int(st.number_input(f"Position, {first:,} to {last:,}", first, last, key="position")) if last > first else first
-    )
-    view = selection.SparseView(run, pair, prompt, position, table)
-    stepper.stepper(view)
-    return view
-
-
 def _pick_within(run_id: str) -> selection.View:
     run = store_cache.open_run(run_id)
     names = [pair.variant for pair in run.pairs]
@@ -175,17 +146,22 @@ def _pick_within(run_id: str) -> selection.View:
     table = store_cache.positions(run, pair.index)
     is_open = "position" in st.session_state or link.is_linked("position")
     _settle("prompt", len(prompts) - 1, 0 if is_open else telling_place(table)[0])
+    compared = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides
+    if st.session_state["prompt"] not in compared:
+        st.session_state["prompt"] = compared[0]
     prompt = (
         int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=_new_prompt))
         if len(prompts) > 1
         else 0
     )
-    last = prompts[prompt].positions - 1
-    _settle("position", last, 0 if is_open else telling_place(table, prompt)[1])
-    position = int(st.number_input(f"Position, 0 to {last:,}", 0, last, key="position")) if last else 0
+    positions = table.loc[table["prompt"] == prompt, "position"]
+    first, last = int(positions.min()), int(positions.max())
+    _settle("position", last, first if is_open else telling_place(table, prompt)[1], first)
+    asked = f"Position, {first:,} to {last:,}"
+    position = int(st.number_input(asked, first, last, key="position")) if last > first else first
     view = selection.View(run, pair, prompt, position, table)
     stepper.stepper(view)
-    if view.texts:
+    if view.texts and view.texts[position]:
         st.caption(f"scores the token after `{code(visible(view.texts[position]))}`")
     return view
 

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import streamlit as st
 
 from app import navigation
-from app.shell.selection import SparseView, View
+from app.shell.selection import View
 from core.errors import StoreError
-from core.judging.explain.causes import Explanation, explain_lists, explain_pair
+from core.judging.explain.causes import Explanation, explain_pair
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.queries.elements import top_of_both
 from core.runs.reader import RunReader
-from core.runs.sparse_run import SparseRun, sparse_of
 from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, without_replaced
 from core.runs.store.store import Store, open_store
-from core.runs.views.sparse import figures_by_position
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +32,9 @@ def store() -> Store:
     return open_store()
 
 
-def stamp_of(run: RunReader | SparseRun) -> Stamp:
+def stamp_of(run: RunReader) -> Stamp:
     """The run's file with its time of change and size, for caches of what is in it."""
-    return _stamp(run.path if isinstance(run, RunReader) else store().path_of(run.run_id))
+    return _stamp(run.path)
 
 
 def _stamp(path: Path) -> Stamp:
@@ -155,34 +153,11 @@ def ops_run(run_id: str) -> OpsRun:
     return cached("probes", _stamp(path), (), lambda: ops_of(path))
 
 
-def sparse_run(run_id: str) -> SparseRun:
-    """A run of sparse sides, with its pairs compared."""
-    path = store().path_of(run_id)
-
-    def read() -> SparseRun:
-        run = sparse_of(path)
-        _ = run.pairs  # compared once, for all viewers
-        return run
-
-    return cached("sparse sides", _stamp(path), (), read)
-
-
-def sparse_positions(run_id: str, pair: int) -> pd.DataFrame:
-    """Figures by position; see core.runs.views.sparse.figures_by_position."""
-    run = sparse_run(run_id)
-    return cached("sparse positions", stamp_of(run), (pair,), lambda: figures_by_position(run.pairs[pair]))
-
-
-def causes(view: View | SparseView) -> Explanation:
+def causes(view: View) -> Explanation:
     """Simple causes of the pair's difference, and what was looked at. See core.judging.explain."""
 
-    def explain() -> Explanation:
-        if isinstance(view, SparseView):
-            return explain_lists(view.pair, view.run.sides[0], view.run.sides[number + 1])
-        return explain_pair(view.run, number)
-
-    number = view.run.pairs.index(view.pair) if isinstance(view, SparseView) else view.pair.index
-    return cached("causes", stamp_of(view.run), (number,), explain)
+    number = view.pair.index
+    return cached("causes", stamp_of(view.run), (number,), lambda: explain_pair(view.run, number))
 
 
 def positions(run: RunReader, pair: int) -> pd.DataFrame:
@@ -197,10 +172,8 @@ def histogram(view: View) -> dict[int, int]:
     return cached("histogram", stamp_of(view.run), (pair,), lambda: view.run.histogram(pair))
 
 
-def absent(view: View | SparseView) -> dict[str, str]:
+def absent(view: View) -> dict[str, str]:
     """Pages of which the pair has nothing, with a word for each; see app.navigation.absent."""
-    if isinstance(view, SparseView):
-        return {page.name: "not sent" for page in navigation.PAGES if page.shows == "capture"}
     return cached("absent", stamp_of(view.run), (view.pair.index,), lambda: navigation.absent(view.run, view.pair))
 
 

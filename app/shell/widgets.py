@@ -15,7 +15,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.page import Page
 from app.shell import address, glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
-from core.runs.file.kept import REFUSAL, note
+from core.runs.file.kept import note_of, refusal
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.requests import left_out, typed_with
@@ -42,49 +42,26 @@ def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
         st.markdown(f"#### {page.title}\n\n{glossary.reading(page.title)}\n\n{glossary.definitions()}")
 
 
-def head(
-    page: Page,
-    view: selection.View | selection.SparseView | None,
-    sparse: Callable[[selection.SparseView], None] | None = None,
-) -> selection.View:
-    """Draw the title and what is looked at; stops with an empty state where there is no run.
-
-    sparse: draws what the page has of a run of sparse sides, after which the page is done; where there is none, a
-    sentence says what is missing.
+def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -> selection.View:
+    """Draw the title and what is looked at; stops with an empty state if there is no run, and with a sentence if the
+    page needs whole rows and servers sent top tokens only.
     """
     title(page)
     if view is None:
         empty()
-    if isinstance(view, selection.SparseView):
-        _head_of_sparse(view)
-        if sparse is None:
-            needs = "what a capture records" if page.shows == "capture" else "whole rows of logits"
-            st.info(
-                f"This run holds what engines sent: some tokens of each row, not all. {page.title} needs {needs}; the"
-                " Overview, Near ties, Heatmap and Flips pages show what follows from what was sent."
-            )
-        else:
-            sparse(view)
-        st.stop()
     header = view.run.header
     about = header.provenance
     where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
-        f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}` ·"
-        f" {escaped(where)}"
-    )
-    if not view.run.has_all_logits:
-        st.caption(note(header.kept))
-    return view
-
-
-def _head_of_sparse(view: selection.SparseView) -> None:
-    about = view.run.header
-    where = " · ".join(part for part in (wording.model_name(about.model), view.pair.compute_dtype or "") if part)
-    st.markdown(
-        f"**{escaped(about.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}`"
+        f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}`"
         + (f" · {escaped(where)}" if where else "")
     )
+    if view.is_list and needs_rows:
+        st.info(f"{page.title} needs whole rows of logits: {refusal(header)}")
+        st.stop()
+    if not view.run.has_all_logits:
+        st.caption(note_of(header))
+    return view
 
 
 def viewer() -> str:
@@ -177,13 +154,13 @@ def _marked_text(part: str, bold: bool) -> str:
     return f"{part[:start]}**{escaped(core)}**{part[start + len(core) :]}"
 
 
-def causes(view: selection.View | selection.SparseView) -> None:
+def causes(view: selection.View) -> None:
     """Draw what simply explains the pair's difference, looked for when it is asked for."""
     folded = st.expander("Simple causes", icon=":material/search_insights:", key="causes", on_change="rerun")
     if not folded.open:
         return
-    if isinstance(view, selection.View) and not view.run.has_all_logits:
-        folded.markdown(f"Causes are fitted to logits: {REFUSAL}")
+    if not view.run.has_all_logits and not view.is_list:
+        folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header)}")
         return
     with folded:
         with st.spinner("Fitting simple causes to half of the positions"):

@@ -59,13 +59,13 @@ def verdict(view: selection.View) -> None:
 
 def _differing(view: selection.View) -> str:
     """Sentence on how much differs, in markdown."""
-    summary, header = view.pair.summary, view.run.header
-    logits = header.rows * header.vocab
+    summary, header, rows = view.pair.summary, view.run.header, len(view.table)
+    logits = summary.finite if view.is_list else header.rows * header.vocab
     if summary.bit_identical:
         return f"Bit-identical: all {logits:,} logits are the same on both sides, signs of zeros included."
     change = "positions changes its" if summary.flips == 1 else "positions change their"
-    flips = f"**{summary.flips:,} of {header.rows:,} {change} argmax**" if summary.flips else "no argmax changes"
-    return f"{out_of(summary.neq, logits)} logits differ; {flips}."
+    flips = f"**{summary.flips:,} of {rows:,} {change} argmax**" if summary.flips else "no argmax changes"
+    return f"{out_of(summary.neq, logits)} {'values' if view.is_list else 'logits'} differ; {flips}."
 
 
 def _checks(view: selection.View, found: Finding) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..errors import UlpscopeError, UsageError
+from ..judging.ingest import WHOLE_ROWS_ONLY, judged_report_of_dump
 from ..judging.ingest import ingest as ingest_dump
-from ..judging.ingest import judged_report_of_dump
-from ..judging.judge_sparse import judge_responses
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
+from ..runs.file.kept import note_of
 from ..runs.file.records import Provenance, RunHeader
 from ..runs.importing import adopt, is_run_file
 from ..runs.reader import RunReader
@@ -25,7 +25,6 @@ from ..runs.reports.gate import (
     UNDECIDED,
     Condition,
     GateReport,
-    SparseReport,
     check_for_lists,
     check_measured,
     gate_notes,
@@ -33,13 +32,10 @@ from ..runs.reports.gate import (
 )
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, report_of_run
-from ..runs.reports.sparse_json import sparse_json
-from ..runs.sparse_run import SparseVerdict, is_sparse, pairs_of, sparse_of
-from ..runs.store.store import open_store
-from ..runs.topk.files import are_payloads, read_sides
-from ..runs.topk.pairing import ListPair
+from ..runs.store.store import Store, open_store
+from ..runs.topk.files import are_payloads
 from . import options
-from .tables import pair_table, print_flips, print_sparse_pairs
+from .tables import print_reports
 from .terminal.console import announce, err, out, print_json, print_text, steps, stoppable
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
@@ -84,51 +80,45 @@ def compare(
     if (junit or markdown) and not conditions and bounds is None:
         raise UsageError("--junit and --markdown report a gate; add --fail-on or --bounds.")
     known_bounds = read_bounds(bounds) if bounds is not None else None  # before gigabytes are read
-    report: dict[str, Any]
-    gate: GateReport | None
-    print_tables: Callable[[], None]
-    if (sparse := _sparse_pairs(first, second, store)) is not None:
-        if compute_dtype or reference or holds or bounds is not None or write_bounds is not None:
-            raise UsageError(
-                "--compute-dtype, --reference, --holds, --bounds and --write-bounds are for whole rows of logits;"
-                " responses of engines have some tokens of each."
-            )
-        check_for_lists(conditions)
-        pairs, verdicts = sparse
-        report = sparse_json(pairs, verdicts, variant=variant, with_positions=positions)
-        gate = _sparse_gate(pairs, verdicts, conditions) if conditions else None
-        print_tables = partial(print_sparse_pairs, [p for p in pairs if variant in (None, p.variant)], verdicts)
+    is_gate = bool(conditions) or known_bounds is not None
+    files = [Path(name) for name in (first, second) if name is not None]
+    if second is None and not files[0].exists() and _is_run(store, first):
+        if compute_dtype or reference or holds:
+            raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
+        path = open_store(store).path_of(first)
+        compared = _compared_run(path, must_be_whole=is_gate or write_bounds is not None)
+    elif are_payloads(files):
+        if compute_dtype or reference or holds:
+            raise UsageError(WHOLE_ROWS_ONLY)
+        with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
+            target = Store(Path(folder))
+            compared = _compared_run(target.path_of(ingest_dump(target, files, run_id="RUN")), must_be_whole=False)
     else:
-        is_gate = bool(conditions) or known_bounds is not None
-        if second is None and not Path(first).exists() and _is_run(store, first):
-            if compute_dtype or reference or holds:
-                raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
-            path = open_store(store).path_of(first)
-            compared = _compared_run(path, must_be_whole=is_gate or write_bounds is not None)
-        else:
-            files = [Path(name) for name in (first, second) if name is not None]
-            compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
-        header = compared.header
-        report = as_json(
-            compared.pairs,
-            compared.classes,
-            compute_dtype=header.compute_dtype,
-            rows=header.rows,
-            vocab=header.vocab,
-            prompts=len(header.prompts),
-            variant=variant,
-            with_positions=positions,
-        )
-        gate = _gate(compared, conditions, known_bounds, slack or 1.0) if is_gate else None
-        print_tables = partial(_print_tables, compared, variant)
-        if write_bounds is not None:
-            write_whole(write_bounds, bounds_text(compared.pairs, header.prompts, header.compute_dtype, header.vocab))
+        compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
+    header = compared.header
+    if header.k is not None:
+        if bounds is not None or write_bounds is not None:
+            raise UsageError("--bounds and --write-bounds are for whole rows of logits; a server sent top tokens only.")
+        check_for_lists(conditions, compared.pairs)
+    report = as_json(
+        compared.pairs,
+        compared.classes,
+        compute_dtype=header.compute_dtype,
+        rows=header.rows,
+        vocab=header.vocab,
+        prompts=len(header.prompts),
+        variant=variant,
+        with_positions=positions,
+    )
+    gate = _gate(compared, conditions, known_bounds, slack or 1.0) if is_gate else None
+    if write_bounds is not None:
+        write_whole(write_bounds, bounds_text(compared.pairs, header.prompts, header.compute_dtype, header.vocab))
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
-        print_tables()
+        print_reports(compared.pairs, compared.classes, header, compared.texts, variant)
     if gate is not None:
         end_with(gate, junit, markdown, as_json_)
 
@@ -177,54 +167,11 @@ def _compared_dump(
 def _gate(compared: _ComparedFiles, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
     header = compared.header
     outcomes = [condition.judge(pair) for condition in conditions for pair in compared.pairs]
-    notes = gate_notes(compared.pairs)
+    notes = [*gate_notes(compared.pairs), *([note_of(header)] if header.k is not None else [])]
     if bounds is not None:
         bounded, more = hold(bounds, compared.pairs, header.prompts, header.compute_dtype, header.vocab, slack)
         outcomes, notes = outcomes + bounded, notes + more
-    return GateReport(tuple(outcomes), header.prompts, compared.texts, tuple(notes))
-
-
-def _sparse_gate(
-    pairs: Sequence[ListPair], verdicts: Sequence[SparseVerdict], conditions: list[Condition]
-) -> GateReport:
-    judged = {verdict.variant: verdict for verdict in verdicts}
-    reports = [SparseReport.of(pair, judged.get(pair.variant)) for pair in pairs]
-    outcomes = tuple(condition.judge(pair) for condition in conditions for pair in reports)
-    return GateReport(outcomes, notes=tuple(gate_notes(reports)))
-
-
-def _print_tables(compared: _ComparedFiles, variant: str | None) -> None:
-    """Print pairs, flips and classes; variant: whose flips alone."""
-    header, classes = compared.header, compared.classes
-    out.print(pair_table(compared.pairs, header.compute_dtype, header.rows, header.vocab))
-    for pair in compared.pairs:
-        if pair.verdict:
-            name = f"{pair.variant}: {pair.verdict}" if len(compared.pairs) > 1 else pair.verdict
-            print_text(f"{name}. {pair.because}")
-    first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
-    for pair in compared.pairs:  # bit-identical variants have the same flips
-        if pair.variant == variant if variant else pair.variant in first_of_class:
-            print_flips(pair, compared.texts, len(header.prompts) > 1)
-    if len(compared.pairs) > 1:
-        groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
-        out.print(f"bit-identical classes: {groups}", markup=False)
-
-
-def _sparse_pairs(
-    first: str, second: str | None, store: str | Path | None
-) -> tuple[Sequence[ListPair], Sequence[SparseVerdict]] | None:
-    """Return the pairs and verdicts of responses, or of a stored run of such; None if it is something else."""
-    files = [Path(name) for name in (first, second) if name is not None]
-    if are_payloads(files):
-        sides = read_sides(files)
-        pairs = pairs_of(sides)
-        return pairs, judge_responses(sides, pairs)
-    if second is None and not files[0].exists() and _is_run(store, first):
-        path = open_store(store).path_of(first)
-        if is_sparse(path):
-            run = sparse_of(path)
-            return run.pairs, run.verdicts
-    return None
+    return GateReport(tuple(outcomes), header.prompts, compared.texts, tuple(notes), header.unit)
 
 
 def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:

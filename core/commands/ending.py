@@ -32,7 +32,7 @@ def tell_end(
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
             pairs, _ = report_of_run(run)
-            err.print(pair_table(pairs, run.header.compute_dtype, run.header.rows, run.header.vocab))
+            err.print(pair_table(pairs, run.header))
             for pair in () if is_verdict_printed else run.pairs:
                 if pair.verdict is not None:
                     print_text(f"{pair.verdict}: {pair.variant} against {pair.reference}. {pair.because}", err)

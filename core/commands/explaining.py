@@ -12,13 +12,13 @@ from ..errors import UsageError
 from ..judging.explain.causes import Explanation, explain_lists, explain_pair
 from ..judging.explain.rows import PairRows, rows_of_lists, rows_of_run
 from ..judging.explain.scoring import Cause
-from ..judging.judge_sparse import other_weights
+from ..judging.judge_lists import other_weights
 from ..runs.reader import RunReader
-from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.store import open_store
+from ..runs.topk.pairing import compare_sides
 from . import options
 from .terminal.console import Tell, out, print_json, print_text, steps, stoppable
-from .verdicts import Load, dtype_of_lists, load_for
+from .verdicts import Load, load_for
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
@@ -55,12 +55,8 @@ def explain(
         raise UsageError("--dtype, --device, --revision and --trust-remote-code need --model.")
     path = open_store(store).path_of(run_id)
     load = partial(load_for, model, device, revision, trust_remote_code) if model else None
-    with stoppable(), steps() as say:
-        if is_sparse(path):
-            explanations = _of_lists(sparse_of(path), variant, dtype, load, say)
-        else:
-            with RunReader(path) as run:
-                explanations = _of_run(run, variant, dtype, load, say)
+    with stoppable(), steps() as say, RunReader(path) as run:
+        explanations = (_of_run if run.header.k is None else _of_lists)(run, variant, dtype, load, say)
     if variant is not None and not explanations:
         raise UsageError(f"no variant '{variant}' in run '{path.stem}'.")
     if as_json_:
@@ -97,27 +93,29 @@ def _of_run(run: RunReader, variant: str | None, dtype: str | None, load: Load |
     return explanations
 
 
-def _of_lists(run: SparseRun, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
-    loaded = load(dtype or dtype_of_lists(run)) if load is not None else None
+def _of_lists(run: RunReader, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
+    loaded = load(dtype or run.header.compute_dtype or "float32") if load is not None else None
     explanations: Explanations = {}
-    for pair, side in zip(run.pairs, run.sides[1:], strict=True):
-        if variant not in (None, pair.variant):
+    sides = run.lists()
+    for stored in run.pairs:
+        if variant not in (None, stored.variant):
             continue
-        rows = rows_of_lists(pair, run.sides[0], side)
-        explanation = explain_lists(pair, run.sides[0], side)
+        both = sides[0], sides[stored.index + 1]
+        pair = compare_sides(*both)
+        explanation = explain_lists(pair, *both)
         weights: list[Cause] = []
         if loaded is not None:
-            from ..inference.controls.sparse_floor import tokens_read
+            from ..inference.controls.list_floor import tokens_read
 
-            weights = _weights(loaded, tokens_read(run, pair), rows, say)
+            weights = _weights(loaded, tokens_read(pair, both[0]), rows_of_lists(pair, *both), say)
         causes = sorted([*weights, *explanation.causes], key=lambda cause: cause.name != "placeholders")
-        explanations[rows.names] = replace(explanation, causes=causes)
+        explanations[stored.reference, stored.variant] = replace(explanation, causes=causes)
     return explanations
 
 
 def _weights(loaded: LoadedModel, tokens: list[tuple[int, ...]], rows: PairRows, say: Tell) -> list[Cause]:
     """Return the cause that a side has other weights than the model, if it is one."""
-    from ..inference.controls.sparse_floor import floor_of_rows
+    from ..inference.controls.list_floor import floor_of_rows
 
     last = [
         max((row.position for row in rows.rows if row.prompt == prompt), default=0) for prompt in range(len(tokens))

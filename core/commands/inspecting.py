@@ -11,7 +11,6 @@ import typer
 from ..judging.inspect import understood
 from ..text import plural
 from . import options
-from .tables import sparse_side_table
 from .terminal.console import err, out, print_json, print_line, print_text, steps, table_of
 
 
@@ -42,15 +41,21 @@ def inspect(
 
 def _print(found: dict[str, Any]) -> None:
     prompts, positions = plural(found["prompts"], "prompt"), plural(found["positions"], "position")
-    if found["kind"] == "sparse":
-        out.print(sparse_side_table(found["sides"]))
+    if found["kind"] == "responses":
+        columns = ("side", "format", "values", "prompts", "rows", "processed")
+        processed = {True: "yes", False: "no", None: "not said"}
+        rows = (
+            (s["name"], ", ".join(s["formats"]), s["source_dtype"], s["prompts"], s["rows"], processed[s["processed"]])
+            for s in found["sides"]
+        )
+        out.print(table_of(columns, rows, title="sides", text=("side", "format", "values", "processed")))
         print_text(f"{prompts}, {positions} that both sides have, tokens by {found['tokens']}. {found['dtype_reason']}")
     else:
-        rows = (
+        described = (
             (side["name"], "variant" if number else "reference", side["source_dtype"])
             for number, side in enumerate(found["sides"])
         )
-        out.print(table_of(("side", "role", "saved as"), rows, title=", ".join(found["files"])))
+        out.print(table_of(("side", "role", "saved as"), described, title=", ".join(found["files"])))
         shape = f"{prompts}, {positions} x {found['vocab']:,} tokens"
         dtype = found["compute_dtype"]
         if found["kind"] == "run":

@@ -13,15 +13,18 @@ from urllib.parse import urlsplit
 import typer
 
 from ..errors import DumpError, UlpscopeError, UsageError
-from ..judging.judge_sparse import judge_probe
+from ..judging.judge_lists import judge_probe
 from ..probing.request import KEY_VARIABLE, ProbeRequest
 from ..prompt_files import given_prompts
-from ..runs.sparse_run import SparseHeader, pairs_of, sparse_of, write_sparse_run
+from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
+from ..runs.topk.alignment import aligned
+from ..runs.topk.pairing import pairs_of
+from ..runs.topk.tables import About, write_lists
 from ..text import shown
 from . import options
 from .options import takes_request
-from .tables import print_sparse_pairs
+from .tables import print_pairs
 from .terminal.console import Tell, announce, err, print_json, print_line, print_text, steps, stoppable
 from .terminal.stopping import EXIT_CODE, SENTENCE
 
@@ -32,7 +35,6 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ..probing.plan import Plan, Prompt
     from ..probing.probe import Probe, Probed
     from ..probing.servers import Server
-    from ..runs.topk.pairing import ListPair
     from ..runs.topk.records import ListSide
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
@@ -86,8 +88,8 @@ def probe(
         print_json({"run_id": stored[0], "runs": stored, "notes": probed.notes})
         return
     for run_id in stored:
-        run = sparse_of(target.path_of(run_id))
-        print_sparse_pairs(run.pairs, run.verdicts)
+        with RunReader(target.path_of(run_id)) as run:
+            print_pairs(run)
         announce(run_id, store)
 
 
@@ -144,22 +146,19 @@ def _cancellable(work: Probe, budget: Budget) -> Probed:
         raise KeyboardInterrupt from None
 
 
-def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[list[ListSide], list[ListPair]]:
-    """The sides that can be compared with the first, and their pairs; a note for each that cannot. DumpError if none
-    can.
-    """
+def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, ...]:
+    """The sides that can be compared with the first, aligned; a note for each that cannot. DumpError if none can."""
     sides, errors = [asked[0]], []
-    pairs: list[ListPair] = []
     for side in asked[1:]:
         try:
-            pairs += pairs_of([asked[0], side])
+            pairs_of(aligned([asked[0], side]))
             sides.append(side)
         except DumpError as error:
             errors.append(error)
             notes.append(f"'{side.name}' is left out: {error}")
-    if not pairs:
+    if len(sides) < 2:
         raise errors[0]
-    return sides, pairs
+    return aligned(sides)
 
 
 def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:
@@ -167,16 +166,16 @@ def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, re
     from ..probing.probe import ways_of
 
     parts = [("", probed.sides), (", walk", probed.walks)]
-    comparable = [(what, *_comparable(asked, probed.notes)) for what, asked in parts if asked]
+    comparable = [(what, _comparable(asked, probed.notes)) for what, asked in parts if asked]
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
     title = request.name or f"{' and '.join(dict.fromkeys(server.told() for server in servers))}, at {hosts}"
     versions = {server.kind.name: server.version for server in servers if server.version}
     note = " ".join([f"Asked of {hosts}, {servers[0].client.budget.sent:,} requests.", *probed.notes])
     models = dict.fromkeys(server.model for server in servers if server.model)
-    header = SparseHeader(title, " and ".join(models), request.to_store().typed(), note, versions)
+    model, command = " and ".join(models), request.to_store().typed()
     stored = []
-    for what, sides, pairs in comparable:
+    for what, sides in comparable:
+        pairs = pairs_of(sides)
         verdicts = judge_probe(sides, pairs, ways_of(sides, plan, servers))
-        run = SparseHeader(header.name + what, header.model, header.command, header.note, header.versions)
-        stored.append(write_sparse_run(target, run, sides, pairs=pairs, verdicts=verdicts))
+        stored.append(write_lists(target, About(title + what, model, command, note, versions), sides, pairs, verdicts))
     return stored

@@ -21,17 +21,13 @@ from ..runs.queries.layers import furthest_module, layers_json, modules, records
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.markdown import report_address
-from ..runs.reports.report_json import report_of_run
 from ..runs.reports.run_json import provenance_json, run_json
-from ..runs.reports.sparse_json import FACTS, side_json, sparse_run_json
-from ..runs.reports.sparse_markdown import sparse_markdown
 from ..runs.requests import asks_for, how_to_have
-from ..runs.sparse_run import SparseRun, is_sparse, sparse_of
 from ..runs.store.store import open_store
 from ..runs.tables.remedies import advice
 from ..text import number, out_of, percent, plural, three_digits
 from . import options
-from .tables import pair_table, print_flips, print_sparse_pairs, sparse_side_table
+from .tables import print_pairs
 from .terminal.console import Cells, out, print_json, print_text, table_by, table_of
 
 if TYPE_CHECKING:
@@ -61,11 +57,6 @@ def show(
     if variant is not None and not (layers or kernels or remedies or markdown):
         raise UsageError("--variant needs --layers, --kernels, --remedies or --markdown.")
     path = open_store(store).path_of(run_id)
-    if is_sparse(path):
-        if layers or kernels or remedies:
-            raise UsageError(f"run '{path.stem}' is what a server sent: it has no modules, kernels or remedies.")
-        _show_sparse(sparse_of(path), markdown, variant, positions, as_json_)
-        return
     with RunReader(path) as run:
         pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
         if variant is not None and not pairs:
@@ -90,28 +81,12 @@ def _address(run_id: str, variant: str | None) -> str:
 
 
 def _show_run(run: RunReader) -> None:
-    header = run.header
-    pairs, _ = report_of_run(run)
-    _print_facts(header.name, provenance_json(run))
+    _print_facts(run.header.name, provenance_json(run))
     sides = ((s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides)
     out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))
-    out.print(pair_table(pairs, header.compute_dtype, header.rows, header.vocab))
-    for pair in pairs:
-        print_flips(pair, run.vocabulary, len(header.prompts) > 1)
+    print_pairs(run)
     _print_caches(run)
     print_continuations(run)
-
-
-def _show_sparse(run: SparseRun, markdown: bool, variant: str | None, positions: bool, as_json_: bool) -> None:
-    """Show a run of sparse sides: where it comes from, what was sent, and what follows from it."""
-    if markdown:
-        sys.stdout.write(sparse_markdown(run, variant, _address(run.run_id, None)))
-    elif as_json_:
-        print_json(sparse_run_json(run, with_positions=positions))
-    else:
-        _print_facts(run.header.name, {key: value for key, value in sparse_run_json(run).items() if key in FACTS})
-        out.print(sparse_side_table([side_json(side) for side in run.sides]))
-        print_sparse_pairs(run.pairs, run.verdicts)
 
 
 def _print_facts(name: str, facts: Mapping[str, object]) -> None:

@@ -16,7 +16,6 @@ from ..runs.file.kept import note as kept_note
 from ..runs.queries.verdicts import multiple
 from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
-from ..runs.sparse_run import is_sparse, sparse_of
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, list_runs, read_runs, without_replaced
 from ..runs.store.store import Store, open_store
@@ -98,14 +97,12 @@ def export(
     lines with every digit.
     """
     path = open_store(store).path_of(run_id)
-    if is_sparse(path):
-        sides = sparse_of(path).sides
-        names = [side.name for side in sides]
-        write_lines(sides, file, overwrite=overwrite)
-    else:
-        with RunReader(path) as run:
-            names = [side.name for side in run.sides]
+    with RunReader(path) as run:
+        names = [side.name for side in run.sides]
+        if run.header.k is None:
             export_npz(run, file, overwrite=overwrite)
+        else:
+            write_lines(run.lists(), file, overwrite=overwrite)
     if as_json_:
         print_json({"run_id": path.stem, "file": str(file), "bytes": file.stat().st_size, "sides": names})
     else:

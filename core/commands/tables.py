@@ -3,63 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.table import Table
 
+from ..runs.file.kept import note_of
+from ..runs.file.records import RunHeader
 from ..runs.queries.verdicts import ulp_percentile
-from ..runs.reports.report_json import PairReport, over_logits, over_positions
-from ..runs.reports.sparse_json import position_json, summary_json
-from ..runs.reports.sparse_wording import (
-    grid_lines,
-    low_of,
-    meeting_lines,
-    placeholder_words,
-    sentence,
-    token_words,
-    told,
-    told_count,
-)
-from ..runs.sparse_run import SparseVerdict
-from ..runs.topk.pairing import ListPair
-from ..text import number, percent, plural
+from ..runs.reader import RunReader
+from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
+from ..text import number, opening, out_of, plural
 from .terminal.console import err, out, print_text, table_of
 
-_MOST_NOTES = _MOST_FLIPS = 20
+_MOST_FLIPS = 20
 
 
-def pair_table(pairs: Sequence[PairReport], compute_dtype: str, rows: int, vocab: int) -> Table:
+def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
     columns = ("variant", "differing logits", "rms, row ULPs", "max abs", "ULPs: median", "p99", "flips", "near ties")
-    title = f"{pairs[0].reference} vs …   {plural(rows, 'position')} x {vocab:,} tokens, ULPs of {compute_dtype}"
-    lines = (line for pair in pairs for line in _pair_lines(pair, rows, rows * vocab))
+    size = f"{plural(header.rows, 'position')} x {header.vocab:,} tokens, ULPs of {header.compute_dtype}"
+    of_lists = f"{plural(len(pairs[0].rows), 'position')}, {header.measured}"
+    title = f"{pairs[0].reference} vs …   {size if header.k is None else of_lists}"
+    lines = (line for pair in pairs for line in _pair_lines(pair, header))
     return table_of((*columns, "mean KL, nats"), lines, title=title, text=("variant",))
 
 
-def _pair_lines(pair: PairReport, rows: int, elements: int) -> Iterator[Sequence[str]]:
+def print_pairs(run: RunReader) -> None:
+    """Print figures, verdicts and flips of a run."""
+    pairs, classes = report_of_run(run)
+    print_reports(pairs, classes, run.header, run.vocabulary)
+
+
+def print_reports(
+    pairs: Sequence[PairReport],
+    classes: list[list[str]],
+    header: RunHeader,
+    texts: Mapping[int, str],
+    variant: str | None = None,
+) -> None:
+    """Print pairs with their verdicts, flips and classes; variant: whose flips alone."""
+    out.print(pair_table(pairs, header))
+    for pair in pairs:
+        if pair.verdict:
+            name = f"{pair.variant}: {pair.verdict}" if len(pairs) > 1 else pair.verdict
+            print_text(f"{name}. {opening(pair.because)}")
+    first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
+    for pair in pairs:  # bit-identical variants have the same flips
+        if pair.variant == variant if variant else pair.variant in first_of_class:
+            print_flips(pair, texts, len(header.prompts) > 1)
+    if len(pairs) > 1:
+        groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
+        out.print(f"bit-identical classes: {groups}", markup=False)
+    if header.k is not None:
+        print_text(f"note: {note_of(header)}", err)
+
+
+def _pair_lines(pair: PairReport, header: RunHeader) -> Iterator[Sequence[str]]:
+    rows, elements = header.rows, header.rows * header.vocab if header.k is None else pair.summary.finite
     s = pair.summary
     yield (
         pair.variant,
-        "bit-identical" if s.bit_identical else f"{s.neq:,} of {elements:,} ({percent(s.neq_share)})",
-        number(s.rms_row_ulps, 3),
-        number(s.max_abs),
-        *(number(ulp_percentile(pair.histogram, share)) for share in (0.5, 0.99)),
-        f"{s.flips:,}",
-        f"{s.near_ties:,}",
-        number(s.mean_kl, 3),
+        "bit-identical" if s.bit_identical else out_of(s.neq, elements),
+        *(
+            "" if value is None and pair.is_list else number(value, digits)
+            for value, digits in (
+                (s.rms_row_ulps, 3),
+                (s.max_abs, 4),
+                *((ulp_percentile(pair.histogram, share), 4) for share in (0.5, 0.99)),
+                (s.flips, 4),
+                (s.near_ties, 4),
+                (s.mean_kl, 3),
+            )
+        ),
     )
     if s.nonfinite_mismatch:
         yield "", f"{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only"
     if over := over_logits(s, elements):
         yield "", f"differences are {over}, those finite on both sides"
-    if over := over_positions(s, rows):
+    if header.k is None and (over := over_positions(s, rows)):
         yield "", f"mean KL is {over}"
 
 
 def print_flips(pair: PairReport, texts: Mapping[int, str], has_prompts: bool) -> None:
     """Print the flips of a pair, margins in ULPs; nothing if it has none."""
 
-    def token(identity: int) -> str:
-        return f"{identity} {texts[identity]!r}" if identity in texts else str(identity)
+    def token(identity: int | None) -> str:
+        return str(identity) if identity is None or identity not in texts else f"{identity} {texts[identity]!r}"
 
     flips = [row for row in pair.rows if row["is_flip"]]
     rows = (
@@ -85,72 +112,3 @@ def _print_flips(
     first = 0 if has_prompts else 1
     title = f"flips of {variant}: {count:,}{f', the first {_MOST_FLIPS}' if count > _MOST_FLIPS else ''}"
     out.print(table_of(columns[first:], (row[first:] for row in rows), title=title, text=()))
-
-
-def print_sparse_pairs(pairs: Sequence[ListPair], verdicts: Sequence[SparseVerdict] = ()) -> None:
-    """Print figures, verdicts and flips of pairs of sparse sides; notes on the comparison go to stderr."""
-    judged = {one.variant: one for one in verdicts}
-    first = pairs[0]
-    vocabulary = "" if first.vocab is None else f" of {first.vocab:,} tokens"
-    title = (
-        f"{first.reference} vs …   {plural(len(first.positions), 'position')}{vocabulary}, {first.values} of both sides"
-    )
-    columns = ("variant", "values sent", "that differ", "max abs of them", "flips", "ties", "could flip")
-    last = ("max KL, nats", "max prob. change")
-    out.print(table_of((*columns, *last), map(_sparse_pair_line, pairs), title=title, text=("variant",)))
-    for pair in pairs:
-        verdict = judged.get(pair.variant)
-        unjudged = f"{placeholder_words(pair)} {sentence(pair)}".strip()
-        print_text(f"{pair.variant}: {unjudged if verdict is None else f'{verdict.name}, {verdict.because}'}")
-        flips = [place for place in pair.positions if place.figures.is_flip]
-        rows = (_sparse_flip_line(position_json(place, pair)) for place in flips[:_MOST_FLIPS])
-        figures = ("margins", "margins, ULPs", "largest change")
-        _print_flips(pair.variant, len(flips), figures, rows, len(pair.meetings) > 1)
-    for line in (*grid_lines(*pairs), *(line for pair in pairs for line in meeting_lines(pair))):
-        print_text(line)
-    for note in list(dict.fromkeys(note for pair in pairs for note in pair.notes))[:_MOST_NOTES]:
-        print_text(f"note: {note}", err)
-
-
-def _sparse_pair_line(pair: ListPair) -> Sequence[str]:
-    s = summary_json(pair)
-    share = f" ({percent(s['listed_that_differ'] / s['listed'])})" if s["listed"] else ""
-    return (
-        pair.variant,
-        f"{s['listed']:,}",
-        f"{s['listed_that_differ']:,}{share}",
-        number(low_of(s["max_abs"])) if s["listed"] else "none",
-        *(told_count(s[name]) for name in ("flips", "ties", "could_flip")),
-        told(s["max_kl"]),
-        told(s["max_probability_change"]),
-    )
-
-
-def _sparse_flip_line(row: dict[str, Any]) -> Sequence[object]:
-    sides = ("reference", "variant")
-    ulps = [row[f"{side}_margin_ulps"] for side in sides]
-    return (
-        row.get("prompt", 0),
-        row["position"],
-        *(token_words(row, side) for side in sides),
-        " / ".join(number(row[f"{side}_margin"]) for side in sides),
-        "" if ulps == [None, None] else " / ".join(map(told, ulps)),
-        told(row["max_abs"]),
-    )
-
-
-def sparse_side_table(sides: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of what was sent, a line a side of `sparse_json.side_json`."""
-    counted = ("prompts", "rows", "values sent", "most a row", "placeholders")
-    rows = (
-        (
-            side["name"],
-            ", ".join(side["formats"]),
-            f"{side['values']} by {side['keys'].replace('_', ' ')}",
-            *(f"{side[key]:,}" for key in ("prompts", "rows", "listed", "most_a_row", "missing")),
-            {True: "yes", False: "no", None: "not said"}[side["processed"]],
-        )
-        for side in sides
-    )
-    columns = ("side", "format", "values", *counted, "processed")
-    return table_of(columns, rows, title="sides", text=("side", "format", "values", "processed"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +14,15 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..judging.explain.causes import explain_pair
-from ..judging.judge_sparse import judge_with_floor
-from ..judging.rejudge import check_upload, judge_stored
+from ..judging.judge_lists import judge_with_floor
+from ..judging.rejudge import check_upload, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
 from ..runs.file.evidence import FAILED, MISSING
 from ..runs.file.records import FAILING, UNDECIDED
 from ..runs.reader import RunReader
-from ..runs.sparse_run import SparseRun, SparseVerdict, is_sparse, sparse_of, write_sparse_run
+from ..runs.revision import Revision
 from ..runs.store.store import Store, open_store
+from ..runs.topk.pairing import compare_sides
 from . import options
 from .terminal.console import out, print_json, print_text, steps, stoppable
 
@@ -89,17 +90,18 @@ def verdict(
     path = target.path_of(run_id)
     load = partial(load_for, model or "", device, revision, trust_remote_code)
     dumps = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
-    if is_sparse(path):
-        if any(dumps.values()):
+    with RunReader(path) as run:
+        is_list = run.header.k is not None
+        if is_list and (any(dumps.values()) or mixture_of_experts):
             raise UsageError(
                 "--rerun, --neighbours, --float32 and --floor are dumps of complete rows; of what a server sent,"
                 " --model alone decides more."
             )
-        _verdict_of_lists(target, sparse_of(path), model, dtype, load, name, as_json_)
-        return
-    if dtype is not None:
-        raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
-    with RunReader(path) as run:
+        if dtype is not None and not is_list:
+            raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
+        if is_list and model:
+            _tell(target, _judged_by_model(target, run, model, load, dtype, name), as_json_)
+            return
         if not (any(dumps.values()) or model or mixture_of_experts):
             _tell(target, run.run_id, as_json_)
             return
@@ -135,46 +137,25 @@ def load_for(model: str, device: str | None, revision: str | None, trust_remote_
     return load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
 
 
-def dtype_of_lists(run: SparseRun) -> str:
-    """Return the compute dtype that a run's values show, else float32."""
-    dtypes = {pair.compute_dtype for pair in run.pairs} - {None}
-    return (dtypes.pop() if len(dtypes) == 1 else None) or "float32"
+def _judged_by_model(store: Store, run: RunReader, model: str, load: Load, dtype: str | None, name: str | None) -> str:
+    """Measure a model's floor on the tokens of a run of lists, and store it judged; returns the new run's id."""
+    with stoppable(), steps() as say:
+        say("loading the model")
+        from ..inference.controls.list_floor import floor_of_pair
 
-
-def _verdict_of_lists(
-    store: Store, run: SparseRun, model: str | None, dtype: str | None, load: Load, name: str | None, as_json_: bool
-) -> None:
-    """Print the verdicts; with a model, measure its floor on the run's tokens and store the run judged."""
-    run_id, verdicts = run.run_id, run.verdicts
-    if model:
-        with stoppable(), steps() as say:
-            say("loading the model")
-            from ..inference.controls.sparse_floor import floor_of_lists
-
-            loaded = load(dtype or dtype_of_lists(run))
-            earlier = {one.variant: one for one in verdicts}
-            judged: list[SparseVerdict] = []
-            for pair in run.pairs:
-                before = earlier.get(pair.variant)
-                if before is not None and before.name == UNDECIDED and pair.differing:
-                    before = judge_with_floor(before, pair, floor_of_lists(loaded, run, pair, on_progress=say))
-                judged += [before] if before is not None else []
-            note = f"{run.header.note} Floor: model {model}.".strip()
-            header = replace(run.header, name=name or f"{run.header.name}, judged", created=None, note=note)
-            run_id = write_sparse_run(store, header, run.sides, pairs=run.pairs, verdicts=judged)
-            store.mark_judged(run.run_id, run_id)
-            verdicts = tuple(judged)
-    if as_json_:
-        reference = run.sides[0].name
-        pairs = [
-            {"reference": reference, "variant": one.variant, "verdict": one.name, "because": one.because}
-            for one in verdicts
-        ]
-        print_json({"run_id": run_id, "pairs": pairs})
-        return
-    out.print(run_id, markup=False)
-    for one in verdicts:
-        print_text(f"{one.variant}: {one.name}, {one.because}")
+        loaded = load(dtype or run.header.compute_dtype or "float32")
+        sides, judged = run.lists(), []
+        for pair in run.pairs:
+            verdict = stored_verdict(run, pair)
+            if verdict.name == UNDECIDED and pair.summary.neq:
+                both = sides[0], sides[pair.index + 1]
+                floor = floor_of_pair(loaded, compare_sides(*both), both, on_progress=say)
+                verdict = judge_with_floor(verdict, (pair.reference, pair.variant), floor)
+            judged.append(verdict)
+        with Revision(store, run, name or f"{run.header.name}, judged") as revision:
+            run_id = revision.finish(judged, f"Floor: model {model}.")
+        store.mark_judged(run.run_id, run_id)
+        return run_id
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:

@@ -13,14 +13,21 @@ from ..runs.dumps.dump import Dump, open_dump
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run
-from ..runs.sparse_run import SparseHeader, pairs_of, write_sparse_run
 from ..runs.store.store import Store
+from ..runs.topk.alignment import aligned
 from ..runs.topk.files import are_payloads, read_sides
+from ..runs.topk.pairing import pairs_of
+from ..runs.topk.tables import About, write_lists
 from ..runs.writer import RunWriter
 from .constant_rows import Filling
 from .judge_dump import judge_upload
-from .judge_sparse import judge_responses
+from .judge_lists import judge_responses
 from .validity import checks_of
+
+WHOLE_ROWS_ONLY = (
+    "--compute-dtype, --reference and --holds are for whole rows of logits; responses of servers have some tokens of"
+    " each."
+)
 
 
 def ingest(
@@ -44,10 +51,7 @@ def ingest(
     title = name or " + ".join(path.stem for path in paths)
     if are_payloads(paths):
         if compute_dtype or reference or holds:
-            raise UsageError(
-                "--compute-dtype, --reference and --holds are for whole rows of logits; responses of engines have some"
-                " tokens of each."
-            )
+            raise UsageError(WHOLE_ROWS_ONLY)
         return _ingest_responses(store, paths, title, model, run_id, on_progress)
     with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
         return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
@@ -61,14 +65,14 @@ def _ingest_responses(
     run_id: str | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> str:
-    sides = read_sides(paths)
+    sides = aligned(read_sides(paths))
     models = {response.model for side in sides for response in side.responses if response.model}
-    header = SparseHeader(name, model or (models.pop() if len(models) == 1 else ""))
     if on_progress is not None:
         rows = sum(len(response.rows) for side in sides for response in side.responses)
         on_progress(rows, rows)
     pairs = pairs_of(sides)
-    return write_sparse_run(store, header, sides, pairs=pairs, verdicts=judge_responses(sides, pairs), run_id=run_id)
+    about = About(name, model or (models.pop() if len(models) == 1 else ""))
+    return write_lists(store, about, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
 
 
 def store_dump(

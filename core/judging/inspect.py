@@ -15,14 +15,17 @@ from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
 from ..runs.file.bounds import MAX_SIDES
+from ..runs.file.evidence import Check
 from ..runs.importing import check_schema, is_run_file
-from ..runs.reports.sparse_json import side_json
-from ..runs.reports.sparse_wording import grid_lines, opening, placeholder_words
-from ..runs.sparse_run import KIND, pairs_of
 from ..runs.store.cards import read_runs
+from ..runs.topk.alignment import aligned
 from ..runs.topk.files import are_payloads, read_sides
+from ..runs.topk.pairing import pairs_of, vocabulary_size
 from ..runs.topk.payloads.plain_file import is_payload
-from ..text import shown
+from ..runs.topk.records import ListSide
+from ..runs.topk.tables import most_sent
+from ..text import plural, shown
+from .judge_lists import grid_words, judge_responses
 
 Kind = Literal["run", "dump", "array", "responses"]
 MAX_BYTES = 1 << 40  # the server's own limit comes first
@@ -69,8 +72,9 @@ def understood(
     """Describe the run that saving `paths` would make, as JSON has it. One file, or two of one array each.
     `on_progress(bytes read, bytes in all)`.
 
-    kind: 'run', 'dump' or 'sparse', responses of engines. sides: name and source_dtype, the reference first; of
-    responses those of `side_json`. DumpError or StoreError where it cannot be taken.
+    kind: 'run', 'dump' or 'responses'. sides: name and source_dtype, the reference first; of responses what was sent.
+
+    DumpError or StoreError where it cannot be taken.
     """
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
@@ -109,21 +113,39 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 
 
 def _responses(paths: Sequence[Path]) -> dict[str, Any]:
-    sides = read_sides(paths)
+    sides = aligned(read_sides(paths))
     pairs = pairs_of(sides)
-    notes = [opening(words) for pair in pairs if (words := placeholder_words(pair))]
-    notes += [note for pair in pairs for note in pair.notes]
+    rows = [row for verdict in judge_responses(sides, pairs) for row in verdict.evidence]
     return {
-        "kind": KIND,
+        "kind": "responses",
         "files": [shown(path.name) for path in paths],
-        "sides": [side_json(side) for side in sides],
+        "sides": [_side(side) for side in sides],
         "prompts": len(sides[0].responses),
         "positions": len(pairs[0].positions),
-        "vocab": pairs[0].vocab,
+        "vocab": vocabulary_size(sides),
         "compute_dtype": pairs[0].compute_dtype,
-        "dtype_reason": " ".join(grid_lines(pairs[0])),
+        "dtype_reason": " ".join(
+            f"{side.name}: {grid_words(grid)}" for side, grid in zip(sides, pairs[0].grids, strict=False)
+        ),
         "tokens": "ids" if pairs[0].keys == "token_id" else "texts",
-        "warnings": list(dict.fromkeys(notes)),
+        "warnings": list(dict.fromkeys(row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT))),
+    }
+
+
+def _side(side: ListSide) -> dict[str, Any]:
+    """Describe what was sent for a side. processed: temperature, penalties or a mask are in the values, null if a
+    payload does not say.
+    """
+    responses = side.responses
+    flags = {response.processed for response in responses}
+    return {
+        "name": side.name,
+        "source_dtype": f"{side.values}s of at most {plural(most_sent(side), 'token')} per position",
+        "formats": sorted({response.format for response in responses}),
+        "prompts": len(responses),
+        "rows": sum(len(response.rows) for response in responses),
+        "values": sum(len(response.rows.values) for response in responses),
+        "processed": True if True in flags else False if flags == {False} else None,
     }
 
 

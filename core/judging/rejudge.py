@@ -38,14 +38,14 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
         with run.decoding("figures"):
             checks = checks_of(run, fillings)
             found = judge_upload(
-                run, checks, generations, revision.run_id, controls, [_stored(run, pair) for pair in run.pairs]
+                run, checks, generations, revision.run_id, controls, [stored_verdict(run, pair) for pair in run.pairs]
             )
         judged = revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
     store.mark_judged(run.run_id, judged)
     return judged
 
 
-def _stored(run: RunReader, pair: StoredPair) -> PairVerdict:
+def stored_verdict(run: RunReader, pair: StoredPair) -> PairVerdict:
     """Verdict of a pair as the run has it so far, with its evidence and its floors."""
     floors = []
     for dtype, rows in run.floor_positions(pair.index).groupby("compute_dtype", sort=False):

@@ -1,4 +1,4 @@
-"""The grid that sparse values lie on: compute dtype and margins in ULPs out of log-probabilities alone.
+"""The grid that values of lists lie on: compute dtype and margins in ULPs out of log-probabilities alone.
 
 A logit in a 16-bit format with p bits of precision is n * s with p-bit n and s a power of two. Log-softmax subtracts
 one number from all logits of a row, so `value - best value` is an exact difference of two such numbers, up to the

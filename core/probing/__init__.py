@@ -1,1 +1,1 @@
-"""Probes: sparse runs captured from live servers over HTTP."""
+"""Probes: runs of what live servers send over HTTP."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..errors import DumpError
-from ..judging.judge_sparse import Way
+from ..judging.judge_lists import Way
 from ..runs.topk.records import UNKNOWN_TOKEN, ListRow, ListSide, Response, list_rows
 from ..text import joined as listed
 from ..text import plural

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import StoreError
 from .file.database import Database
-from .file.kept import ALL, REFUSAL
+from .file.kept import ALL, refusal
 from .file.records import RunHeader
 from .file.table import nullable
 from .tables import heatmap, logits, positions
@@ -56,7 +56,7 @@ class Figures:
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""
-        return positions.read_logsumexp(self._database, side)
+        return positions.read_logsumexp(self._database, self.header, side)
 
     def is_only_masked(self, pair: int) -> bool:
         """Is what one side of a pair has no number for -inf everywhere, and neither NaN nor +inf, which show in a row's
@@ -85,7 +85,7 @@ class Figures:
 
     def _check_kept(self) -> None:
         if not self.has_all_logits:
-            raise StoreError(REFUSAL)
+            raise StoreError(refusal(self.header))
 
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """Bits of rows [start, stop) of a side, StoreError if the run has none. [rows, vocab]"""

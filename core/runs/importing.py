@@ -25,8 +25,6 @@ from .file.database import DECODING, Database
 from .ops_run import KIND as OPS
 from .ops_run import ops_of
 from .reader import RunReader
-from .sparse_run import KIND as SPARSE
-from .sparse_run import sparse_of
 from .store.store import Store
 from .tables.amounts import check_amounts
 from .tables.run import read_run, refuse_other_versions
@@ -103,8 +101,6 @@ def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None
     kind = check_schema(path)
     if kind == OPS:
         ops_of(path)
-    elif kind == SPARSE:
-        _ = sparse_of(path).pairs
     else:
         with RunReader(path) as run:
             _check_run(run, on_progress)
@@ -163,6 +159,8 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
     header, pairs = run.header, run.pairs
     if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(range(len(header.sides))):
         raise StoreError(f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.")
+    if header.k is not None:
+        run.lists()
     if not run.has_all_logits:
         return
     rows = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))

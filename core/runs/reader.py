@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
 from .file.kept import KEEPS
-from .file.records import Generation, Provenance, RunHeader, SideHeader
+from .file.records import UNITS, Generation, Provenance, RunHeader, SideHeader
 from .tables import (
     generations,
     heatmap,
@@ -43,6 +43,8 @@ from .tables.amounts import check_amounts, check_counts
 from .tables.remedies import RemedyRow
 from .tables.schema import check_tables
 from .tables.sides import StoredSide
+from .topk import tables as topk_tables
+from .topk.records import ListSide
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,20 +101,22 @@ class RunReader(Figures):
         if about["kind"] == "ops":  # core.runs.ops_run reads those
             shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Ops page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
-        if about["kind"] == "sparse":  # core.runs.sparse_run reads those
-            raise StoreError(
-                f"run '{self.run_id}' holds what engines sent of their rows and no complete logits; this needs those."
-            )
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
         kept = about["kept"]
         if kept not in KEEPS:
             raise UsageError(f"it says that it keeps '{shown(kept, 40)}' of its logits")
-        itemsize = format_named(compute_dtype).itemsize
-        self.expected_rows = check_counts(self._database, counts, vocab, itemsize, kept)
+        k = max((side.k for side in self.sides if side.k is not None), default=None)
+        itemsize = format_named(compute_dtype).itemsize if k is None else 0
+        self.expected_rows = check_counts(self._database, counts, vocab, itemsize, kept, k)
         found = prompts.read_prompts(self._database)
         provenance = Provenance(**{name: about[name] for name in names} | {"versions": json.loads(about["versions"])})
         headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
-        return about["created"], RunHeader(about["name"], compute_dtype, vocab, found, headers, provenance, kept=kept)
+        holds = self.sides[0].holds if self.sides else "logit"
+        if holds not in UNITS:
+            raise UsageError(f"it says that its values are '{shown(holds, 40)}'")
+        return about["created"], RunHeader(
+            about["name"], compute_dtype, vocab, found, headers, provenance, kept=kept, k=k, holds=holds
+        )
 
     @cached_property
     def sides(self) -> list[StoredSide]:
@@ -179,6 +183,14 @@ class RunReader(Figures):
     def sides_with_kernels(self) -> frozenset[int]:
         """Indices of the sides whose kernels were watched."""
         return kernels.watched_sides(self._database)
+
+    def records(self, pair: int) -> list[dict[str, Any]]:
+        """Figures of a pair, one dict a position, None where undefined."""
+        return positions.read_records(self._database, pair)
+
+    def lists(self) -> tuple[ListSide, ...]:
+        """What a server sent, of a run of lists."""
+        return topk_tables.read_sides(self._database)
 
     def first_flip(self) -> tuple[int, int, int] | None:
         """(pair, prompt, position) of the first flip of the first pair that has one; None where no pair has."""

@@ -14,13 +14,12 @@ from safetensors.numpy import save_file
 from core.runs.file.evidence import PASSED, Check, Evidence, RerunFigures
 from core.runs.file.records import Generation, RunHeader
 from core.runs.ops_run import write_ops_run
-from core.runs.sparse_run import SparseHeader, SparseVerdict, write_sparse_run
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.test_ops_run import header as ops_header
 from tests.core.runs.test_ops_run import row_of
-from tests.core.runs.topk.made_sides import engine_side
+from tests.core.runs.topk.made_sides import engine_side, stored
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -54,8 +53,7 @@ def write_runs(folder: Path) -> None:
         write_ops_run(store, ops_header(), [row_of(), row_of(dtype="float32")], run_id="ops")
         _write_run(store, header)
         sides = [engine_side(name, seed, 6) for name, seed in (("alone", 1), ("beside eight", 2))]
-        judged = [SparseVerdict("beside eight", "undecided", "It differs.")]
-        write_sparse_run(store, SparseHeader("lists"), sides, verdicts=judged, run_id="lists")
+        stored(store, "lists", *sides, run_id="lists")
         for path in store.paths():
             (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
 

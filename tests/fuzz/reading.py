@@ -24,16 +24,13 @@ from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
 from core.runs.reports.baseline import bounds_text
-from core.runs.reports.gate import GateReport, SparseReport, check_measured, gate_notes, parse_conditions
+from core.runs.reports.gate import GateReport, check_measured, gate_notes, parse_conditions
 from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
-from core.runs.reports.sparse_json import sparse_run_json
-from core.runs.reports.sparse_markdown import sparse_markdown
-from core.runs.sparse_run import is_sparse, sparse_of
 from core.runs.store.cards import prompt_texts, read_runs
 from core.runs.store.store import Store
 from core.runs.topk.export import lines_of
-from core.runs.views.sparse import changes_by_rank, figures_by_position, lists_of
+from core.runs.topk.pairing import compare_sides
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,8 +73,6 @@ def read_everything(path: Path) -> None:
         raise card
     if card.kind == "ops":
         read_ops(Store(path.parent), path.stem)
-    elif is_sparse(path):
-        _read_lists(path)
     else:
         _read_run(path)
 
@@ -85,17 +80,22 @@ def read_everything(path: Path) -> None:
 def _read_run(path: Path) -> None:
     with RunReader(path) as run:
         rows, vocab = run.header.rows, run.header.vocab
+        if run.header.k is not None:
+            _read_lists(run)
         for side in range(len(run.sides)):
-            run.read_rows(side, 0, rows)
-            run.read_window(side, (0, rows), (0, vocab))
+            if run.has_all_logits:
+                run.read_rows(side, 0, rows)
+                run.read_window(side, (0, rows), (0, vocab))
             run.logsumexp(side)
             for prompt, position in run.header.places()[:8]:
-                run.at(side, prompt, position)
+                if run.has_all_logits:
+                    run.at(side, prompt, position)
                 run.top_tokens(side, prompt, position)
         for pair in run.pairs:
             for read in (run.positions, run.histogram, run.kv, run.layers, run.evidence, run.floor_positions):
                 read(pair.index)
-            run.stored_cells("ulps", pair.index, 0, (0, rows))
+            if run.header.k is None:
+                run.stored_cells("ulps", pair.index, 0, (0, rows))
             run.kv_positions(pair.index, 0)
             run.layer_positions(pair.index, 0)
         for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
@@ -106,24 +106,16 @@ def _read_run(path: Path) -> None:
         gate = GateReport(outcomes, run.header.prompts, run.vocabulary, tuple(gate_notes(pairs)))
         json.dumps(gate.as_json(), allow_nan=False)
         (junit_text(gate) + markdown_text(gate)).encode()
-        bounds_text(pairs, run.header.prompts, run.header.compute_dtype, run.header.vocab)
+        if run.header.k is None:
+            bounds_text(pairs, run.header.prompts, run.header.compute_dtype, run.header.vocab)
 
 
-def _read_lists(path: Path) -> None:
-    run = sparse_of(path)
-    conditions = [one for one in parse_conditions(GATE) if one.kind not in ("ulps", "rms")]
-    for number, pair in enumerate(run.pairs):
-        figures_by_position(pair)
-        for place in pair.positions:
-            lists_of(place, pair)
-        for prompt in range(len(run.sides[0].responses)):
-            changes_by_rank(pair, prompt)
-        explain(rows_of_lists(pair, run.sides[0], run.sides[number + 1]))
-        for condition in conditions:
-            condition.judge(SparseReport.of(pair))
-    json.dumps(sparse_run_json(run, with_positions=True), allow_nan=False)
-    json.dumps(list(lines_of(run.sides)), allow_nan=False)
-    sparse_markdown(run, None, "").encode()
+def _read_lists(run: RunReader) -> None:
+    sides = run.lists()
+    for side in sides[1:]:
+        pair = compare_sides(sides[0], side)
+        explain(rows_of_lists(pair, sides[0], side))
+    json.dumps(list(lines_of(sides)), allow_nan=False)
 
 
 def _plant(fault: str) -> None:

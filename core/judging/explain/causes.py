@@ -10,7 +10,7 @@ import numpy as np
 
 from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
-from ...runs.topk.pairing import ListPair
+from ...runs.topk.pairing import ListPair, compare_sides
 from ...runs.topk.placeholders import clauses
 from ...runs.topk.records import ListSide
 from ...text import number, plural
@@ -179,6 +179,9 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     """Causes of a stored pair; of a judged one each says how many noise floors it leaves. A pair whose sides have the
     same bits has none, and nothing is looked for.
     """
+    if run.header.k is not None:
+        sides = run.lists()
+        return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
     if run.pairs[pair].summary.bit_identical:
         return Explanation([], 0, run.header.rows, [], {})
     explanation = explain(rows_of_run(run, pair))

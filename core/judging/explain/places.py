@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ...runs.topk.pairing import extra_first_token
+from ...runs.topk.alignment import extra_first_token
 from ...text import plural
 from .rows import Listed, PairRows, Place, RowPair, Values
 from .scoring import EXPLAINED, LEAST_ROWS, Cause, Score, halves

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import FloatFormat, format_named, spacings, values_of
-from ...numerics.sparse import ListedRow
+from ...numerics.topk import ListedRow
 from ...runs.figures import Figures
-from ...runs.topk.pairing import ListPair, prompt_tokens
+from ...runs.topk.alignment import prompt_tokens
+from ...runs.topk.pairing import ListPair
 from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..constant_rows import is_left_out
 
@@ -198,9 +199,11 @@ def _padded_from(read: Read, places: Sequence[Place], vocab: int, side: int) -> 
     return start if is_padding and not is_left_out(rows[-1])[-1] else None
 
 
-def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> PairRows:
-    """Compared positions of a sparse pair; probabilities become log-probabilities."""
-    sent = {(place.prompt, place.position): (place.reference, place.variant) for place in pair.positions}
+def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: int = _MOST_LISTED) -> PairRows:
+    """Compared positions of a pair of lists, `most` of them evenly spread; probabilities become log-probabilities."""
+    sent = {
+        (place.prompt, place.position): (place.figures.reference, place.figures.variant) for place in pair.positions
+    }
     has_ids = pair.keys == "token_id"
 
     def logs(row: ListedRow) -> Listed:
@@ -212,8 +215,8 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Pai
         return logs(sent[prompt, position][side]) if (prompt, position) in sent else None
 
     rows = []
-    for place in pair.positions[:: max(1, len(pair.positions) // _MOST_LISTED)]:
-        x, y = logs(place.reference), logs(place.variant)
+    for place in pair.positions[:: max(1, len(pair.positions) // most)]:
+        x, y = logs(place.figures.reference), logs(place.figures.variant)
         ids, here, there = np.intersect1d(x.token_ids, y.token_ids, return_indices=True)
         text = reference.responses[place.prompt].tokens[: place.position + 1] if has_ids else ()
         times = None if UNKNOWN_TOKEN in text else _times(text, ids)
@@ -221,9 +224,8 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Pai
     emitted = [
         (side, place.prompt, place.position, int(row.token_ids[0]), chosen)
         for place in pair.positions
-        for side, row, chosen in (
-            (0, place.reference, place.reference_chosen),
-            (1, place.variant, place.variant_chosen),
+        for side, row, chosen in zip(
+            (0, 1), (place.figures.reference, place.figures.variant), place.chosen, strict=True
         )
         if place.is_generated and chosen != UNKNOWN_TOKEN and row.best
     ]

@@ -41,10 +41,9 @@ LONGEST = {
     ("op", "row_positions"): 16 << 20,
     ("op", "modules"): 1 << 16,
     ("kernel", "detail"): 1 << 16,
-    ("sparse_side", "name"): LONGEST_SIDE_NAME,
-    ("sparse_response", "text"): 16 << 20,
-    ("sparse_response", "warnings"): 1 << 16,
-    ("sparse_text", "text"): LONGEST_TOKEN,
+    ("response", "text"): 16 << 20,
+    ("response", "tokens"): 16 << 20,
+    ("response", "warnings"): 1 << 16,
 }
 
 
@@ -67,8 +66,7 @@ TOGETHER = {
     # 60 bytes a row on a CPU, some 250 where names are CUDA's; a large model has 2,000 rows a side.
     "kernel": 128 << 20,
     "op": 64 << 20,
-    "sparse_response": 64 << 20,
-    "sparse_text": VOCABULARY_TOGETHER,
+    "response": 128 << 20,
 }
 TOGETHER_ELSEWHERE = 256 << 20
 # Table -> rows.
@@ -92,11 +90,5 @@ MOST_ROWS = {
     "kernel_side": MAX_SIDES,
     "remedy": 1 << 17,
     "price": 1 << 17,
-    "sparse_side": MAX_SIDES,
-    "sparse_response": MAX_ROWS,
-    "sparse_token": 4 * MAX_ROWS,
-    "sparse_text": MAX_VOCAB,
-    "sparse_row": MAX_ROWS,
-    "sparse_value": 16 * MAX_ROWS,  # of 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
-    "sparse_pair": MAX_SIDES - 1,
+    "response": MAX_ROWS,
 }

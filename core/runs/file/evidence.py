@@ -112,6 +112,33 @@ class ShapesFigures(CheckFigures):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SentFigures(CheckFigures):
+    """What servers sent of their rows."""
+
+    positions: int = figure("positions at which both sides sent a row of equal context")
+    values: int = figure("values that both sides sent")
+    neq: int = figure("of them, values that differ")
+    flips: int = figure("flips")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceholderFigures(CheckFigures):
+    kind: str = figure("kind of placeholder")
+    tokens: int = figure("tokens with one")
+    of: int = figure("tokens in all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextFigures(CheckFigures):
+    prompts: int = figure("prompts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFigures(CheckFigures):
+    formats: tuple[str, ...] = figure("formats that hold all values")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShiftFigures(CheckFigures):
     """Share of the positions at which the argmax is the same."""
 
@@ -253,6 +280,13 @@ class NarrowingFigures(CheckFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class FromModelFigures(CheckFigures):
+    reference_noise_ratio: float = figure("reference to the model, in rounding floors")
+    variant_noise_ratio: float = figure("variant to the model, in rounding floors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListFloorFigures(RatioFigures):
+    worst_position_ratio: float = figure(_WORST)
     reference_noise_ratio: float = figure("reference to the model, in rounding floors")
     variant_noise_ratio: float = figure("variant to the model, in rounding floors")
 
@@ -419,6 +453,10 @@ class Check(StrEnum):
         check._value_, check.rung, check.record = words, rung, record
         return check
 
+    SENT = "values that both sides sent", VALIDITY, SentFigures
+    PLACEHOLDERS = "placeholders", VALIDITY, PlaceholderFigures
+    CONTEXT = "tokens and texts", VALIDITY, ContextFigures
+    GRID = "dtype that the values show", VALIDITY, GridFigures
     SHAPES = "shapes and tokens", VALIDITY, ShapesFigures
     SHIFT = "shift", VALIDITY, ShiftFigures
     LOGSUMEXP = "logits or probabilities", VALIDITY, LogsumexpFigures
@@ -432,6 +470,7 @@ class Check(StrEnum):
     OTHER_ROW_FLOOR = "another row, against the floor", NEIGHBOURS, OtherRowFloorFigures
     NARROWING = "each side against float32", OWN_DTYPE, NarrowingFigures
     FROM_MODEL = "each side against the model", OWN_DTYPE, FromModelFigures
+    LIST_FLOOR = "the lists over a model's floor", OWN_DTYPE, ListFloorFigures
     OWN_PAIR = "the pair", OWN_DTYPE, PairFigures
     OWN_NOT_FINITE = "the pair, not finite", OWN_DTYPE, NotFiniteFigures
     DRAWN = "error against float32", OWN_DTYPE, DrawnFigures

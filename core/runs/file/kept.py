@@ -5,7 +5,12 @@ Of 512 positions of 128,256 tokens in bfloat16, two sides of 263 MB: 298 MB with
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...text import size
+
+if TYPE_CHECKING:
+    from .records import RunHeader
 
 ALL, FIGURES = KEEPS = ("all", "figures")
 NOTE = "figures only, no logits"
@@ -21,6 +26,20 @@ _BYTES_OF_A_RUN = 400_000
 def note(kept: str) -> str:
     """`Kept: figures only, no logits.`; empty if all logits are there."""
     return f"Kept: {NOTE}." if kept == FIGURES else ""
+
+
+def note_of(header: RunHeader) -> str:
+    """Note on what the figures of a run are over; empty if all logits are there."""
+    if header.k is None:
+        return note(header.kept)
+    what = {"logit": "logits", "logprob": "log-probabilities", "prob": "probabilities"}[header.holds]
+    sent = f"the {what} of its top {header.k:,} tokens" if header.k > 1 else what.replace("ies", "y").removesuffix("s")
+    return f"A server sent {sent} per position: figures cover the values that both sides sent."
+
+
+def refusal(header: RunHeader) -> str:
+    """Sentence on why the run has no logits."""
+    return REFUSAL if header.k is None else "a server sent top tokens only, so this run has no whole rows of logits."
 
 
 def takes(kept: str, file_bytes: int) -> str:

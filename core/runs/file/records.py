@@ -39,6 +39,7 @@ VERDICTS = (
     UNDECIDED,
 )
 FAILING = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)  # what no build should pass with
+UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
 NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
 
 
@@ -178,7 +179,8 @@ class RunHeader:
     """Everything about a run that is known before the first logit.
 
     `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer needs no tokenizer.
-    `kept`: of KEEPS, what the run keeps of its logits.
+    `kept`: of KEEPS, what the run keeps of its logits. `k`: most values a position that a server sent, None of whole
+    rows; then `holds` is what they are, 'logit', 'logprob' or 'prob', `compute_dtype` is '' and `vocab` 0 if unknown.
     """
 
     name: str
@@ -190,12 +192,15 @@ class RunHeader:
     vocabulary: dict[int, str] = field(default_factory=dict)
     created: datetime | None = None
     kept: str = ALL
+    k: int | None = None
+    holds: str = "logit"
 
     def __post_init__(self) -> None:
-        format_named(self.compute_dtype)
+        if self.compute_dtype or self.k is None:
+            format_named(self.compute_dtype)
         if self.kept not in KEEPS:
             raise UsageError(f"--keep '{shown(self.kept, 40)}': expected {', '.join(KEEPS)}.")
-        if self.vocab < 2:
+        if self.vocab < 2 and self.k is None:
             raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
         if len(self.sides) < 2:
             raise UsageError(f"a run needs at least two sides, not {len(self.sides)}.")
@@ -212,7 +217,24 @@ class RunHeader:
 
     @property
     def format(self) -> FloatFormat:
-        return format_named(self.compute_dtype)
+        return format_named(self.compute_dtype or "float32")
+
+    @property
+    def unit(self) -> str:
+        """Unit of the values and of their differences."""
+        return UNITS[self.holds]
+
+    @property
+    def measured(self) -> str:
+        """The values with their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
+        if self.k is None:
+            return f"logits of {self.compute_dtype}"
+        return {"logit": "logits", "logprob": "log-probabilities, nats", "prob": "probabilities"}[self.holds]
+
+    def row_of(self, prompts: NDArray[np.integer], positions: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Rows of places. [places]"""
+        starts = np.cumsum([0, *(prompt.positions for prompt in self.prompts)])
+        return starts[prompts] + positions
 
     @property
     def rows(self) -> int:

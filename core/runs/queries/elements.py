@@ -57,12 +57,18 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     """Return the tokens that are among the `count` best of either side, best of the reference first: token_id, text,
     and of each side logit, rank (1 is the argmax) and probability.
 
-    If the run keeps no logits: of tokens that are among the stored top tokens of both sides.
+    If the run keeps no logits: of tokens that are among the stored top tokens of both sides; of lists every token that
+    either side sent, null where it did not.
     """
     import pandas as pd
 
     sides = {"reference": 0, "variant": pair + 1}
     tops = [run.top_tokens(side, prompt, position).set_index("token_id") for side in sides.values()]
+    if run.header.k is not None:
+        both = tops[0].join(tops[1], how="outer", lsuffix="_reference", rsuffix="_variant").reset_index()
+        names = {f"{what}_{side}": f"{side}_{what}" for side in sides for what in ("rank", "logit", "probability")}
+        order = ["reference_rank", "variant_rank"]
+        return with_texts(run, both.rename(columns=names).sort_values(order))
     ids = list(dict.fromkeys([*tops[0].index[:count], *tops[1].index[:count]]))
     if not run.has_all_logits:
         ids = [token for token in ids if all(token in top.index for top in tops)]

@@ -125,9 +125,9 @@ def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
     table: the pair's figures by position, of all prompts.
     """
     flips = table["is_flip"].to_numpy(bool)
-    if not flips.any():
-        return flips
     difference, in_row_ulps = (table[name].to_numpy(float) for name in ("max_abs", "max_row_ulps"))
+    if not flips.any() or np.isnan(in_row_ulps).all():  # lists have no row ULPs
+        return np.zeros(len(table), bool)
     margins = np.fmin(*(table[f"{side}_margin"].to_numpy(float) for side in SIDES))
     typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -140,7 +140,7 @@ def noise_sentence(table: pd.DataFrame, listed: int = 3) -> str:
     table: the pair's figures by position, of all prompts.
     """
     count, beyond = int(table["is_flip"].sum()), table[beyond_noise(table)]
-    if not count:
+    if not count or table["max_row_ulps"].isna().all():
         return ""
     if beyond.empty:
         return f"{'The flip lies' if count == 1 else f'All {count:,} flips lie'} within the noise."
@@ -173,6 +173,10 @@ def near_ties_sentence(table: pd.DataFrame, dtype: str) -> str:
     position.
     """
     near, total = table[table["near_tie"]], len(table)
+    if near.empty and table["max_row_ulps"].isna().all():  # lists have no row ULPs
+        count, margins = int(table["could_flip"].sum()), table[["reference_margin", "variant_margin"]].min(axis=1)
+        smallest = "" if margins.isna().all() else f"; the smallest margin is {number(float(margins.min()))}"
+        return f"**{out_of(count, total)} positions could flip** by what was sent{smallest}."
     if near.empty:
         margins = table[["reference_margin", "variant_margin"]].min(axis=1)
         if margins.isna().all():

@@ -25,7 +25,7 @@ from ...numerics import pyramid
 from ...text import number, out_of, plural
 from ..figures import STORED_CELLS
 from ..file.evidence import PairFigures
-from ..file.kept import REFUSAL
+from ..file.kept import refusal
 from ..reader import RunReader
 from .elements import every_element, place_of, rank_of
 
@@ -179,7 +179,7 @@ def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measur
         raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
     if not is_offered(run, order, measure):
         if not run.has_all_logits:
-            raise UsageError(f"by rank and as differences a pair is not shown: {REFUSAL}")
+            raise UsageError(f"by rank and as differences a pair is not shown: {refusal(run.header)}")
         raise UsageError(
             f"a pair of {header.rows * header.vocab} logits is shown in row ULPs and ULPs by token id only."
         )

@@ -74,6 +74,10 @@ _SUPPLY = {
         MODULES: "It needs the engine as a callable of `judge`.",
     },
 }
+_OF_LISTS = {  # what could be run for a run of lists
+    RERUN: f"`{COMMAND} probe URL` sends each request twice.",
+    OWN_DTYPE: f"`{COMMAND} verdict {{run}} --model MODEL` measures the noise floor of the model that is served.",
+}
 _GRAVEST = (FAILED, MISSING, NOTED, PASSED)
 
 
@@ -124,7 +128,7 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     rungs = tuple(
         Rung(name, rows, _supply(run, pair, name, tried))
         for name, rows in by_name.items()
-        if rows or name not in (PRECISION, SCREENING, ONE_ORDER)  # asked only in some cases
+        if rows or (name not in (PRECISION, SCREENING, ONE_ORDER) if run.header.k is None else name in _OF_LISTS)
     )
     name = shown_verdict(kind, pair.summary.bit_identical, pair.verdict)
     if pair.verdict is None:
@@ -167,6 +171,8 @@ def tried_of(evidence: Sequence[Evidence]) -> frozenset[str]:
 
 def _supply(run: RunReader, pair: StoredPair, rung: str, tried: frozenset[str]) -> str:
     kind = run.header.provenance.kind
+    if run.header.k is not None:
+        return _OF_LISTS.get(rung, "").replace("{run}", run.run_id)
     if rung == OWN_DTYPE and run.header.compute_dtype == "float32":
         return "The run's own dtype is float32, which is the next check."
     if rung in (OWN_DTYPE, SYMMETRY) and "model" in tried:

@@ -16,11 +16,7 @@ from ...numerics.metrics import NULLABLE
 from ...text import number, percent, plural, shown
 from ..file.evidence import FAILED, PASSED
 from ..file.records import FAILING, NOT_JUDGED, UNDECIDED, Prompt
-from ..sparse_run import SparseVerdict
-from ..topk.pairing import ListPair, ListPosition
 from .report_json import PairReport, plain_number
-from .sparse_json import Bounded, position_json, summary_json
-from .sparse_wording import UNITS, not_compared, opening, placeholder_words, told
 
 Row = dict[str, Any]
 Key = Callable[[Row], tuple[float, ...]]  # rank of a row, highest where a condition is worst; all 0 if nothing is wrong
@@ -30,54 +26,19 @@ _CONDITION = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class SparseReport:
-    """A pair of lists for the gate."""
-
-    pair: ListPair
-    reference: str
-    variant: str
-    rows: list[Row]
-    figures: dict[str, Any]
-    verdict: str
-    because: str
-    unit: str
-
-    @classmethod
-    def of(cls, pair: ListPair, verdict: SparseVerdict | None = None) -> SparseReport:
-        rows = [{"prompt": place.prompt, **position_json(place, pair)} for place in pair.positions]
-        name, because = (verdict.name, verdict.because) if verdict else (NOT_JUDGED, "")
-        unit = UNITS[pair.values]
-        return cls(pair, pair.reference, pair.variant, rows, summary_json(pair), name, because, unit)
-
-    def margins(self, row: Row, unit: str) -> list[Bounded]:
-        """Margins of both sides, in logits or with unit '_ulps' in ULPs; of probabilities the logarithm of a ratio."""
-        if unit or self.pair.values != "prob":
-            return [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
-        place: ListPosition = self.pair.positions[next(n for n, each in enumerate(self.rows) if each is row)]
-        tops = [(side.values[:2], side.best) for side in (place.reference, place.variant)]
-        return [math.log(top[0] / top[1]) if best > 1 and top[1] > 0 else None for top, best in tops]
-
-
-def low_high(figure: Bounded) -> tuple[float, float]:
-    """Bounds of a figure; -inf and inf where it is unknown."""
-    low, high = figure if isinstance(figure, list) else (figure, figure)
-    return (-math.inf if low is None else low), (math.inf if high is None else high)
-
-
 def smaller_margin(row: Row) -> float:
-    """The smaller of both sides' margins; inf if one is undefined, and 0 if a list does not say it."""
+    """The smaller of both sides' margins; inf if one is undefined."""
     margins = (row["reference_margin"], row["variant_margin"])
-    return (math.inf if "nonfinite_mismatch" in row else 0.0) if None in margins else min(margins)
+    return math.inf if None in margins else min(margins)
 
 
 def is_kl_lost(row: Row) -> bool:
     """Return whether KL is undefined or infinite at a position of whole rows that differ: no limit holds there."""
-    return row["kl"] is None and "nonfinite_mismatch" in row and bool(row["neq"])
+    return row["kl"] is None and bool(row["neq"])
 
 
 def _by(*columns: str) -> Key:
-    return lambda row: tuple(max(low_high(row.get(column))[0], 0) for column in columns)
+    return lambda row: tuple(max(row.get(column) or 0, 0) for column in columns)
 
 
 _difference = _by("nonfinite_mismatch", "max_abs", "neq")
@@ -113,16 +74,16 @@ def _by_bits(row: Row) -> tuple[float, ...]:
 
 
 _NO_ULPS = "ULPs of elements need both sides' complete logits"
-_NO_RMS = "an rms over all elements needs complete rows"
+_NO_KL = "KL needs both sides' complete rows"
 _SAME_TOP1 = "has the same argmax at {} of {of}"
 MEASURES = {
     "bits": Measure("neq", "values", "differs in {} values", _by_bits),
     "flips": Measure("flips", "positions", "has another argmax at {} of {of}", by_flip),
     "flips:margin": Measure("flips", "positions", "", by_flip, ">"),
     "ulps": Measure("max_ulps", "ULPs", "is up to {} ULPs apart", _by("nonfinite_mismatch", "max_ulps"), ":", _NO_ULPS),
-    "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, ">"),
+    "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, ">", _NO_KL),
     "rms": Measure(
-        "rms", "logits", "differs by {} logits (rms over all elements)", _by("nonfinite_mismatch", "rms"), ">", _NO_RMS
+        "rms", "logits", "differs by {} {unit} (rms over all elements)", _by("nonfinite_mismatch", "rms"), ">"
     ),
     "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", _difference, ">"),
     "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
@@ -187,7 +148,7 @@ class Condition:
             " quote what has < or >."
         )
 
-    def judge(self, pair: PairReport | SparseReport) -> Outcome:
+    def judge(self, pair: PairReport) -> Outcome:
         """Judge a pair by the condition: its outcome, with the position at which it is worst."""
         measure = MEASURES[self.kind]
         figure: Any
@@ -202,38 +163,38 @@ class Condition:
         worst = worst_row(pair.rows, measure.key)
         return Outcome(pair.reference, pair.variant, str(self), outcome, figure, unit, f"{sides} {says}.", worst)
 
-    def _compare(self, pair: PairReport | SparseReport) -> tuple[str, float | None, str]:
+    def _compare(self, pair: PairReport) -> tuple[str, float | None, str]:
         """Compare the figure with the limit. What a list leaves open is undecided; whole rows fail on what is
         undefined.
         """
         measure, figures, rows = MEASURES[self.kind], pair.figures, pair.rows
         figure = figures[measure.column]
-        low, high = low_high(figure)
         mismatch = figures["nonfinite_mismatch"]
-        if measure.sign == "<":
-            outcome = FAILED if high < self.limit else PASSED if low >= self.limit else UNDECIDED
+        if figure is None:
+            outcome = UNDECIDED if pair.is_list else FAILED
         else:
-            outcome = FAILED if low > self.limit else PASSED if high <= self.limit else UNDECIDED
-        value = percent_told(figure) if measure.unit.startswith("of ") else told(figure)
+            is_over = figure < self.limit if measure.sign == "<" else figure > self.limit
+            outcome = FAILED if is_over else PASSED
+        value = "unknown" if figure is None else percent(figure) if measure.unit.startswith("of ") else number(figure)
         says = measure.words.format(value, of=plural(len(rows), "position"), unit=pair.unit)
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
-            says += " (zeros differ in sign, or NaNs in their bits)" * (high == 0)
-        if self.kind == "kl" and mismatch is not None:
+            says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
+        if pair.is_list and outcome == PASSED and _leaves_open(self.kind, pair):
+            outcome = UNDECIDED
+        if self.kind == "kl" and not pair.is_list:
             lost, undefined = sum(map(is_kl_lost, rows)), sum(row["kl"] is None for row in rows)
-            outcome = FAILED if lost or outcome == FAILED else PASSED
+            outcome = FAILED if lost or (figure is not None and outcome == FAILED) else PASSED
             if lost:
                 says += f"; at {_of(lost, rows)} it is undefined or infinite"
             if undefined > lost:
                 says += f"; {_of(undefined - lost, rows)} where the sides are equal and KL is undefined are left out"
-        elif mismatch is not None and outcome == UNDECIDED:
-            outcome = FAILED
         if mismatch and self.kind in ("ulps", "rms", "max-abs"):  # over elements that are finite on both sides
             outcome = FAILED
             says += f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side only"
-        return outcome, None if figure is None else low, says
+        return outcome, figure, says
 
-    def _judge_sure_flips(self, pair: PairReport | SparseReport) -> tuple[str, float | None, str]:
+    def _judge_sure_flips(self, pair: PairReport) -> tuple[str, float | None, str]:
         """Count flips at which both sides prefer their own token by more than the limit. An undefined margin counts, a
         margin that a list does not have leaves it open.
         """
@@ -244,24 +205,29 @@ class Condition:
             if row["is_flip"] is False:
                 continue
             flips += 1
-            margins: Sequence[Bounded] = pair.margins(row, unit)
-            if "nonfinite_mismatch" in row and None in margins:
-                margins = [math.inf]
-            bounds = [low_high(margin) for margin in margins]
-            largest = max(largest, *(low for low, _ in bounds))
-            if any(high <= self.limit for _, high in bounds):
+            margins = [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
+            known = [margin for margin in margins if margin is not None]
+            largest = max([largest, *known])
+            if any(margin <= self.limit for margin in known):
                 continue
-            is_sure = bool(row["is_flip"]) and all(low > self.limit for low, _ in bounds)
-            sure, unknown = sure + is_sure, unknown + (not is_sure)
-        limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else 'logits'}"
-        at_most = f"; a side prefers its token by up to {number(largest)} {'ULPs' if self.is_in_ulps else 'logits'}"
+            is_open = pair.is_list and (row["is_flip"] is None or len(known) < 2)
+            sure, unknown = sure + (not is_open), unknown + is_open
+        limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else pair.unit}"
+        at_most = f"; a side prefers its token by up to {number(largest)} {'ULPs' if self.is_in_ulps else pair.unit}"
         says = f"has another argmax at {_of(sure, pair.rows)} with {limit}, of {plural(flips, 'flip')} in all"
         if unknown and not sure:
             return UNDECIDED, sure, f"{says}; margins at {_of(unknown, pair.rows)} are unknown"
         return FAILED if sure else PASSED, sure, says + at_most * bool(flips and not sure)
 
 
-def _judge_verdict(pair: PairReport | SparseReport) -> tuple[str, str, str]:
+def _leaves_open(kind: str, pair: PairReport) -> bool:
+    """Return whether what was sent does not say whether a condition holds: bits of whole rows, unknown top tokens."""
+    if kind == "bits" or not pair.figures["finite"]:
+        return True
+    return kind in ("flips", "same-top1") and any(row["is_flip"] is None for row in pair.rows)
+
+
+def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     because = f": {pair.because.rstrip('. ')}" if pair.because else ""
     if pair.verdict == NOT_JUDGED:
         because = f": no controls were run; `{COMMAND} judge` or `capture --judge` runs them"
@@ -277,11 +243,13 @@ def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     return list(dict.fromkeys(Condition.parse(one) for text in texts for one in text.split(",")))
 
 
-def check_for_lists(conditions: Sequence[Condition]) -> None:
+def check_for_lists(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
     """UsageError for a condition that no list of some tokens could decide."""
     for condition in conditions:
-        if refused := MEASURES[condition.kind].refused:
-            raise UsageError(f"--fail-on {condition}: {refused}; leave it out for responses of engines.")
+        column = MEASURES[condition.kind].column
+        is_open = all(pair.is_list and column and pair.figures[column] is None for pair in pairs)
+        if is_open and (refused := MEASURES[condition.kind].refused):
+            raise UsageError(f"--fail-on {condition}: {refused}; leave it out for responses of servers.")
 
 
 @dataclass(frozen=True)
@@ -294,6 +262,7 @@ class GateReport:
     prompts: tuple[Prompt, ...] = ()
     vocabulary: dict[int, str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
+    unit: str = "logits"
 
     @property
     def failed(self) -> list[Outcome]:
@@ -331,7 +300,7 @@ class GateReport:
         place = self.place(row)
         prompt = f"prompt {place['prompt']}, " if len(self.prompts) != 1 else ""
         after = ""
-        if place.get("text") is not None:
+        if place.get("text"):
             after = f" (after {place['text']!r})"
         elif place.get("token") is not None:
             after = f" (after token {place['token']})"
@@ -340,16 +309,15 @@ class GateReport:
             token, text = place[f"{side}_token"], place[f"{side}_text"]
             tokens.append("no token" if token is None else f"{token}" if text is None else f"{token} {text!r}")
         change = f"{tokens[0]} became {tokens[1]}" if place["is_flip"] else f"both choose {tokens[0]}"
-        say = number if self.prompts else told  # undefined in whole rows, unknown in lists
         margins, ulps = (
-            " and ".join(say(place[f"{side}_margin{unit}"]) for side in ("reference", "variant"))
+            " and ".join(number(place[f"{side}_margin{unit}"]) for side in ("reference", "variant"))
             for unit in ("", "_ulps")
         )
-        unit, max_ulps = (" logits", f" and {number(place['max_ulps'])} ULPs") if self.prompts else ("", "")
+        max_ulps = "" if place["max_ulps"] is None else f" and {number(place['max_ulps'])} ULPs"
         mismatch = place.get("nonfinite_mismatch")
         return (
-            f"{prompt}position {place['position']}{after}: {change}, margins {margins}{unit} ({ulps} ULPs), KL"
-            f" {say(place['kl'])} nats, up to {say(place['max_abs'])}{unit}{max_ulps} apart"
+            f"{prompt}position {place['position']}{after}: {change}, margins {margins} {self.unit} ({ulps} ULPs), KL"
+            f" {number(place['kl'])} nats, up to {number(place['max_abs'])} {self.unit}{max_ulps} apart"
             + (f", {mismatch:,} NaN or infinite on one side only" if mismatch else "")
         )
 
@@ -394,22 +362,22 @@ class GateReport:
 
 
 def check_measured(where: str, pairs: Sequence[PairReport]) -> None:
-    """StoreError if a figure is undefined that nothing can make so: the file is damaged."""
+    """StoreError if a figure of whole rows is undefined that nothing can make so: the file is damaged."""
     for pair in pairs:
+        if pair.is_list:
+            continue
         for row in (pair.figures, *pair.rows):
             lost = [name for name, value in row.items() if value is None and name not in NULLABLE]
             if lost:
                 raise StoreError(f"{where}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
 
 
-def gate_notes(pairs: Sequence[PairReport | SparseReport]) -> list[str]:
+def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
     """Notes on what a gate cannot look at: positions without a number on a side, placeholders in lists."""
     notes = []
     for pair in pairs:
         sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
-        if isinstance(pair, SparseReport):
-            words = [placeholder_words(pair.pair), "" if pair.pair.listed else f"{not_compared(pair.pair)}."]
-            notes += [f"{sides}: {opening(each)}" for each in words if each]
+        if pair.is_list:
             continue
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
         if empty:
@@ -422,13 +390,6 @@ def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
     """The row with the largest key; None if every key is 0."""
     worst = max(rows, key=key, default=None)
     return worst if worst is not None and any(key(worst)) else None
-
-
-def percent_told(figure: Bounded) -> str:
-    """A share for people: `74.9%`, `10.0% to 20.0%`, `unknown`."""
-    if not isinstance(figure, list):
-        return "unknown" if figure is None else percent(figure)
-    return " to ".join(percent(end) for end in figure if end is not None)
 
 
 def figure_text(outcome: Outcome) -> str:

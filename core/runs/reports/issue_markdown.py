@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...text import number, out_of, percent, plural, three_digits
+from ..file.kept import note_of
 from ..file.records import FAILING
 from ..queries.verdicts import Finding, finding, noise_ratios, ulp_percentile
 from ..reader import RunReader, StoredPair
@@ -47,7 +48,8 @@ def _provenance(run: RunReader) -> str:
         "dtype": header.compute_dtype,
         "device": plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
         "versions": plain(", ".join(f"{name} {version}" for name, version in versions.items())),
-        "size": f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}, {header.vocab:,} tokens",
+        "size": f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
+        + (f", {header.vocab:,} tokens" if header.vocab else ""),
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "note": plain(about.note),
     }
@@ -68,6 +70,15 @@ def _pair(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
 def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
     """The five figures that say most."""
     summary, header = pair.summary, run.header
+    if header.k is not None:
+        positions = len(run.positions(pair.index))
+        return {
+            "flips": f"{summary.flips:,} of {plural(positions, 'position')}",
+            "values that differ": out_of(summary.neq, summary.finite),
+            "largest difference": f"{number(summary.max_abs)} {header.unit}",
+            "could flip": f"{summary.could_flip:,}, of them ties {summary.ties:,}",
+            "smallest margin": f"{number(summary.min_margin)} {header.unit}",
+        }
     elements = header.rows * header.vocab
     ratios = noise_ratios(run.evidence(pair.index))
     logits, of_kl = (
@@ -92,6 +103,14 @@ def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
 
 def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
     """All other figures of a pair, and its checks."""
+    checks = []
+    for rung in found.rungs:
+        checks += [(rung.name, row.outcome, plain(row.says), plain(row.control)) for row in rung.rows]
+        if not rung.rows:
+            checks.append((rung.name, "not run", plain(rung.supply), ""))
+    shown_checks = table(("check", "outcome", "result", "control"), checks)
+    if run.header.k is not None:
+        return [note_of(run.header), shown_checks]
     summary, header = pair.summary, run.header
     histogram = run.histogram(pair.index)
     logits, of_kl = (
@@ -109,12 +128,7 @@ def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
         "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{of_kl}",
     }
-    checks = []
-    for rung in found.rungs:
-        checks += [(rung.name, row.outcome, plain(row.says), plain(row.control)) for row in rung.rows]
-        if not rung.rows:
-            checks.append((rung.name, "not run", plain(rung.supply), ""))
-    return [plain(found.more), facts(figures, "figure"), table(("check", "outcome", "result", "control"), checks)]
+    return [plain(found.more), facts(figures, "figure"), shown_checks]
 
 
 def _prompts(run: RunReader, pair: StoredPair) -> list[str]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,17 +75,13 @@ class PairReport:
     rows: list[dict[str, Any]]
     verdict: str = ""
     because: str = ""
-    unit: ClassVar[str] = "logits"
+    unit: str = "logits"
+    is_list: bool = False
 
     @property
     def figures(self) -> dict[str, Any]:
         """The summary, with null for what is undefined."""
         return {name: plain_number(value) for name, value in asdict(self.summary).items()}
-
-    @staticmethod
-    def margins(row: dict[str, Any], unit: str) -> list[float | None]:
-        """Margins of both sides, in logits or with unit '_ulps' in ULPs."""
-        return [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
 
 
 def report_of_dump(
@@ -130,21 +126,21 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
     pairs = []
     for pair in run.pairs:
         verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
-        report = PairReport(pair.reference, pair.variant, pair.summary, {}, [], verdict, pair.because or "")
+        is_list = run.header.k is not None
+        report = PairReport(
+            pair.reference, pair.variant, pair.summary, {}, [], verdict, pair.because or "", run.header.unit, is_list
+        )
         for name, value in report.figures.items():
             if value is not None and not isinstance(value, int | float):
                 raise StoreError(f"{run.path.name}: its figure {name} is no number; the file is damaged.")
         if only not in (None, pair.index):
             pairs.append(report)
             continue
-        table = run.positions(pair.index)
-        places = list(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
-        if places != run.header.places():
+        rows = [{name: plain_number(value) for name, value in row.items()} for row in run.records(pair.index)]
+        if not is_list and [(row["prompt"], row["position"]) for row in rows] != run.header.places():
             raise StoreError(
                 f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged."
             )
-        values = table.astype(object).where(table.notna(), None).to_dict("records")
-        rows = [{name: plain_number(value) for name, value in row.items()} for row in values]
         pairs.append(replace(report, histogram=run.histogram(pair.index), rows=rows))
     return pairs, run.classes
 
@@ -179,9 +175,9 @@ def as_json(
     result: dict[str, Any] = {
         "reference": chosen.reference,
         "variant": chosen.variant,
-        "compute_dtype": compute_dtype,
-        "positions": rows,
-        "vocab": vocab,
+        "compute_dtype": compute_dtype or None,
+        "positions": len(chosen.rows) if chosen.is_list else rows,
+        "vocab": vocab or None,
         **_verdict_json(chosen),
         "summary": chosen.figures,
         "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},

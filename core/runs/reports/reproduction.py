@@ -28,9 +28,10 @@ def reproduction(run: RunReader) -> list[str]:
     found = typed_elsewhere(run, "MODEL" if is_folder(about) else about.model)
     if found is None:
         what = "Uploaded logits" if about.kind == "upload" else "Captured by a program"
+        file = "logits.npz" if run.header.k is None else "responses.jsonl"
         return [
-            f"{what}: attach the arrays, written by the first command.",
-            block(f"ulpscope export {run.run_id} logits.npz\nulpscope compare logits.npz", "sh"),
+            f"{what}: attach the file that the first command writes.",
+            block(f"ulpscope export {run.run_id} {file}\nulpscope compare {file}", "sh"),
         ]
     command, prompts = found
     notes, lines = [], []

@@ -77,6 +77,8 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
     ]
     made = [asdict(generation) for generation in run.generations.values()]
     sides = [asdict(side) for side in run.sides]
+    if header.k is not None:
+        sides = [{"name": side.name, "holds": side.holds, "k": side.k, "sha256": side.sha256} for side in run.sides]
     return {**provenance_json(run), "sides": sides, **report, "verdicts": verdicts, "kv": caches, "generations": made}
 
 

@@ -19,7 +19,6 @@ from ...text import plural, shown
 from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
 from ..file.kept import ALL
-from ..file.records import UNDECIDED
 from ..queries.verdicts import shown_verdict
 from ..tables.run import check_text, read_run
 from .labels import Labels
@@ -33,8 +32,8 @@ _AFAR_THREADS = 8  # that fetch run files; each waits for the network most of th
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps and rms_row_ulps (None in a file older
-    than these), noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
+    """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps, rms_row_ulps (None of lists),
+    noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
 
     kept: what it keeps of its logits (core.runs.file.kept). verdicts: those that are stored; pair_verdicts: what is
     shown for each pair, judged or not (core.runs.queries.verdicts).
@@ -53,7 +52,7 @@ class RunCard:
     pairs: int
     bit_identical_pairs: int
     flips: int
-    max_ulps: int
+    max_ulps: int | None
     max_row_ulps: float | None
     rms_row_ulps: float | None
     noise_ratio: float | None
@@ -161,16 +160,7 @@ def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def _read_prompt_texts(database: Database) -> str:
-    """Joined and cut by the database, so that a foreign file cannot send more than a run has; of what a server sent,
-    the texts that it generated.
-    """
-    if read_run(database, "kind")["kind"] == "sparse":
-        found = database.rows(
-            "SELECT left(text, ?) FROM run_file.sparse_response WHERE side = 0 ORDER BY prompt LIMIT ?",
-            [SEARCHED_CHARACTERS, _SEARCHED_PROMPTS],
-            most=_SEARCHED_PROMPTS,
-        )
-        return "\n".join(text for (text,) in found)
+    """Joined and cut by the database, so that a foreign file cannot send more than a run has."""
     rows = database.rows(
         "SELECT prompt, left(string_agg(left(text, ?), '' ORDER BY position), ?) FROM run_file.token "
         "WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt ORDER BY prompt",
@@ -183,41 +173,6 @@ def _read_prompt_texts(database: Database) -> str:
 _ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
 
 
-def _read_sparse_card(database: Database) -> RunCard:
-    """Card of a run of sparse sides: how many of the values that both sides sent differ is its share."""
-    about = read_run(database, *_ABOUT)
-    verdict = f"left(verdict, {longest('sparse_pair', 'verdict') + 1})"
-    asked = f"SELECT listed, differing, flips, {verdict} FROM run_file.sparse_pair ORDER BY pair"
-    pairs = database.rows(asked, most=MAX_SIDES)
-    name = f"left(name, {longest('sparse_side', 'name') + 1})"
-    sides = database.rows(f"SELECT {name} FROM run_file.sparse_side ORDER BY side", most=MAX_SIDES)
-    prompts = database.rows("SELECT count(*) FROM run_file.sparse_response WHERE side = 0")[0][0]
-    for table, column, texts in (
-        ("sparse_side", "name", [side[0] for side in sides]),
-        ("sparse_pair", "verdict", [pair[3] for pair in pairs]),
-    ):
-        check_text(database, table, column, max((len(text.encode()) for text in texts if text), default=0))
-    return RunCard(
-        run_id=database.path.stem,
-        **about,
-        prompts=prompts,
-        pairs=len(pairs),
-        bit_identical_pairs=0,  # what was not sent may differ
-        flips=max((pair[2] for pair in pairs), default=0),
-        max_ulps=0,
-        max_row_ulps=None,
-        rms_row_ulps=None,
-        noise_ratio=None,
-        max_neq_share=max((pair[1] / pair[0] for pair in pairs if pair[0]), default=0.0),
-        nonfinite_mismatch=0,
-        verdicts=", ".join(sorted({pair[3] for pair in pairs if pair[3] is not None})),
-        pair_verdicts=tuple(pair[3] or UNDECIDED for pair in pairs),
-        sides=tuple(side[0] for side in sides),
-        bytes=check_size(database.path, 0),
-        is_read_only=True,
-    )
-
-
 def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
@@ -228,8 +183,6 @@ def _read_card(database: Database) -> RunCard:
     Bounded, for the file may come from anybody: compressed, ten million equal rows take a few bytes.
     """
     path = database.path
-    if read_run(database, "kind")["kind"] == "sparse":
-        return _read_sparse_card(database)
     about = read_run(database, *_ABOUT, "kept")
     kept = about.pop("kept") or ALL  # probes of operations say nothing
     kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
@@ -256,13 +209,13 @@ def _read_card(database: Database) -> RunCard:
             **about,
             prompts=prompts,
             pairs=len(pairs),
-            bit_identical_pairs=sum(pair[0] for pair in pairs),
+            bit_identical_pairs=sum(bool(pair[0]) for pair in pairs),
             flips=max((pair[1] for pair in pairs), default=0),
-            max_ulps=max((pair[2] for pair in pairs), default=0),
+            max_ulps=max((pair[2] for pair in pairs if pair[2] is not None), default=None),
             noise_ratio=_largest(pair[7] for pair in pairs),
             max_row_ulps=_largest(pair[8] for pair in pairs),
             rms_row_ulps=_largest(pair[9] for pair in pairs),
-            max_neq_share=max((pair[3] for pair in pairs), default=0.0),
+            max_neq_share=_largest(pair[3] for pair in pairs) or 0.0,
             nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
             verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),
             pair_verdicts=tuple(

@@ -60,14 +60,16 @@ def _check_texts(database: Database, rows: Mapping[Table, int]) -> None:
                 )
 
 
-def check_counts(database: Database, counts: Mapping[str, int], vocab: int, itemsize: int, kept: str) -> dict[str, int]:
+def check_counts(
+    database: Database, counts: Mapping[str, int], vocab: int, itemsize: int, kept: str, k: int | None = None
+) -> dict[str, int]:
     """StoreError where a table has more rows than a run of so many sides and positions makes, or other logits than it
     keeps; returns those that it makes exactly, by table. itemsize: bytes of a logit; counts: of `check_amounts`; kept:
-    of KEEPS.
+    of KEEPS; k: most values of a list, None of whole rows.
     """
     sides, prompts, rows = counts["side"], counts["prompt"], counts[POSITIONS]
     check_size(database.path, sides * rows * vocab * itemsize if kept == ALL else 0)
-    if not (0 < vocab <= MAX_VOCAB and rows <= MAX_ROWS and sides <= MAX_SIDES):
+    if not ((k is not None or vocab > 0) and 0 <= vocab <= MAX_VOCAB and rows <= MAX_ROWS and sides <= MAX_SIDES):
         raise StoreError(
             f"{database.file}: {sides:,} sides of {rows:,} x {vocab:,} logits are more than a run can have."
         )
@@ -77,8 +79,10 @@ def check_counts(database: Database, counts: Mapping[str, int], vocab: int, item
         "pair": pairs,
         "position": pairs * rows,
         "token": rows,
-        "vocabulary": vocab + rows,  # a dump's are those of its tokens, which may be beyond its logits
-        "top_token": TOP_K * sides * rows,
+        "vocabulary": vocab + rows
+        if k is None
+        else MAX_VOCAB,  # a dump's are those of its tokens, which may be beyond its logits
+        "top_token": (TOP_K if k is None else k) * sides * rows,
         "ulp_tile": 2 * pairs * rows,
         "row_ulp_tile": 2 * pairs * rows,
         "ulp_histogram": pairs * (EXACT_DISTANCES + DENSE_DISTANCES),
@@ -99,4 +103,4 @@ def check_counts(database: Database, counts: Mapping[str, int], vocab: int, item
             f"{'all of them' if kept == ALL else NOTE} has {most['logits']:,}; the file is damaged."
         )
     check_size(database.path, kept_rows * vocab * itemsize)
-    return {table: most[table] for table in _EXACT}
+    return {table: most[table] for table in _EXACT} if k is None else {"logits": 0, "pair": pairs}

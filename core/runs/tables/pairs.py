@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
-from ...numerics.metrics import NULLABLE, Summary
+from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
 from ..file.database import Database
 from ..file.table import Table, column
@@ -29,7 +29,7 @@ PAIR = Table(
             str(total.type).split(" ")[0],
             total.metadata["unit"],
             total.metadata["help"],
-            total.name in NULLABLE,
+            total.name in NULLABLE | OPEN_IN_LISTS,
         )
         for total in fields(Summary)
     ],
@@ -49,21 +49,23 @@ _SUMMARY = [field.name for field in fields(Summary)]
 
 
 def insert_pair(
-    database: Database, pair: int, total: PairTotal, verdict: tuple[str | None, str | None, float | None]
+    database: Database, pair: int, total: PairTotal | Summary, verdict: tuple[str | None, str | None, float | None]
 ) -> None:
-    """Summary and histogram; `verdict`: its name, the sentence for it, the noise ratio."""
+    """Summary and histogram, of lists the summary alone; `verdict`: its name, the sentence for it, the noise ratio."""
     name, because, noise_ratio = verdict
     PAIR.insert_row(
         database,
         pair=pair,
         reference=0,
         variant=pair + 1,
-        **asdict(total.summary()),
-        is_histogram_exact=total.is_histogram_exact,
+        **asdict(total if isinstance(total, Summary) else total.summary()),
+        is_histogram_exact=isinstance(total, Summary) or total.is_histogram_exact,
         verdict=name,
         because=because,
         noise_ratio=noise_ratio,
     )
+    if isinstance(total, Summary):
+        return
     histogram = total.histogram
     ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=list(histogram.values()))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...numerics.divergence import RowFigures, SideRows
-from ...numerics.metrics import METRICS, Metric
+from ...numerics.metrics import METRICS, OPEN_IN_LISTS, Metric
+from ...numerics.topk import ListFigures
 from ..file.database import Database
 from ..file.records import RunHeader
 from ..file.table import Table, column
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
 POSITION = Table(
     "position",
     """
-    -- figures of a pair at each position
+    -- figures of a pair at each position; of lists at those where both sides sent a row of equal context, over the
+    -- values that both sent
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt; its logits score the next token
     """,
-    [column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable) for metric in METRICS],
+    [
+        column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable or metric.name in OPEN_IN_LISTS)
+        for metric in METRICS
+    ],
 )
 
 SIDE_POSITION = Table(
@@ -36,19 +42,23 @@ SIDE_POSITION = Table(
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
     logsumexp DOUBLE NULL -- log of the sum of exp(logit), nats; probability = exp(logit - logsumexp); null where NaN
+    best INTEGER NULL -- of a list: how many of its values are the largest of the whole row
+    chosen INTEGER NULL -- of a list: token that was emitted or is given next; null if unknown
+    missing INTEGER NULL -- of a list: placeholders in place of values
+    is_full BOOLEAN NULL -- of a list: every token of the vocabulary has its value, or a placeholder
     """,
 )
 
 TOP_TOKEN = Table(
     "top_token",
     """
-    -- the 20 largest logits of each side and position, equal ones by token id
+    -- the 20 largest logits of each side and position, equal ones by token id; of lists every value that was sent
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
     rank INTEGER -- place by logit, counted from 0: 0 is the argmax, which pages and downloads call rank 1
     token_id INTEGER -- token id
-    logit DOUBLE -- its logit, exact
+    logit DOUBLE -- its logit, or what side.holds says, exact
     """,
 )
 
@@ -72,7 +82,14 @@ def _nullable(values: NDArray, dtype: str) -> pa.Array:
 def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
     """Rows of a side by position."""
     return SIDE_POSITION.arrow(
-        side=side, prompt=places[:, 0], position=places[:, 1], logsumexp=_nullable(figures.logsumexp, "float64")
+        side=side,
+        prompt=places[:, 0],
+        position=places[:, 1],
+        logsumexp=_nullable(figures.logsumexp, "float64"),
+        best=None,
+        chosen=None,
+        missing=None,
+        is_full=None,
     )
 
 
@@ -90,17 +107,51 @@ def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> p
     )
 
 
+def list_position_rows(
+    pair: int, places: Sequence[tuple[int, int]], rows: Sequence[ListFigures], ulps: Sequence[Sequence[int | None]]
+) -> pa.Table:
+    """Rows of a pair of lists. ulps: margins of the reference and the variant in ULPs, None if not sure."""
+    columns: dict[str, Any] = dict.fromkeys(metric.name for metric in METRICS)
+    for name in ("neq", "bit_identical", "max_abs", "rms", "is_flip", "could_flip", "is_tie", "kl"):
+        columns[name] = [getattr(row, name) for row in rows]
+    for side, margins in zip(("reference", "variant"), ulps, strict=True):
+        columns[f"{side}_token"] = [getattr(row, side).token for row in rows]
+        columns[f"{side}_margin"] = [getattr(row, side).margin for row in rows]
+        columns[f"{side}_margin_ulps"] = list(margins)
+    columns["nonfinite_mismatch"] = 0
+    prompts, positions = ([place[index] for place in places] for index in (0, 1))
+    return POSITION.arrow(pair=pair, prompt=prompts, position=positions, **columns)
+
+
 def read_positions(database: Database, header: RunHeader, pair: int) -> pd.DataFrame:
     """Figures of a pair, one row a position of every prompt (null where undefined)."""
     table = POSITION.read(database, "pair = ? ORDER BY prompt, position", [pair], POSITION.names[1:])
     with database.decoding("table of positions"):
-        if len(table) != header.rows:
+        if len(table) != header.rows and header.k is None:
             raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
         for metric in METRICS:  # a file in which one is text or null is not read as one that is all equal
+            is_open = header.k is not None and metric.name in OPEN_IN_LISTS
+            if is_open:
+                table[metric.name] = _known(table[metric.name], metric.dtype)
             values = table[metric.name]
-            if values.dtype.kind != np.dtype(metric.dtype).kind or (not metric.is_nullable and values.isna().any()):
+            if values.dtype.kind != np.dtype(metric.dtype).kind or (
+                not (metric.is_nullable or is_open) and values.isna().any()
+            ):
                 raise TypeError(f"column {metric.name} holds {values.dtype}")
     return table
+
+
+def _known(values: pd.Series, dtype: str) -> pd.Series:
+    """What lists leave open, for tables of pages: False, or no number."""
+    return values.eq(True) if dtype == "bool" else values.astype("Int64" if "int" in dtype else dtype)
+
+
+def read_records(database: Database, pair: int) -> list[dict[str, Any]]:
+    """Figures of a pair, one dict a position, None where undefined."""
+    columns = ", ".join(POSITION.names[1:])
+    asked = f"SELECT {columns} FROM position WHERE pair = ? ORDER BY prompt, position"
+    with database.decoding("table of positions"):
+        return database.table(asked, [pair]).to_pylist()
 
 
 def read_first_flip(database: Database) -> tuple[int, int, int] | None:
@@ -111,11 +162,14 @@ def read_first_flip(database: Database) -> tuple[int, int, int] | None:
     return found[0] if found else None
 
 
-def read_logsumexp(database: Database, side: int) -> NDArray[np.float64]:
-    """Read the logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""
-    found = database.table("SELECT logsumexp FROM side_position WHERE side = ? ORDER BY prompt, position", [side])
+def read_logsumexp(database: Database, header: RunHeader, side: int) -> NDArray[np.float64]:
+    """Read the logsumexp of every row of a side, in nats, NaN where undefined or not sent. [rows]"""
+    asked = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
     with database.decoding("table of sides by position"):
-        return found.column("logsumexp").to_numpy().astype(np.float64)
+        prompts, positions, values = (column.to_numpy() for column in database.table(asked, [side]).columns)
+        rows = np.full(header.rows, np.nan)
+        rows[header.row_of(prompts, positions)] = values
+        return rows
 
 
 def read_best_tokens(database: Database, side: int, ranks: int) -> pd.DataFrame:

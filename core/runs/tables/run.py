@@ -19,12 +19,11 @@ RUN = Table(
     run_id VARCHAR -- the file name without .duckdb
     name VARCHAR -- what a person called it
     created TIMESTAMP -- when the capture or upload began, UTC
-    kind VARCHAR -- capture: forwards run by ULPscope; upload: a dump from elsewhere; ops: probes of operations;
-    -- sparse: what engines sent of their rows, in the tables sparse_* only
+    kind VARCHAR -- capture: forwards run by ULPscope; upload: a dump from elsewhere; ops: probes of operations
     model VARCHAR -- folder or hub id of the model, empty if unknown
     revision VARCHAR -- hub revision, or sha256: and the digest of a local folder's weight files; empty if unknown
-    compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it
-    vocab INTEGER -- logits a position, number of tokens
+    compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it; empty if lists do not show it
+    vocab INTEGER -- logits a position, number of tokens; 0: of lists, if nothing says it
     positions INTEGER -- positions of all prompts together
     device VARCHAR -- cpu, cuda, ...; empty if unknown
     device_name VARCHAR -- processor or GPU name; empty if unknown

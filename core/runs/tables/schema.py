@@ -16,9 +16,9 @@ from . import (
     positions,
     prompts,
     remedies,
+    responses,
     run,
     sides,
-    sparse,
     verdicts,
 )
 
@@ -51,7 +51,7 @@ TABLES = {
         kernels.KERNEL_SIDE,
         remedies.REMEDY,
         remedies.PRICE,
-        *sparse.TABLES,
+        responses.RESPONSE,
     )
 }
 

@@ -23,6 +23,9 @@ SIDE = Table(
     values_dtype VARCHAR -- bfloat16 where every value of the side is one, else float16 where every value is one, else
     -- float32
     bit_class INTEGER -- sides of the same number are bit-identical
+    holds VARCHAR -- what its values are: logit, or of lists logprob or prob too
+    k INTEGER NULL -- of lists: most values that were sent for a position; null: whole rows
+    keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are made up
     """,
 )
 
@@ -43,13 +46,20 @@ class StoredSide:
     sha256_dtype: str
     stored_sha256: str
     bit_class: int
+    holds: str = "logit"
+    k: int | None = None
 
 
 def insert_sides(
-    database: Database, header: RunHeader, digests: Sequence[str], values: Sequence[tuple[str, str]]
+    database: Database,
+    header: RunHeader,
+    digests: Sequence[str],
+    values: Sequence[tuple[str, str]],
+    k: list[int] | None = None,
+    keys: str | None = None,
 ) -> None:
     """Insert the sides. digests: of the stored bits, the same for sides of one class; values: of each side's values,
-    and of which dtype.
+    and of which dtype; k, keys: of lists.
     """
     classes = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
     SIDE.insert(
@@ -63,13 +73,17 @@ def insert_sides(
         values_sha256=[sha256 for sha256, _ in values],
         values_dtype=[dtype for _, dtype in values],
         bit_class=[classes[digest] for digest in digests],
+        holds=header.holds,
+        k=k,
+        keys=keys,
     )
 
 
 def read_sides(database: Database) -> list[StoredSide]:
     """Read the sides in their order."""
     rows = database.rows(
-        "SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class FROM side ORDER BY side"
+        """SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class, holds, k
+           FROM side ORDER BY side"""
     )
     with database.decoding("list of sides"):
         return [StoredSide(*row) for row in rows]

@@ -1,4 +1,4 @@
-"""Sparse sides as JSON lines and back: a line for what a side's engine sent for one prompt, every digit of it."""
+"""Sides of lists as JSON lines and back: a line for what a side's engine sent for one prompt, every digit of it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _response(said: Mapping[str, Any], where: str) -> Response:
     try:
         if said["values"] not in get_args(Values) or said["keys"] not in get_args(Keys):
             raise ValueError(f"values {said['values']!r:.40} by {said['keys']!r:.40}")
-        rows = [_sparse_row(row) for row in said["rows"]]
+        rows = [_list_row(row) for row in said["rows"]]
         tokens = tuple(_whole(token, UNKNOWN_TOKEN) for token in said["tokens"])
         if len(tokens) > MAX_POSITIONS:
             raise ValueError(f"{len(tokens):,} tokens")
@@ -117,7 +117,7 @@ def _check_plain(said: Mapping[str, Any]) -> None:
         raise ValueError("a flag is none")
 
 
-def _sparse_row(row: Mapping[str, Any]) -> ListRow:
+def _list_row(row: Mapping[str, Any]) -> ListRow:
     values = [-math.inf if value == _LEAST else float(value) for value in row["values"]]
     ids = [_whole(token) for token in row["token_ids"]]
     if len(ids) != len(values) or type(row["full"]) is not bool:

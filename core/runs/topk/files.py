@@ -1,4 +1,4 @@
-"""Payload files as sparse sides: one file with repeated answers, or a file a side."""
+"""Payload files as sides: one file with repeated answers, or a file a side."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from ...errors import UsageError
-from ...text import joined, shown
+from ...errors import DumpError, UsageError
+from ...text import joined, plural, shown
 from ..file.bounds import MAX_SIDES
+from .alignment import prompt_tokens
 from .export import is_line, sides_of_lines
-from .pairing import prompt_tokens, sides_of
 from .payloads.bounded_json import documents
 from .payloads.plain_file import is_payload
 from .payloads.recognise import read_responses
@@ -50,6 +50,28 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
     names = _names(paths)
     sides = _in_one_order([read_responses(path) for path in paths])
     return tuple(ListSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
+
+
+def sides_of(responses: Sequence[Response], where: str) -> tuple[ListSide, ...]:
+    """The sides that one file's responses are: repeated answers to the same prompts, first answers first.
+
+    DumpError unless every prompt has been answered equally often, twice or more.
+    """
+    groups: dict[object, list[Response]] = {}
+    for response in responses:
+        length = response.generated_from if response.start_known else None
+        groups.setdefault(prompt_tokens(response) or response.prompt_key or length, []).append(response)
+    counts = {len(group) for group in groups.values()}
+    if len(counts) != 1 or counts == {1}:
+        answers, prompts = plural(len(responses), "answer"), plural(len(groups), "prompt")
+        raise DumpError(
+            f"{where}: holds {answers} to {prompts}; expected each prompt answered equally often, at least twice."
+            " Give a second file for the other side."
+        )
+    return tuple(
+        ListSide(f"answer {repeat + 1}", tuple(group[repeat] for group in groups.values()))
+        for repeat in range(counts.pop())
+    )
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Frozen records of sparse sides: per position a list of (token, value) where a full side has a row of logits.
+"""Frozen records of lists: per position the (token, value) entries that an engine sent of a row.
 
-A *response* is what an engine sent for one prompt. A *sparse side* is one response a prompt. Position i scores token
-i + 1, as in full runs. Nothing here is invented: what a payload does not say is None, -1 or ''.
+A *response* is what an engine sent for one prompt. A *side* is one response a prompt. Position i scores token
+i + 1, as in runs of whole rows. Nothing here is invented: what a payload does not say is None, -1 or ''.
 """
 
 from __future__ import annotations

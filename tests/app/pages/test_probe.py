@@ -8,10 +8,10 @@ import pytest
 
 from app.shell import store_changes
 from app.shell.jobs import Jobs
-from core.runs.sparse_run import sparse_of
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
 from tests.core.probing import odd_server as odd
+from tests.core.runs.topk.made_sides import run_of
 from tests.waiting import until
 
 
@@ -83,7 +83,7 @@ def test_a_probe_becomes_a_run_that_opens(store: Store) -> None:
         until(lambda: [job.state for job in store_changes.jobs().all("probe")] == ["done"])
         assert seen.keys[0] == "Bearer sk-secret"
     (path,) = store.directory.glob("*.duckdb")
-    run = sparse_of(path)
+    run = run_of(path)
     assert [side.name for side in run.sides] == ["cold", "cold again"]
     assert str(store.directory) not in run.header.command
     assert "sk-secret" not in f"{run.header} {store_changes.jobs().all('probe')}"

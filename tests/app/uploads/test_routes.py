@@ -183,7 +183,7 @@ def test_responses_become_a_run_however_they_are_wrapped(client: TestClient, bod
     answer = client.put("/api/uploads/streams?wait=60", content=body)
     assert answer.status_code == 201, answer.text
     found = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
-    assert (found["kind"], len(found["by_position"]), found["summary"]["listed_that_differ"]) == ("sparse", 3, 0)
+    assert (found["kind"], len(found["by_position"]), found["summary"]["neq"]) == ("upload", 3, 0)
 
 
 def test_a_run_file_is_known_by_its_bytes_and_checked(client: TestClient, store: Path, tmp_path: Path) -> None:

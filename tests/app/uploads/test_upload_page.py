@@ -15,10 +15,10 @@ from app.shell.jobs import Jobs
 from app.upload import panel
 from app.uploads.spool import Upload
 from core.runs.reader import RunReader
-from core.runs.sparse_run import sparse_of
 from core.runs.store.store import Store
 from tests.app.api.conftest import run_here
 from tests.app.opening import opened, said
+from tests.core.runs.topk.made_sides import run_of
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -173,7 +173,7 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     app.text_input(key=f"upload_name_{key_of(*uploads)}").set_value("before and after").run()
     app = save(app, key_of(*uploads))
     (path,) = store.directory.glob("*.duckdb")
-    run = sparse_of(path)
+    run = run_of(path)
     assert (run.header.name, run.header.model) == ("before and after", "SmolLM2-135M-Instruct")
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Overview"

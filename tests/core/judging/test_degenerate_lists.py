@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.commands.tables import print_sparse_pairs, sparse_side_table
+from core.commands.tables import print_pairs
 from core.errors import DumpError
-from core.judging.explain.causes import explain
-from core.judging.explain.rows import rows_of_lists
+from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
-from core.judging.judge_sparse import judge_responses
+from core.judging.judge_lists import judge_responses
+from core.numerics.topk import summary_of
 from core.runs.file.records import IDENTICAL
-from core.runs.reports.gate import SparseReport, parse_conditions
-from core.runs.reports.sparse_json import side_json, sparse_run_json
-from core.runs.reports.sparse_markdown import sparse_markdown
-from core.runs.sparse_run import SparseHeader, SparseRun, pairs_of, sparse_of
+from core.runs.reader import RunReader
+from core.runs.reports.gate import parse_conditions
+from core.runs.reports.issue_markdown import issue_text
+from core.runs.reports.report_json import report_of_run
+from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
+from core.runs.topk.alignment import aligned
+from core.runs.topk.pairing import pairs_of
 from core.runs.topk.payloads.recognise import read_payload
 from core.runs.topk.records import ListSide
-from core.runs.views.sparse import changes_by_rank, figures_by_position, lists_of, telling_position
+from core.runs.views.elements import top_of_both
+from core.runs.views.flips import flip_table
+from core.runs.views.overview import telling_place
 
 Token = tuple[str, Any, dict[str, Any]]
 CONDITIONS = (
@@ -55,25 +59,22 @@ def chosen(*tokens: tuple[str, Any]) -> dict[str, Any]:
     return answer(*((text, value, {}) for text, value in tokens))
 
 
-def everything_of(run: SparseRun) -> None:
+def everything_of(path: Path) -> None:
     """Every figure, sentence, report and table of a run."""
-    json.dumps(sparse_run_json(run, with_positions=True), allow_nan=False)
-    sparse_markdown(run, None, "/overview")
-    print_sparse_pairs(run.pairs, run.verdicts)
-    sparse_side_table([side_json(side) for side in run.sides])
-    for pair, side in zip(run.pairs, run.sides[1:], strict=True):
-        explain(rows_of_lists(pair, run.sides[0], side))
-        for condition in parse_conditions(CONDITIONS):
-            condition.judge(SparseReport.of(pair))
-        table = figures_by_position(pair)
-        prompt, _ = telling_position(table)
-        assert table["max_abs"].ge(0).all()
-        changes_by_rank(pair, prompt)
-        for place in pair.positions:
-            lists_of(place, pair)
-            change, kl = place.figures.max_probability_change, place.figures.kl
-            assert change is None or (0 <= change.low <= 1 and (change.high is None or change.low <= change.high <= 1))
-            assert kl is None or (0 <= kl.low < 1000 and not math.isnan(kl.low))
+    with RunReader(path) as run:
+        json.dumps(run_json(run, with_positions=True), allow_nan=False)
+        issue_text(run, run.pairs, "/overview")
+        print_pairs(run)
+        pairs, _ = report_of_run(run)
+        for pair, report in zip(run.pairs, pairs, strict=True):
+            explain_pair(run, pair.index)
+            for condition in parse_conditions(CONDITIONS):
+                condition.judge(report)
+            table = run.positions(pair.index)
+            prompt, position = telling_place(table)
+            top_of_both(run, pair.index, prompt, position)
+            flip_table(run, pair.index, table)
+            assert table["max_abs"].dropna().ge(0).all()
 
 
 TWO = {"The": -0.7, "A": -0.9}
@@ -96,10 +97,11 @@ def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(shape: s
     for path, payload in zip(paths, SHAPES[shape], strict=True):
         path.write_text(json.dumps(payload))
     store = Store(tmp_path / "store")
-    run = sparse_of(store.path_of(ingest(store, paths)))
-    everything_of(run)
-    (pair,), (verdict,) = run.pairs, run.verdicts
-    assert (verdict.name == IDENTICAL) == (pair.listed > 0 and not pair.differing)
+    path = store.path_of(ingest(store, paths))
+    everything_of(path)
+    with RunReader(path) as run:
+        (pair,) = run.pairs
+        assert (pair.verdict == IDENTICAL) == (pair.summary.finite > 0 and not pair.summary.neq)
 
 
 def test_the_tokens_that_differ_are_named_where_no_value_can_be_compared() -> None:
@@ -113,8 +115,8 @@ def test_the_tokens_that_differ_are_named_where_no_value_can_be_compared() -> No
 
 
 def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:
-    return tuple(
-        ListSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)
+    return aligned(
+        [ListSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)]
     )
 
 
@@ -131,11 +133,11 @@ def consistent(tokens: list[Token]) -> dict[str, Any]:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANSWERS, ANSWERS)
 def test_any_two_answers_are_judged_or_refused_in_a_sentence(one: list[Token], other: list[Token]) -> None:
-    sides = sides_of(consistent(one), consistent(other))
     try:
+        sides = sides_of(consistent(one), consistent(other))
         pairs = pairs_of(sides)
     except DumpError:
         return
-    run = SparseRun("run", SparseHeader("any"), sides, tuple(judge_responses(sides, pairs)))
-    everything_of(run)
-    assert run.verdicts[0].name != IDENTICAL or (pairs[0].listed and not pairs[0].differing)
+    (verdict,) = judge_responses(sides, pairs)
+    assert verdict.name != IDENTICAL or (pairs[0].listed and not pairs[0].differing)
+    summary_of([place.figures for place in pairs[0].positions])

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from core.errors import UsageError
-from core.judging.judge_sparse import judge_probe
+from core.judging.judge_lists import judge_probe
 from core.probing import client as clients
 from core.probing.client import Client, ProbeError
 from core.probing.plan import Plan, base_of, parsed_tests, told
 from core.probing.probe import Probe, Probed, ways_of
 from core.probing.servers import Server, find_server
-from core.runs.sparse_run import SparseVerdict, pairs_of, sparse_of
+from core.runs.revision import PairVerdict
+from core.runs.topk.pairing import pairs_of
 from tests.core.probing import odd_server as odd
+from tests.core.runs.topk.made_sides import run_of
 
 
 def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hello",), **more: Any) -> Probed:
@@ -31,7 +33,7 @@ def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hell
         client.close()
 
 
-def judged_of(found: Probed) -> list[SparseVerdict]:
+def judged_of(found: Probed) -> list[PairVerdict]:
     loads = [
         int(side.name.split(":")[1])
         for side in found.sides
@@ -43,7 +45,7 @@ def judged_of(found: Probed) -> list[SparseVerdict]:
 
 
 def verdicts_of(found: Probed) -> dict[str, str]:
-    return {one.variant: one.name for one in judged_of(found)}
+    return {found.sides[one.pair + 1].name: one.name for one in judged_of(found)}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(cli:
         done = cli("probe", address, *words)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "runs").glob("*.duckdb")
-    run = sparse_of(path)
+    run = run_of(path)
     assert [side.name for side in run.sides] == ["cold", "warm", "warm again"]
     assert "'cold again' is left out" in run.header.note
     assert any("'cold again' is left out" in note for note in json.loads(done.stdout)["notes"])
@@ -170,7 +172,7 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
         leave.set()
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "runs").glob("*.duckdb")
-    run = sparse_of(path)
+    run = run_of(path)
     assert [len(side.responses) for side in run.sides] == [1, 1]
     assert "had come of 1 prompt" in run.header.note
     assert signal.getsignal(signal.SIGINT) is before
@@ -182,6 +184,6 @@ def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(cli: A
         done = cli("probe", address, *words, "--store", tmp_path / "runs", "--json")
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "runs").glob("*.duckdb")
-    run = sparse_of(path)
+    run = run_of(path)
     assert [len(side.responses) for side in run.sides] == [1, 1]
     assert "ended early (/v1/completions: the server answers 500" in run.header.note

@@ -142,7 +142,7 @@ def response_of(
             texts.setdefault(token, entry.text)
         return token
 
-    sparse: list[ListRow] = []
+    kept: list[ListRow] = []
     after: dict[int, int] = {}
     left_out: list[str] = []
     for row, most in zip(found, best, strict=True):
@@ -154,8 +154,8 @@ def response_of(
             continue
         missing = {token for token, value in entries if value is None}
         sent = tuple((token, value) for token, value in entries if value is not None)
-        sparse.append(ListRow(row.position, sent, most, chosen, len(missing - {token for token, _ in sent})))
-    if left_out and not sparse:
+        kept.append(ListRow(row.position, sent, most, chosen, len(missing - {token for token, _ in sent})))
+    if left_out and not kept:
         lack = "" if is_by_id else ", and its lists have no token ids"
         raise DumpError(f"{where}: no row can be used; {left_out[0]}{lack}.")
     if left_out:
@@ -174,7 +174,7 @@ def response_of(
         values=values,
         keys="token_id" if is_by_id else "text",
         tokens=tuple(sequence),
-        rows=list_rows(sparse, where),
+        rows=list_rows(kept, where),
         start_known=length is not None or has_prompt_rows,
         generated_from=first if has_generated else None,
         texts=texts,

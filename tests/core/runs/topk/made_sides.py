@@ -1,13 +1,21 @@
-"""Sparse sides made for tests: by hand, and as an engine sends the best of its rows."""
+"""Sides of lists made for tests: by hand, and as an engine sends the best of its rows."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from core.judging.judge_lists import judge_responses
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.topk.alignment import aligned
+from core.runs.topk.pairing import ListPair, compare_sides, pairs_of
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
+from core.runs.topk.tables import About, write_lists
 
 Row = dict[int, float]
 
@@ -44,3 +52,26 @@ def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat1
         best = torch.log_softmax(logits.float(), -1).topk(k)
         rows[at] = dict(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
     return side(name, response(list(range(25)), rows, vocab=512))
+
+
+def compared(reference: ListSide, variant: ListSide) -> ListPair:
+    """The pair of two sides as they were sent."""
+    return compare_sides(*aligned([reference, variant]))
+
+
+def stored(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
+    """A run of these sides, judged as uploads are; -> its id"""
+    lined = aligned(sides)
+    pairs = pairs_of(lined)
+    return write_lists(store, About(name, "m"), lined, pairs, judge_responses(lined, pairs), **more)
+
+
+def run_of(path: Path) -> SimpleNamespace:
+    """A stored run of lists with its sides, pairs and verdicts (variant, name, because)."""
+    with RunReader(path) as run:
+        sides = run.lists()
+        verdicts = [
+            SimpleNamespace(variant=pair.variant, name=pair.verdict, because=pair.because) for pair in run.pairs
+        ]
+        header = SimpleNamespace(name=run.header.name, **vars(run.header.provenance))
+        return SimpleNamespace(header=header, sides=sides, pairs=pairs_of(sides), verdicts=verdicts)

@@ -13,12 +13,14 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.explain.causes import explain_lists
-from core.judging.judge_sparse import judge_responses
+from core.judging.judge_lists import judge_responses
+from core.numerics.topk import summary_of
+from core.runs.file.evidence import Check
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
-from core.runs.reports.sparse_json import sparse_json
-from core.runs.sparse_run import SparseVerdict, pairs_of
+from core.runs.revision import PairVerdict
+from core.runs.topk.alignment import aligned
 from core.runs.topk.files import read_sides
-from core.runs.topk.pairing import ListPair
+from core.runs.topk.pairing import ListPair, pairs_of
 from core.runs.topk.payloads.recognise import read_payload
 from core.runs.topk.placeholders import without_placeholders
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
@@ -41,7 +43,7 @@ def drafted(at: set[int], value: Any = 0.0) -> list[Token]:
     return [(word, value, {}) if row in at else (word, first, top) for row, (word, first, top) in enumerate(sound())]
 
 
-def judged(*payloads: dict[str, Any]) -> tuple[ListPair, SparseVerdict]:
+def judged(*payloads: dict[str, Any]) -> tuple[ListPair, PairVerdict]:
     sides = sides_of(*payloads)
     (pair,) = pairs_of(sides)
     (verdict,) = judge_responses(sides, [pair])
@@ -90,8 +92,8 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
     pair, verdict = judged(answer(*sound()), answer(*drafted({2})[:2], drafted({2})[2], *sound(shift=-0.001)[3:]))
     assert (verdict.name, pair.differing) == (UNDECIDED, 5)
     assert verdict.because.startswith("placeholders at 1 of 8 tokens")
-    summary = sparse_json([pair])["summary"]
-    assert summary["max_abs"][0] == pytest.approx(0.001)
+    summary = summary_of([place.figures for place in pair.positions])
+    assert summary.max_abs == pytest.approx(0.001)
 
 
 def with_certain_token(rows: list[Token], at: int) -> list[Token]:
@@ -131,10 +133,10 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: 
     for path, word in zip(paths, ("-Infinity", "-1e400"), strict=True):
         text = json.dumps(answer((" a", -0.5, {" a": -0.5, " b": -77.0}), (" c", -0.25, {" c": -0.25, " b": -2.0})))
         path.write_text(text.replace("-77.0", word))
-    (pair,) = pairs_of(read_sides(paths))
+    (pair,) = pairs_of(aligned(read_sides(paths)))
     assert (pair.listed, pair.differing, pair.zeros) == (3, 0, 2)
     paths[1].write_text(repr(answer((" a", -0.5, {" a": -0.5, " b": -math.inf}), (" c", -0.25, {}))))
-    (pair,) = pairs_of(read_sides(paths))
+    (pair,) = pairs_of(aligned(read_sides(paths)))
     assert (pair.listed, pair.differing, pair.zeros) == (2, 0, 2)
     for word in ("NaN", "Infinity"):
         paths[1].write_text(json.dumps(answer((" a", -0.5, {}))).replace("-0.5", word))
@@ -162,9 +164,7 @@ def test_a_positive_value_is_no_log_probability_and_in_no_bound() -> None:
     assert kinds(pair) == [("B", "out of range", 1, 4)]
     assert verdict.name == UNDECIDED
     assert "+0.6997 is no log-probability (position 3)" in verdict.because
-    summary = sparse_json([pair])["summary"]
-    assert summary["max_probability_change"] == [0.0, 1.0]
-    assert summary["max_kl"][0] == 0
+    assert summary_of([place.figures for place in pair.positions]).max_abs == 0
 
 
 def test_rounding_above_0_is_a_log_probability() -> None:
@@ -248,8 +248,10 @@ def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
     sides = sides_of(answer(*sound()), answer(*drafted({1, 3, 4, 6, 7})))
     (pair,) = pairs_of(sides)
     assert explain_lists(pair, *sides).causes[0].name == "placeholders"
-    (told,) = sparse_json([pair])["placeholders"]
-    assert (told["side"], told["kind"], told["tokens"], told["of"]) == ("B", "no list", 5, 8)
+    rows = [row for row in judge_responses(sides, [pair])[0].evidence if row.check is Check.PLACEHOLDERS]
+    assert [(row.side, row.outcome, row.figures.to_json()) for row in rows] == [
+        ("B", "failed", {"kind": "no list", "tokens": 5, "of": 8})
+    ]
 
 
 def test_what_was_sent_stays_in_the_run() -> None:

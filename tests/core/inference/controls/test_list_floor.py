@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from core.errors import UsageError
-from core.inference.controls.sparse_floor import floor_of_lists
+from core.inference.controls.list_floor import floor_of_pair
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
-from core.judging.judge_sparse import judge_with_floor
-from core.runs.sparse_run import SparseHeader, SparseRun, SparseVerdict, pairs_of, sparse_of, write_sparse_run
+from core.judging.judge_lists import judge_with_floor
+from core.runs.revision import PairVerdict
 from core.runs.store.store import Store
+from core.runs.topk.pairing import compare_sides
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
+from tests.core.runs.topk.made_sides import run_of, stored
 
 pytestmark = pytest.mark.model
 MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
@@ -49,18 +51,14 @@ def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = 
     return ListSide(name, (Response("made", "logprob", "token_id", tokens, list_rows(sent, "made")),))
 
 
-def run_of(*sides: ListSide) -> SparseRun:
-    return SparseRun("made", SparseHeader("made"), sides)
-
-
-def judged(loaded: LoadedModel, run: SparseRun) -> SparseVerdict:
-    (pair,) = run.pairs
-    earlier = SparseVerdict(pair.variant, "undecided", "It differs.")
-    return judge_with_floor(earlier, pair, floor_of_lists(loaded, run, pair))
+def judged(loaded: LoadedModel, *sides: ListSide) -> PairVerdict:
+    earlier = PairVerdict(0, "undecided", "It differs.", None, ())
+    floor = floor_of_pair(loaded, compare_sides(*sides), sides)
+    return judge_with_floor(earlier, (sides[0].name, sides[1].name), floor)
 
 
 def test_two_ways_of_one_model_are_rounding(loaded: LoadedModel) -> None:
-    found = judged(loaded, run_of(*(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode"))))
+    found = judged(loaded, *(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")))
     assert found.name == "rounding", found.because
     assert "rounding floors of" in found.because
 
@@ -68,9 +66,8 @@ def test_two_ways_of_one_model_are_rounding(loaded: LoadedModel) -> None:
 def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded: LoadedModel) -> None:
     rows = rows_of(loaded, "decode").clone()
     rows[11] = rows[11].roll(1)  # one position of another request
-    found = judged(loaded, run_of(side(loaded, "prefill", rows_of(loaded, "prefill")), side(loaded, "faulty", rows)))
+    found = judged(loaded, side(loaded, "prefill", rows_of(loaded, "prefill")), side(loaded, "faulty", rows))
     assert found.name == "undecided"
-    print("XX", found.because)
     assert "another order of sums makes" in found.because or "only 'prefill' is what" in found.because
 
 
@@ -78,33 +75,32 @@ def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
     rows = rows_of(loaded, "prefill")
     noise = torch.from_numpy(np.random.default_rng(1).normal(0, 1, rows.shape)).float()
     other, again = (torch.log_softmax(rows + noise + shift, -1) for shift in (0.0, rows_of(loaded, "decode") - rows))
-    found = judged(loaded, run_of(side(loaded, "one", other), side(loaded, "two", again)))
+    found = judged(loaded, side(loaded, "one", other), side(loaded, "two", again))
     assert found.name == "undecided"
     assert "neither side is" in found.because
 
 
 def test_tokens_that_are_not_known_cannot_be_read(loaded: LoadedModel) -> None:
     rows = [rows_of(loaded, path) for path in ("prefill", "decode")]
-    run = run_of(*(side(loaded, f"{number}", each, has_ids=False) for number, each in enumerate(rows)))
+    sides = [side(loaded, f"{number}", each, has_ids=False) for number, each in enumerate(rows)]
     with pytest.raises(UsageError, match="does not say all tokens"):
-        floor_of_lists(loaded, run, run.pairs[0])
+        floor_of_pair(loaded, compare_sides(*sides), sides)
 
 
 def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:
     loaded = load_model(str(MODEL), dtype="float32", device="cpu")
     made = [side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")]
     store = Store(tmp_path / "runs")
-    verdicts = [SparseVerdict("decode", "undecided", "It differs.")]
-    run_id = write_sparse_run(store, SparseHeader("ways"), made, verdicts=verdicts)
+    run_id = stored(store, "ways", *made)
     done = cli("verdict", run_id, "--model", MODEL, "--store", store.directory, "--json")
     assert done.returncode == 0, done.stderr
     paths = sorted(store.directory.glob("*.duckdb"))
     assert len(paths) == 2
     new = next(path for path in paths if path.stem != run_id)
-    judged_run = sparse_of(new)
+    judged_run = run_of(new)
     assert [found.name for found in judged_run.verdicts] == ["rounding"]
     assert judged_run.header.name == "ways, judged"
-    assert len(pairs_of(judged_run.sides)) == 1
+    assert len(judged_run.pairs) == 1
     refused = cli("verdict", run_id, "--floor", "x.npz", "--store", store.directory)
     assert "dumps of complete rows" in refused.stderr
 
@@ -118,7 +114,7 @@ def test_explain_says_which_side_is_not_the_models(cli: Any, tmp_path: Path) -> 
         side(loaded, "theirs", other),
         side(loaded, "cached", rows_of(loaded, "decode")),
     ]
-    run_id = write_sparse_run(Store(tmp_path), SparseHeader("made"), sides, pairs=pairs_of(sides))
+    run_id = stored(Store(tmp_path), "made", *sides)
     done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")
     assert done.returncode == 0, done.stderr
     theirs, cached = json.loads(done.stdout)["pairs"]

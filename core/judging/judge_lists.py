@@ -1,4 +1,4 @@
-"""Verdicts on sparse pairs: what repeated requests to a server say, as far as lists of some tokens can say it.
+"""Verdicts on pairs of lists: what repeated requests to a server say, as far as some tokens of each row can say it.
 
 A difference that repeats itself is `undecided` until a floor is there: that of the model that is served, measured on
 the run's tokens. What differs although nothing changed is `nondeterministic`.
@@ -7,18 +7,32 @@ the run's tokens. What differs although nothing changed is `nondeterministic`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..command_name import COMMAND
-from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
-from ..runs.reports.sparse_wording import not_compared, opening, placeholder_words, zeros_words
-from ..runs.sparse_run import SparseVerdict
-from ..runs.topk.pairing import ListPair, compare_sides
+from ..numerics.grid import Grid
+from ..runs.file.evidence import (
+    FAILED,
+    NOTED,
+    PASSED,
+    Check,
+    ContextFigures,
+    Evidence,
+    GridFigures,
+    ListFloorFigures,
+    PlaceholderFigures,
+    RerunFigures,
+    SentFigures,
+)
+from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED, UNITS
+from ..runs.revision import PairVerdict
+from ..runs.topk.pairing import ListPair, ListPosition, compare_sides
+from ..runs.topk.placeholders import clauses
 from ..runs.topk.records import ListSide
-from ..text import number, out_of, plural, three_digits
+from ..text import number, opening, out_of, plural, shown, three_digits
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
@@ -30,6 +44,7 @@ _FLOOR = (
     f"A rounding floor would decide: `{COMMAND} verdict RUN --model MODEL` measures it with the model that is served,"
     " on the same tokens."
 )
+_REQUESTS = "the requests that were sent"
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Way:
     has_text: bool = True
 
 
-def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair], ways: dict[str, Way]) -> list[SparseVerdict]:
+def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair], ways: dict[str, Way]) -> list[PairVerdict]:
     """A verdict on each pair of a probe. ways: of every side by name, the reference's with its rerun.
 
     A reference that does not repeat itself makes every pair `nondeterministic`: no other cause can be told from that.
@@ -56,7 +71,7 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair], ways: dict
     named = {side.name: side for side in sides}
     rerun = by_name.get(ways[sides[0].name].again)
     verdicts = []
-    for pair in pairs:
+    for index, pair in enumerate(pairs):
         way = ways[pair.variant]
         is_longer = way.has_text and not _differs(pair) and _texts_differ(sides[0], named[pair.variant])
         repeated = None
@@ -67,7 +82,12 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair], ways: dict
             why = "One answer goes on where the other ends, or a server writes the same tokens as another text."
             says = f"{way.what} the text is another one, although {_equal(pair)[1]} {why}"
             judged = NONDETERMINISTIC if pair is rerun else UNDECIDED, says
-        verdicts.append(SparseVerdict(pair.variant, *_with_causes(judged, pair, sides[0], named[pair.variant])))
+        again = {
+            name: other
+            for name, other in ((pair.reference, rerun), (pair.variant, repeated if way.again in named else None))
+            if other is not None
+        }
+        verdicts.append(_verdict(index, judged, pair, sides[0], named[pair.variant], again))
     return verdicts
 
 
@@ -108,32 +128,52 @@ def _ratio(squares: NDArray[np.float64], floor: NDArray[np.float64]) -> float:
     return float(np.sqrt(squares.mean() / total))
 
 
-def judge_with_floor(earlier: SparseVerdict, pair: ListPair, floor: ListFloor) -> SparseVerdict:
+def judge_with_floor(earlier: PairVerdict, names: tuple[str, str], floor: ListFloor) -> PairVerdict:
     """The verdict on a pair that was undecided, by a model's floor: `rounding` where it is within it over all positions
     and at each, and the model is what the sides were computed with. A list never makes a bug of a pair: what lies
-    beyond may be a cache or activations of fewer bits.
+    beyond may be a cache or activations of fewer bits. names: of the reference and the variant.
     """
     if earlier.name != UNDECIDED:
         return earlier
     ratio, worst = floor.ratio, float(floor.of_positions.max())
     near, far = sorted(floor.from_model)
     base = f"rounding floors of {floor.model} in {floor.dtype} (4 reorderings, over the tokens that were sent)"
-    said = f"it is {three_digits(ratio)} {base}, {three_digits(worst)} at one position"
+    measured = f"it is {three_digits(ratio)} {base}, {three_digits(worst)} at one position"
     name = UNDECIDED
     if near > FAR_FROM_MODEL:
         says = (
-            f"{said}; but neither side is what this model computes, the nearer one is {three_digits(near)} floors off:"
-            " other weights, or fewer bits somewhere, such as a cache of 16."
+            f"{measured}; but neither side is what this model computes, the nearer one is {three_digits(near)} floors"
+            " off: other weights, or fewer bits somewhere, such as a cache of 16."
         )
     elif far > FAR_FROM_MODEL:
-        side = pair.reference if floor.from_model[0] < floor.from_model[1] else pair.variant
-        says = f"{said}; only '{side}' is what this model computes, the other is {three_digits(far)} floors off."
+        side = names[0] if floor.from_model[0] < floor.from_model[1] else names[1]
+        says = f"{measured}; only '{side}' is what this model computes, the other is {three_digits(far)} floors off."
     elif ratio <= LARGEST_RATIO and worst <= LARGEST_AT_ONE:
-        name, says = ROUNDING, f"{said}."
+        name, says = ROUNDING, f"{measured}."
     else:
-        says = f"{said}, more than another order of sums makes: fewer bits somewhere, or a fault."
+        says = f"{measured}, more than another order of sums makes: fewer bits somewhere, or a fault."
     before = earlier.because.replace(_FLOOR, "").strip()
-    return SparseVerdict(pair.variant, name, f"{before} {says[:1].upper()}{says[1:]}".strip())
+    known = np.isfinite([ratio, worst, *floor.from_model]).all()
+    figures = (
+        ListFloorFigures(
+            compute_dtype=floor.dtype,
+            noise_ratio=ratio,
+            worst_position_ratio=worst,
+            reference_noise_ratio=floor.from_model[0],
+            variant_noise_ratio=floor.from_model[1],
+        )
+        if known
+        else None
+    )
+    outcome = PASSED if name == ROUNDING else NOTED
+    row = [] if figures is None else [Evidence(Check.LIST_FLOOR, floor.model, figures, outcome, opening(says))]
+    return replace(
+        earlier,
+        name=name,
+        because=f"{before} {opening(says)}".strip(),
+        noise_ratio=ratio if known else None,
+        evidence=(*earlier.evidence, *row),
+    )
 
 
 def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
@@ -166,27 +206,67 @@ def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
     return Cause("other weights", says, sides)
 
 
-def judge_responses(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[SparseVerdict]:
+def judge_responses(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[PairVerdict]:
     """A verdict on each pair of uploaded responses, of which nothing says how they were asked for."""
     return [
-        SparseVerdict(pair.variant, *_with_causes(_of_upload(pair), pair, sides[0], side))
-        for pair, side in zip(pairs, sides[1:], strict=True)
+        _verdict(index, _of_upload(pair), pair, sides[0], side, {})
+        for index, (pair, side) in enumerate(zip(pairs, sides[1:], strict=True))
     ]
 
 
-def _with_causes(judged: tuple[str, str], pair: ListPair, reference: ListSide, variant: ListSide) -> tuple[str, str]:
-    """The verdict with the cause that was found in front, and placeholders before everything."""
+def _verdict(
+    index: int,
+    judged: tuple[str, str],
+    pair: ListPair,
+    reference: ListSide,
+    variant: ListSide,
+    again: dict[str, ListPair],
+) -> PairVerdict:
+    """The verdict with the cause that was found in front, placeholders before everything, and its evidence. again:
+    sides with their rerun, by name.
+    """
     name, because = judged
     if name != IDENTICAL and (causes := explain(rows_of_lists(pair, reference, variant)).causes):
         because = f"{causes[0].says} {opening(because)}"
         name = BUG_SUSPECTED if name == UNDECIDED and causes[0].is_fault else name
-    if not pair.placeholders:
-        return name, because
-    if name in (IDENTICAL, UNDECIDED):
-        name = UNDECIDED
-        if pair.is_mostly_placeholders:
-            name, because = INVALID_DUMP, f"{_difference(pair)}." if _differs(pair) else _equal(pair)[1]
-    return name, f"{placeholder_words(pair)} {opening(because)}"
+    if pair.placeholders:
+        if name in (IDENTICAL, UNDECIDED):
+            name = UNDECIDED
+            if pair.is_mostly_placeholders:
+                name, because = INVALID_DUMP, f"{_difference(pair)}." if _differs(pair) else _equal(pair)[1]
+        because = f"{'; '.join(clauses(pair.placeholders))}. These are not compared. {opening(because)}"
+    return PairVerdict(index, name, because, None, tuple(_evidence(pair, again)))
+
+
+def _evidence(pair: ListPair, again: dict[str, ListPair]) -> list[Evidence]:
+    """What the verdict rests on, and what a reader of the comparison has to know."""
+    figures = SentFigures(
+        positions=len(pair.positions),
+        values=pair.listed,
+        neq=pair.differing,
+        flips=sum(place.figures.is_flip is True for place in pair.positions),
+    )
+    outcome = NOTED if _differs(pair) or not pair.listed else PASSED
+    rows = [Evidence(Check.SENT, _REQUESTS, figures, outcome, sentence(pair))]
+    for one in pair.placeholders:
+        says = f"{opening(clauses([one])[0])}."
+        placeholder = PlaceholderFigures(kind=one.kind, tokens=one.tokens, of=one.of)
+        rows.append(Evidence(Check.PLACEHOLDERS, _REQUESTS, placeholder, FAILED, says, one.side))
+    is_other = any(meeting.is_parting_in_prompt for meeting in pair.meetings)
+    context = ContextFigures(prompts=len(pair.meetings))
+    for note in (*_partings(pair), *pair.notes):
+        rows.append(Evidence(Check.CONTEXT, _REQUESTS, context, FAILED if is_other else NOTED, note))
+    for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
+        shown_by = GridFigures(formats=() if grid is None else grid.formats)
+        rows.append(Evidence(Check.GRID, _REQUESTS, shown_by, NOTED, grid_words(grid), name))
+    for name, other in again.items():
+        failed = _differs(other)
+        says = _difference(other) if failed else "the same request has the same answer"
+        repeats = RerunFigures(not_repeatable=(name,) if failed else ())
+        rows.append(
+            Evidence(Check.AGAIN, other.variant, repeats, FAILED if failed else PASSED, f"{opening(says)}.", name)
+        )
+    return rows
 
 
 def _of_upload(pair: ListPair) -> tuple[str, str]:
@@ -250,7 +330,7 @@ def _texts_differ(reference: ListSide, variant: ListSide) -> bool:
 def _difference(pair: ListPair) -> str:
     if not pair.listed:
         return not_compared(pair)
-    largest = max((place.figures.max_abs.low for place in pair.positions), default=0.0)
+    largest = max((place.figures.max_abs or 0.0 for place in pair.positions), default=0.0)
     flips = sum(place.figures.is_flip is True for place in pair.positions)
     flipped = f", and the best token at {out_of(flips, len(pair.positions))} positions" if flips else ""
     return f"{out_of(pair.differing, pair.listed)} values that both sent differ, by up to {number(largest)}{flipped}"
@@ -272,3 +352,74 @@ def _equal(pair: ListPair) -> tuple[str, str]:
         )
         return UNDECIDED, f"{certain} token and 0 for the rest: placeholders, or a mask. {opening(says)}"
     return IDENTICAL, f"{says} {zeros_words(pair)}".strip()
+
+
+def zeros_words(pair: ListPair) -> str:
+    """Sentence on listed tokens of probability 0, '' where there are none."""
+    if not pair.zeros:
+        return ""
+    are = "is" if pair.zeros == 1 else "are"
+    return f"{plural(pair.zeros, 'placeholder')} of probability 0 (null, -9999.0 or -inf) {are} not compared."
+
+
+def sentence(pair: ListPair) -> str:
+    """Say what was sent and how far it differs, in a sentence or two."""
+    places = plural(len(pair.positions), "position")
+    if not pair.listed:
+        return opening(f"{not_compared(pair)}.")
+    if not pair.differing:
+        says = f"All {pair.listed:,} values that both sides sent are equal, at {places}; what was not sent may differ."
+        return f"{says} {zeros_words(pair)}".strip()
+    largest = max(place.figures.max_abs or 0.0 for place in pair.positions)
+    flips = sum(place.figures.is_flip is True for place in pair.positions)
+    return (
+        f"{out_of(pair.differing, pair.listed)} values that both sides sent differ, by up to {number(largest)}"
+        f" {UNITS[pair.values]}; flips: {flips:,} of {places}."
+    )
+
+
+def not_compared(pair: ListPair) -> str:
+    """Clause on a pair of which no value can be compared: the first tokens that differ, if any."""
+    places = plural(len(pair.positions), "position")
+    first = next((place for place in pair.positions if place.differs_in_tokens), None)
+    if first is None:
+        return f"no value can be compared: no token has one on both sides at any of {places}"
+    prompt = f" of prompt {first.prompt}" if len(pair.meetings) > 1 else ""
+    where = "the first position" if first is pair.positions[0] else f"position {first.position:,}{prompt}"
+    kind = "top token" if first.figures.is_flip else "token"
+    texts = [pair.texts.get(-1 if token is None else token) for token in _tokens_of(first)]
+    tokens = [
+        f"{token}" if text is None else shown(repr(text), 40)
+        for token, text in zip(_tokens_of(first), texts, strict=True)
+    ]
+    after = "; other tokens after that" if any(meeting.parting is not None for meeting in pair.meetings) else ""
+    return f"the {kind} at {where} differs ({' / '.join(tokens)}); no value can be compared{after}"
+
+
+def _tokens_of(place: ListPosition) -> tuple[int | None, int | None]:
+    """The top tokens of both sides where these differ, else those that were emitted."""
+    figures = place.figures
+    return (figures.reference.token, figures.variant.token) if figures.is_flip else place.chosen
+
+
+def grid_words(grid: Grid | None) -> str:
+    """The compute dtype that the values of a side show, or that they show none."""
+    if grid is None:
+        return "Its values lie on no 16-bit grid that these digits could show."
+    names = grid.compute_dtype or " or ".join(grid.formats)
+    return (
+        f"Logits of {names}, shown by the gaps of {plural(grid.rows, 'row')} (residual {number(grid.residual, 2)} of a"
+        f" spacing; by chance: {number(grid.chance, 2)})."
+    )
+
+
+def _partings(pair: ListPair) -> list[str]:
+    """Say where the texts part, a sentence for each prompt that does."""
+    parted = [meeting for meeting in pair.meetings if meeting.parting is not None and not meeting.is_parting_in_prompt]
+    several = len(pair.meetings) > 1
+    lines = [
+        f"{f'Prompt {meeting.prompt}: other' if several else 'Other'} tokens from position {meeting.parting:,} on; rows"
+        " after that are not compared."
+        for meeting in parted[:10]
+    ]
+    return lines + ([f"{len(parted) - 10:,} more prompts part."] if len(parted) > 10 else [])

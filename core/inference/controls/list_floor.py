@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...judging.explain.rows import RowPair
-from ...judging.judge_sparse import ListFloor
+from ...judging.explain.rows import RowPair, rows_of_lists
+from ...judging.judge_lists import ListFloor
+from ...runs.topk.alignment import sequence
 from ...runs.topk.pairing import ListPair
-from ...runs.topk.records import UNKNOWN_TOKEN
-from ...runs.topk_run import SparseRun
+from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.paths import Run, open_path, parse_path
@@ -23,29 +23,37 @@ from .rounding_floor import check_prompts
 SEEDS = range(4)
 
 
-def floor_of_lists(
+def floor_of_pair(
     loaded: LoadedModel,
-    run: SparseRun,
     pair: ListPair,
+    sides: Sequence[ListSide],
     *,
     seeds: Sequence[int] = SEEDS,
     on_progress: Callable[[str], None] | None = None,
 ) -> ListFloor:
-    """Mean squares at every compared position, over the tokens that both sides sent: of the pair, of the model's
-    reorderings against its plain prefill, and of each side against that. Differences of log-probabilities, or logits.
+    """Mean squares at every compared position of a pair, see `floor_of_rows`; sides: the reference and the variant.
 
     UsageError where the run does not say its tokens by id, or a token is beyond the model's vocabulary.
     """
-    rows = []
+    found = rows_of_lists(pair, sides[0], sides[1], len(pair.positions))
+    rows = [row for row in found.rows if len(row.token_ids)]
+    return floor_of_rows(loaded, tokens_read(pair, sides[0]), rows, found.values, seeds=seeds, on_progress=on_progress)
+
+
+def tokens_read(pair: ListPair, reference: ListSide) -> list[tuple[int, ...]]:
+    """Tokens of each prompt up to the last compared position of it; one token where none is compared. UsageError where
+    the run does not say them by id.
+    """
+    ends: dict[int, int] = {}
     for place in pair.positions:
-        ids, here, there = np.intersect1d(
-            place.reference.token_ids, place.variant.token_ids, assume_unique=True, return_indices=True
-        )
-        if not len(ids):
-            continue
-        x, y = place.reference.values[here], place.variant.values[there]
-        rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x, y))
-    return floor_of_rows(loaded, tokens_read(run, pair), rows, pair.values, seeds=seeds, on_progress=on_progress)
+        ends[place.prompt] = max(ends.get(place.prompt, 0), place.position + 1)
+    found = []
+    for number, response in enumerate(reference.responses):
+        tokens = sequence(response)[: ends.get(number, 1)]
+        if pair.keys != "token_id" or UNKNOWN_TOKEN in tokens or len(tokens) < ends.get(number, 1):
+            raise UsageError("this run does not say all tokens that were read by their ids, so no model can read them.")
+        found.append(tokens)
+    return found
 
 
 def floor_of_rows(
@@ -57,8 +65,10 @@ def floor_of_rows(
     seeds: Sequence[int] = SEEDS,
     on_progress: Callable[[str], None] | None = None,
 ) -> ListFloor:
-    """Mean squares at every row, as `floor_of_lists` has them. prompts: the tokens that were read, up to the last row's
-    at least; values: 'logit', 'logprob' or 'prob'.
+    """Mean squares at every row, over the tokens that both sides sent: of the pair, of the model's reorderings against
+    its plain prefill, and of each side against that. Differences of log-probabilities, or logits.
+
+    prompts: the tokens that were read, up to the last row's at least; values: 'logit' or 'logprob'.
     """
     check_prompts(loaded, prompts)
     tokens = [int(row.token_ids.max(initial=0)) for row in rows] + [max(prompt) for prompt in prompts]
@@ -109,25 +119,8 @@ def _values_of(
     return found
 
 
-def tokens_read(run: SparseRun, pair: ListPair) -> list[tuple[int, ...]]:
-    """Tokens of each prompt up to the last compared position of it; one token where none is compared. UsageError where
-    the run does not say them by id.
-    """
-    ends: dict[int, int] = {}
-    for place in pair.positions:
-        ends[place.prompt] = max(ends.get(place.prompt, 0), place.position + 1)
-    found = []
-    for number, response in enumerate(run.sides[0].responses):
-        tokens = response.tokens[: ends.get(number, 1)]
-        if pair.keys != "token_id" or UNKNOWN_TOKEN in tokens or not tokens or len(tokens) < ends.get(number, 1):
-            raise UsageError("this run does not say all tokens that were read by their ids, so no model can read them.")
-        found.append(tokens)
-    return found
-
-
 def _values(row: torch.Tensor, ids: NDArray[np.int64], values: str) -> NDArray[np.float64]:
     """Values of some tokens of a row of logits, as an engine sends them: log-probabilities in float32, or logits."""
     logits = row.float()
     sent = logits if values == "logit" else torch.log_softmax(logits, -1)
-    found = sent[torch.from_numpy(ids).to(sent.device)].double().cpu().numpy()
-    return np.exp(found) if values == "prob" else found
+    return sent[torch.from_numpy(ids).to(sent.device)].double().cpu().numpy()

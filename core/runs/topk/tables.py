@@ -1,0 +1,284 @@
+"""Runs of lists: sides of top tokens in the tables of all runs, written and read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import StoreError, UsageError
+from ...numerics.topk import summary_of
+from ..file.bounds import MAX_ROWS
+from ..file.database import Database
+from ..file.kept import FIGURES
+from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..store.store import Store
+from ..tables.amounts import check_amounts
+from ..tables.pairs import insert_pair
+from ..tables.positions import SIDE_POSITION, TOP_TOKEN, list_position_rows
+from ..tables.prompts import VOCABULARY, insert_prompts
+from ..tables.responses import RESPONSE
+from ..tables.run import insert_run
+from ..tables.schema import create_tables
+from ..tables.sides import insert_sides
+from ..tables.verdicts import insert_evidence
+from .alignment import sequence
+from .pairing import ListPair, vocabulary_size
+from .records import UNKNOWN_TOKEN, ListRows, ListSide, Response
+
+if TYPE_CHECKING:
+    from ..revision import PairVerdict
+
+_MOST_VALUES = 16 * MAX_ROWS  # of 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
+_BYTES_A_VALUE = 24  # in the file, uncompressed
+
+
+@dataclass(frozen=True)
+class About:
+    """Name and origin of a run of lists. command: that which sent the requests, '' for uploads."""
+
+    name: str
+    model: str = ""
+    command: str = ""
+    note: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def write_lists(
+    store: Store,
+    about: About,
+    sides: Sequence[ListSide],
+    pairs: Sequence[ListPair],
+    verdicts: Sequence[PairVerdict] = (),
+    *,
+    run_id: str | None = None,
+) -> str:
+    """Store aligned sides and their pairs as a run; it appears when it is whole. -> its id"""
+    values = sum(len(response.rows.values) for side in sides for response in side.responses)
+    if values > _MOST_VALUES:
+        raise UsageError(
+            f"{values:,} values are more than a run of lists holds ({_MOST_VALUES:,}); store whole rows as a dump of"
+            " arrays."
+        )
+    created = datetime.now(UTC)
+    store.sweep()
+    partial = store.new_partial(about.name, created, run_id)
+    new_id = partial.path.stem
+    try:
+        database = Database.to_write(partial.path, expected_bytes=values * _BYTES_A_VALUE)
+        try:
+            header = _header(about, sides, pairs)
+            database.execute("BEGIN")
+            create_tables(database)
+            logits = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
+            insert_run(
+                database, run_id=new_id, created=created, positions=header.rows, **logits, **asdict(header.provenance)
+            )
+            insert_prompts(database, header)
+            if texts := _texts(sides):
+                VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
+            digests = [digest_of(side) for side in sides]
+            sent = [most_sent(side) for side in sides]
+            insert_sides(database, header, digests, [(each, "float64") for each in digests], sent, sides[0].keys)
+            for index, side in enumerate(sides):
+                for prompt, response in enumerate(side.responses):
+                    _insert_response(database, {"side": index, "prompt": prompt}, response)
+            for index, pair in enumerate(pairs):
+                verdict = next((each for each in verdicts if each.pair == index), None)
+                named = (None, None, None) if verdict is None else (verdict.name, verdict.because, verdict.noise_ratio)
+                places = [(place.prompt, place.position) for place in pair.positions]
+                figures = [place.figures for place in pair.positions]
+                ulps = list(zip(*(place.margin_ulps for place in pair.positions), strict=True))
+                insert_pair(database, index, summary_of(figures), named)
+                database.insert("position", list_position_rows(index, places, figures, ulps))
+                if verdict is not None:
+                    insert_evidence(database, index, np.array(places, np.int32), verdict.evidence, verdict.floors)
+            check_amounts(database)
+            database.execute("COMMIT")
+            database.close()
+        except BaseException as error:
+            database.abandon()
+            if isinstance(error, (pa.ArrowException, OverflowError, UnicodeError)):
+                raise StoreError(f"run '{about.name!a}': its tokens or texts cannot be stored ({error}).") from error
+            raise
+        store.place(partial.path, new_id)
+    finally:
+        partial.remove()
+    return new_id
+
+
+def _header(about: About, sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> RunHeader:
+    dtypes = {pair.compute_dtype for pair in pairs}
+    return RunHeader(
+        about.name,
+        (dtypes.pop() if len(dtypes) == 1 else None) or "",
+        vocabulary_size(sides) or 0,
+        tuple(_prompt([side.responses[index] for side in sides]) for index in range(len(sides[0].responses))),
+        tuple(SideHeader(side.name, "", "float32") for side in sides),
+        Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions),
+        kept=FIGURES,
+        k=max(map(most_sent, sides)),
+        holds=sides[0].values,
+    )
+
+
+def most_sent(side: ListSide) -> int:
+    """Most values that a side sent for a position; at least 1."""
+    return max(1, *(int(np.diff(response.rows.offsets).max(initial=0)) for response in side.responses))
+
+
+def _prompt(responses: Sequence[Response]) -> Prompt:
+    """The reference's tokens, as far as a side sent rows. Texts are '' where unknown."""
+    reference = responses[0]
+    positions = max(1, *(int(response.rows.positions.max(initial=-1)) + 1 for response in responses))
+    tokens = sequence(reference)[:positions]
+    tokens = (*tokens, *[UNKNOWN_TOKEN] * (positions - len(tokens)))
+    is_known = UNKNOWN_TOKEN not in tokens and reference.keys == "token_id"
+    texts = tuple(reference.texts.get(token, "") for token in tokens)
+    return Prompt(positions, tokens if is_known else (), texts if any(texts) else ())
+
+
+def _texts(sides: Sequence[ListSide]) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for side in sides:
+        for response in side.responses:
+            texts = {**response.texts, **texts}
+    return texts
+
+
+def _insert_response(database: Database, place: dict[str, int], response: Response) -> None:
+    rows = response.rows
+    RESPONSE.insert_row(
+        database,
+        **place,
+        format=response.format,
+        is_start_known=response.start_known,
+        generated_from=response.generated_from,
+        is_processed=response.processed,
+        asked=response.asked,
+        vocab=response.vocab,
+        cached=response.cached,
+        model=response.model,
+        text=response.text,
+        tokens=json.dumps(response.tokens),
+        settings=json.dumps(dict(response.settings), sort_keys=True),
+        warnings=json.dumps(response.warnings),
+    )
+    if not len(rows):
+        return
+    SIDE_POSITION.insert(
+        database,
+        **place,
+        position=rows.positions,
+        logsumexp=_logsumexp(response),
+        best=rows.best,
+        chosen=_nullable(rows.chosen.tolist()),
+        missing=rows.missing,
+        is_full=rows.full,
+    )
+    counts = np.diff(rows.offsets)
+    TOP_TOKEN.insert(
+        database,
+        **place,
+        position=np.repeat(rows.positions, counts),
+        rank=np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], counts),
+        token_id=rows.token_ids,
+        logit=rows.values,
+    )
+
+
+def _logsumexp(response: Response) -> float | list[float | None] | None:
+    """What a value is less to be the logarithm of its probability; None if nothing says it."""
+    if response.values != "logit":
+        return 0.0 if response.values == "logprob" else None
+    rows = response.rows
+    return [
+        float(np.logaddexp.reduce(rows.row(index)[1])) if full and len(rows.row(index)[1]) else None
+        for index, full in enumerate(rows.full.tolist())
+    ]
+
+
+def _nullable(tokens: Iterable[int]) -> list[int | None]:
+    return [None if token == UNKNOWN_TOKEN else token for token in tokens]
+
+
+def digest_of(side: ListSide) -> str:
+    """SHA-256 of what a side sent: rows, values and tokens of every response, in order."""
+    digest = hashlib.sha256(side.values.encode())
+    for response in side.responses:
+        digest.update(json.dumps([response.tokens, response.generated_from]).encode())
+        for name in ("positions", "offsets", "token_ids", "values", "best", "chosen", "missing", "full"):
+            digest.update(np.ascontiguousarray(getattr(response.rows, name)).data)
+    return digest.hexdigest()
+
+
+def read_sides(database: Database) -> tuple[ListSide, ...]:
+    """What the sides of a run of lists sent. StoreError if that is not what their digests are of."""
+    texts = dict(database.rows("SELECT token_id, text FROM vocabulary ORDER BY token_id"))
+    with database.decoding("lists"):
+        sides = []
+        for index, name, holds, keys, sha256 in database.rows(
+            "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
+        ):
+            columns = ", ".join(RESPONSE.names[2:])
+            found = database.rows(f"SELECT {columns} FROM response WHERE side = ? ORDER BY prompt", [index])
+            responses = []
+            for prompt, row in enumerate(found):
+                rows = _read_rows(database, [index, prompt])
+                about = dict(zip(RESPONSE.names[2:], row, strict=True))
+                used = {*rows.token_ids.tolist(), *rows.chosen.tolist(), *json.loads(about["tokens"])}
+                responses.append(
+                    Response(
+                        about["format"],
+                        holds,
+                        keys,
+                        tuple(json.loads(about["tokens"])),
+                        rows,
+                        about["is_start_known"],
+                        about["generated_from"],
+                        {token: text for token, text in texts.items() if token in used},
+                        about["is_processed"],
+                        about["asked"],
+                        about["vocab"],
+                        about["model"],
+                        about["text"],
+                        about["cached"],
+                        json.loads(about["settings"]),
+                        tuple(json.loads(about["warnings"])),
+                    )
+                )
+            side = ListSide(name, tuple(responses))
+            if digest_of(side) != sha256:
+                raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
+            sides.append(side)
+        return tuple(sides)
+
+
+def _read_rows(database: Database, place: list[int]) -> ListRows:
+    def table(columns: str, name: str, order: str) -> list[np.ndarray]:
+        asked = f"SELECT {columns} FROM {name} WHERE side = ? AND prompt = ? ORDER BY {order}"
+        return [column.to_numpy() for column in database.table(asked, place).columns]
+
+    chosen = f"coalesce(chosen, {UNKNOWN_TOKEN})"
+    positions, best, after, missing, full = table(
+        f"position, best, {chosen}, missing, is_full", "side_position", "position"
+    )
+    listed, ids, values = table("position, token_id, logit", "top_token", "position, rank")
+    positions = positions.astype(np.int64)
+    ends = np.searchsorted(listed, positions, "right")
+    return ListRows(
+        positions,
+        np.concatenate([[0], ends]).astype(np.int64),
+        ids.astype(np.int64),
+        values.astype(np.float64),
+        best.astype(np.int64),
+        after.astype(np.int64),
+        missing.astype(np.int64),
+        full.astype(np.bool_),
+    )

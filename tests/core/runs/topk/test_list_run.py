@@ -1,0 +1,134 @@
+"""A run of lists keeps what was sent, bit for bit, in the tables of every run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from core.errors import DumpError, StoreError, UsageError
+from core.runs.importing import adopt
+from core.runs.reader import RunReader
+from core.runs.reports.run_json import run_json
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
+from core.runs.topk.alignment import aligned
+from core.runs.topk.records import ListSide
+from tests.core.runs.topk.made_sides import compared, engine_side, response, side, stored
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def told(sides: tuple[ListSide, ...]) -> list[object]:
+    """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
+    return [
+        {**vars(one), "texts": None, "settings": dict(one.settings)}
+        | {"rows": {name: values.tolist() for name, values in vars(one.rows).items()}}
+        for each in sides
+        for one in each.responses
+    ]
+
+
+def sides() -> tuple[ListSide, ListSide]:
+    odd = response(
+        [-1, 7, 8],
+        {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: float("-inf")}},
+        prompt=1,
+        start_known=False,
+        texts={7: "ß", 8: "\x00"},
+        processed=False,
+        asked=2,
+        cached=3,
+        settings={"temperature": "0"},
+        warnings=("a note.",),
+    )
+    first, second = engine_side("A", 1, 20), engine_side("B", 2, 20)
+    return ListSide("A", (*first.responses, odd)), ListSide("B", (*second.responses, odd))
+
+
+def test_what_was_sent_comes_back_exactly(store: Store) -> None:
+    written = sides()
+    with RunReader(store.path_of(stored(store, "top 20", *written))) as run:
+        assert told(run.lists()) == told(written) == told(aligned(written))
+        assert run.lists()[0].responses[1].texts == {7: "ß", 8: "\x00"}
+        pair = compared(*written)
+        assert [(row["prompt"], row["position"], row["max_abs"], row["is_flip"]) for row in run.records(0)] == [
+            (place.prompt, place.position, place.figures.max_abs, place.figures.is_flip) for place in pair.positions
+        ]
+        summary = run.pairs[0].summary
+        assert (summary.finite, summary.neq) == (pair.listed, pair.differing)
+        assert (summary.max_ulps, summary.near_ties, summary.mean_kl) == (None, None, None)
+        assert (run.header.k, run.header.holds, run.header.kept) == (20, "logprob", "figures")
+        assert run.top_tokens(0, 0, 3)["rank"].tolist() == list(range(1, 21))
+
+
+def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
+    one, other = sides()
+    with RunReader(store.path_of(stored(store, "three", one, other, replace(one, name="C")))) as run:
+        assert run.classes == [["A", "C"], ["B"]]
+
+
+def test_its_card_tells_what_differs_and_nothing_more(store: Store) -> None:
+    stored(store, "top 20", *sides())
+    ((card,), broken) = list_runs(store)
+    assert not broken
+    assert (card.kind, card.sides, card.pairs, card.prompts) == ("upload", ("A", "B"), 1, 2)
+    assert card.compute_dtype == "bfloat16"
+    assert 0 < card.max_neq_share < 1
+    assert (card.pair_verdicts, card.bit_identical_pairs, card.max_ulps) == (("undecided",), 0, None)
+
+
+def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
+    one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
+    other = side("B", response([7, 6], {0: {6: -0.5, 1: -1.0}}))
+    with pytest.raises(DumpError, match="no position"):
+        stored(store, "x", one, other)
+    with pytest.raises(UsageError, match="called 'A'"):
+        stored(store, "x", one, one)
+    assert list_runs(store) == ([], [])
+
+
+def test_it_goes_from_store_to_store(store: Store, tmp_path: Path) -> None:
+    first = store.path_of(stored(store, "top 20", *sides()))
+    other = Store(tmp_path / "other")
+    with RunReader(other.path_of(adopt(other, first))) as run:
+        assert told(run.lists()) == told(sides())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE top_token SET token_id = -3 WHERE rowid = 0",
+        "UPDATE top_token SET position = 9999 WHERE rowid = 0",
+        "UPDATE top_token SET logit = 'NaN' WHERE rowid = 0",
+        "UPDATE side_position SET best = 400 WHERE rowid = 0",
+        "UPDATE side_position SET position = 1 WHERE rowid = 0",
+        "UPDATE side SET holds = 'entropy'",
+        "DELETE FROM side WHERE side = 0",
+        "UPDATE response SET settings = '[' ",
+        "UPDATE response SET tokens = '[1]' ",
+        "DROP TABLE response",
+    ],
+)
+def test_a_damaged_file_is_refused_in_a_sentence(store: Store, tmp_path: Path, damage: str) -> None:
+    path = store.path_of(stored(store, "top 20", *sides()))
+    with duckdb.connect(str(path)) as shell:
+        shell.execute(damage)
+    with pytest.raises(StoreError, match=path.stem), RunReader(path) as run:
+        run.lists()
+    with pytest.raises(StoreError):
+        adopt(Store(tmp_path / "other"), path)
+
+
+def test_its_json_is_that_of_every_run(store: Store) -> None:
+    with RunReader(store.path_of(stored(store, "top 20", *sides()))) as run:
+        found = run_json(run, with_positions=True)
+    assert found["summary"]["flips"] == len(found["flips"])
+    assert found["positions"] == len(found["by_position"])
+    assert found["by_position"][0]["kl"] is None
+    assert found["sides"][0]["k"] == 20
