@@ -208,7 +208,7 @@ class Condition:
             margins = [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
             known = [margin for margin in margins if margin is not None]
             largest = max([largest, *known])
-            if any(margin <= self.limit for margin in known):
+            if any(margin <= self.limit for margin in known) and (pair.is_list or len(known) == 2):
                 continue
             is_open = pair.is_list and (row["is_flip"] is None or len(known) < 2)
             sure, unknown = sure + (not is_open), unknown + is_open

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core.runs.views.elements import top_of_both
+from core.runs.views.flips import flip_table
+from core.runs.views.overview import telling_place
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,9 +30,6 @@ from core.runs.topk.alignment import aligned
 from core.runs.topk.pairing import pairs_of
 from core.runs.topk.payloads.recognise import read_payload
 from core.runs.topk.records import ListSide
-from core.runs.views.elements import top_of_both
-from core.runs.views.flips import flip_table
-from core.runs.views.overview import telling_place
 
 Token = tuple[str, Any, dict[str, Any]]
 CONDITIONS = (
