@@ -151,7 +151,11 @@ def read_records(database: Database, pair: int) -> list[dict[str, Any]]:
     columns = ", ".join(POSITION.names[1:])
     asked = f"SELECT {columns} FROM position WHERE pair = ? ORDER BY prompt, position"
     with database.decoding("table of positions"):
-        return database.table(asked, [pair]).to_pylist()
+        found = database.table(asked, [pair])
+        for metric in METRICS:
+            if np.dtype(found.schema.field(metric.name).type.to_pandas_dtype()).kind != np.dtype(metric.dtype).kind:
+                raise TypeError(f"column {metric.name} holds {found.schema.field(metric.name).type}")
+        return found.to_pylist()
 
 
 def read_first_flip(database: Database) -> tuple[int, int, int] | None:

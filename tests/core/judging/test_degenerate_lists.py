@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.runs.views.elements import top_of_both
-from core.runs.views.flips import flip_table
-from core.runs.views.overview import telling_place
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +17,8 @@ from core.judging.ingest import ingest
 from core.judging.judge_lists import judge_responses
 from core.numerics.topk import summary_of
 from core.runs.file.records import IDENTICAL
+from core.runs.queries.elements import top_of_both
+from core.runs.queries.flips import flip_table, telling_place
 from core.runs.reader import RunReader
 from core.runs.reports.gate import parse_conditions
 from core.runs.reports.issue_markdown import issue_text
@@ -73,7 +72,7 @@ def everything_of(path: Path) -> None:
             table = run.positions(pair.index)
             prompt, position = telling_place(table)
             top_of_both(run, pair.index, prompt, position)
-            flip_table(run, pair.index, table)
+            flip_table(run, pair.index)
             assert table["max_abs"].dropna().ge(0).all()
 
 
