@@ -104,7 +104,7 @@ def test_run_names_and_token_texts_are_rendered_inert(own_store):
 def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
     own_store.directory.mkdir()
     damaged = bytearray((ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes())
-    for place in range(200_000, 9_000_000, 5_000):  # logits; figures lie behind them
+    for place in range(1_000_000, 9_000_000, 5_000):  # logits
         damaged[place] ^= 0x40
     (own_store.directory / "damaged.duckdb").write_bytes(damaged)
     for page in ("overview", "near_ties", "heatmap"):
