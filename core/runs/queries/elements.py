@@ -65,10 +65,9 @@ def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: in
     sides = {"reference": 0, "variant": pair + 1}
     tops = [run.top_tokens(side, prompt, position).set_index("token_id") for side in sides.values()]
     if run.header.k is not None:
-        both = tops[0].join(tops[1], how="outer", lsuffix="_reference", rsuffix="_variant").reset_index()
-        names = {f"{what}_{side}": f"{side}_{what}" for side in sides for what in ("rank", "logit", "probability")}
-        order = ["reference_rank", "variant_rank"]
-        return with_texts(run, both.rename(columns=names).sort_values(order))
+        named = [top.add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)]
+        both = named[0].join(named[1], how="outer").rename_axis("token_id").reset_index()
+        return with_texts(run, both.sort_values(["reference_rank", "variant_rank"]))
     ids = list(dict.fromkeys([*tops[0].index[:count], *tops[1].index[:count]]))
     if not run.has_all_logits:
         ids = [token for token in ids if all(token in top.index for top in tops)]
