@@ -21,7 +21,7 @@ from benchmarks.verdicts.screening import PROMPTS, TOKENS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import in_float64, in_two_halves, norms_in_float64
 from core.inference.controls.drawn_roundings import DRAWS, errors_of, sixteen_rows
-from core.inference.controls.rounding_floor import in_float32
+from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, side_of, whole_side

@@ -128,7 +128,7 @@ def run_plan(
     request: CaptureRequest, plan: CapturePlan, store: Store, say: Tell, run_id: str | None = None
 ) -> tuple[str, list[str]]:
     """Capture a plan into a run, with what its request asks for besides; return as `captured` does."""
-    from ..inference.capture.capture import run_capture, shares_floor
+    from ..inference.capture.capture import run_capture
     from ..inference.controls.judging_session import JudgingSession
 
     other = next((path for path in plan.paths if path.engine is not None), None)
@@ -137,9 +137,7 @@ def run_plan(
         raise UsageError(f"--{asked} looks into transformers, and '{other}' is computed elsewhere; leave it out.")
     with RunWriter(store, plan.header, run_id=run_id) as writer:
         session = JudgingSession(plan.loaded, plan.token_ids)
-        is_shared = shares_floor(plan, judge=request.judge, remedies=request.remedies)
-        shared = session if is_shared else None
-        failures = run_capture(plan, writer, lambda one: say(one.side_name, one.rows_done, one.rows_total), shared)
+        failures = run_capture(plan, writer, lambda one: say(one.side_name, one.rows_done, one.rows_total))
         failures += run_extras(request, plan, writer, say, session)
         say("writing the run file", 0, 0)
         return writer.finish(note=" ".join(failures)), failures

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Protocol
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
-from numpy.typing import NDArray
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...runs.file.kept import ALL
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
-from ...runs.tables.kv_cache import KvPart
+from ...runs.writer import RunWriter
 from ...text import size
-from ..controls.judging_session import JudgingSession
 from ..models import memory
 from ..models.bits import own_bits
 from ..models.model import LoadedModel
@@ -32,40 +28,16 @@ from ..paths.cache_watch import CacheWatch, kv_parts
 from ..paths.neighbours import neighbour_rows
 from ..paths.paths import Emit, OpenPath, Path, open_path, rows_of_a_chunk
 from ..paths.sides import NamedPath, sides_of
-from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, LayerSink, has_a_core_to_spare, plan_layers
-
-
-class Sink(Protocol):
-    """Takes the sides in order, each from row 0 upward without gaps; the arrays are the sink's to keep."""
-
-    def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        """Write rows of a side. bits: [rows, vocab], unsigned carriers of the compute dtype, for the rows from `row`
-        on.
-        """
-
-    def write_kv(self, side: int, part: KvPart) -> None:
-        """The keys or values of one layer after one prompt."""
-
-    def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool) -> LayerSink:
-        """A sink for the outputs of the model's modules at the chosen positions of each prompt; asked for where the
-        plan has them.
-
-        is_beside: there is a core to spare, so that they can be compared while forwards go on.
-        """
-
-    def write_generation(self, generation: Generation) -> None:
-        """The tokens with which the sides went on freely from a prompt."""
+from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a capture. rows are counted over all sides; seconds since the capture began."""
+    """Progress of a capture. rows are counted over all sides."""
 
-    side: int
     side_name: str
     rows_done: int
     rows_total: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -105,15 +77,11 @@ def plan_capture(
     layer_positions: Sequence[int] = (),
     keep: str = ALL,
 ) -> CapturePlan:
-    """Check everything that can be known before the first forward. A prompt is text, or the token ids themselves.
+    """Check everything that can be known before the first forward. A prompt is text, or token ids.
 
-    request: what the run keeps of how it was asked for, in place of `command`, the text of some other command.
-
-    `repeat` calls every path so many times; see core.inference.paths.sides. `kv`: compare the key/value caches; None:
-    where a path reads one. `generations`, one a prompt: what the sides made of its first positions; see
-    core.inference.generating.generation. `layers`: compare the outputs of the model's modules too, beside a rounding
-    floor of `layer_floor` reorderings; where that would take too much disk, at the `layer_positions` of each prompt and
-    others evenly spread. `keep`: of core.runs.file.kept, what the run keeps of its logits.
+    request: what the run keeps of how it was asked for, in place of `command`; repeat, generations: see `sides_of` and
+    generation.py; kv: compare key/value caches, None: if a path reads one; layers: compare module outputs beside
+    `layer_floor` reorderings, at `layer_positions` and others if all would take too much disk.
     """
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
@@ -130,7 +98,7 @@ def plan_capture(
     _check_batches(loaded, paths, token_ids)
     vocabulary = loaded.vocabulary()
     header = RunHeader(
-        name=name or f"{FilePath(loaded.name).name}: {_in_short(sides, repeat)}",
+        name=name or title_of(loaded, sides, repeat),
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
         prompts=tuple(Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids),
@@ -144,7 +112,7 @@ def plan_capture(
             seed=seed,
             command=request.typed() if request else command,
             request=request.to_json() if request else None,
-            versions=_versions(loaded) | _engine_versions(paths),
+            versions=_versions(loaded, paths),
         ),
         vocabulary=vocabulary,
         kept=keep,
@@ -165,36 +133,28 @@ def plan_capture(
     return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations), looked_at)
 
 
-def _in_short(sides: Sequence[NamedPath], repeat: int) -> str:
-    """The sides in a title: the first few, and how many more."""
+def title_of(loaded: LoadedModel, sides: Sequence[NamedPath], repeat: int = 1) -> str:
+    """The model and its sides: the first few, and how many more."""
+    model = FilePath(loaded.name).name
     if repeat > 1:
         called = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
-        return f"{called}, {repeat} calls"
-    shown = ", ".join(side.name for side in sides[1:4])
-    return f"{sides[0].name} against {shown}" + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
+        return f"{model}: {called}, {repeat} calls"
+    shown = ", ".join(side.name for side in sides[1:4]) + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
+    return f"{model}: {sides[0].name} against {shown}"
 
 
-def run_capture(
-    plan: CapturePlan,
-    sink: Sink,
-    on_progress: Callable[[Progress], None] | None = None,
-    session: JudgingSession | None = None,
-) -> list[str]:
-    """Run every side of the plan into the sink: side 0 first, prompts one after another, logits in chunks of about 8
-    MB.
+def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
+    """Run every side into the sink: side 0 first, prompts one after another, logits in chunks of about 8 MB.
 
-    Kernels are the ones an engine would use (nothing is forced to be deterministic: what they do is the subject),
-    seeded anew for every side so that a side does not depend on those before it. session: of a judgement to come, which
-    shares the floor of the modules. -> sentences on what is less than was planned, beside the sides
+    Nothing is forced to be deterministic; each side is seeded anew. -> sentences on what is missing beside the sides
     """
-    began = time.perf_counter()
     rows_total = plan.header.rows * len(plan.paths)
     rows_done = 0
     missing: list[str] = []
 
-    def tell(side: int, stage: str) -> None:
+    def tell(stage: str) -> None:
         if on_progress is not None:
-            on_progress(Progress(side, stage, rows_done, rows_total, time.perf_counter() - began))
+            on_progress(Progress(stage, rows_done, rows_total))
 
     for generation in plan.generations:
         sink.write_generation(generation)
@@ -216,7 +176,7 @@ def run_capture(
                 with no_foreign_errors():
                     gather.add(logits)
                     rows_done += len(logits)
-                    tell(side, plan.header.sides[side].name)
+                    tell(plan.header.sides[side].name)
 
             with torch_errors_stop(path):
                 _run_side(plan, side, layers, emit, sink)
@@ -224,18 +184,13 @@ def run_capture(
             if layers is not None and side == 0:
                 try:
                     with torch_errors_stop(path):
-                        layers.floor(path, lambda stage: tell(0, stage), session)
+                        layers.floor(path, tell)
                 except CaptureError as error:  # the sides are what was asked for; they come first
                     missing.append(f"The modules have no rounding floor: {error}")
     return missing
 
 
-def shares_floor(plan: CapturePlan, *, judge: bool, remedies: bool) -> bool:
-    """True where what is asked for beside the sides has use for reorderings of prefill."""
-    return judge or (remedies and str(plan.paths[0]) == "prefill")
-
-
-def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: Emit, sink: Sink) -> None:
+def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: Emit, sink: RunWriter) -> None:
     """The rows of one side, in order, prompt after prompt, each followed by the caches it left."""
     watch = CacheWatch() if plan.has_kv else None
     trace = layers.trace(side, plan.paths[side]) if layers is not None else None
@@ -268,44 +223,29 @@ def _run_prompt(opened: OpenPath, ids: Sequence[int], generation: Generation | N
 
 
 class _Gather:
-    """Rows of one side on the device, handed to the sink a chunk at a time: one copy to the host for hundreds of
-    tokens.
-    """
+    """Rows of one side on the device, handed to the sink a chunk at a time: one copy to the host for each."""
 
-    def __init__(self, plan: CapturePlan, side: int, sink: Sink) -> None:
+    def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
         self._plan, self._side, self._sink = plan, side, sink
         self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
-        self._waiting: torch.Tensor | None = None
-        self._filled = 0
+        self._waiting: list[torch.Tensor] = []
         self._row = 0
 
     def add(self, logits: torch.Tensor) -> None:
-        while len(logits):
-            if self._filled == 0 and len(logits) >= self._capacity:
-                self._write(logits[: self._capacity])  # a whole chunk already: no copy on the device
-                logits = logits[self._capacity :]
-                continue
-            with torch_errors_stop(self._plan.paths[self._side]):
-                if self._waiting is None:
-                    self._waiting = torch.empty(
-                        (self._capacity, logits.shape[1]), dtype=logits.dtype, device=logits.device
-                    )
-                taken = logits[: self._capacity - self._filled]
-                self._waiting[self._filled : self._filled + len(taken)] = taken
-            self._filled += len(taken)
-            logits = logits[len(taken) :]
-            if self._filled == self._capacity:
+        for piece in logits.split(self._capacity):
+            is_whole = not self._waiting and len(piece) == self._capacity
+            # a view would keep alive what it is a view of
+            self._waiting.append(piece if is_whole else piece.clone())
+            if sum(map(len, self._waiting)) >= self._capacity:
                 self.finish()
 
     def finish(self) -> None:
-        """Write what is waiting. The next chunk gets a buffer of its own, because this one is the sink's now."""
-        if self._waiting is not None and self._filled:
-            self._write(self._waiting[: self._filled])
-        self._waiting, self._filled = None, 0
-
-    def _write(self, logits: torch.Tensor) -> None:
+        """Write what is waiting."""
+        if not self._waiting:
+            return
         with torch_errors_stop(self._plan.paths[self._side]):
-            bits = own_bits(logits)
+            bits = own_bits(torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0])
+        self._waiting.clear()
         self._sink.write(self._side, self._row, bits)
         self._row += len(bits)
 
@@ -349,29 +289,31 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
             raise CaptureError(f"path '{path}': {refusal}.")
 
 
+def free_beside_weights(loaded: LoadedModel) -> int | None:
+    """Bytes free on the model's device, less its weights if they are not loaded yet; None where nobody says."""
+    free = memory.free_bytes(torch.device(loaded.device))
+    is_dry = next(loaded.model.parameters()).is_meta
+    return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)
+
+
 def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequence[Sequence[int]]) -> None:
     """Neighbours can be had and the logits of every path fit, before the first forward."""
     longest = max(len(ids) for ids in token_ids)
-    free = memory.free_bytes(torch.device(loaded.device))
+    free = free_beside_weights(loaded)
     for path in paths:
         needed = path.working_bytes(loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
                 f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {size(needed)},"
-                f" {loaded.device} has {size(free)} free; lower batch:N, shorten the prompts or choose a"
-                " narrower dtype."
+                f" {loaded.device} has {size(free)} free beside the weights; lower batch:N, shorten the prompts or"
+                " choose a narrower dtype."
             )
     if any(path.has_real_neighbours for path in paths):
         for ids in token_ids:
             neighbour_rows(loaded.tokenizer, ids, 1)
 
 
-def _engine_versions(paths: Sequence[Path]) -> dict[str, str]:
-    """Engine name -> its version."""
-    return {path.engine.name: path.engine.version or "unknown" for path in paths if path.engine is not None}
-
-
-def _versions(loaded: LoadedModel) -> dict[str, str]:
+def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -386,4 +328,4 @@ def _versions(loaded: LoadedModel) -> dict[str, str]:
         versions["weights"] = loaded.weights
     if loaded.device.startswith("cuda") and torch.version.cuda:
         versions["cuda"] = torch.version.cuda
-    return versions
+    return versions | {path.engine.name: path.engine.version or "unknown" for path in paths if path.engine}

@@ -14,9 +14,7 @@ _REVISIONS: dict[tuple[str, str | None], str] = {}  # of this process, in which 
 
 
 def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]:
-    """Model's revision, configuration and tokenizer, device, versions of the libraries and engines, and the build. A
-    plan without weights will do.
-    """
+    """Return what determines the bits beside the request; a plan without weights will do."""
     about, loaded = plan.header.provenance, plan.loaded
     asked = (request.model, request.revision)
     if asked not in _REVISIONS:

@@ -1,8 +1,6 @@
-"""Precision in which a side answers: does it compute in float32 when it is asked to, or in 16 bits whatever it is
-asked?
+"""Does a side compute in float32 when it is asked to, or in 16 bits whatever it is asked?
 
-A served engine holds its own weights. Handed the widened model it returns what it returned before, and held against a
-float32 floor a correct one would stand ten thousand times above it.
+A served engine holds its own weights: compared with a float32 floor a correct one would be 10,000 floors away.
 """
 
 from __future__ import annotations
@@ -16,9 +14,10 @@ from numpy.typing import NDArray
 
 from ...judging.divergence import mean_squares
 from ...runs.file.evidence import MISSING, Check, Evidence, Unmeasured
+from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..paths.engines import PLAIN, RunnableSide, divergence, known, whole_side
-from .rounding_floor import in_float32
+from .rounding_floor import as_many_as
 
 _ASKED = 128  # positions to ask for, and one prompt at least
 _PRACTICALLY_ALL = 0.98  # of logits on a 16-bit grid; of those computed in float32 1 in 65,000 is on that of bfloat16
@@ -41,40 +40,37 @@ class Narrow:
 def narrow_answers(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide, plain: RunnableSide = PLAIN
 ) -> Narrow | None:
-    """Evidence that the side computes in 16 bits though it is asked for float32. None where its answers become finer,
-    and for a float32 model.
+    """Evidence that the side computes in 16 bits though it is asked for float32; None if its answers become finer.
 
-    Either its answers lie on the grid of a 16-bit dtype. Or (a float32 head over 16-bit hidden states) they are off it,
-    and yet as far from the model's own float32 forward as rounding to 16 bits is at nine of ten positions, while being
-    the first answer over again, or not even repeatable to a quarter of that: a sum in float32 is, in whatever order. A
-    fault of an engine that does compute in float32 does neither, for its first answer was rounded otherwise. plain: the
-    model's own forward.
-    CaptureError where it cannot be asked.
+    Its answers lie on the grid of a 16-bit dtype. Or (a float32 head over 16-bit states) they are off it, as far from
+    the model's float32 forward as 16 bits round at nine of ten positions, and the same as before or not even repeatable
+    to a quarter of that. A fault in float32 does neither. plain: the model's own forward.
     """
     if loaded.dtype == "float32":
         return None
-    chosen = _a_few(prompts)
+    chosen = as_many_as(sorted(prompts, key=len), _ASKED)
+
+    def answers(model: LoadedModel, of: RunnableSide) -> torch.Tensor:
+        """Logits [positions, vocab], in float32 or wider, which holds each of their values."""
+        logits = torch.cat([whole_side(of.run_on(model), ids) for ids in chosen])
+        return logits if logits.dtype == torch.float64 else logits.float()
+
     with in_float32(loaded) as widened:
-        wide = [_answer(widened, side, ids) for ids in chosen]
-        grid = grid_of(wide)
+        wide = answers(widened, side)
+        grid = grid_of([wide])
         if grid is not None:
             return Narrow(side.name, *grid)
         if side.path is not None:
             return None
-        again = [_answer(widened, side, ids) for ids in chosen]
-        exact = [_answer(widened, plain, ids) for ids in chosen]
-    own = _apart([_answer(loaded, plain, ids) for ids in chosen], exact)
-    error = _apart(wide, exact)
-    if np.quantile(_ratios(error, own), 0.1) < _A_QUARTER or error.mean() > _LARGEST**2 * own.mean():
+        again, exact = answers(widened, side), answers(widened, plain)
+    own, error = _apart(answers(loaded, plain), exact), _apart(wide, exact)
+    if _tenth(error, own) < _A_QUARTER or error.mean() > _LARGEST**2 * own.mean():
         return None
-    if _share_of_same([_answer(loaded, side, ids) for ids in chosen], wide, loaded.torch_dtype) >= _SAME:
+    if _share_of_same(answers(loaded, side), wide, loaded.torch_dtype) >= _SAME:
         return Narrow(side.name, loaded.dtype, "asked for float32 it returns the same logits as before")
-    if np.quantile(_ratios(_apart(again, wide), own), 0.1) >= _A_QUARTER:
-        return Narrow(
-            side.name,
-            loaded.dtype,
-            f"asked for float32 twice it is as far from itself as rounding to {loaded.dtype} goes",
-        )
+    if _tenth(_apart(again, wide), own) >= _A_QUARTER:
+        seen = f"asked for float32 twice it is as far from itself as rounding to {loaded.dtype} goes"
+        return Narrow(side.name, loaded.dtype, seen)
     return None
 
 
@@ -90,27 +86,8 @@ def narrow_evidence(narrow: Sequence[Narrow], names: tuple[str, str]) -> Evidenc
     return Evidence(Check.WIDE_PAIR, f"'{names[1]}' against '{names[0]}' in float32", figures, MISSING, says)
 
 
-def _a_few(prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """The shortest prompts, _ASKED positions together or one prompt."""
-    chosen: list[Sequence[int]] = []
-    for ids in sorted(prompts, key=len):
-        if not chosen or sum(map(len, chosen)) + len(ids) <= _ASKED:
-            chosen.append(ids)
-    return chosen
-
-
-def _answer(loaded: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> torch.Tensor:
-    """Logits of a prompt. [positions, vocab], float32 or wider, which holds each of their values"""
-    logits = whole_side(side.run_on(loaded), ids)
-    return logits if logits.dtype == torch.float64 else logits.float()
-
-
 def grid_of(answers: Sequence[torch.Tensor]) -> tuple[str, str] | None:
-    """(the coarsest 16-bit dtype that holds practically all of the values, a clause that says so), None where none
-    does.
-
-    Zeros, infinities and NaN are in every dtype and say nothing.
-    """
+    """(the coarsest 16-bit dtype that holds practically all finite values but zeros, a clause on it), or None."""
     for dtype in (torch.bfloat16, torch.float16):
         values = on_grid = 0
         for logits in answers:
@@ -124,21 +101,18 @@ def grid_of(answers: Sequence[torch.Tensor]) -> tuple[str, str] | None:
     return None
 
 
-def _apart(answers: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+def _apart(answers: torch.Tensor, exact: torch.Tensor) -> NDArray[np.float64]:
     """Mean squares of the differences, over what is finite on both sides. [positions]"""
-    return mean_squares([divergence(b, known(a), ()) for a, b in zip(answers, exact, strict=True)])
+    return mean_squares([divergence(exact, known(answers), ())])
 
 
-def _ratios(squares: NDArray[np.float64], beside: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ratios of rms. [positions]"""
-    return np.sqrt(squares / np.maximum(beside, np.finfo(np.float64).tiny))
+def _tenth(squares: NDArray[np.float64], beside: NDArray[np.float64]) -> float:
+    """Ratio of rms that nine of ten positions reach."""
+    return float(np.quantile(np.sqrt(squares / np.maximum(beside, np.finfo(np.float64).tiny)), 0.1))
 
 
-def _share_of_same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], dtype: torch.dtype) -> float:
-    """Share of the logits that are numbers which are equal once both are rounded to `dtype`; 0 where there are none."""
-    numbers = same = 0
-    for a, b in zip(first, second, strict=True):
-        counts = a.isfinite() & b.isfinite()
-        numbers += int(counts.sum())
-        same += int((counts & (a.to(dtype) == b.to(dtype))).sum())
-    return same / numbers if numbers else 0.0
+def _share_of_same(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> float:
+    """Share of the finite logits that are equal once both are rounded to `dtype`; 0 if there are none."""
+    counts = first.isfinite() & second.isfinite()
+    same = counts & (first.to(dtype) == second.to(dtype))
+    return int(same.sum()) / max(1, int(counts.sum()))

@@ -1,12 +1,9 @@
-"""Roundings to 16 bits drawn anew: what the same function, computed in the same dtype, might as well have come out as.
+"""Roundings to 16 bits drawn anew: what the same function might as well have come out as in the same dtype.
 
-A model's own ways (prefill, decode, reorderings) round the same values to the same bits nearly everywhere, for products
-sum in float32: their errors against float32 agree to 0.9 on a tiny Llama, and what one of them does says little of an
-engine whose kernels round elsewhere. So every rounding is drawn anew: each operation's result is computed from the same
-16-bit inputs in float32, moved by up to a quarter of a 16-bit unit in the last place, and rounded. Its error is half
-again the model's own at most, no more like it than another engine's, and the model's own ways must look like one more
-draw, or the draws decide nothing. Equal values are moved alike, so what all prompts begin with is rounded alike in all,
-as kernels do.
+A model's own paths round the same values to the same bits nearly everywhere: what one of them does says little of an
+engine whose kernels round elsewhere. So each operation's result is computed from the same 16-bit inputs in float32,
+moved by up to a quarter of a 16-bit unit in the last place, and rounded. The model's own paths must look like one more
+draw, or the draws decide nothing. Equal values are moved alike, as kernels do.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...errors import CaptureError
 from ...judging.sixteen_bits import Errors, SixteenTest, of_neither_side, sixteen_evidence, sixteen_test
 from ...runs.file.evidence import FAILED, MISSING, Evidence
+from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
@@ -33,12 +31,10 @@ from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
 from .precisions.catalogue import Precision
 from .reordering import reordered, reordering_refusal
-from .rounding_floor import groups_of, in_float32
+from .rounding_floor import groups_of
 
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
-_AMOUNT = (
-    0.5  # of a unit in the last place, over which a value is moved before it is rounded; 1 would be stochastic rounding
-)
+_AMOUNT = 0.5  # of a unit in the last place, over which a value is moved; 1 would be stochastic rounding
 _CHUNK_BYTES = 64 << 20  # of errors at once
 _KEPT_BYTES = 256 << 20  # of draws that the directions are found from, so that they are not drawn twice
 DRAWS = 8
@@ -48,9 +44,7 @@ _DECODED = 1024  # positions up to which token-by-token decode is one of the mod
 
 
 class DrawnRounding(TorchDispatchMode):
-    """Every rounding to `dtype` inside is drawn anew, the same way for the same seed. For one forward; in-place
-    operations stay as they are.
-    """
+    """Draw every rounding to `dtype` anew for one forward, alike for the same seed; not in-place operations."""
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         super().__init__()
@@ -63,30 +57,24 @@ class DrawnRounding(TorchDispatchMode):
         leaves = tree_leaves((args, kwargs))
         if not func._schema.is_mutable and not _makes_views(func) and self._rounds_all(leaves):
             wide = self._wide(func, args, kwargs)
-            first = wide[0] if isinstance(wide, tuple | list) and wide else wide
-            if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
-                return wide  # indices, comparisons
-            drawn = self._rounded(first)
-            return type(wide)((drawn, *wide[1:])) if isinstance(wide, tuple | list) else drawn
+            first = _first(wide)
+            is_float = isinstance(first, torch.Tensor) and first.dtype == torch.float32
+            return _with_first(wide, self._rounded(first)) if is_float else wide  # else indices, comparisons
         result = func(*args, **kwargs)
-        first = result[0] if isinstance(result, tuple | list) and result else result
+        first = _first(result)
         if not isinstance(first, torch.Tensor) or first.dtype != self._dtype or func._schema.is_mutable:
             return result
         given = [value for value in leaves if isinstance(value, torch.Tensor)]
         if any(value.untyped_storage()._cdata == first.untyped_storage()._cdata for value in given):
             return result  # a view
         is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
-        unrounded = given[0].float() if is_cast else self._wide(func, args, kwargs)
-        unrounded = unrounded[0] if isinstance(unrounded, tuple | list) else unrounded
+        unrounded = given[0].float() if is_cast else _first(self._wide(func, args, kwargs))
         if unrounded.dtype != torch.float32 or unrounded.shape != first.shape:
             return result
-        drawn = self._rounded(unrounded)
-        return type(result)((drawn, *result[1:])) if isinstance(result, tuple | list) else drawn
+        return _with_first(result, self._rounded(unrounded))
 
     def _rounds_all(self, leaves: list[Any]) -> bool:
-        """Return whether an operation given these can only give this dtype where it gives floats: then it is computed
-        in float32 alone, for its own 16 bits are not needed.
-        """
+        """Return whether an operation gives floats of this dtype only, so its own 16 bits are not needed."""
         floats = [each for each in leaves if isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim]
         is_told = any(isinstance(each, torch.dtype) for each in leaves)
         return bool(floats) and not is_told and all(each.dtype == self._dtype for each in floats)
@@ -109,14 +97,20 @@ class DrawnRounding(TorchDispatchMode):
         return torch.where(is_kept, wide, moved).to(self._dtype)
 
 
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple | list) and result else result
+
+
+def _with_first(result: Any, first: torch.Tensor) -> Any:
+    return type(result)((first, *result[1:])) if isinstance(result, tuple | list) else first
+
+
 def _makes_views(func: Any) -> bool:
     return any(each.alias_info is not None for each in func._schema.returns)
 
 
 def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
-    """A number in [-0.5, 0.5) for each int32, as good as random and the same for the same. Multiply and shift, as in
-    splitmix.
-    """
+    """A number in [-0.5, 0.5) for each int32, the same for the same: multiply and shift, as in splitmix."""
     mixed = (bits ^ ((seed * 0x9E3779B1) & 0x7FFFFFFF)).mul_(-1640531535)
     mixed = mixed.bitwise_xor_(mixed >> 15).mul_(-2048144777)
     mixed = mixed.bitwise_xor_(mixed >> 13).mul_(-1028477379)
@@ -139,9 +133,7 @@ class _Sums:
     made: list[NDArray[np.float64]] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor] = ()) -> None:
-        """Add one prompt: logits, the float32 forward's, and where that is in lower precisions, those of the forwards
-        without each of them. [positions, vocab] each
-        """
+        """Add a prompt: logits, the float32 forward's, those without each precision. [positions, vocab] each"""
         total = torch.zeros(exact.shape[1], dtype=torch.float64, device=exact.device)
         along, size, done = 0.0, 0.0, 0
         rows = max(1, _CHUNK_BYTES // (8 * exact.shape[1]))
@@ -188,10 +180,7 @@ class _Sums:
 
 @dataclass
 class Drawn:
-    """Draws of one model and its prompts, which every side of them is compared with. errors: none before the first
-    side; directions: over tokens, in which most of the draws' error lies; exact: runs the model's float32 forward, or
-    knows what it gave.
-    """
+    """Draws of one model and its prompts. directions: most of their error lies in them; exact: runs in float32."""
 
     exact: RunnableSide = PLAIN
     errors: list[Errors] = field(default_factory=list)
@@ -208,12 +197,9 @@ def errors_of(
     without: Sequence[RunnableSide] = (),
     draws: Drawn | None = None,
 ) -> tuple[list[Errors], list[Errors]]:
-    """(each side in the model's own 16 bits, each draw) against the model's float32 forward of the same tokens, which
-    is `plain`. without: where that is in lower precisions, the forwards without each of them; draws: kept from one call
-    to the next.
-
-    Of the logits, only the float32 forward of a few prompts at a time is kept. CaptureError where float32 does not fit,
-    or a side fails.
+    """(each side in the model's 16 bits, each draw) against the float32 forward of the same tokens, which is `plain`.
+    without: the forwards without each of its lower precisions; draws: kept from one call to the next. CaptureError if
+    float32 does not fit, or a side fails.
     """
     if loaded.torch_dtype not in _SPARE_BITS:
         raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
@@ -250,12 +236,7 @@ def _directions(
     exact: Sequence[torch.Tensor],
     seeds: Sequence[int],
 ) -> tuple[torch.Tensor, dict[tuple[int, int], torch.Tensor]]:
-    """(the directions over tokens in which most of the draws' error lies, logits of these draws by prompt and seed as
-    far as they are kept). The directions are the largest principal ones at a few positions, each position of size 1.
-
-    In a trained model one of them may hold three quarters of it, and then a position's size is that of one number.
-    [directions, vocab], orthonormal
-    """
+    """(directions in which most of the draws' error lies [directions, vocab], these draws by prompt and seed)"""
     rows: list[torch.Tensor] = []
     kept: dict[tuple[int, int], torch.Tensor] = {}
     left, room = _LOOKED_AT, _KEPT_BYTES
@@ -297,12 +278,7 @@ def sixteen_rows(
     *,
     decides: bool = True,
 ) -> tuple[list[Evidence], list[SixteenTest | None]]:
-    """(a row for each side, the test of each that failed, None of another): what 16 bits say of each side. draws: of
-    the model and prompts, if they are kept.
-
-    decides: there is nothing but 16 bits, so the draws must be shown to be a measure of the model's rounding whatever
-    they say; else only before they accuse a side.
-    """
+    """(a row for each side, the test of each that failed). decides: the draws must be shown to be a measure at all."""
     rows, tests = _tested(loaded, prompts, sides, blocks, say, PLAIN, (), draws, decides=decides)
     failed = [test if row.outcome == FAILED else None for row, test in zip(rows, tests, strict=True)]
     if len(sides) > 1 and all(failed):
@@ -318,9 +294,7 @@ def beside_a_precision(
     precision: Precision,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Evidence, SixteenTest]:
-    """Draw roundings for one side that ought to compute the model's own forward in a lower precision: with its share of
-    it.
-    """
+    """Draw roundings for one side that ought to compute the model's own forward in a lower precision."""
     (row,), (test,) = _tested(loaded, prompts, [side], blocks, say, precision.side, [PLAIN])
     return row, test
 
@@ -337,12 +311,9 @@ def _tested(
     *,
     decides: bool = True,
 ) -> tuple[list[Evidence], list[SixteenTest]]:
-    """A row and a test of each side. plain: what they ought to compute; without, draws: as of `errors_of`; decides: as
-    of `sixteen_rows`.
-    """
+    """A row and a test of each side. plain: what they ought to compute; the others: as of `errors_of`."""
     lengths = [len(ids) for ids in prompts]
-    ways = _ways_of(loaded, prompts, plain)
-    draws = draws or Drawn(plain)
+    ways, draws = _ways_of(loaded, prompts, plain), draws or Drawn(plain)
 
     def tests_of(wanted: Sequence[RunnableSide]) -> list[SixteenTest]:
         found, drawn = errors_of(loaded, prompts, wanted, range(DRAWS), say, plain, without, draws)
@@ -352,13 +323,12 @@ def _tested(
     tests, of_ways = of_all[: len(sides)], of_all[len(sides) :]
     if not of_ways and not all(test.is_passed for test in tests):
         of_ways = tests_of(ways)
-    own = dict(zip([way.name for way in ways], of_ways, strict=False))
-    ratios = [test.ratio for test in own.values()]
+    ratios = [test.ratio for test in of_ways]
     rows = [
         sixteen_evidence(test, side.name, loaded.dtype, DRAWS, lengths, ratios)
         for side, test in zip(sides, tests, strict=True)
     ]
-    odd = [name for name, test in own.items() if not test.is_passed]
+    odd = [way.name for way, test in zip(ways, of_ways, strict=False) if not test.is_passed]
     if odd:
         why = (
             f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of"

@@ -44,7 +44,7 @@ from ...runs.file.evidence import (
 )
 from ...runs.file.records import NONDETERMINISTIC, ROUNDING, UNDECIDED, FloorRows
 from ...text import three_digits
-from ..models.float64 import in_float64
+from ..models.dtypes import WIDENING, in_float32, in_float64
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engine_side import parts_of
@@ -55,7 +55,7 @@ from .modules_alone import first_module_apart, first_not_finite, module_rows
 from .precisions.catalogue import Precision
 from .precisions.in_16_bits import sixteen_bits_alone
 from .precisions.lowered import Lowered, Question, lowered_of_pair
-from .rounding_floor import WIDENING, check_prompts, in_float32, not_finite_of
+from .rounding_floor import check_prompts, not_finite_of
 
 SEEDS = 4
 FLOAT64 = "float64"
@@ -135,11 +135,7 @@ def judge_pair(
 
 
 class _ModelLadder(Ladder):
-    """One pair on trial, whose model is at hand.
-
-    tests: of the pair, by rung, FLOAT64 if that takes float32's place; measured: mean squares of the reorderings by
-    dtype; narrow: sides that compute in 16 bits whatever they are asked.
-    """
+    """A pair on trial with its model. tests: by rung; measured: mean squares by dtype; narrow: sides of 16 bits."""
 
     def __init__(
         self,
@@ -256,9 +252,7 @@ class _ModelLadder(Ladder):
     # ---- rungs
 
     def _other_neighbours(self, digest: str) -> None:
-        """Run with other contents in the other rows, their number and length held fixed: the prompt's own bits must not
-        move.
-        """
+        """Run with other contents in the other rows: the prompt's own bits must not move."""
         side = self.sides[1]
         if side.rows < 2:
             return
@@ -277,9 +271,7 @@ class _ModelLadder(Ladder):
         self.neighbours(side.name, control, figures, says, has_experts=has_experts(self.loaded.model))
 
     def _other_row(self, digest: str) -> None:
-        """Run the same prompt in another row of the batch. Kernels may sum rows in different orders (on a CPU they do,
-        by thread), which is rounding and compared with the floor like any other; what is more depends on the row.
-        """
+        """Run the prompt in another row. Kernels may sum rows in different orders, which is compared with the floor."""
         side, dtype = self.sides[1], next((name for name in (FLOAT64, "float32") if name in self.measured), None)
         if side.rows < 2:
             return None
@@ -353,9 +345,7 @@ class _ModelLadder(Ladder):
     def _against_floor(
         self, loaded: LoadedModel, pair: Sequence[Divergence], rung: str, *, key: str = "", own_rounding: Any = None
     ) -> None:
-        """Add the pair's row of the rung in the dtype of `loaded`, and its test under `key` or the rung; missing if
-        this model's maps cannot be reordered.
-        """
+        """Add the pair's row in the dtype of `loaded`, and its test; missing if maps cannot be reordered."""
         dtype, (reference, variant) = loaded.dtype, self.names
         control = (
             f"'{variant}' against '{reference}' in {dtype}, beside {len(self.seeds)} reorderings of every linear map"
@@ -430,9 +420,7 @@ class _ModelLadder(Ladder):
         self.evidence[place] = replace(single, outcome=outcome, says=f"{single.says} {doubt}")
 
     def _pair_in_float64(self, widened: LoadedModel) -> None:
-        """Add the pair's row in float64. CaptureError if it would be of no use: a side that keeps float32 inside
-        rounds there as it did before, which beside a floor of float64 would look like a fault.
-        """
+        """Add the pair's row in float64. CaptureError if a side keeps float32 and rounds there as it did before."""
         is_wide = [False, False]
 
         def see(side: int, logits: torch.Tensor) -> None:
@@ -446,11 +434,7 @@ class _ModelLadder(Ladder):
         self._against_floor(widened, pair, FLOAT32, key=FLOAT64)
 
     def _part_in_float32(self) -> str | None:
-        """Say why float64 decides nothing of the pair that was just measured in it, whose row is taken back then: its
-        difference is as large as float32 rounds, so a table, constant or sum of a side stayed in float32. None if
-        float64 decides: the pair is closer to the exact result, as it should be, or further away than float32 rounds,
-        or single modules are wrong by more than their own rounding.
-        """
+        """Say why float64 decides nothing and take its row back: it differs by as much as float32 rounds; else None."""
         test = self.tests.get(FLOAT64)
         if test is None or test.is_passed or test.nonfinite:
             return None
@@ -496,9 +480,7 @@ class _ModelLadder(Ladder):
         self.evidence += [each.evidence for each in self.lowered]
 
     def _sixteen_bits(self, precisions: Sequence[Precision]) -> SixteenTest | None:
-        """Compare the error of each side in 16 bits with that of roundings drawn anew: a fault of the 16-bit kernels
-        alone leaves the pair in float32 as it is. -> the test that failed
-        """
+        """Compare each side's error in 16 bits with that of roundings drawn anew. -> the test that failed"""
         wide = {row.outcome for row in self.evidence if row.rung == FLOAT32}
         sides = [self.session.kept(side) for side in self.sides if side.path != PLAIN.path]
         if self.loaded.dtype == "float32" or FAILED in wide or not sides or not self.fits_float32:
@@ -546,9 +528,7 @@ class _StaysInFloat32Error(CaptureError):
 
 
 def _is_in_one_place(figures: AloneFigures) -> bool:
-    """Return whether modules are beyond their own rounding that are at most half of their kind: a fault of one layer. A
-    kernel that sums a long product in one chain rounds more in all of them.
-    """
+    """Return whether modules are beyond their rounding that are at most half of their kind: one layer's fault."""
 
     def kinds(names: Sequence[str]) -> Counter[str]:
         return Counter(re.sub(r"\.\d+(?=\.|$)", "", name) for name in names)
@@ -558,13 +538,11 @@ def _is_in_one_place(figures: AloneFigures) -> bool:
 
 
 def _asks_for_float64(loaded: LoadedModel, test: FloorTest) -> bool:
-    """True if the float32 comparison of this model may mean nothing, one way or the other.
+    """Return whether the float32 comparison of this model may mean nothing.
 
-    A router that chooses experts is no continuous function: if two experts' scores nearly tie, rounding picks
-    another expert and the position jumps, in the pair (which then fails) or in the reorderings (whose floor then hides
-    a fault). In float64 such a tie has to be 2^29 times nearer, and a fault is as large as it was. What is larger at
-    every position alike is no matter of ties. Of any other model a pair that passes and is larger than rounding nearly
-    ever is may be a fault of a few units in the last place.
+    If two experts' scores nearly tie, rounding picks another expert and the position jumps, in the pair or in the
+    floor; in float64 such a tie is 2^29 times nearer. Of any other model a pair that passes and is larger than rounding
+    nearly ever is may be a fault of a few units in the last place.
     """
     if has_experts(loaded.model):
         return not test.nonfinite and not is_larger_everywhere(test)

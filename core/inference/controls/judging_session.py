@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from ...judging.divergence import Divergence, mean_squares
 from ...numerics.formats import LOGIT_FORMATS
-from ..models.float64 import in_float64
+from ..models.dtypes import in_float32, in_float64
 from ..models.model import LoadedModel
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engines import PLAIN, RunnableSide, digests_of, divergence, whole_side
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import Drawn
-from .rounding_floor import EXACT_BYTES, Floor, as_many_as, in_float32, own_rounding_of, rounding_floor
+from .rounding_floor import EXACT_BYTES, Floor, as_many_as, own_rounding_of, rounding_floor
 
 KEPT_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 _WIDEST = 4  # bytes of a logit of another engine, some of which give float32 whatever they compute in
@@ -32,11 +32,8 @@ Computed = TypeVar("Computed")
 
 
 class JudgingSession:
-    """One model and the prompts that its pairs are judged on.
-
-    Of a side that is a path, of transformers or of another engine, everything is kept under the path's name; a callable
-    may be another one under the same name, and is run anew for every pair. Whoever changes the model in between makes
-    another session.
+    """One model and the prompts that its pairs are judged on. Results of a path are kept under its name; a callable may
+    be another one under the same name, and is run anew for every pair.
     """
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
@@ -53,9 +50,7 @@ class JudgingSession:
         self.draws = Drawn(exact=self.kept(PLAIN))
 
     def floor(self, model: LoadedModel, seeds: Sequence[int]) -> Floor:
-        """`rounding_floor` of the prompts; a seed that was asked for before is not run again. model: the session's, or
-        the same weights widened.
-        """
+        """`rounding_floor`, a seed once. model: the session's, or the same weights widened."""
         dtype = model.dtype
         missing = [seed for seed in seeds if (dtype, seed) not in self._floors]
         if missing:
@@ -64,21 +59,6 @@ class JudgingSession:
             self._maps.setdefault(dtype, added.maps)
             self._floors |= {(dtype, seed): of for seed, of in zip(missing, added.divergences, strict=True)}
         return Floor(self._maps[dtype], tuple(seeds), tuple(self._floors[dtype, seed] for seed in seeds))
-
-    def plain_logits(self) -> list[torch.Tensor] | None:
-        """Logits of a plain prefill of every prompt in the model's own dtype, kept from now on; None where they have no
-        room. [prompts][positions, vocab]
-        """
-        found = [self._logits_of(PLAIN, self.loaded, ids) for ids in self.prompts]
-        whole = [logits for logits in found if logits is not None]
-        return whole if len(whole) == len(found) else None
-
-    def take_floor(self, seed: int, maps: int, divergences: Sequence[Divergence]) -> None:
-        """Keep what a reordered prefill of all prompts in the model's own dtype gave, which was run for another purpose
-        too; `floor` does not run that seed again. maps: linear maps reordered.
-        """
-        self._maps.setdefault(self.loaded.dtype, maps)
-        self._floors[self.loaded.dtype, seed] = tuple(divergences)
 
     def own_rounding(self) -> NDArray[np.float64] | None:
         """`own_rounding_of` the model on the prompts. [positions]"""
@@ -99,9 +79,7 @@ class JudgingSession:
         return self._once(side, key, self._digests, lambda: digests_of(model, self.prompts, [side])[0])
 
     def error(self, side: RunnableSide) -> float:
-        """rms of the side in float32 to a plain forward of the same weights in float64, in logits; over as many prompts
-        as fit.
-        """
+        """rms of the side in float32 to prefill in float64, in logits; over as many prompts as fit."""
         return self._once(side, side.name, self._errors, lambda: self._error(side))
 
     def _error(self, side: RunnableSide) -> float:
@@ -124,9 +102,7 @@ class JudgingSession:
         return kept[key]
 
     def kept(self, side: RunnableSide) -> RunnableSide:
-        """The side, but a path computes the logits of a prompt once in each dtype, as far as KEPT_BYTES go. Who follows
-        its forwards, or asks whether it repeats itself, runs it anew.
-        """
+        """The side, but a path computes its logits once in each dtype, as far as KEPT_BYTES go; not if followed."""
         return replace(side, open=partial(self._opened, side)) if side.is_named else side
 
     def forget(self, side: RunnableSide) -> None:

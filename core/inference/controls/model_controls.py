@@ -20,7 +20,7 @@ from ...judging.uploaded_controls import FOREIGN, ModelControls, side_in_float32
 from ...numerics.formats import LOGIT_FORMATS, values_of
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
-from ..models.float64 import in_float64
+from ..models.dtypes import in_float32, in_float64
 from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import Run
@@ -31,7 +31,7 @@ from .judge_model import SEEDS
 from .precisions.in_16_bits import not_drawn, sixteen_bits_alone
 from .precisions.lowered import checked_in_16_bits, lowered
 from .precisions.lowered_side import Lowered, Question, answering
-from .rounding_floor import EXACT_BYTES, as_many_as, check_prompts, in_float32, own_rounding_of, rounding_floor
+from .rounding_floor import EXACT_BYTES, as_many_as, check_prompts, own_rounding_of, rounding_floor
 
 
 def model_controls(
@@ -42,9 +42,7 @@ def model_controls(
     seeds: Sequence[int] = range(SEEDS),
     on_progress: Callable[[str], None] | None = None,
 ) -> ModelControls:
-    """Runs the model, loaded in the dump's dtype, on the dump's tokens. UsageError if the dump is of no tokens or
-    another vocabulary. float32: dumps of the pair in float32, if they are given as well.
-    """
+    """Run the model on a dump's tokens, in its dtype. float32: dumps of the pair in float32."""
     say = on_progress or (lambda _: None)
     header = figures.header
     prompts = [tuple(int(token) for token in prompt.token_ids) for prompt in header.prompts]
@@ -189,9 +187,7 @@ def _uploaded(figures: Figures, index: int, prompts: Sequence[tuple[int, ...]]) 
 
 
 def _errors(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: dict[str, RunnableSide]) -> dict[str, float]:
-    """rms of each side, in logits, to a forward in float64; over as many prompts as fit, empty where that is not to be
-    had.
-    """
+    """rms of each side to prefill in float64, in logits; over as many prompts as fit, empty if none do."""
     chosen = as_many_as(prompts, EXACT_BYTES // (8 * loaded.vocab_size))
     try:
         with in_float64(loaded) as widened:

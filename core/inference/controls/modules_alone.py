@@ -1,8 +1,7 @@
-"""Each module alone: given what the other side's modules put out before it, does it put out what the other side's did?
+"""Each module alone: given what the other side's modules put out before it, does it put out what that side's did?
 
-A forward of the model in which the output of every module is replaced by the other side's, after it was compared: so
-each module is fed what the other side's was fed, and a fault shows where it is and nowhere after it. The measure is the
-module's own rounding: how far its float32 is from float64 on the same input.
+A forward in which every module's output is replaced by the other side's after it was compared: a fault shows where it
+is and nowhere after it. The measure is the module's own rounding, float32 to float64 on the same input.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ...judging.ladder.places import place_of
 from ...judging.module_evidence import alone_evidence
 from ...runs.file.evidence import MISSING, AloneFigures, Check, Evidence, Unmeasured
 from ..models.bits import row_sums
-from ..models.float64 import in_float64
+from ..models.dtypes import in_float32, in_float64
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import ignore
@@ -31,7 +30,6 @@ from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 from ..watching.modules import traced_modules, watched_modules
 from .precisions.engine_settings import at_widest
-from .rounding_floor import in_float32
 
 KEPT_BYTES = 256 << 20  # of the side's outputs at once
 _ULP = 2.0**-23  # of float32, over the value: of one huge feature of a position a single rounding may be all there is
@@ -48,11 +46,9 @@ def module_rows(
     *,
     is_below_float32: bool,
 ) -> list[Evidence]:
-    """Take each side of a failed pair that is not the plain forward apart, module by module, on the prompt with the
-    worst row. A compiled side has no modules to look at.
+    """Take each side of a failed pair apart that is not prefill, on the prompt with the worst row; not if compiled.
 
-    bugs: names of sides that no lower precision explains; is_below_float32: what was decided in float64 may be too
-    small for any module to stand out.
+    bugs: names of sides that no lower precision explains; is_below_float32: a fault may be too small for any module.
     """
     if any(side.is_one_piece for side in sides):
         return []
@@ -94,11 +90,7 @@ def _names_modules(row: Evidence) -> bool:
 
 
 class KeptOutputs(ModuleTrace):
-    """Module outputs of a prompt, kept at all positions.
-
-    kept: by module, [positions, width], in the order in which they ran; seen: by module, positions that a forward has
-    computed [positions]. is_ambiguous: also where a forward that nobody announced computes positions once more.
-    """
+    """Module outputs [positions, width] of a prompt, in the order in which modules ran. seen: computed positions."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         super().__init__(prompt, range(len(prompt)))
@@ -115,9 +107,7 @@ class KeptOutputs(ModuleTrace):
         self.kept[name][places] = found
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Row of the prompt, of [rows, columns, width] alone, so that both sides compare the same modules whatever
-        their batches.
-        """
+        """Row of the prompt, of [rows, columns, width] alone: both sides compare the same modules."""
         assert self._computed is not None
         is_of_rows = output.ndim == 3 and output.shape[0] > self._computed[0]
         return super()._own_row(output) if is_of_rows else None
@@ -132,9 +122,7 @@ class KeptOutputs(ModuleTrace):
 def first_module_apart(
     loaded: LoadedModel, prompt: Sequence[int], sides: Sequence[RunnableSide], least: float
 ) -> str | None:
-    """Name of the first module whose outputs differ by more than `least` of their size, rms over rms; None if no module
-    does, or a side cannot be followed.
-    """
+    """First module whose outputs differ by more than `least` of their size, rms over rms; None if none does."""
     modules = traced_modules(loaded.model)
     traces = [KeptOutputs(prompt) for _ in sides]
     for trace, side in zip(traces, sides, strict=True):
@@ -160,9 +148,7 @@ class ModulesAlone:
 
 
 def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide) -> ModulesAlone:
-    """Take a side apart, module by module, on one prompt. CaptureError where its modules cannot be followed, or hold
-    more than memory has room for.
-    """
+    """Take a side apart, module by module, on one prompt. CaptureError if its modules cannot be followed."""
     inside = {each.name: each.module for each in watched_modules(loaded.model) if each.kind in _INSIDE}
     modules = {**traced_modules(loaded.model), **inside}
     theirs = KeptOutputs(prompt)
@@ -246,9 +232,7 @@ def _figures(
 
 
 def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> str | None:
-    """Run a prompt and return the first module that puts out NaN or infinity though it was given none; None if there is
-    no such module.
-    """
+    """Run a prompt and return the first module that makes NaN or infinity of finite inputs, or None."""
     found: list[str] = []
 
     def is_finite(values: Any) -> bool:

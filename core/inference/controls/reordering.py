@@ -1,14 +1,10 @@
 """Linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding floor).
 
-A product contracts one axis of a weight with one of its input: y[o] = sum_i W[o, i] x[i]. Permuting that axis of both
-alike is the same mathematics in another order of summation. It is done where torch dispatches its operations, below
-every module class: fused projections, transposed weights (Conv1D), experts held as one 3-D parameter and weights that a
-module multiplies with by itself all arrive there as one of a dozen products. The model is never written to, so there is
-nothing to put back: a permuted weight is a copy that lives for one product.
+Permuting the contracted axis of a weight and of its input alike is the same mathematics in another order of summation.
+It is done where torch dispatches its operations, below every module class, on copies that live for one product.
 
-Attention, norms, embeddings and convolutions stay as they are. An operation that takes a weight and is not known to be
-either is refused, and so is a module whose products were never seen: a floor of half a model would be too low, and call
-rounding a bug.
+Attention, norms, embeddings and convolutions stay as they are. Any other operation on a weight is refused, and so is a
+module whose products were never seen: a floor of half a model would call rounding a bug.
 """
 
 from __future__ import annotations
@@ -27,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import CaptureError
-
-__all__ = ["Reordering", "order_of", "reordered", "reordering_refusal"]
 
 _aten: Any = torch.ops.aten
 # Product -> the argument numbers of its two factors. The last axis of the first meets the last but one of the second.
@@ -61,29 +55,20 @@ _NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
 
 
 def order_of(seed: int, name: str, length: int) -> torch.Tensor:
-    """The permutation of `length` terms for a seed and a weight's name, the same on every machine. [length], int64 on
-    the CPU
-    """
+    """The permutation of `length` terms for a seed and a weight's name, the same everywhere. [length], int64"""
     digest = hashlib.sha256(f"{seed} {length} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randperm(length, generator=generator)
 
 
 class Reordering:
-    """Record of what has been reordered so far. `calls`: name of a weight -> products with it; `len` is the number of
-    such weights.
-    """
+    """What has been reordered so far. calls: weight -> products with it; experts in one parameter are one map."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self.calls)
-
-    @property
-    def maps(self) -> tuple[str, ...]:
-        """The names, sorted. Experts in one parameter are one map, and so are the layers that share a tied weight."""
-        return tuple(sorted(self.calls))
 
 
 @contextmanager
@@ -99,11 +84,19 @@ def reordered(model: torch.nn.Module, seed: int) -> Iterator[Reordering]:
     weights = _Weights(model)
     mode = _Reorder(weights, found, seed)
     ran: Counter[torch.nn.Module] = Counter()
-    hooks = []
+
+    def note(module: torch.nn.Module, *_: Any) -> None:
+        # Under a dispatch mode dynamo quietly falls back to the plain model, and the floor would then compare two
+        # kinds of kernels. Its frame evaluator is installed all the same.
+        if get_eval_frame_callback() is not None:
+            raise CaptureError(
+                "reordering: the model is called through torch.compile, whose sums cannot be reached; leave compile"
+                " out."
+            )
+        ran[module] += 1
+
+    hooks = [module.register_forward_hook(note) for module in model.modules() if weights.of(module)]
     try:
-        for module in model.modules():
-            if weights.of(module):
-                hooks.append(module.register_forward_hook(_noting(ran)))
         with mode:
             yield found
     finally:
@@ -126,53 +119,25 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
             return f"{where} is compiled, so its sums cannot be reached; load the model without compiling it"
         if hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), torch.Tensor):
             return f"{where} holds no weight in the open, as quantised layers do; load the model without quantisation"
-        own = [*module._parameters.items(), *module._buffers.items()]
-        for key, tensor in own:
-            if tensor is None or "weight" not in key:
+        tensors = {**module._parameters, **module._buffers}
+        for key, tensor in tensors.items():
+            if tensor is None:
                 continue
-            if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            if "weight" in key and (not tensor.is_floating_point() or tensor.dtype.itemsize < 2):
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 return (
                     f"{where} holds its {key} as {dtype}, as quantised layers do; load the model without quantisation"
                 )
-        for key, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if type(parameter) not in (torch.nn.Parameter, torch.Tensor):
-                return (
-                    f"{where} holds its {key} as {type(parameter).__name__}; load the model with plain tensors as"
-                    " weights"
-                )
-            if parameter.device.type == "meta":
+            if key in module._parameters and type(tensor) not in (torch.nn.Parameter, torch.Tensor):
+                kind = type(tensor).__name__
+                return f"{where} holds its {key} as {kind}; load the model with plain tensors as weights"
+            if key in module._parameters and tensor.device.type == "meta":
                 return f"{where} has its {key} offloaded; load the whole model onto one device"
     return None
 
 
-def _noting(ran: Counter[torch.nn.Module]) -> Any:
-    def note(module: torch.nn.Module, *_: Any) -> None:
-        if _is_under_compile():
-            raise CaptureError(
-                "reordering: the model is called through torch.compile, whose sums cannot be reached; leave compile"
-                " out."
-            )
-        ran[module] += 1
-
-    return note
-
-
-def _is_under_compile() -> bool:
-    """True where the code that runs now is called through torch.compile.
-
-    Under a dispatch mode dynamo quietly falls back to the plain model (convert_frame: "should_skip_for_dispatch_mode"),
-    and the floor would then compare two kinds of kernels. Its frame evaluator is installed all the same.
-    """
-    return get_eval_frame_callback() is not None
-
-
 class _Weights:
-    """The matrices among a model's parameters, found again by where in memory a tensor begins: every view of one is
-    one.
-    """
+    """The matrices among a model's parameters, by where in memory they begin: every view of one is one."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         names: dict[int, str] = {}
@@ -216,9 +181,7 @@ class _Weights:
         return name
 
     def add_copy(self, tensor: torch.Tensor, name: str) -> None:
-        """The tensor is a function of the parameter `name` alone: its rows gathered for some tokens, or it in another
-        dtype.
-        """
+        """Note a function of the parameter `name` alone: its rows gathered, or it in another dtype."""
         # While its weak reference is held, no other storage gets the address that is the key.
         self._copies = {key: kept for key, kept in self._copies.items() if not kept[0].expired()}
         storage = tensor.untyped_storage()
@@ -237,9 +200,7 @@ class _Reorder(TorchDispatchMode):
         self._computed_with: set[str] = set()
 
     def has_seen(self, module: torch.nn.Module, runs: int) -> bool:
-        """Return whether, in a module that ran so often, a product was reordered each time, if it is a linear layer,
-        and else anything computed.
-        """
+        """Return whether a linear layer's products were reordered each time it ran; else anything computed."""
         names = self._weights.of(module)
         if not runs or not names:
             return True
@@ -316,9 +277,7 @@ class _Reorder(TorchDispatchMode):
 
 
 def _permuted(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
-    """The tensor with one axis in another order, laid out in memory as it was, so that the same kernel takes it. Same
-    shape.
-    """
+    """The tensor with one axis in another order, laid out in memory as it was. Same shape"""
     spread = [dim for dim in range(tensor.ndim) if tensor.stride(dim) == 0 and tensor.shape[dim] > 1]
     narrow = tensor
     for dim in spread:  # an expanded axis holds its values once

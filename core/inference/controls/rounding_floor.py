@@ -1,14 +1,11 @@
 """Rounding floor of DESIGN section 6: how far pure rounding moves this model's logits.
 
-noise ratio = rms of the pair / rms of the floor, both in one dtype. In float32 the same weights make the float32
-comparison: bfloat16 and float16 values are float32 values too, so the widened model is the same function, rounded more
-finely.
+noise ratio = rms of the pair / rms of the floor, both in one dtype. Widened to float32 the model is the same function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +16,7 @@ from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares, pooled_rms, row_ulp_percentile
 from ...judging.ladder.nonfinite import NotFinite
 from ...numerics.formats import FloatFormat
-from ...text import size
-from ..models import memory
-from ..models.dtype_conversion import converted, converted_bytes
-from ..models.float64 import in_float64
+from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..models.token_text import token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
@@ -96,23 +90,6 @@ def rounding_floor(
     return Floor(maps, tuple(seeds), tuple(map(tuple, found)))
 
 
-@contextmanager
-def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """Compute the same function in float32 inside: every weight keeps its value, and the original bits are put back."""
-    if loaded.dtype != "float32":
-        needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
-        if free is not None and needed > free:
-            raise CaptureError(
-                f"model '{loaded.name}': its weights in float32 take another {size(needed)}, {loaded.device}"
-                f" has {size(free)} free; choose a smaller model or another device."
-            )
-    with converted(loaded, "float32") as widened:
-        yield widened
-
-
-WIDENING = {"float32": in_float32, "float64": in_float64}
-
-
 def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
     """CaptureError where there is none, or one is empty or longer than the model's context."""
     if not prompts:
@@ -130,10 +107,7 @@ def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
 def groups_of(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], itemsize: int | None = None
 ) -> Iterator[list[Sequence[int]]]:
-    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES, and one at least.
-
-    itemsize: of a logit; the model's own where it is None.
-    """
+    """The prompts in order, so many at a time that their plain logits take about _PLAIN_BYTES. itemsize: of a logit"""
     group: list[Sequence[int]] = []
     rows = _PLAIN_BYTES // (loaded.vocab_size * (itemsize or loaded.torch_dtype.itemsize))
     for prompt in prompts:

@@ -18,7 +18,7 @@ from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...runs.file.kept import ALL
 from ...runs.file.records import Generation
-from ..capture.capture import CapturePlan, check_paths, plan_capture, tokens_of, torch_errors_stop
+from ..capture.capture import CapturePlan, check_paths, plan_capture, title_of, tokens_of, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from ..paths.batch import ignore
@@ -28,12 +28,11 @@ from ..paths.sides import sides_of
 
 @dataclass(frozen=True)
 class GenerationProgress:
-    """Progress of the continuations: prompts over all sides, and tokens generated so far."""
+    """Progress of the continuations: prompts over all sides."""
 
     side_name: str
     prompts_done: int
     prompts_total: int
-    tokens: int
 
 
 def plan_generation(
@@ -63,20 +62,16 @@ def plan_generation(
         loaded, ids, reference, variants, seed=seed, kv=kv, keep=keep
     )  # refuses what a capture would, before anything is computed
     by_side: list[list[tuple[int, ...]]] = []
-    written = 0
     for path in paths:
         by_side.append([])
         for made, _ in continue_all(path, loaded, ids, tokens, seed=seed):
             by_side[-1].append(made)
-            written += len(made)
             if on_progress is not None:
-                done = sum(map(len, by_side))
-                on_progress(GenerationProgress(str(path), done, len(ids) * len(paths), written))
+                on_progress(GenerationProgress(str(path), sum(map(len, by_side)), len(ids) * len(paths)))
     generations = [
-        Generation(
-            n, len(given), tokens, tuple(side[n] for side in by_side), tuple(_text(loaded, side[n]) for side in by_side)
-        )
-        for n, given in enumerate(ids)
+        Generation(n, len(given), tokens, sides, tuple(_text(loaded, side) for side in sides))
+        for n, (given, *sides_) in enumerate(zip(ids, *by_side, strict=True))
+        for sides in [tuple(sides_)]
     ]
     whole = [(*given, *_common(generation)) for given, generation in zip(ids, generations, strict=True)]
     return plan_capture(
@@ -84,7 +79,7 @@ def plan_generation(
         whole,
         reference,
         variants,
-        name=name or _title(loaded, paths, tokens),
+        name=name or f"{title_of(loaded, sides_of(reference, variants))}, {tokens} tokens generated",
         command=command,
         request=request,
         seed=seed,
@@ -111,7 +106,7 @@ def plan_longest(
     nothing = tuple(() for _ in paths)
     generations = [Generation(n, len(given), tokens, nothing, ("",) * len(paths)) for n, given in enumerate(ids)]
     whole = [(*given, *placeholder) for given in ids]
-    title = name or _title(loaded, paths, tokens)
+    title = name or f"{title_of(loaded, sides_of(reference, variants))}, {tokens} tokens generated"
     return plan_capture(loaded, whole, reference, variants, kv=kv, name=title, generations=generations, keep=keep)
 
 
@@ -139,9 +134,7 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
 
 
 def best_and_margin(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Argmax, lowest id on ties, NaN never wins, as in the metric contract, and margin in logits. [rows, vocab] ->
-    [rows] each
-    """
+    """(argmax, margin in logits): lowest id on ties, NaN never wins. [rows, vocab] -> [rows] each"""
     known = torch.where(logits.isnan(), -torch.inf, logits)
     best = known.topk(2, dim=-1).values.double()
     return known.argmax(-1), best[:, 0] - best[:, 1]
@@ -181,35 +174,25 @@ def _checked(
     if tokens < 1:
         raise UsageError(f"--tokens {tokens}: a continuation has at least one token.")
     paths = [side.path for side in sides_of(reference, variants)]
-    _refuse(loaded, paths)
+
+    def refuse(positions: int | None) -> None:
+        check_paths(loaded, paths, None)
+        for path in paths:
+            if reason := path.cannot_continue(loaded, positions):
+                raise CaptureError(f"path '{path}': {reason}.")
+
+    refuse(None)
     ids = [tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
-    _check_room(loaded, ids, tokens)
-    for length in sorted({len(given) + tokens - 1 for given in ids}):
-        _refuse(loaded, paths, length)
-    return ids, paths
-
-
-def _refuse(loaded: LoadedModel, paths: Sequence[Path], positions: int | None = None) -> None:
-    check_paths(loaded, paths, None)
-    for path in paths:
-        reason = path.cannot_continue(loaded, positions)
-        if reason:
-            raise CaptureError(f"path '{path}': {reason}.")
-
-
-def _check_room(loaded: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int) -> None:
-    for number, ids in enumerate(prompts, start=1):
-        if loaded.context is not None and len(ids) + tokens > loaded.context:
+    for number, given in enumerate(ids, start=1):
+        if loaded.context is not None and len(given) + tokens > loaded.context:
             raise CaptureError(
-                f"prompt {number} of {len(prompts)} has {len(ids)} tokens, and {tokens} more do not fit the model's"
+                f"prompt {number} of {len(prompts)} has {len(given)} tokens, and {tokens} more do not fit the model's"
                 f" context of {loaded.context}; shorten it or lower --tokens."
             )
+    for length in sorted({len(given) + tokens - 1 for given in ids}):
+        refuse(length)
+    return ids, paths
 
 
 def _text(loaded: LoadedModel, tokens: Sequence[int]) -> str:
     return str(loaded.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _title(loaded: LoadedModel, paths: Sequence[Path], tokens: int) -> str:
-    variants = ", ".join(map(str, paths[1:4])) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
-    return f"{loaded.name.rstrip('/').rsplit('/', 1)[-1]}: {paths[0]} against {variants}, {tokens} tokens generated"

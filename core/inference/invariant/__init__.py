@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .mode import invariant, invariant_forwards, invariant_refusal
+from .mode import Invariant, invariant_forwards, invariant_refusal
 
-__all__ = ["invariant", "invariant_forwards", "invariant_refusal"]
+__all__ = ["Invariant", "invariant_forwards", "invariant_refusal"]

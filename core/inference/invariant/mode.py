@@ -17,22 +17,11 @@ _HANDLERS: dict[Any, Handler] = {}
 
 
 @contextmanager
-def invariant(model: torch.nn.Module) -> Iterator[None]:
-    """Every sum that is computed inside has one order, whatever the batch, the row, the chunk, the cache and the
-    threads.
-
-    Nothing of the model is changed, so there is nothing to put back. Only this thread is affected.
-    """
-    _check(model)
-    with _Invariant():
-        yield
-
-
-@contextmanager
 def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
-    """Apply `invariant` to the forwards of the model alone, not to what is done with their logits meanwhile."""
-    _check(model)
-    mode = _Invariant()
+    """Give every sum of the model's forwards one order, not those of what is done with their logits meanwhile."""
+    if refusal := invariant_refusal(model):
+        raise CaptureError(f"invariant: {refusal}.")
+    mode = Invariant()
 
     def begin(*_: Any) -> None:
         mode.__enter__()
@@ -48,12 +37,6 @@ def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _check(model: torch.nn.Module) -> None:
-    refusal = invariant_refusal(model)
-    if refusal:
-        raise CaptureError(f"invariant: {refusal}.")
-
-
 def invariant_refusal(model: torch.nn.Module) -> str | None:
     """Reason why the sums of this model cannot be given one order and what to do about it, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -63,34 +46,25 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
                 f"it runs on a CPU, and the model is on {device}; choose --device cpu, or compare an engine that has a"
                 " batch-invariant mode of its own (vllm:...)"
             )
+    no_kernel = "for which there is no kernel of fixed order; leave invariant out"
     for name, tensor in tensors:
-        if "weight" not in name:
-            continue
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) or type(tensor) not in (
-            torch.nn.Parameter,
-            torch.Tensor,
-        ):
-            return (
-                f"'{name}' is held as {dtype} in a {type(tensor).__name__}, for which there is no kernel of fixed"
-                " order; leave invariant out"
-            )
+        is_plain = type(tensor) in (torch.nn.Parameter, torch.Tensor)
+        if "weight" in name and not (is_plain and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            return f"'{name}' is held as {dtype} in a {type(tensor).__name__}, {no_kernel}"
     for name, module in model.named_modules():
+        where = f"'{name}' ({type(module).__name__})"
         if isinstance(module, torch.nn.modules.conv._ConvNd):
-            return (
-                f"'{name}' ({type(module).__name__}) adds up over neighbouring tokens, for which there is no kernel of"
-                " fixed order; leave invariant out"
-            )
+            return f"{where} adds up over neighbouring tokens, {no_kernel}"
         if hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), torch.Tensor):
-            return (
-                f"'{name}' ({type(module).__name__}) holds no weight in the open, as quantised layers do; leave"
-                " invariant out"
-            )
+            return f"{where} holds no weight in the open, as quantised layers do; leave invariant out"
     return None
 
 
-class _Invariant(TorchDispatchMode):
-    """Takes over what adds up, lets through what rounds each element by itself, and refuses the rest."""
+class Invariant(TorchDispatchMode):
+    """Every sum inside has one order, whatever the batch, row, chunk, cache and threads: takes over what adds up, lets
+    through what rounds each element by itself, and refuses the rest. Only this thread is affected.
+    """
 
     supports_higher_order_operators = True  # so that they are refused here, in our words
 

@@ -100,16 +100,13 @@ def _linear(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _matmul(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return _of_two(func, args, kwargs, products.matmul)
+    result = products.matmul(args[0], args[1])
+    return kwargs["out"].copy_(result) if "out" in kwargs else result
 
 
 def _bmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return _of_two(func, args, kwargs, lambda x, w: products.batched(x, w, x.dtype))
-
-
-def _of_two(func: Any, args: Any, kwargs: Any, compute: Any) -> Any:
-    result = compute(args[0], args[1])
-    return result if "out" not in kwargs else kwargs["out"].copy_(result)
+    result = products.batched(args[0], args[1], args[0].dtype)
+    return kwargs["out"].copy_(result) if "out" in kwargs else result
 
 
 def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -120,9 +117,8 @@ def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _addmv(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     self, x, w = args
-    return products.added(
-        self, products.product(x, w[:, None])[:, 0], x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    )
+    sums = products.product(x, w[:, None])[:, 0]
+    return products.added(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
 
 
 def _grouped(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -187,36 +183,29 @@ def _attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out, *(query.new_empty(0) if is_tensor else 0 for is_tensor in rest)
 
 
-def _put(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _plain_if(holds: Callable[[Any, Any], bool]) -> Handler:
+    """Let an operation through if its arguments are such that nothing is added up in an order of its own."""
+    return lambda mode, func, args, kwargs: (_plain if holds(args, kwargs) else _refuse)(mode, func, args, kwargs)
+
+
+def _replaces(args: Any, kwargs: Any) -> bool:
     """index_put_ that replaces; adding up at one place has the order of its threads."""
-    if (len(args) > 3 and args[3]) or kwargs.get("accumulate"):
-        return _refuse(mode, func, args, kwargs)
-    return func(*args, **kwargs)
+    return not ((len(args) > 3 and args[3]) or kwargs.get("accumulate"))
 
 
-def _index_add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Adds rows to rows of distinct places: one addition each."""
-    index = args[2]
-    if len(torch.unique(index)) != len(index) or kwargs.get("alpha", 1) != 1:
-        return _refuse(mode, func, args, kwargs)
-    return func(*args, **kwargs)
+def _has_distinct_places(args: Any, kwargs: Any) -> bool:
+    """Rows are added to rows of distinct places: one addition each."""
+    return len(torch.unique(args[2])) == len(args[2]) and kwargs.get("alpha", 1) == 1
 
 
-def _running_sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _is_whole(args: Any, kwargs: Any) -> bool:
     """Running sum of whole numbers, such as tokens an expert has: exact in any order."""
-    x = args[0]
-    if not bool((x == x.round()).all()) or float(x.abs().sum()) > 2.0**24:
-        return _refuse(mode, func, args, kwargs)
-    return func(*args, **kwargs)
+    return bool((args[0] == args[0].round()).all()) and float(args[0].abs().sum()) <= 2.0**24
 
 
-def _scaled(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Sums of two: one rounding, unless one is scaled, which only torch's vectorised branch does without another
-    rounding.
-    """
-    if kwargs.get("alpha", 1) != 1 or any(not isinstance(value, torch.Tensor) for value in args[2:]):
-        return _refuse(mode, func, args, kwargs)
-    return func(*args, **kwargs)
+def _is_unscaled(args: Any, kwargs: Any) -> bool:
+    """Sums of two: one rounding, unless one is scaled, which torch's branches round differently."""
+    return kwargs.get("alpha", 1) == 1 and all(isinstance(value, torch.Tensor) for value in args[2:])
 
 
 def _operations(names: str) -> set[Any]:
@@ -224,43 +213,28 @@ def _operations(names: str) -> set[Any]:
 
 
 _TAKEN_OVER: dict[Any, Handler] = {
-    _aten.linear: _linear,
-    _aten.matmul: _matmul,
-    _aten.mm: _matmul,
-    _aten.mv: _matmul,
-    _aten.dot: _matmul,
-    _aten.bmm: _bmm,
-    _aten.addmm: _addmm,
-    _aten.baddbmm: _addmm,
-    _aten.addmv: _addmv,
-    _aten._grouped_mm: _grouped,
-    _aten.mean: _sum,
-    _aten.sum: _sum,
-    _aten.softmax: _softmax,
-    _aten.log_softmax: _softmax,
-    _aten._softmax: _softmax,
-    _aten._log_softmax: _softmax,
-    _aten.layer_norm: _layer_norm,
-    _aten.native_layer_norm: _layer_norm,
-    _aten.rms_norm: _rms_norm,
-    _aten._fused_rms_norm: _rms_norm,
-    _aten.scaled_dot_product_attention: _attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _aten._scaled_dot_product_flash_attention: _attention,
-    _aten._scaled_dot_product_efficient_attention: _attention,
-    _aten._scaled_dot_product_cudnn_attention: _attention,
-    _aten._scaled_dot_product_fused_attention_overrideable: _attention,
-    _aten.pow: _power,
-    _aten.cumsum: _running_sum,
-    _aten.index_put_: _put,
-    _aten._index_put_impl_: _put,
-    _aten.index_add_: _index_add,
-    _aten.index_add: _index_add,
-    _aten.add: _scaled,
-    _aten.add_: _scaled,
-    _aten.sub: _scaled,
-    _aten.sub_: _scaled,
-    _aten.rsub: _scaled,
+    packet: handler
+    for handler, names in (
+        (_linear, "linear"),
+        (_matmul, "matmul mm mv dot"),
+        (_bmm, "bmm"),
+        (_addmm, "addmm baddbmm"),
+        (_addmv, "addmv"),
+        (_grouped, "_grouped_mm"),
+        (_sum, "mean sum"),
+        (_softmax, "softmax log_softmax _softmax _log_softmax"),
+        (_layer_norm, "layer_norm native_layer_norm"),
+        (_rms_norm, "rms_norm _fused_rms_norm"),
+        (_attention, "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu"),
+        (_attention, "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"),
+        (_attention, "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable"),
+        (_power, "pow"),
+        (_plain_if(_is_whole), "cumsum"),
+        (_plain_if(_replaces), "index_put_ _index_put_impl_"),
+        (_plain_if(_has_distinct_places), "index_add_ index_add"),
+        (_plain_if(_is_unscaled), "add add_ sub sub_ rsub"),
+    )
+    for packet in _operations(names)
 }
 _INEXACT = _operations(
     """

@@ -51,10 +51,8 @@ def product(
 
 
 def batched(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype
-
-    Always one term after another: k may be the keys of attention, of which masked ones add zeros; and how w lies in
-    memory is here a matter of whether torch had to copy it, and so of the batch.
+    """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype. One term after another: k may be keys of
+    attention, masked ones of which add zeros, and how w lies in memory is a matter of the batch.
     """
     out = torch.empty((x.shape[0], x.shape[1], w.shape[2]), dtype=torch.float32)
     for number in range(len(x)):
@@ -122,9 +120,7 @@ def attention(
     scale: float | None = None,
 ) -> torch.Tensor:
     """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h,
-    m, e]
-
-    The scores, their softmax and the weighted sum stay in float32; one rounding at the end.
+    m, e]; scores, softmax and weighted sum in float32, one rounding at the end.
     """
     _check(query, key, value)
     batch, heads, queries, width = query.shape
@@ -207,9 +203,7 @@ _VECTORS = 64  # elements of two vectors: 512 bits of bfloat16; a multiple of ev
 
 
 def _filled(length: int) -> int:
-    """The least number of elements from `length` on of which every thread's share is a whole number of pairs of
-    vectors.
-    """
+    """The least number of elements, from `length` on, that gives every thread whole pairs of vectors."""
     threads = torch.get_num_threads()
     filled = -(-length // _VECTORS) * _VECTORS
     while True:

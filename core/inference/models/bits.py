@@ -16,16 +16,12 @@ def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
 
 
 def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
-    """Bits as by `bits_of`, in memory of their own where the tensor is a small part of something larger, which would
-    live as long as they do.
-    """
+    """Bits as by `bits_of`, in memory of their own if the tensor is a small part of something larger."""
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return bits_of(tensor)
 
 
 def row_sums(values: torch.Tensor) -> NDArray[np.float64]:
-    """Sums of rows, [rows, n] float64 -> [rows]. On a CPU in numpy's order, which is the same on every processor;
-    torch's hangs on its vectors.
-    """
+    """Sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on every processor."""
     return values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()

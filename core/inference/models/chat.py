@@ -13,9 +13,7 @@ from .torch_errors import first_line, quiet
 
 
 def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequence[int]]:
-    """Prompts of a request as a plan takes them: chats as token ids, texts as they are (the tokenizer adds its special
-    tokens), token ids as they are.
-    """
+    """Prompts of a request as a plan takes them: chats as token ids, texts and token ids as they are."""
     is_chat, system = request.is_chat, request.system
     found: list[str | Sequence[int]] = []
     for prompt in prompts_of(request):
@@ -35,12 +33,7 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
 
 
 def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], where: str) -> tuple[int, ...]:
-    """Token ids of a chat of `role` and `content`, up to where the model is to answer; one that ends with the
-    assistant's own words is taken as it is.
-
-    The template writes every special token itself, so the tokenizer adds none: a second beginning-of-text token would
-    be another prompt than the one served. `where` begins the sentence of a refusal.
-    """
+    """Token ids of a chat, up to where the model is to answer. The template writes every special token itself."""
     template = template_of(loaded, where)
     is_answered = messages[-1]["role"] == "assistant"
     try:

@@ -28,10 +28,7 @@ _digests: WeakKeyDictionary[torch.nn.Module, tuple[tuple[int, ...], str]] = Weak
 
 
 def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
-    """A GGUF of the model with its matrices in `dtype` (norms and biases are float32, as llama.cpp has them), written
-    once into the user's cache; without a vocabulary, for token ids go in. CaptureError for an architecture that is not
-    among those known, and for weights that `dtype` does not hold exactly.
-    """
+    """Write a GGUF of the model once into the user's cache, matrices in `dtype`, without a vocabulary."""
     require_gguf()
     config = loaded.model.config.get_text_config(decoder=True)
     kind = str(getattr(config, "model_type", ""))
@@ -45,9 +42,7 @@ def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
 
 
 def folder_of(loaded: LoadedModel) -> Path:
-    """A folder of transformers with the model: its own, or one written once into the user's cache where it came from
-    the hub, a GGUF or memory.
-    """
+    """A folder of transformers with the model: its own, or one written once into the user's cache."""
     own = Path(loaded.name)
     if own.is_dir():
         return own.resolve()

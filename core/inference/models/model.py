@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...text import shown, size
 from . import gguf, memory
 from .devices import name_of_device, usable_device
-from .source import ModelSource, names_of, needed_bytes, placed, source_of
+from .source import ModelSource, needed_bytes, placed, source_of
 from .token_text import token_texts
 from .torch_errors import first_line, foreign_errors_stop, quiet
 from .weights import digest, rounded_parameters
@@ -86,12 +84,9 @@ def load_model(
     weights: bool = True,
 ) -> LoadedModel:
     """The model of a local folder or hub id, of a GGUF, or that a package brings, wholly in `dtype`; on CUDA if there
-    is one, unless `device` says otherwise.
+    is one.
 
-    Cheap checks come first: nothing large is read before the device, the config, the tokenizer and the free memory are
-    known to do. Every refusal is a CaptureError of one sentence. Without `weights` it ends there: a model of the
-    config's shapes, for which nothing large was read or downloaded, and whose revision is '' where only the weights
-    would tell it.
+    Cheap checks come first; every refusal is a CaptureError. weights: False for a model of the config's shapes only.
     """
     fmt = format_named(dtype)
     target = usable_device(device)
@@ -107,14 +102,16 @@ def load_model(
                 model: Any = _weights(name, source, config, fmt.name, trust_remote_code)
                 model = model.to(target)
             else:
-                model = _shapes(config, fmt.name, trust_remote_code)
-                _check_names(name, source, model)
+                with torch.device("meta"):
+                    model = AutoModelForCausalLM.from_config(
+                        config, dtype=getattr(torch, fmt.name), trust_remote_code=trust_remote_code
+                    )
         model.eval().requires_grad_(False)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        revision=source.revision or (_digest(source, model) if weights else ""),
+        revision=source.revision or (_digest(source) if weights else ""),
         dtype=fmt.name,
         device=str(target),
         device_name=name_of_device(target),
@@ -127,9 +124,14 @@ def load_model(
 def revision_of(name: str, revision: str | None = None) -> str:
     """Revision of a model as its runs have it, of weights that are not loaded for it."""
     source = source_of(name, revision)
-    if source.revision or source.gguf is None:
-        return source.revision or (digest(source.folder) if source.folder else "")
-    return source.gguf.sha256()
+    return source.revision or _digest(source)
+
+
+def _digest(source: ModelSource) -> str:
+    """Digest of the files that a model's weights come from."""
+    if source.gguf is not None:
+        return source.gguf.sha256
+    return digest(source.folder) if source.folder else ""
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:
@@ -152,9 +154,7 @@ class _NoTokenizer:
 
 
 def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
-    """A model that is already in memory, as it is; `tokenizer` None: that of the folder it came from, or none at
-    all.
-    """
+    """A model that is in memory already. tokenizer: None for that of the folder it came from, or none at all."""
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in LOGIT_FORMATS:
         raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
@@ -178,39 +178,17 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
     )
 
 
-def _digest(source: ModelSource, model: PreTrainedModel) -> str:
-    """Digest of the files that a model's weights came from."""
-    if source.gguf is not None:
-        return getattr(model.config, _ORIGIN)["sha256"]
-    return digest(source.folder) if source.folder else ""
-
-
 def _origin(config: Any) -> str:
-    """Words on the GGUF that a model's weights were taken out of; '' where there is none."""
+    """Words on the GGUF that a model's weights were taken out of; '' if there is none."""
     origin = getattr(config, _ORIGIN, None)
     if not isinstance(origin, dict):
         return ""
-    kind, digest_of_file = origin.get("quantization"), origin.get("sha256")
-    if not isinstance(kind, str) or not isinstance(digest_of_file, str):
-        return ""
-    return shown(f"dequantised from {kind} of the GGUF {digest_of_file}", 200)
+    return shown(f"dequantised from {origin.get('quantization')} of the GGUF {origin.get('sha256')}", 200)
 
 
 def _config(name: str, source: ModelSource, trust_remote_code: bool) -> Any:
-    if source.folder is not None:
-        file = source.folder / "config.json"
-        if not file.is_file():
-            raise CaptureError(
-                f"model '{name}': the folder has no config.json; expected a model saved by transformers."
-            )
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CaptureError(
-                f"{file} is not readable as JSON ({first_line(error)}); copy the model again."
-            ) from error
-        if not isinstance(content, dict) or not (content.get("model_type") or content.get("auto_map")):
-            raise CaptureError(f"{file} names no model_type; expected the config of a transformers model.")
+    if source.folder is not None and not (source.folder / "config.json").is_file():
+        raise CaptureError(f"model '{name}': the folder has no config.json; expected a model saved by transformers.")
     try:
         config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
         _forget_kernels(config)
@@ -223,10 +201,7 @@ def _config(name: str, source: ModelSource, trust_remote_code: bool) -> Any:
 
 
 def _forget_kernels(config: Any) -> None:
-    """Let attention and experts be the model's own where a config, or one within it, names a repository for them
-    (`owner/kernels`, `paged|owner/kernels@revision`): transformers would fetch code from there and run it, whatever
-    trust_remote_code says.
-    """
+    """Leave out kernels of the hub that a config names: transformers would fetch and run their code, unasked."""
     for key, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
             _forget_kernels(value)
@@ -274,15 +249,12 @@ def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTr
 
 
 def _check_memory(name: str, source: ModelSource, config: Any, dtype: str, device: torch.device) -> None:
-    itemsize = format_named(dtype).itemsize
-    needed = needed_bytes(source, config, itemsize)
-    if needed is None:
-        return
+    needed = needed_bytes(source, config, format_named(dtype).itemsize)
     places = {"this machine": memory.free_host_bytes()}  # weights pass through the host on their way to a GPU
     if device.type == "cuda":
         places[str(device)] = memory.free_bytes(device)
     for place, free in places.items():
-        if free is not None and needed > free:
+        if needed is not None and free is not None and needed > free:
             raise CaptureError(
                 f"model '{name}' needs {size(needed)} in {dtype}, {place} has {size(free)} free; "
                 "choose a smaller model, a narrower dtype or another machine."
@@ -305,53 +277,20 @@ def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remo
         **arguments,
     )
     model, report = loaded  # a pair, because output_loading_info is asked for
-    _refuse_absent(name, model, sorted(report["missing_keys"]))
+    if absent := sorted(report["missing_keys"]):  # transformers would fill them with random numbers and only warn
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        kind = type(model).__name__
+        raise CaptureError(f"model '{name}': its weights lack '{absent[0]}'{more}; expected all those of a {kind}.")
     if source.gguf is not None:
         gguf.plain(model)
         model.name_or_path = name
-        origin = {"quantization": source.gguf.quantization, "sha256": source.gguf.sha256()}
+        origin = {"quantization": source.gguf.quantization, "sha256": source.gguf.sha256}
         setattr(model.config, _ORIGIN, origin)
         if first != target:
             for parameter in rounded_parameters(model, first, target):
                 parameter.data = parameter.data.to(target)
             model.config.dtype = target
     return model
-
-
-def _refuse_absent(name: str, model: PreTrainedModel, absent: list[str]) -> None:
-    """transformers would fill them with random numbers and only warn."""
-    if absent:
-        raise CaptureError(
-            f"model '{name}': its weights lack"
-            f" '{absent[0]}'{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; expected all those of a"
-            f" {type(model).__name__}."
-        )
-
-
-def _shapes(config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
-        )
-    return model
-
-
-def _check_names(name: str, source: ModelSource, model: PreTrainedModel) -> None:
-    """Refuse a folder whose weights lack some that the model has, as loading them would.
-
-    From the names in the files' headers. Where they have names that the model has not, transformers may rename them
-    while it loads, and only loading tells; then nothing is said.
-    """
-    named = names_of(source.folder) if source.folder is not None else None
-    expected = set(model.state_dict())
-    if named is None or not named <= expected:
-        return
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    ignored = list(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
-    absent = expected - named - tied
-    _refuse_absent(
-        name, model, sorted(key for key in absent if not any(re.search(pattern, key) for pattern in ignored))
-    )
 
 
 def _context(config: Any) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +18,17 @@ from .torch_errors import first_line
 from .weights import weight_bytes
 
 _HUB_TIMEOUT_SECONDS = 10
+_OF_HUB: dict[type[Exception], str] = {  # the narrower ones first
+    HFValidationError: ": no such folder; expected one with config.json and weights, or a hub id.",
+    GatedRepoError: " is gated; accept its terms on the hub and log in with an access token.",
+    RevisionNotFoundError: " has no revision '{revision}'; expected a branch, tag or commit of it.",
+    RepositoryNotFoundError: ": no such folder here, and no such public model on the hub; check its name.",
+}
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Origin of a model, to be given to from_pretrained, and what is known about it. folder is None for a model still
-    on the hub, and for a GGUF.
-    """
+    """Origin of a model, for from_pretrained. folder: None for one still on the hub, and for a GGUF."""
 
     place: str
     folder: Path | None
@@ -59,22 +62,9 @@ def source_of(name: str, revision: str | None) -> ModelSource:
             name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True
         )
         return ModelSource(place=name, folder=None, revision=hub.sha, hub=hub)
-    except HFValidationError as error:  # not of the form of a hub id, so it was meant as a folder
-        raise CaptureError(
-            f"model '{name}': no such folder; expected one with config.json and weights, or a hub id."
-        ) from error
-    except GatedRepoError as error:
-        raise CaptureError(
-            f"model '{name}' is gated; accept its terms on the hub and log in with an access token."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CaptureError(
-            f"model '{name}' has no revision '{revision}'; expected a branch, tag or commit of it."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CaptureError(
-            f"model '{name}': no such folder here, and no such public model on the hub; check its name."
-        ) from error
+    except tuple(_OF_HUB) as error:
+        why = next(words for kind, words in _OF_HUB.items() if isinstance(error, kind))
+        raise CaptureError(f"model '{name}'{why.format(revision=revision)}") from error
     except Exception as error:  # whatever the HTTP client raises without a network: a copy in the cache will do
         cached = _cached_folder(name, revision)
         if cached is None:
@@ -116,17 +106,3 @@ def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
         return sum(counts.values()) * itemsize
     binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
     return sum(binaries) * itemsize // saved if binaries else None
-
-
-def names_of(folder: Path) -> set[str] | None:
-    """Names of a folder's safetensors, without reading one of them; None where it has none. Its files are known to be
-    whole.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        with single.open("rb") as stream:  # not by a map of the file, which may be larger than this machine
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        return set(header) - {"__metadata__"}
-    if index.is_file():
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    return None

@@ -1,8 +1,5 @@
-"""The readable text of every token id.
-
-`convert_ids_to_tokens` shows a byte-level tokenizer's private alphabet ('Ġdef' for ' def'), and `decode` turns bytes
-that are no valid UTF-8 alone into a replacement character, so that a hundred different tokens look the same. Neither is
-readable.
+"""The readable text of every token id: `convert_ids_to_tokens` shows a byte-level tokenizer's private alphabet, and
+`decode` turns bytes that are no valid UTF-8 alone into a replacement character.
 """
 
 from __future__ import annotations
@@ -23,9 +20,7 @@ def readable(raw: bytes) -> str:
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:
-    """Token id -> text, for each of `ids`; an id the tokenizer does not know (padding of the vocabulary) is '<unused
-    511>'.
-    """
+    """Token id -> text; an id that the tokenizer does not know is '<unused 511>'."""
     raws = tokenizer.convert_ids_to_tokens(list(ids))
     return {token: _text(tokenizer, token, raw) for token, raw in zip(ids, raws, strict=True)}
 

@@ -12,20 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from ...errors import CaptureError
 
 _FORMS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
-_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_LARGEST = 8  # bytes of an element of any other type, at most
 
 
 def weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
-    """Bytes the weights of `folder` take once every float is `itemsize` bytes wide.
-
-    `saved_itemsize` (bytes an element, from the config) is used where a file does not say it itself
-    (pytorch_model.bin).
-    """
+    """Bytes of a folder's weights in floats of `itemsize`. saved_itemsize: from the config, for pytorch_model.bin."""
     total = 0.0
     for file in _weight_files(folder):
         if file.suffix == ".safetensors":
@@ -57,33 +54,18 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _safetensors_bytes(file: Path, itemsize: int) -> int:
-    size = file.stat().st_size
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
-                raise ValueError("header length")
-            header = json.loads(stream.read(length))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        end = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
-        total = 0
-        for entry in tensors:
-            begin, stop = entry["data_offsets"]
-            is_float = entry["dtype"] in _FLOAT_BYTES
-            total += math.prod(entry["shape"]) * itemsize if is_float else stop - begin
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CaptureError(
-            f"{file} is no safetensors file (a git-lfs pointer, or cut short?); copy the model again."
-        ) from error
-    if size < end:
-        raise CaptureError(f"{file} has {size} bytes where its header announces {end}; copy the model again.")
-    return total
+        with safe_open(file, framework="numpy") as tensors:
+            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no mapping
+            return sum(
+                math.prod(each.get_shape()) * (itemsize if each.get_dtype() in _FLOATS else _LARGEST) for each in slices
+            )
+    except Exception as error:  # a git-lfs pointer, or a download that was cut short
+        raise CaptureError(f"{file} is no whole safetensors file ({error}); copy the model again.") from error
 
 
 def digest(folder: Path) -> str:
-    """`sha256:...` of a folder's weight files, in order of their names: which weights a run was made with. '' if there
-    are none.
-    """
+    """`sha256:...` of a folder's weight files, in order of their names; '' if there are none."""
     total = hashlib.sha256()
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin") and path.is_file())
     for path in files:
@@ -95,9 +77,7 @@ def digest(folder: Path) -> str:
 def rounded_parameters(
     model: torch.nn.Module, source: torch.dtype, target: torch.dtype
 ) -> Iterator[torch.nn.Parameter]:
-    """Parameters in `source` that are rounded where a model is converted to `target`, each once: all but those that
-    transformers itself would load in float32.
-    """
+    """Parameters that a conversion rounds, each once: all but those that transformers loads in float32."""
     kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if target is torch.float16:  # modeling_utils: the other list exists only because float16 overflows
         kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())

@@ -17,12 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 @dataclass(frozen=True)
 class Operation:
-    """One torch operation.
-
-    words: what the numbers of a size are, with the names of axes; rows, shared: axes of each input after the batch, and
-    of each that all rows use; run(*rows, *shared) -> [batch, ...]; backend: of attention; is_on_cpu: exists there;
-    modules: of a model, that have this size.
-    """
+    """A torch operation. words: a size in words; rows, shared: axes of its inputs; modules: of a model."""
 
     name: str
     words: str

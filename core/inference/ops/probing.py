@@ -35,9 +35,7 @@ Bits = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """Plan of a run of probes. repeats: calls at each batch size beyond the first; seconds_each: after which a probe
-    repeats no more (each batch size is called twice at least).
-    """
+    """Plan of probes. repeats: calls at each batch size after the first; seconds_each: after which they end."""
 
     device: torch.device
     dtypes: tuple[str, ...]
@@ -54,9 +52,7 @@ def probes_of(
     of_model: Sequence[Operation] = (),
     table: Sequence[Operation] = OPERATIONS,
 ) -> tuple[tuple[Operation, tuple[int, ...]], ...]:
-    """(operation, size) of everything to probe. names: of operations, empty for all; a size that a model has too is
-    probed once.
-    """
+    """(operation, size) of everything to probe, each once. names: of operations, empty for all"""
     probes = {}
     for operation in (*table, *of_model):
         is_own = operation in of_model

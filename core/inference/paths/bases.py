@@ -40,10 +40,7 @@ def _chunked(batch: PromptBatch, emit: Emit, size: int) -> None:
 
 
 def _reuse(batch: PromptBatch, emit: Emit, prefix: int) -> None:
-    """Call 1 computes the first N tokens; call 2 computes the rest after a copy of call 1's cache.
-
-    The logits of the first N positions are call 1's, because call 2 does not compute them.
-    """
+    """Call 1 computes the first N tokens, whose logits are its own; call 2 the rest after a copy of its cache."""
     earlier = DynamicCache(config=batch.loaded.model.config)
     batch.forward(0, prefix, emit, earlier)
     reused = copy.deepcopy(earlier)
@@ -74,9 +71,7 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
 
 
 def _static(batch: PromptBatch, emit: Emit) -> None:
-    """Token by token over a cache allocated for the whole prompt beforehand: attention always spans it, masked beyond
-    the token.
-    """
+    """Token by token over a cache allocated for the whole prompt: attention spans it, masked beyond the token."""
     cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns + batch.room)
     for position in range(batch.positions):
         batch.forward(position, position + 1, emit, cache)
@@ -106,10 +101,7 @@ def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
     config = loaded.model.config.get_text_config(decoder=True)
     given = getattr(config, "rope_parameters", None) or {}
     limits = []
-    for rope in [
-        given,
-        *(entry for entry in given.values() if isinstance(entry, dict)),
-    ]:  # some models have one a layer type
+    for rope in [given, *(entry for entry in given.values() if isinstance(entry, dict))]:  # or one a layer type
         if rope.get("rope_type") == "longrope":
             limits.append(int(rope["original_max_position_embeddings"]))
         elif rope.get("rope_type") == "dynamic":
@@ -120,10 +112,8 @@ def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
 def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> str | None:
     if positions is not None and positions <= prefix:
         remedy = f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
-        return (
-            f"a prompt of {positions} tokens has nothing left to compute after the first {prefix} from an earlier call;"
-            f" {remedy}"
-        )
+        after = f"after the first {prefix} from an earlier call; {remedy}"
+        return f"a prompt of {positions} tokens has nothing left to compute {after}"
     return without_cache(loaded, positions)
 
 

@@ -106,10 +106,8 @@ class PromptBatch:
         return self.columns if stop == self.positions else self.left + stop
 
     def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:
-        """Hand `emit` the logits of the prompt's positions start..stop-1 by one forward, after whatever `cache` holds.
-
-        The model's body has run, and `cache` is filled, when the first piece comes; where all logits would be too many
-        at once, its head then runs for the columns of one slice after another (core.inference.paths.sliced_head).
+        """Hand `emit` the logits of positions start..stop-1 by one forward, after whatever `cache` holds. If all logits
+        would be too many at once, the head runs for one slice of columns after another (sliced_head.py).
         """
         if cache is None and self.watch is not None:
             cache = DynamicCache(config=self.loaded.model.config)
@@ -140,9 +138,7 @@ class PromptBatch:
                 sliced_logits(self.loaded.model, arguments, begin, end, size, split)
 
     def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
-        """One more token a row, after the prompt and `done` tokens that followed it: tokens [rows] -> [1, vocab], of
-        the prompt's row.
-        """
+        """One more token a row, after the prompt and `done` tokens: tokens [rows] -> [1, vocab] of the prompt's row."""
         arguments: dict[str, Any] = {"input_ids": tokens[:, None], "use_cache": True, "past_key_values": cache}
         if self.left:
             after = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
@@ -155,10 +151,7 @@ class PromptBatch:
         return logits[-1:]
 
     def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
-        """The last of the tokens `own` that followed the prompt, among those that follow in the other rows. -> [rows]
-
-        The others go on as their own texts do, whatever the prompt's row chooses: they stand for other requests.
-        """
+        """The last of the tokens `own`, among those of the other rows, which go on as their own texts do. -> [rows]"""
         sequence = (*self.prompt, *own)
         token = torch.tensor(sequence[-1:], dtype=torch.long)
         others = self.neighbours(self.loaded, sequence, self.rows - 1)[:, -1] if self.rows > 1 else token[:0]

@@ -15,9 +15,7 @@ from ..models.bits import own_bits
 
 @dataclass(frozen=True)
 class PromptPlace:
-    """The place of a prompt in a batch. rows: of the batch; row: the prompt's; left, right: padding tokens beside it;
-    positions: its tokens.
-    """
+    """The prompt's place in a batch: rows, its row, padding tokens on either side, its tokens."""
 
     rows: int
     row: int
@@ -28,20 +26,14 @@ class PromptPlace:
 
 @dataclass
 class CacheWatch:
-    """Sees every forward of an open path; afterwards holds the cache of the last one, and where the prompt lies in
-    it.
-    """
+    """Holds the cache of the last forward of an open path, and where the prompt lies in it."""
 
     cache: Cache | None = None
     place: PromptPlace | None = None
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
-    """The prompt's row of every layer's keys and values, widened to `dtype`, padding left out, a layer at a time.
-
-    Layers that keep no keys (a running state, a cache of a kind unknown here) are left out, and so is what `dtype` does
-    not hold exactly.
-    """
+    """The prompt's row of every layer's keys and values, widened to `dtype` if that is exact, without padding."""
     if watch.cache is None or watch.place is None:
         return
     for index, layer in enumerate(watch.cache.layers):

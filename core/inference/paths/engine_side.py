@@ -60,9 +60,7 @@ def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str
 
 
 def parts_of(name: str, dtype: str) -> str:
-    """An engine's word on the parts of a side that ran in a dtype: "weights float32, kv float16"; "" where it said
-    nothing.
-    """
+    """An engine's word on the parts of a side in a dtype, "weights float32, kv float16"; "" if it said nothing."""
     return _parts.get((name, dtype), "")
 
 

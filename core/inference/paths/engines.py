@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,7 @@ from ..models.model import LoadedModel
 from ..models.torch_errors import first_line
 from ..watching.modules import traced_modules
 from .batch import Emit, Run, ignore
-from .grammar import Step
 from .hooks import ModuleTrace
-from .modifiers import MODIFIERS
 from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
@@ -59,7 +57,7 @@ class RunnableSide:
     @property
     def is_one_piece(self) -> bool:
         """True where a compiler makes its kernels, out of reach of whoever looks on."""
-        return self.path is not None and any(MODIFIERS[step.name].is_one_piece for step in self.path.modifiers)
+        return self.path is not None and self.path.is_one_piece
 
     @property
     def rows(self) -> int:
@@ -78,13 +76,12 @@ class RunnableSide:
     def with_modifier(self, name: str, value: Any) -> RunnableSide:
         """Return the same path with one modifier set to another value."""
         assert self.path is not None
-        steps = tuple(step for step in self.path.modifiers if step.name != name)
-        return side_of(str(replace(self.path, modifiers=(*steps, Step(name, (value,))))))
+        return side_of(str(self.path.with_modifier(name, value)))
 
     def value_of(self, name: str) -> Any:
         """Value of a modifier; None where the path has it not."""
-        found = () if self.path is None else self.path.modifiers
-        return next((step.values[0] for step in found if step.name == name), None)
+        values = None if self.path is None else self.path.values_of(name)
+        return None if values is None else values[0]
 
 
 def side_of(given: str | Engine) -> RunnableSide:
@@ -113,12 +110,10 @@ PLAIN = side_of("prefill")
 
 
 class Watch:
-    """The third argument of a callable: `watch(name, tensor)` hands in what the module of that name put out,
-    [positions, features].
+    """The third argument of a callable: `watch(name, tensor)` hands in what a module put out, [positions, features].
 
-    name: as the model calls its module (`model.layers.3.self_attn`): its embedding, blocks, their direct parts, what
-    follows the blocks; start: the first position that the tensor is of, 0 unless the engine computes a prompt in parts.
-    CaptureError for what is neither.
+    name: of the embedding, a block, its direct part or what follows the blocks, as the model calls it; start: first
+    position of the tensor. CaptureError for what is neither.
     """
 
     def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: ModuleTrace | None) -> None:
@@ -132,21 +127,16 @@ class Watch:
     def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
         if self._names and name not in self._names:
             near = difflib.get_close_matches(str(name), self._names, 1)
-            which = (
-                f"did it mean '{near[0]}'?"
-                if near
-                else f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
-            )
+            which = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+            if near:
+                which = f"did it mean '{near[0]}'?"
             raise CaptureError(
                 f"'{self._engine}' hands in '{name}', which is no module of {self._model} that is compared; {which}"
             )
-        is_tensor = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-        if not is_tensor or tensor.ndim != 2 or not 0 <= start < start + len(tensor) <= self._positions:
-            came = (
-                f"{list(tensor.shape)} from position {start} on"
-                if isinstance(tensor, torch.Tensor)
-                else type(tensor).__name__
-            )
+        is_tensor = isinstance(tensor, torch.Tensor)
+        is_float = is_tensor and tensor.is_floating_point() and tensor.ndim == 2
+        if not is_float or not 0 <= start < start + len(tensor) <= self._positions:
+            came = f"{list(tensor.shape)} from position {start} on" if is_tensor else type(tensor).__name__
             raise CaptureError(
                 f"'{self._engine}' hands in '{name}' as {came}; expected numbers [positions, features] within"
                 f" {self._positions} positions."
@@ -165,9 +155,7 @@ def _open_engine(
             logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **given)
         except UlpscopeError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever an engine raises: a control it cannot run is a missing one, no end of the judgement
+        except Exception as error:  # whatever it raises: a control it cannot run is missing, no end of the judgement
             raise CaptureError(
                 f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}."
             ) from error

@@ -19,9 +19,7 @@ Others = Mapping[str, tuple[Value, ...]]
 
 @dataclass(frozen=True)
 class Argument:
-    """One value after a colon. shown: how the grammar writes it; expected: in words; read: None where the text will not
-    do.
-    """
+    """One value after a colon. shown: as the grammar writes it; expected: in words; read: None if it will not do."""
 
     shown: str
     expected: str
@@ -32,11 +30,9 @@ class Argument:
 class Base:
     """A way to walk through the prompt.
 
-    compute: (batch, emit, the values); at_once: positions whose logits (of every row) are on the device at once,
-    given the prompt's positions and the values; forwards: calls of the model for a prompt of so many positions,
-    earlier calls whose cache is reused included; reads_cache: whether any forward reads keys and values of an
-    earlier one; refuse: why this model cannot take a prompt of so many positions (None: of any length) this way and
-    what to do, or None.
+    compute: (batch, emit, values); at_once: positions whose logits are on the device at once, of (positions, values);
+    forwards: calls of the model for a prompt; reads_cache: whether a forward reads keys and values of an earlier one;
+    refuse: why this model cannot take so many positions (None: any) this way, or None.
     """
 
     compute: Callable[..., None]
@@ -49,25 +45,12 @@ class Base:
 
 @dataclass(frozen=True)
 class Modifier:
-    """A change to the batch, the model or the machine that lasts while the base runs.
-
-    rows: sequences in the batch, given the values; columns: padding tokens a row, given the values; ends_prompt:
-    whether something stands after the prompt, so that nothing can follow it; contradiction: what is wrong with these
-    values beside the other modifiers, whatever the model; refuse: why this model or device cannot do it;
-    has_own_neighbours: fills the batch without the text of real neighbours; is_one_piece: a forward gives all its
-    logits at once; computes_in: another dtype than the model's, or None.
-    """
+    """A change while the base runs. contradiction: with other modifiers; refuse: why this model cannot do it."""
 
     change: Callable[..., AbstractContextManager[PromptBatch]]
     arguments: tuple[Argument, ...] = ()
-    rows: Callable[..., int] = lambda *values: 1
-    columns: Callable[..., int] = lambda *values: 0
-    ends_prompt: Callable[..., bool] = lambda *values: False
     contradiction: Callable[..., str | None] = lambda others, *values: None
     refuse: Callable[..., str | None] = lambda loaded, others, *values: None
-    has_own_neighbours: bool = False
-    is_one_piece: bool = False
-    computes_in: Callable[..., str | None] = lambda *values: None
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from transformers import Cache
 
 
 class ModuleTrace:
-    """Takes module outputs of one prompt. A path tells which positions a forward computes, by `forward`; of those of a
-    callable the tokens and the cache tell: the row that holds the prompt's tokens from the cache's length on.
+    """Takes module outputs of one prompt. A path tells which positions a forward computes; of a callable the tokens and
+    the cache tell. Of a module that runs several times in a forward the first output counts.
 
-    prompt: token ids; positions: which of them, ascending; modules: names of those that an engine may hand in.
-    is_ambiguous: neither tells, for several rows hold the
-    tokens. Of a module that runs several times in a forward the first output counts.
+    positions: ascending; modules: names of those that an engine may hand in; is_ambiguous: several rows hold the
+    tokens.
     """
 
     def __init__(self, prompt: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
@@ -36,9 +35,7 @@ class ModuleTrace:
         self._seen: set[str] = set()
 
     def take(self, name: str, first: int, found: torch.Tensor) -> None:
-        """Rows of a module's output at the chosen positions from the `first` on. [chosen, width]; to be copied or done
-        with before this returns, for models add to their outputs in place.
-        """
+        """Take a module's output [chosen, width] from the `first` chosen position on; copy it, models add in place."""
         raise NotImplementedError
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:

@@ -4,12 +4,12 @@ To add one, write a context manager from a `PromptBatch` to the changed one, whi
 left, and enter it in MODIFIERS.
 """
 
-# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
+# ruff: noqa: ARG001 - every entry of the registry has one signature, whether or not it needs all of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -25,10 +25,10 @@ from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...text import size
 from ..invariant import invariant_forwards, invariant_refusal
 from ..models import memory
-from ..models.dtype_conversion import converted, converted_bytes
+from ..models.dtypes import converted, converted_bytes
 from ..models.model import LoadedModel
 from .batch import Neighbours, PromptBatch
-from .grammar import Modifier, Others, a_word, choice, whole_number
+from .grammar import Modifier, Others, Value, a_word, choice, whole_number
 
 _MOST_THREADS = 256  # beyond this a typing error would be met by the operating system, which ends the process
 _SDPA = {
@@ -44,16 +44,14 @@ _TF32_CAPABILITY = (8, 0)  # Ampere
 # The batch.
 
 
-@contextmanager
-def _batch(batch: PromptBatch, rows: int) -> Iterator[PromptBatch]:
-    """Give the batch N rows, 1..N-1 of other sequences of the same length: the same work, other shapes."""
-    yield replace(batch, rows=rows)
+def _changing(**fields: Callable[..., Any]) -> Callable[..., AbstractContextManager[PromptBatch]]:
+    """A change of fields of the batch; each is given the modifier's values."""
 
+    @contextmanager
+    def change(batch: PromptBatch, *values: Value) -> Iterator[PromptBatch]:
+        yield replace(batch, **{name: of(*values) for name, of in fields.items()})
 
-@contextmanager
-def _row(batch: PromptBatch, row: int) -> Iterator[PromptBatch]:
-    """The prompt in row I, the others around it in their order."""
-    yield replace(batch, row=row)
+    return change
 
 
 def _beyond_batch(others: Others, row: int) -> str | None:
@@ -75,31 +73,17 @@ def _random(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Ten
 _NEIGHBOURS: dict[str, Neighbours] = {"same": _copies, "random": _random}
 
 
-@contextmanager
-def _neighbours(batch: PromptBatch, kind: str) -> Iterator[PromptBatch]:
-    """Every other row is the prompt itself, or random tokens."""
-    yield replace(batch, neighbours=_NEIGHBOURS[kind])
-
-
 def _without_batch(others: Others, kind: str) -> str | None:
     return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
-
-
-@contextmanager
-def _pad(batch: PromptBatch, side: str, count: int) -> Iterator[PromptBatch]:
-    """N masked tokens before or after every row, the prompt's own positions unchanged."""
-    yield replace(batch, left=count) if side == "left" else replace(batch, right=count)
 
 
 def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
     taken = signature(loaded.model.forward).parameters
     lacking = [name for name in ("attention_mask", "position_ids") if name not in taken]
-    if lacking:
-        return (
-            f"a {type(loaded.model).__name__} takes no {lacking[0]}, so padding would change its function; leave"
-            " pad out"
-        )
-    return None
+    if not lacking:
+        return None
+    kind = type(loaded.model).__name__
+    return f"a {kind} takes no {lacking[0]}, so padding would change its function; leave pad out"
 
 
 # The model.
@@ -134,11 +118,9 @@ def _attentions(loaded: LoadedModel) -> list[str]:
 
 
 def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
-    exist = _attentions(loaded)
+    exist, kind = _attentions(loaded), type(loaded.model).__name__
     if name not in exist:
-        return (
-            f"a {type(loaded.model).__name__} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
-        )
+        return f"a {kind} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
     if name.startswith("flash_attention") and _dtype_of(loaded, others) == "float32":
         return f"{name} takes float16 and bfloat16 only; choose another dtype or attention"
     return None
@@ -159,10 +141,8 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
     needed, free = converted_bytes(loaded, name), memory.free_bytes(torch.device(loaded.device))
     if free is None or needed <= free:
         return None
-    return (
-        f"a second copy of the weights in {name} takes {size(needed)}, {loaded.device} has "
-        f"{size(free)} free; leave dtype:{name} out"
-    )
+    here = f"{loaded.device} has {size(free)} free; leave dtype:{name} out"
+    return f"a second copy of the weights in {name} takes {size(needed)}, {here}"
 
 
 def _dtype_of(loaded: LoadedModel, others: Others) -> str:
@@ -173,32 +153,27 @@ def _dtype_of(loaded: LoadedModel, others: Others) -> str:
 # The machine.
 
 
-@contextmanager
-def _threads(batch: PromptBatch, count: int) -> Iterator[PromptBatch]:
-    """Kernels on the CPU share their work among N threads, and some split their sums accordingly."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(count)
-        yield batch
-    finally:
-        torch.set_num_threads(before)
+def _switching(
+    get: Callable[[], Any], switch: Callable[[Any], object], to: Callable[..., Any]
+) -> Callable[..., AbstractContextManager[PromptBatch]]:
+    """A setting of the process that is put back. to: the modifier's values -> what it is set to."""
+
+    @contextmanager
+    def change(batch: PromptBatch, *values: Value) -> Iterator[PromptBatch]:
+        before = get()
+        try:
+            switch(to(*values))
+            yield batch
+        finally:
+            switch(before)
+
+    return change
 
 
 def _not_on_cpu(loaded: LoadedModel, others: Others, count: int) -> str | None:
     if loaded.device == "cpu":
         return None
     return f"threads change what a CPU computes, and the model is on {loaded.device}; leave threads:{count} out"
-
-
-@contextmanager
-def _tf32(batch: PromptBatch) -> Iterator[PromptBatch]:
-    """float32 products with operands rounded to TF32 (10 bits of mantissa)."""
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        yield batch
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
@@ -229,42 +204,33 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
     return None
 
 
-@contextmanager
-def _reduced(batch: PromptBatch, switch: str) -> Iterator[PromptBatch]:
-    """True where cuBLAS may add up the parts of a bfloat16 or float16 product in that same dtype."""
+# Each switch is a pair in torch 2.13: (in reduced precision, with split K).
+_REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+
+
+def _reductions() -> list[Any]:
     products: Any = torch.backends.cuda.matmul
-    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-    # Each switch is a pair in torch 2.13: (in reduced precision, with split K).
-    before = [(getattr(products, name), getattr(products, f"{name}_split_k")) for name in names]
-    try:
-        for name in names:
-            setattr(products, name, switch == "on")
-        yield batch
-    finally:
-        for name, value in zip(names, before, strict=True):
-            setattr(products, name, value)
+    return [(getattr(products, name), getattr(products, f"{name}_split_k")) for name in _REDUCTIONS]
+
+
+def _reduce(values: Sequence[Any]) -> None:
+    """Whether cuBLAS may add up the parts of a bfloat16 or float16 product in that same dtype."""
+    for name, value in zip(_REDUCTIONS, values, strict=True):
+        setattr(torch.backends.cuda.matmul, name, value)
 
 
 def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | None:
     if not loaded.device.startswith("cuda"):
-        return (
-            f"reduced-precision reductions exist on CUDA only, and the model is on {loaded.device}; leave"
-            f" reduced:{switch} out"
-        )
-    dtype = _dtype_of(loaded, others)
-    return (
-        None
-        if dtype != "float32"
-        else f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
-    )
+        where = f"and the model is on {loaded.device}; leave reduced:{switch} out"
+        return f"reduced-precision reductions exist on CUDA only, {where}"
+    if _dtype_of(loaded, others) == "float32":
+        return f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
+    return None
 
 
 @contextmanager
 def _compile(batch: PromptBatch) -> Iterator[PromptBatch]:
-    """The model through torch.compile: other kernels, fused and so rounded elsewhere.
-
-    A forward that the compiler has given up on would silently be the plain one, so giving up is an error here.
-    """
+    """The model through torch.compile. If it gives up, which would silently give a plain forward, that is an error."""
     import torch._dynamo  # a second of imports that no other path needs
 
     torch.compiler.reset()
@@ -306,23 +272,28 @@ def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
     return invariant_refusal(loaded.model)
 
 
+_threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
+_tf32 = _switching(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, lambda: "high")
+_reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS))
+_pad = _changing(left=lambda side, count: count * (side == "left"), right=lambda side, count: count * (side == "right"))
+_AN_ATTENTION = a_word("eager|sdpa", "the name of an attention")
+_ROW = whole_number(0, shown="I")
 MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
-    "batch": Modifier(_batch, (whole_number(1),), rows=lambda rows: rows),
-    "row": Modifier(_row, (whole_number(0, shown="I"),), contradiction=_beyond_batch),
-    "neighbours": Modifier(_neighbours, (choice(*_NEIGHBOURS),), contradiction=_without_batch, has_own_neighbours=True),
-    "pad": Modifier(
-        _pad,
-        (choice("left", "right"), whole_number(1)),
-        columns=lambda side, count: count,
-        ends_prompt=lambda side, count: side == "right",
-        refuse=_cannot_mask,
+    # N rows, 1..N-1 of other sequences of the same length: the same work, other shapes
+    "batch": Modifier(_changing(rows=lambda rows: rows), (whole_number(1),)),
+    "row": Modifier(_changing(row=lambda row: row), (_ROW,), contradiction=_beyond_batch),
+    "neighbours": Modifier(
+        _changing(neighbours=lambda kind: _NEIGHBOURS[kind]), (choice(*_NEIGHBOURS),), contradiction=_without_batch
     ),
-    "attn": Modifier(_attn, (a_word("eager|sdpa", "the name of an attention"),), refuse=_no_such_attention),
-    "dtype": Modifier(_dtype, (choice(*LOGIT_FORMATS),), refuse=_not_representable, computes_in=lambda name: name),
+    # N masked tokens before or after every row, the prompt's own positions unchanged
+    "pad": Modifier(_pad, (choice("left", "right"), whole_number(1)), refuse=_cannot_mask),
+    "attn": Modifier(_attn, (_AN_ATTENTION,), refuse=_no_such_attention),
+    "dtype": Modifier(_dtype, (choice(*LOGIT_FORMATS),), refuse=_not_representable),
+    # kernels on the CPU share their work among N threads, and some split their sums accordingly
     "threads": Modifier(_threads, (whole_number(1, _MOST_THREADS),), refuse=_not_on_cpu),
-    "tf32": Modifier(_tf32, refuse=_no_tf32),
+    "tf32": Modifier(_tf32, refuse=_no_tf32),  # operands of float32 products rounded to 10 bits of mantissa
     "sdpa": Modifier(_sdpa, (choice(*_SDPA),), refuse=_no_backend),
     "reduced": Modifier(_reduced, (choice("on", "off"),), refuse=_no_reductions),
     "invariant": Modifier(_invariant, refuse=_not_invariant),
-    "compile": Modifier(_compile, refuse=_no_compiler, is_one_piece=True),
+    "compile": Modifier(_compile, refuse=_no_compiler),
 }

@@ -1,7 +1,6 @@
 """Paths: ways to compute the logits of given tokens that are equal in exact arithmetic. `base+modifier+modifier`.
 
-A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry; nothing else knows their names.
-docs/paths.md is the table for users.
+A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry. docs/paths.md is the table for users.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from . import engine_side
 from .bases import BASES, without_cache
 from .batch import Emit, Follower, PromptBatch, Run, rows_of_a_chunk
 from .cache_watch import CacheWatch
-from .grammar import Base, Modifier, Others, Step, read_step
+from .grammar import Base, Modifier, Others, Step, Value, read_step
 from .hooks import ModuleTrace
 from .modifiers import MODIFIERS
 from .sliced_head import columns_at_once
@@ -59,34 +58,53 @@ class Path:
         steps = "+".join(map(str, (self.base, *self.modifiers)))
         return steps if self.engine is None else f"{self.engine.name}:{steps}"
 
+    def values_of(self, name: str) -> tuple[Value, ...] | None:
+        """Values of a modifier; None if the path has it not."""
+        return next((step.values for step in self.modifiers if step.name == name), None)
+
+    def with_modifier(self, name: str, *values: Value) -> Path:
+        """The same path with one modifier set to these values."""
+        others = [str(step) for step in (self.base, *self.modifiers) if step.name != name]
+        own = "" if self.engine is None else f"{self.engine.name}:"
+        return parse_path(own + "+".join([*others, str(Step(name, values))]))
+
     @property
     def rows(self) -> int:
         """Sequences in the batch."""
-        if self.engine is not None:
-            return next((int(step.values[0]) for step in self.modifiers if step.name == "batch"), 1)
-        return max([1, *(MODIFIERS[step.name].rows(*step.values) for step in self.modifiers)])
+        return int((self.values_of("batch") or (1,))[0])
 
     @property
     def has_real_neighbours(self) -> bool:
-        """True where the other rows of its batch are windows of real text."""
-        if self.engine is not None:
-            return False
-        return self.rows > 1 and not any(MODIFIERS[step.name].has_own_neighbours for step in self.modifiers)
+        """True if the other rows of its batch are windows of real text."""
+        return self.engine is None and self.rows > 1 and self.values_of("neighbours") is None
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Tokens before and after every row."""
+        pad = self.values_of("pad") if self.engine is None else None
+        return (0, 0) if pad is None else (int(pad[1]), 0) if pad[0] == "left" else (0, int(pad[1]))
+
+    @property
+    def is_one_piece(self) -> bool:
+        """True if a compiler makes its kernels, out of reach of whoever looks on."""
+        return self.engine is None and self.values_of("compile") is not None
+
+    def _columns(self, positions: int) -> int:
+        """Columns whose logits a forward may give, padding included."""
+        return BASES[self.base.name].at_once(positions, *self.base.values) + sum(self.padding)
 
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
         """Bytes of the logits that are on the device at once, for a prompt of `positions` tokens."""
+        row_bytes = loaded.vocab_size * loaded.torch_dtype.itemsize
         if self.engine is not None:
-            return rows_of_a_chunk(loaded) * loaded.vocab_size * loaded.torch_dtype.itemsize
-        kept = BASES[self.base.name].at_once(positions, *self.base.values)
-        columns = kept + sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
-        if not any(MODIFIERS[step.name].is_one_piece for step in self.modifiers):
+            return rows_of_a_chunk(loaded) * row_bytes
+        columns = self._columns(positions)
+        if not self.is_one_piece:
             columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize))
-        return self.rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize
+        return self.rows * columns * row_bytes
 
     def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
-        """Bytes a forward of this path needs at least beside the weights: logits, one layer's activations, the cache it
-        reads.
-        """
+        """Bytes of a forward beside the weights: logits, one layer's activations, the cache it reads; at least."""
         if self.engine is not None:  # in a process of its own
             return self.logits_bytes(loaded, positions)
         text = loaded.model.config.get_text_config(decoder=True)
@@ -95,11 +113,9 @@ class Path:
         heads = int(getattr(text, "num_attention_heads", 0) or 1)
         kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
         layers = int(getattr(text, "num_hidden_layers", 0) or 1)
-        padding = sum(MODIFIERS[step.name].columns(*step.values) for step in self.modifiers)
-        columns = BASES[self.base.name].at_once(positions, *self.base.values) + padding
-        elements = self.rows * columns * (2 * hidden + wide)
+        elements = self.rows * self._columns(positions) * (2 * hidden + wide)
         if self.reads_cache:
-            elements += self.rows * (positions + padding) * layers * 2 * kv_heads * (hidden // heads)
+            elements += self.rows * (positions + sum(self.padding)) * layers * 2 * kv_heads * (hidden // heads)
         return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
 
     def forwards(self, positions: int) -> int:
@@ -119,23 +135,20 @@ class Path:
         """The dtype this path computes its logits in; they leave it in the model's, which holds them exactly."""
         if self.engine is not None:
             return engine_side.computes_in(self.modifiers, loaded)
-        changed = (MODIFIERS[step.name].computes_in(*step.values) for step in self.modifiers)
-        return next((dtype for dtype in changed if dtype), loaded.dtype)
+        return str((self.values_of("dtype") or (loaded.dtype,))[0])
 
     def contradiction(self) -> str | None:
         """A fault of the path whatever the model, and what to do about it, or None."""
         if self.engine is not None:
-            return None
+            given = {step.name: step.values[0] for step in self.modifiers if step.values}
+            refused = self.engine.contradiction(self.base.name, given)
+            return f"{self.engine.engine} refuses it: {refused}" if refused else None
         others = self._values()
         found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
         return next((sentence for sentence in found if sentence), None)
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Reason why this model, on its device, cannot take a prompt of so many tokens down this path and what to do
-        about it, or None.
-
-        Without `positions` only what holds for prompts of any length is said.
-        """
+        """Reason why this model cannot take so many tokens (None: any) down this path, and what to do, or None."""
         if self.engine is not None:
             return engine_side.refusal(self.engine, self.modifiers, loaded)
         others = self._values()
@@ -148,13 +161,10 @@ class Path:
         return None if self.engine is None else engine_side.not_stored(self.engine, str(self), loaded)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Reason why nothing can be generated after a prompt on this path and what to do about it, or None.
-
-        `positions`: of the prompt and what is to follow, as far as it is fed; None: whatever their number.
-        """
+        """Reason why nothing can be generated on this path, and what to do, or None. positions: that are fed"""
         if self.engine is not None:
             return f"{self.engine.engine} gives logits of given tokens only; continue with a path of transformers"
-        if any(MODIFIERS[step.name].ends_prompt(*step.values) for step in self.modifiers):
+        if self.padding[1]:
             return "padding after the prompt leaves no place for what follows it; choose pad:left"
         return without_cache(loaded, positions)
 
@@ -163,49 +173,36 @@ class Path:
 
 
 def parse_path(text: str) -> Path:
-    """`prefill+batch:8` -> Path; UsageError says what exists where the text names something else."""
+    """`prefill+batch:8`, `llamacpp:decode+kv:f32` -> Path; UsageError says what exists."""
     base_text, *modifier_texts = text.split("+")
     name, colon, own = base_text.partition(":")
-    if colon and name.strip().lower() not in (*BASES, *MODIFIERS):
-        return _path_of_engine(text, name.strip().lower(), own, modifier_texts)
-    base = read_step(text, base_text, "base", BASES)
-    modifiers = [read_step(text, part, "modifier", MODIFIERS) for part in modifier_texts]
-    for number, step in enumerate(modifiers):
-        if step.name in [other.name for other in modifiers[:number]]:
-            raise UsageError(f"path '{text}': modifier '{step.name}' stands twice; expected it once.")
-    order = list(MODIFIERS)
-    path = Path(base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))))
+    name = name.strip().lower()
+    engine: EngineDescription | None = None
+    if colon and name not in (*BASES, *MODIFIERS):
+        try:
+            engine = described(name)
+        except UsageError as error:
+            message = f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}"
+            raise UsageError(message) from error
+        modifiers = [Step(*engine.values_of(text, part, "modifier")) for part in modifier_texts]
+        base = Step(*engine.values_of(text, own, "base"))
+    else:
+        base = read_step(text, base_text, "base", BASES)
+        modifiers = [read_step(text, part, "modifier", MODIFIERS) for part in modifier_texts]
+    names = [step.name for step in modifiers]
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice:
+        raise UsageError(f"path '{text}': modifier '{twice}' stands twice; expected it once.")
+    order = list(MODIFIERS if engine is None else engine.modifiers)
+    path = Path(base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))), engine)
     contradiction = path.contradiction()
     if contradiction:
         raise UsageError(f"path '{text}': {contradiction}.")
     return path
 
 
-def _path_of_engine(text: str, name: str, base: str, modifiers: Sequence[str]) -> Path:
-    """`llamacpp:decode+kv:f32` -> Path; the engine's adapter says what there is."""
-    try:
-        engine = described(name)
-    except UsageError as error:
-        raise UsageError(f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}") from error
-    steps = [Step(*engine.values_of(text, part, "modifier")) for part in modifiers]
-    twice = next((step.name for n, step in enumerate(steps) if step.name in [one.name for one in steps[:n]]), None)
-    if twice:
-        raise UsageError(f"path '{text}': modifier '{twice}' stands twice; expected it once.")
-    order = list(engine.modifiers)
-    ordered = tuple(sorted(steps, key=lambda step: order.index(step.name)))
-    of = Step(*engine.values_of(text, base, "base"))
-    contradiction = engine.contradiction(of.name, {step.name: step.values[0] for step in steps if step.values})
-    if contradiction:
-        raise UsageError(f"path '{text}': {engine.engine} refuses it: {contradiction}.")
-    return Path(of, ordered, engine)
-
-
 class OpenPath:
-    """The model made ready for a path, for any number of prompts. Calling it runs one.
-
-    Each piece is checked: its dtype is the path's, its width the vocabulary, and no position is left out or given
-    twice.
-    """
+    """The model made ready for a path; calling it runs a prompt and checks dtype, width and order of each piece."""
 
     def __init__(
         self, path: Path, batch: PromptBatch, loaded: LoadedModel, engine: engine_side.EngineRun | None = None
@@ -222,10 +219,8 @@ class OpenPath:
         return self._run(self._of(token_ids), emit)
 
     def continued(self, token_ids: Sequence[int], count: int, choose: Choose, emit: Emit) -> None:
-        """Run a prompt, then go on token by token with the cache that it left, as every engine does.
-
-        choose(logits[1, vocab]) gives the token that follows a position, or None to end; at most `asked` tokens follow.
-        The logits after the last token are not computed. The other rows go on as their own texts do.
+        """Run a prompt, then go on token by token with its cache, as every engine does. choose(logits[1, vocab]) gives
+        the next token, or None to end; at most `count` follow. Other rows go on as their own texts do.
         """
         watch = self._batch.watch or CacheWatch()
         batch = replace(self._of(token_ids), watch=watch, room=count)
@@ -284,11 +279,8 @@ class OpenPath:
 def open_path(
     path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Follower | None = None
 ) -> Iterator[OpenPath]:
-    """Make the model ready for the path. `watch` sees the cache that each forward leaves; with one, every forward keeps
-    a cache. `trace` follows the forwards.
-
-    What the modifiers change (weights, threads, kernels) stays changed for the whole process until the end of the
-    `with`, so only one path can be open at a time.
+    """Make the model ready for the path; what modifiers change stays changed for the process until the end of the
+    `with`. watch: sees the cache that each forward leaves, which each then keeps; trace: follows the forwards.
     """
     _refuse(path, loaded, None)
     if path.engine is not None:

@@ -13,10 +13,7 @@ from .grammar import Step
 from .modifiers import MODIFIERS
 from .paths import Path, parse_path
 
-_FILLED_BY = {
-    "blocks": "prefill",
-    "reuse": "prefill",
-}  # bases that read what an earlier call left: what that call computes itself
+_FILLED_BY = {"blocks": "prefill", "reuse": "prefill"}  # of bases that read what an earlier call left: that call
 
 
 @dataclass(frozen=True)
@@ -28,12 +25,9 @@ class NamedPath:
 
 
 def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[NamedPath, ...]:
-    """The reference first. `repeat` calls each path so many times, as separate calls that a server would get one after
-    another.
+    """The reference first; `repeat` calls each path so many times, as a server would get them.
 
-    With block or prefix reuse the first call finds no cache, computes the whole prompt and leaves its keys and values;
-    the later ones read them. So call 1 of `blocks:16` is a prefill and calls 2 to N are `blocks:16`. Without reuse
-    every call is fresh.
+    With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones are `blocks:16`.
     """
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: a path is called at least once.")
@@ -51,9 +45,7 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
 
 
 def check_sides(request: CaptureRequest) -> None:
-    """Refuse sides that are none, before gigabytes of weights are read for them: what an engine cannot do, and an
-    engine that is not here.
-    """
+    """Refuse sides that cannot be run before weights are read: wrong paths, engines that are not here."""
     for side in sides_of(request.reference, variants_of(request), request.repeat):
         if side.path.engine is not None and not side.path.engine.is_here:
             raise CaptureError(f"path '{side.path}': {engine_side.not_here(side.path.engine)}.")
@@ -65,9 +57,7 @@ def _path_of_call(path: Path, call: int) -> Path:
 
 
 def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
-    """Variants that a request names, those of every sweep included; `default` where there are none and no path is
-    called again. The reference may be a value of its own sweep, and is no variant then.
-    """
+    """Variants of a request, those of every sweep included; `default` if there are none and no path repeats."""
     own = str(parse_path(request.reference))
     swept = [path for text in request.sweeps for path in sweep(request.reference, text)]
     found = [*request.variants, *(path for path in swept if path != own)]
@@ -77,9 +67,7 @@ def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
 
 
 def sweep(reference: str, text: str) -> list[str]:
-    """`batch=1,2,4` -> the reference with each value of a modifier, or with each value of another base. Paths as
-    text.
-    """
+    """`batch=1,2,4` -> the reference with each value of a modifier, or of another base; paths as text."""
     name, equals, values = text.partition("=")
     name = name.strip().lower()
     if not equals or not values.strip() or (name not in MODIFIERS and name not in BASES):

@@ -1,9 +1,7 @@
 """The logits of one forward in slices: the body of the model runs once, its head on some columns at a time.
 
-A forward of 4096 tokens over a vocabulary of 128256 gives a gigabyte of bfloat16 logits for every row of the batch, at
-once. The hidden states they come from are fifty times smaller. So above `SLICE_BYTES` the model is called again for
-each slice with its body standing still: it hands out the hidden states of its one real run, and whatever the model does
-behind it (final scaling, soft capping) is the model's own code. Below that size nothing is changed.
+4096 tokens over a vocabulary of 128256 give a gigabyte of logits a row; the hidden states are fifty times smaller. So
+above SLICE_BYTES the model is called again for each slice with its body standing still.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ def sliced_logits(
     if not isinstance(body, torch.nn.Module) or body is model:
         return cut(model(**arguments).logits)
     standing = _Standing(body.forward)
-    with _forward_replaced(body, standing):
+    with attribute_replaced(body, "forward", standing):
         for first in range(start, stop, size):
             last = min(first + size, stop)
             standing.columns = slice(first, last)
@@ -76,13 +74,14 @@ class _Standing:
 
 
 @contextmanager
-def _forward_replaced(body: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    before = body.__dict__.get("forward")  # accelerate, for one, puts its own on the instance
-    body.__dict__["forward"] = forward
+def attribute_replaced(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Let an object have another attribute of its own inside."""
+    before = owner.__dict__.get(name)  # accelerate, for one, puts its own forward on the instance
+    owner.__dict__[name] = value
     try:
         yield
     finally:
         if before is None:
-            del body.__dict__["forward"]
+            del owner.__dict__[name]
         else:
-            body.__dict__["forward"] = before
+            owner.__dict__[name] = before

@@ -1,8 +1,7 @@
-"""The kernels that run while a path is taken, by torch's profiler and by what the products' libraries say on a CPU.
+"""The kernels that run while a path is taken, by torch's profiler and what the products' libraries say on a CPU.
 
-On CUDA the profiler names each kernel and the operation that launched it. On a CPU it knows operations only; which
-implementation a product gets is told by oneDNN and MKL in their verbose mode, on the process's standard output, which
-is read while a forward runs. Every kernel is placed in the innermost module that was running, by forward hooks.
+On CUDA the profiler names each kernel. On a CPU it knows operations only; oneDNN and MKL tell the implementation in
+their verbose mode on standard output. Forward hooks place every kernel in the innermost module.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 from typing import IO, Any
 
 import torch
@@ -40,14 +40,9 @@ _ONEDNN = re.compile(
 # MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7ff...,...) 9.75us CNR:OFF ...
 _MKL = re.compile(r"^MKL_VERBOSE ([A-Z]\w*)\(([^)]*)\) ([\d.]+)([num]?s)\b")
 _UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-_CPP_NAMES = {
-    "float": "float32",
-    "double": "float64",
-    "Half": "float16",
-    "long int": "int64",
-    "long": "int64",
-    "int": "int32",
-}
+_CPP_NAMES = {"float": "float32", "double": "float64", "Half": "float16"}
+_CPP_NAMES |= {"long int": "int64", "long": "int64", "int": "int32"}
+_MAKES_NOTHING = ("empty", "new_empty", "resize", "set_", "detach_", "_unsafe_view", "_local_scalar", "record_stream")
 _TYPE = re.compile(r"\b(?:src|wei|dst)[^: ]*:([a-z]+\d+)")
 
 
@@ -67,11 +62,7 @@ class _Found:
 
 
 class _Forwards:
-    """Tells a new forward from one that calls the model once more, for the next slice of its logits
-    (core.inference.paths.sliced_head).
-
-    begin, end: called around every forward that a path announces.
-    """
+    """Tells a new forward from a further slice of its logits. begin, end: called around every announced forward."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
@@ -90,28 +81,22 @@ class _Forwards:
 
     def is_new(self) -> bool:
         """True where this call of the model begins a forward. Asked once a call; of one that nobody announced, yes."""
-        if self._calls is None:
-            return True
-        self._calls += 1
-        return self._calls == 1
+        if self._calls is not None:
+            self._calls += 1
+        return self._calls in (None, 1)
 
 
 def kernels_of(
     loaded: LoadedModel, side: RunnableSide, ids: Sequence[int], number: int = 0, *, seed: int = 0
 ) -> KernelList:
-    """The kernels that a side launches for one prompt. number: of the side in its run; CaptureError where it cannot be
-    run.
+    """The kernels that a side launches for one prompt. number: of the side in its run; CaptureError if it cannot run.
 
     Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A
-    compiled model is one piece, so its kernels belong to no module; it runs once unwatched, or what the compiler traces
-    would count as launched. The profiler's cost is in the microseconds of operations, not in those that libraries tell.
+    compiled model is one piece, whose kernels belong to no module; it runs once unwatched.
     """
     total = side.path.forwards(len(ids)) if side.path is not None else 0
-    wanted = (
-        set(range(FORWARDS // 2)) | set(range(total - FORWARDS // 2, total))
-        if total > FORWARDS
-        else set(range(FORWARDS))
-    )
+    half = FORWARDS // 2
+    wanted = {*range(half), *range(max(half, total - half), max(total, FORWARDS))}
     found, ran, looked, is_warm = _Found(), 0, 0, not side.is_one_piece
     with ExitStack() as hooks:
         running = ExitStack()
@@ -152,9 +137,7 @@ def kernels_of(
 
 @cache
 def _set_up_libraries() -> None:
-    """Set up the libraries once a process: MKL's first verbose call looks the machine over for half a second, which
-    would be that of some operation.
-    """
+    """Let MKL's first verbose call look the machine over: its half second would be some operation's."""
     with tempfile.TemporaryFile() as file, _library_lines("cpu", file):
         torch.ones(2, 2) @ torch.ones(2, 2)
 
@@ -251,28 +234,17 @@ def _add_library_lines(lines: Sequence[str], found: _Found) -> None:
         elif told := _ONEDNN.match(line):
             primitive, implementation, memory, problem, milliseconds = told.groups()
             types = "/".join(dict.fromkeys(_TYPE.findall(memory)))
-            place = modules[-1] if modules else ""
-            found.add(
-                place,
-                "oneDNN",
-                f"{primitive} {implementation}",
-                f"{types} {problem}".strip(),
-                float(milliseconds) * 1e3,
-            )
+            name, detail = f"{primitive} {implementation}", f"{types} {problem}".strip()
+            found.add(modules[-1] if modules else "", "oneDNN", name, detail, float(milliseconds) * 1e3)
         elif told := _MKL.match(line):
             name, arguments, time, unit = told.groups()
-            sizes = []
-            for argument in arguments.split(","):
-                if argument.startswith("0x"):  # sizes and transpositions come before the first address
-                    break
-                sizes.append(argument)
-            found.add(modules[-1] if modules else "", "MKL", name, ",".join(sizes), float(time) * _UNITS[unit])
+            # sizes and transpositions come before the first address
+            sizes = ",".join(takewhile(lambda argument: not argument.startswith("0x"), arguments.split(",")))
+            found.add(modules[-1] if modules else "", "MKL", name, sizes, float(time) * _UNITS[unit])
 
 
 def _add_operations(events: Sequence[Any], found: _Found) -> None:
-    """Operations that compute something: the outermost with a kernel of its own, so `linear` is its `addmm`, without
-    the copy in it.
-    """
+    """Operations that compute something, the outermost with a kernel of its own: `linear` is its `addmm`."""
     counted: set[int] = set()
     for event in events:
         place, inside = "", False
@@ -308,15 +280,11 @@ def _shapes(event: Any) -> str:
 
 @cache
 def _computes(name: str) -> bool:
-    """True where the operation has a kernel of its own that makes values. Views, allocations and compositions of other
-    operations have none.
-    """
+    """Return whether the operation has a kernel of its own that makes values; views and compositions have none."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return True
-    if name.startswith(
-        ("empty", "new_empty", "resize", "set_", "detach_", "_unsafe_view", "_local_scalar", "record_stream")
-    ):
+    if name.startswith(_MAKES_NOTHING):
         return False
     first = getattr(packet, packet.overloads()[0])
     if torch._C._dispatch_has_kernel_for_dispatch_key(first.name(), "CompositeImplicitAutograd"):

@@ -12,54 +12,29 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from ...errors import CaptureError, UsageError
-from ...judging.divergence import Divergence
-from ...numerics.formats import LOGIT_FORMATS
 from ...runs.tables.layer_spool import LayerModule, LayerPart
-from ..controls.judging_session import JudgingSession
+from ...runs.tables.layers import LayerRows
 from ..controls.reordering import reordered, reordering_refusal
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
-from ..paths.engines import divergence, seen_by
+from ..paths.engines import PLAIN
 from ..paths.hooks import ModuleTrace
-from ..paths.modifiers import MODIFIERS
-from ..paths.paths import Path, open_path, parse_path
+from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
 
-FLOOR_SEEDS = (
-    2  # a module's floor is a mean over all of its elements at many positions: two seeds agree to a few per cent
-)
+FLOOR_SEEDS = 2  # a module's floor is a mean over many elements and positions: two seeds agree to a few per cent
 SPOOL_BYTES = 2 << 30  # of the reference's outputs that wait on disk
-MOST_CELLS = (
-    1 << 20
-)  # modules x positions: rows of layer_position a pair, and 72 bytes of memory each while it is written
+MOST_CELLS = 1 << 20  # modules x positions: rows of layer_position a pair, and 72 bytes of memory each when written
 _PART_BYTES = 64 << 10  # of one module at a time where forwards compute a few positions each, at least
 _LARGER_PART_BYTES = 1 << 20  # and at most; between them what keeps all modules together within
 _PARTS_TOGETHER_BYTES = 64 << 20
 _LARGEST_PART_BYTES = 8 << 20
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_PLAIN = parse_path("prefill")
-
-
-class LayerSink(Protocol):
-    """Takes module outputs: the reference's, then those of the floor, then each variant's; see
-    core.runs.tables.layers.LayerRows.
-
-    Where it was asked for not to work beside the forwards it is through with a part when it returns; else the part's
-    array is its own.
-    """
-
-    def write(self, side: int, part: LayerPart) -> None: ...
-    def end(self, side: int, prompt: int) -> None: ...
-    def write_plain(self, part: LayerPart) -> None: ...
-    def write_floor(self, part: LayerPart) -> None: ...
-    def end_floor(self) -> None: ...
-    def forget_floor(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -83,15 +58,13 @@ class LayerPlan:
 def plan_layers(
     loaded: LoadedModel, lengths: Sequence[int], reference: Path, seeds: int, wanted: Sequence[int] = ()
 ) -> LayerPlan:
-    """Choose what is watched, and where: every position while the reference's outputs take at most SPOOL_BYTES and the
-    rows MOST_CELLS, else as many as that. The last position of each prompt and the `wanted` ones (of each prompt that
-    has them) come first, the others are evenly spread over all prompts. CaptureError where the modules cannot be
-    watched.
+    """Choose where modules are watched: everywhere within SPOOL_BYTES and MOST_CELLS, else at each prompt's last
+    position, the `wanted` ones and others evenly spread. CaptureError if modules cannot be watched.
     """
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
     modules = watched_modules(loaded.model)
-    if is_one_piece(reference):
+    if reference.is_one_piece:
         raise CaptureError(
             f"path '{reference}': a compiler makes its kernels, its modules cannot be watched; leave --layers out."
         )
@@ -107,14 +80,10 @@ def plan_layers(
     ]
     first = list(dict.fromkeys([*asked, *(begins[1:] - 1)]))[:room]
     spread = np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)
-    others = (
-        [row for row in spread.tolist() if row not in set(first)][: room - len(first)]
-        if room < begins[-1]
-        else spread.tolist()
-    )
+    others = [row for row in spread.tolist() if row not in set(first)][: max(0, room - len(first))]
     rows = np.array(sorted({int(row) for row in (*first, *others)}))
     chosen = tuple(tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins))
-    copies = 1 if reference == _PLAIN or not seeds else 2
+    copies = 1 if str(reference) == PLAIN.name or not seeds else 2
     return LayerPlan(chosen, seeds, len(modules) + 1, copies * len(rows) * row_bytes)
 
 
@@ -123,16 +92,8 @@ def has_a_core_to_spare(loaded: LoadedModel) -> bool:
     return loaded.device != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))
 
 
-def is_one_piece(path: Path) -> bool:
-    """True where a compiler makes its kernels, out of reach of whoever looks on."""
-    return path.engine is None and any(MODIFIERS[step.name].is_one_piece for step in path.modifiers)
-
-
 class SpooledOutputs(ModuleTrace):
-    """Hands on what modules put out during one side's forwards, in parts.
-
-    What is not clearly [positions of this forward, width] in some layout is left out of the whole prompt.
-    """
+    """Hands on what modules put out in one side's forwards, in parts; what is not clearly [positions, width] is not."""
 
     def __init__(
         self, of: LayerCapture, emit: Callable[[LayerPart], None], end: Callable[[int], None], *, is_reference: bool
@@ -232,15 +193,12 @@ class _RowBuffer:
 
 
 class LayerCapture:
-    """The traces of one capture's sides and of its floor, into a sink.
-
-    order: the modules in the order in which they first put something out, which the reference's trace fills and the
-    others read; part_bytes: of one module that wait between two forwards; is_kept: parts are not done with when the
-    sink has them.
+    """The traces of one capture's sides and of its floor, into a sink. order: modules as they first put something out
+    on the reference; part_bytes: of one module that wait; is_kept: parts are not done with when the sink has them.
     """
 
     def __init__(
-        self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerSink
+        self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerRows
     ) -> None:
         self.loaded, self.plan, self.token_ids, self._sink = loaded, plan, token_ids, sink
         self.order: dict[str, LayerModule] = {}
@@ -250,44 +208,29 @@ class LayerCapture:
 
     def trace(self, side: int, path: Path) -> SpooledOutputs | None:
         """Trace for the forwards of a side; None where a compiler makes its kernels."""
-        if is_one_piece(path):
+        if path.is_one_piece:
             return None
         emit, end = partial(self._sink.write, side), partial(self._sink.end, side)
         return SpooledOutputs(self, emit, end, is_reference=side == 0)
 
-    def floor(self, reference: Path, on_step: Callable[[str], None], session: JudgingSession | None = None) -> None:
-        """Reorderings of prefill against prefill, all prompts a seed. CaptureError where that cannot be had: there is
-        no floor then.
-
-        session: whose floor of the logits these forwards give too, where it has room for the plain ones.
-        """
-        plain = None if session is None or not self.plan.seeds else session.plain_logits()
+    def floor(self, reference: Path, on_step: Callable[[str], None]) -> None:
+        """Reorder prefill and compare it with prefill, all prompts a seed. CaptureError if there can be no floor."""
         try:
-            if self.plan.seeds and reference != _PLAIN:
+            if self.plan.seeds and str(reference) != PLAIN.name:
                 on_step("plain prefill for the floor of the modules")
                 self._prefill(self._sink.write_plain, lambda: None)
             for seed in range(self.plan.seeds):
                 on_step(f"floor of the modules, reordering {seed + 1} of {self.plan.seeds}")
-                with reordered(self.loaded.model, seed) as reordering:
-                    found = self._prefill(self._sink.write_floor, self._sink.end_floor, plain)
-                if session is not None and plain is not None:
-                    session.take_floor(seed, len(reordering), found)
+                with reordered(self.loaded.model, seed):
+                    self._prefill(self._sink.write_floor, self._sink.end_floor)
         except CaptureError:
             self._sink.forget_floor()
             raise
 
-    def _prefill(
-        self, emit: Callable[[LayerPart], None], end: Callable[[], None], plain: Sequence[torch.Tensor] | None = None
-    ) -> list[Divergence]:
-        """Follow a prefill of every prompt; its divergence from the plain logits, where they are given."""
+    def _prefill(self, emit: Callable[[LayerPart], None], end: Callable[[], None]) -> None:
+        """Follow a prefill of every prompt."""
         trace = SpooledOutputs(self, emit, lambda _: end(), is_reference=False)
-        found = []
-        with open_path(_PLAIN, self.loaded, trace=trace) as run, trace.watching():
+        with PLAIN.open(self.loaded, trace) as run, trace.watching():
             for number, ids in enumerate(self.token_ids):
                 with trace.of_prompt(number):
-                    if plain is None:
-                        run(ids, trace.see_logits)
-                    else:
-                        followed = seen_by(run, trace.see_logits)
-                        found.append(divergence(plain[number], followed, ids, LOGIT_FORMATS.get(self.loaded.dtype)))
-        return found
+                    run(ids, trace.see_logits)

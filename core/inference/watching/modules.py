@@ -1,8 +1,5 @@
-"""The modules whose outputs are compared: embedding, norms, projections, attention, MLP and its parts, the stream after
-each block.
-
-Left out is what has no output for each position of each row (rotary tables, convolutions, experts that see some of the
-tokens), or only hands on what it was given (dropout).
+"""The modules whose outputs are compared: embedding, norms, projections, attention, MLP, the stream after each block;
+not what has no output for each position of each row (rotary tables, convolutions, single experts).
 """
 
 from __future__ import annotations
@@ -32,9 +29,7 @@ _NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Watched:
-    """One module to be watched. kind: of core.runs.tables.layer_spool.KINDS; block: None outside the blocks; width: of
-    its output, estimated from its weights.
-    """
+    """One module to be watched. kind: of layer_spool.KINDS; block: None outside; width: estimated from its weights."""
 
     name: str
     module: torch.nn.Module
@@ -66,9 +61,7 @@ def watched_modules(model: Any) -> list[Watched]:
 
 
 def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
-    """Embedding, every block with its direct parts (norms, attention, MLP), what follows the blocks; by name, in the
-    model's order.
-    """
+    """Embedding, every block with its direct parts, what follows the blocks; by name, in the model's order."""
     prefix, blocks = _blocks_of(model)
     owner_name = prefix.rpartition(".")[0]
     found = {}

@@ -1,9 +1,7 @@
-"""Precisions that a side may have been lowered to: a short list of what engines offer.
+"""Precisions that a side may have been lowered to: a short list of what engines offer, put on the model itself.
 
-Each is put on the model itself, whose forward then computes what such a side computes and nothing else. A side that
-agrees with one of them up to that one's own rounding floor differs by its precision alone; what it differs by beyond
-that is a fault on top of it. Size and evenness would not do: an output scaled by 1.01 is as even as an 8-bit cache, and
-as large.
+A side that agrees with one up to its own rounding floor differs by its precision alone; more is a fault on top. Size
+and evenness would not do: an output scaled by 1.01 is as even as an 8-bit cache, and as large.
 """
 
 from __future__ import annotations
@@ -37,12 +35,7 @@ _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 @dataclass(frozen=True)
 class Stored:
-    """Rounding of a cache that was read unrounded at first: `first` tokens in the first forward, then `chunk` a
-    forward.
-
-    What a forward writes is rounded after it; is_read_back: from the second forward on before it is read, as engines do
-    that write before they attend.
-    """
+    """A cache rounded after it was read: `first` tokens, then `chunk`s; is_read_back: these before they are read."""
 
     first: int
     chunk: int
@@ -53,10 +46,9 @@ class Stored:
 class Precision:
     """One part of the model stored or computed in one format.
 
-    format: in words ('int8, a scale for each token and head'); rounding: of keys and values [rows,
-    heads, slots, dim], of weights [out, in], of the operands of products, of what activation functions take and give,
-    of logits [positions, vocab]; stored: of a cache, None where it is rounded before anything reads it; dtype: that the
-    logits come in, of a head or of logits; path: of the model's own forward.
+    format: in words; rounding: of keys and values [rows, heads, slots, dim], weights [out, in], operands, activations
+    or logits [positions, vocab]; stored: of a cache, None if it is rounded before anything reads it; dtype: of a head
+    or logits; path: of the model's own forward.
     """
 
     part: str
@@ -75,9 +67,7 @@ class Precision:
 
     @property
     def weights_in_float64(self) -> Precision:
-        """These weights of layers, but rounded in float64: in the middle of two values, where those of 16 bits
-        often lie, the arithmetic of the scale decides which of them it is.
-        """
+        """The same rounded in float64: arithmetic decides what lies in the middle of two values."""
         rounding = self.rounding
         return replace(self, rounding=lambda values: rounding(values.double()).to(values.dtype))
 
@@ -234,9 +224,7 @@ class _RoundedOperands(TorchDispatchMode):
 
 
 def through(dtype: torch.dtype) -> Rounding:
-    """Rounding to the nearest value of a dtype that torch has, and back. Of 8 bits the largest one stands for what is
-    beyond it, as in engines.
-    """
+    """Round to the nearest value of a torch dtype; of 8 bits the largest one stands for what is beyond it."""
     if dtype.itemsize > 1:
         return lambda values: values.to(dtype).to(values.dtype)
     largest = torch.finfo(dtype).max
@@ -254,9 +242,7 @@ def mantissa(bits: int) -> Rounding:
 
 
 def integers(bits: int, group: int) -> Rounding:
-    """Rounding to integers of so many bits, symmetric about zero, with the scale at which a group's largest magnitude
-    is the largest of them. group: of the last axis, 0 all of it
-    """
+    """Round to symmetric integers, scaled to a group's largest magnitude. group: of the last axis, 0 all of it"""
     largest = 2 ** (bits - 1) - 1
 
     def rounding(values: torch.Tensor) -> torch.Tensor:
@@ -289,9 +275,7 @@ NF4_LEVELS = tuple(map(float, _NF4.split()))
 
 
 def nf4(values: torch.Tensor) -> torch.Tensor:
-    """NF4: groups of 64 along the rows of the whole matrix, scaled to their largest magnitude, to the nearest of 16
-    levels.
-    """
+    """NF4: groups of 64 along the rows, scaled to their largest magnitude, to the nearest of 16 levels."""
     levels = torch.tensor(NF4_LEVELS, dtype=values.dtype, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
     flat = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
@@ -308,9 +292,7 @@ _TF32 = mantissa(10)
 
 
 def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
-    """The precisions that are tried on this model. Position 0 shows each but a cache: its own value, weights and
-    products are of that precision already.
-    """
+    """The precisions that are tried on this model. Position 0 shows each but a cache."""
     has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
     parts = (LOGITS, HEAD) if has_head else (LOGITS,)
     precisions = [
@@ -334,8 +316,6 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
 
 
 def ways_to_store(first: int) -> tuple[Stored, ...]:
-    """Ways in which the tokens after the first `first` ones may come in forwards: one at a time, as many again each
-    time, all in one, or written before they are read.
-    """
+    """Later tokens come one at a time, as many again, all in one, or are written before they are read."""
     ways = (Stored(first, 1), Stored(first, first), Stored(first, 1 << 30), Stored(first, 1 << 30, is_read_back=True))
     return tuple(dict.fromkeys(ways))

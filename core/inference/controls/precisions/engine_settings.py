@@ -78,14 +78,12 @@ def taken_apart(
     floor: NDArray[np.float64],
     keep: Callable[[RunnableSide], RunnableSide] = lambda side: side,
 ) -> Lowered | None:
-    """Judge an engine's side by its settings; None where it has none that round coarser than float32.
+    """Judge an engine's side by its settings; None if none rounds coarser than float32.
 
-    With every setting at its widest the engine has to be within the floor: what is beyond it there is a fault. The
-    settings themselves may move the logits as far as a whole forward does that rounds every product to as few bits: the
-    model in bfloat16, whose error is scaled by 2^(8 - bits) (rounding errors are proportional to the step). An
-    activation function that no setting widens is computed as coarsely in the model itself, beside which, and beside
-    whose own reorderings, the engine then has to be. floor: mean squares of the reorderings in float32
-    [seeds, positions]; keep: gives sides whose logits are computed once.
+    With every setting at its widest the engine has to be within the floor. The settings may move the logits as far as a
+    forward that rounds every product to as few bits: the model in bfloat16, scaled by 2^(8 - bits). An activation
+    function that no setting widens is computed as coarsely in the model itself. floor: mean squares of the reorderings
+    in float32; keep: gives sides whose logits are computed once.
     """
     narrow, fixed, path = narrow_settings(side), coarse_activation(widened, side), side.engine_path
     if path is None or path.engine is None or not (narrow or fixed):

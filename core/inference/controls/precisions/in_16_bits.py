@@ -7,7 +7,6 @@ from contextlib import suppress
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ....errors import CaptureError
 from ....judging.ladder.structure import structure_of
@@ -25,12 +24,12 @@ from ....runs.file.evidence import (
     Unmeasured,
 )
 from ....text import three_digits
-from ...models.dtype_conversion import converted
+from ...models.dtypes import converted, in_float32
 from ...models.model import LoadedModel
 from ...paths.engines import RunnableSide, whole_side
 from ..answer_precision import grid_of
 from ..drawn_roundings import Drawn, beside_a_precision, sixteen_rows
-from ..rounding_floor import EXACT_BYTES, as_many_as, in_float32
+from ..rounding_floor import EXACT_BYTES, as_many_as
 from .catalogue import CACHE, LAYERS, Precision
 from .lowered_side import Far, Lowered, Question, answering
 from .search import PrecisionFit, fits, precisions_offered
@@ -42,11 +41,7 @@ _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in
 
 
 def whole_model(question: Question, loaded: LoadedModel, far: Far) -> Lowered | None:
-    """A side that answers on the grid of a 16-bit dtype: beside the model computed in that dtype throughout, its
-    rounding drawn anew. None if its logits are of no such dtype.
-
-    What it answered when it was asked for float32 is compared, not what it would make of a model in 16 bits.
-    """
+    """A side of 16-bit answers, beside the model in that dtype throughout, drawn anew; None if they are not."""
     name, ratio = far.side.name, far.ratio
     chosen = as_many_as(question.prompts, EXACT_BYTES // (4 * loaded.vocab_size))
     answers = [whole_side(far.side.run_on(loaded), ids).float() for ids in chosen]
@@ -101,9 +96,7 @@ def sixteen_bits_alone(
     *,
     decides: bool = True,
 ) -> tuple[list[Evidence], list[SixteenTest | None], list[Lowered]]:
-    """(a row for each side, the test of each that failed, whether those are in a lower precision): what 16 bits say of
-    sides, be they engines or dumps. draws, decides: as of `sixteen_rows`.
-    """
+    """(row of each side, test of each that failed, lower precisions of those). draws, decides: `sixteen_rows`."""
     prompts, blocks, say = question.prompts, question.blocks, question.say
     try:
         rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say, draws, decides=decides)
@@ -124,11 +117,11 @@ def not_drawn(dtype: str, side: str, error: CaptureError) -> Evidence:
 
 
 def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: SixteenTest) -> Lowered:
-    """`lowered` for a side that has nothing but 16 bits, and is further from the model's float32 forward than
-    rounding: is it rounding beside a forward with an 8-bit cache, or with weights of 4 bits? loaded: in its
-    16 bits; failed: that error's test.
-    """
-    ids, differs = _shortest_that_differs(question.prompts, failed)
+    """`lowered` for a side that has nothing but 16 bits. loaded: in its 16 bits; failed: its error's test."""
+    outliers = np.zeros(sum(question.lengths), bool)
+    outliers[failed.outliers] = True
+    everywhere = np.ones_like(outliers)
+    ids, differs = question.shortest(outliers if outliers.any() else everywhere) or (question.prompts[0], everywhere)
     wanted = whole_side(side.run_on(loaded), ids)
     offered = [each for each in precisions_offered(loaded, question.given) if _is_coarser(each, loaded.torch_dtype)]
     question.say("other precisions")
@@ -178,9 +171,7 @@ def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSi
 
 
 def _as_good(found: Sequence[PrecisionFit]) -> list[Precision]:
-    """The precision that leaves least, and the next of the same formats, stored in another way, where noise may have
-    put them in this order.
-    """
+    """The precision that leaves least, and the next of its formats, stored in another way."""
     if not found:
         return []
     best = found[0]
@@ -189,18 +180,14 @@ def _as_good(found: Sequence[PrecisionFit]) -> list[Precision]:
 
 
 def _is_part(failed: SixteenTest, beside: SixteenTest) -> bool:
-    """Return whether a side holds a precision, and beside that the first positions that stood out do so no more: a
-    fault begins behind them. Of later ones a precision that it has not got may by chance make some smaller.
-    """
+    """Return whether a side holds a precision that explains the first positions: a fault begins behind them."""
     places = beside.outliers
     explained = failed.outliers[failed.outliers < places[0]] if len(places) else places
     return beside.holds_its_precisions and len(explained) >= _FEWEST_EXPLAINED
 
 
 def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
-    """Return whether a cache or weights are rounded where they are of a 16-bit dtype already. What changes nothing
-    there would only be another forward to draw roundings of, and a second chance for a small fault to look like one.
-    """
+    """Return whether a cache or weights are rounded that are of a 16-bit dtype already."""
     if precision.part not in (CACHE, LAYERS):
         return False
     shape = (1, 1, 4, 128) if precision.part == CACHE else (4, 128)
@@ -209,20 +196,5 @@ def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
 
 
 def explains(before: float, after: float) -> bool:
-    """Does a precision take away at least half of the squared error that is no rounding? Errors over rounding drawn
-    anew, beside the model's own forward and beside the precision's. One that hardly does may bring a small fault below
-    the limit by chance.
-    """
+    """Return whether a precision takes away half of the squared error beyond rounding: less may do so by chance."""
     return before <= LARGEST_ERROR or after**2 - 1 <= _EXCESS_LEFT * (before**2 - 1)
-
-
-def _shortest_that_differs(
-    prompts: Sequence[Sequence[int]], failed: SixteenTest
-) -> tuple[Sequence[int], NDArray[np.bool_]]:
-    """(the shortest prompt at which positions stand out, which of them do); of none, the shortest, at all positions."""
-    outliers = np.zeros(sum(map(len, prompts)), bool)
-    outliers[failed.outliers] = True
-    of_prompt = np.split(outliers, np.cumsum([len(ids) for ids in prompts])[:-1])
-    in_order = sorted(zip(prompts, of_prompt, strict=True), key=lambda each: len(each[0]))
-    ids, differs = next((each for each in in_order if each[1].any()), in_order[0])
-    return ids, differs if differs.any() else ~differs

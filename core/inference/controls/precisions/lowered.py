@@ -19,13 +19,13 @@ from ....judging.ladder.places import place_in_words
 from ....judging.ladder.structure import structure_of
 from ....runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ExplainedFigures, PrecisionsFigures
 from ....text import short_percent, three_digits
-from ...models.float64 import in_float64
+from ...models.dtypes import WIDENING, in_float32, in_float64
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.batch import Emit
 from ...paths.engines import PLAIN, RunnableSide, divergences_of, whole_side
 from ..judging_session import JudgingSession
-from ..rounding_floor import WIDENING, in_float32, own_rounding_of
+from ..rounding_floor import own_rounding_of
 from .catalogue import Precision
 from .engine_settings import coarse_activation, narrow_settings, taken_apart
 from .in_16_bits import whole_model
@@ -44,11 +44,9 @@ _MOST_TIES = 0.01  # of the logits
 
 @dataclass(frozen=True)
 class _Trial:
-    """One precision beside a side: what it leaves, compared with its own floor.
-
-    left: share of the side's distance; ties: of a precision of the logits, the share of them that are one value of that
-    dtype further, 0 where any is further than that: what lies in the middle of two values falls to either by rounding
-    alone, and a few reorderings need not show it.
+    """One precision beside a side, compared with its own floor. left: share of the side's distance; ties: share of the
+    logits that are one value of the precision's dtype further, as the middle of two values is by rounding; 0 if any is
+    further.
     """
 
     precision: Precision
@@ -70,10 +68,8 @@ def lowered_of_pair(
     *,
     fails_in_own_dtype: bool,
 ) -> list[Lowered]:
-    """A pair beyond its floor: settings of engines first, then what engines offer.
-
-    measured: mean squares of the reorderings [seeds, positions] by dtype, float32 at least; fails_in_own_dtype: the
-    pair fails in the model's 16 bits too, in which what explains it in float32 is then checked as well.
+    """A pair beyond its floor: settings of engines first, then what engines offer. measured: mean squares of the
+    reorderings by dtype; fails_in_own_dtype: what explains it in float32 is then checked in 16 bits as well.
     """
     found = _by_settings(question, session, sides, measured["float32"]) or _by_precisions(
         question, session.loaded, sides, measured
@@ -87,9 +83,7 @@ def lowered_of_pair(
 def _by_settings(
     question: Question, session: JudgingSession, sides: tuple[RunnableSide, RunnableSide], floor: NDArray[np.float64]
 ) -> list[Lowered]:
-    """Sides of other engines by their settings, and the other side by the precisions that engines offer; empty where
-    no engine rounds coarser than float32.
-    """
+    """Sides of engines by their settings, and the other side by precisions; empty if no engine rounds coarser."""
     if not any(narrow_settings(side) or coarse_activation(session.loaded, side) for side in sides):
         return []
     with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(session.loaded) as widened:
@@ -133,10 +127,8 @@ def lowered(
     *,
     is_fixed: bool = False,
 ) -> list[Lowered]:
-    """Each side that is further from the model than rounding, or the further one of two that are not.
-
-    loaded: in float32, or in float64 where that decides; floor: mean squares of its reorderings [seeds, positions];
-    is_fixed: sides cannot be computed in float64.
+    """Each side that is further from the model than rounding, or the further one. loaded: in the dtype that decides;
+    floor: mean squares of its reorderings [seeds, positions]; is_fixed: sides cannot be computed in float64.
     """
     return [_lowered(question, loaded, far, is_fixed=is_fixed) for far in _further(question, loaded, sides, floor)]
 
@@ -157,8 +149,10 @@ def _further(
 
 
 def _lowered(question: Question, loaded: LoadedModel, far: Far, *, is_fixed: bool) -> Lowered:
-    offered = precisions_offered(loaded, question.given, is_fixed=is_fixed)
-    best = _best(question, loaded, far, offered)
+    best: list[PrecisionFit] = []
+    if shortest := question.shortest(far.distance > _ALIKE**2 * far.scale):
+        offered = precisions_offered(loaded, question.given, is_fixed=is_fixed)
+        best = fits(loaded, shortest[0], whole_side(far.side.run_on(loaded), shortest[0]), shortest[1], offered)
     question.say("other precisions")
     trials: list[_Trial] = []
     for each in best[:_LOOKED_INTO]:  # those that leave about as little as the best, up to the first that passes
@@ -189,19 +183,8 @@ def _lowered(question: Question, loaded: LoadedModel, far: Far, *, is_fixed: boo
     return Lowered(Evidence(Check.PRECISIONS, far.control, figures, NOTED, says, far.side.name))
 
 
-def _best(question: Question, loaded: LoadedModel, far: Far, offered: Sequence[Precision]) -> list[PrecisionFit]:
-    """Fits on the shortest prompt that differs by more than rounding; none where no prompt does."""
-    of_prompts = np.split(far.distance > _ALIKE**2 * far.scale, np.cumsum(question.lengths)[:-1])
-    for ids, differs in sorted(zip(question.prompts, of_prompts, strict=True), key=lambda each: len(each[0])):
-        if differs.any():
-            return fits(loaded, ids, whole_side(far.side.run_on(loaded), ids), differs, offered)
-    return []
-
-
 def _tried(question: Question, loaded: LoadedModel, far: Far, precision: Precision, *, is_fixed: bool) -> _Trial:
-    """Try a precision in float32, and where that fails in float64: a value in the middle of two of a coarse format
-    falls to either by rounding alone.
-    """
+    """Try in float32, else in float64: a value in the middle of two falls to either by rounding alone."""
     trial = _residual(question, loaded, far, precision)
     if trial.is_passed or is_fixed or trial.left > _ALL_BUT_A_FEW:
         return trial
@@ -284,9 +267,7 @@ def _explained(trial: _Trial, far: Far, dtype: str, lengths: Sequence[int]) -> L
 
 
 def checked_in_16_bits(question: Question, loaded: LoadedModel, found: Lowered) -> Lowered:
-    """`found` checked in the model's own 16 bits, where the pair fails too: does the precision explain it there, or
-    have the 16-bit kernels a fault of their own?
-    """
+    """Check `found` in the model's own 16 bits, where the pair fails too: do its kernels have their own fault?"""
     row = found.evidence
     if found.side is None or found.precision is None or row.outcome != PASSED:
         return found

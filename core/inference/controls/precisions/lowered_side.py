@@ -38,12 +38,16 @@ class Question:
     def lengths(self) -> list[int]:
         return [len(ids) for ids in self.prompts]
 
+    def shortest(self, differs: NDArray[np.bool_]) -> tuple[Sequence[int], NDArray[np.bool_]] | None:
+        """(the shortest prompt that differs, its positions), or None. differs: over all prompts"""
+        of_prompts = np.split(differs, np.cumsum(self.lengths)[:-1])
+        in_order = sorted(zip(self.prompts, of_prompts, strict=True), key=lambda each: len(each[0]))
+        return next((each for each in in_order if each[1].any()), None)
+
 
 @dataclass(frozen=True)
 class Lowered:
-    """The row of evidence, and what judging needs of it. place: (prompt, position) of a fault on top; side, precision:
-    which is what, None of a whole model in 16 bits.
-    """
+    """A row of evidence; place: of a fault on top; side, precision: which is what, None of a whole model in 16 bits."""
 
     evidence: Evidence
     place: tuple[int, int] | None = None
@@ -53,9 +57,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Far:
-    """A side that is not the model's own. distance: mean squares to the model's own forward [positions]; scale: mean
-    square of the floor.
-    """
+    """A side that is not the model's own: mean squares to the model [positions], and the mean square of the floor."""
 
     side: RunnableSide
     distance: NDArray[np.float64]
@@ -102,9 +104,7 @@ def beside_reorderings(
 
 
 def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[torch.Tensor]) -> RunnableSide:
-    """A side that gives what was recorded of each of these prompts. A prompt is known as the object that it is, for
-    the same tokens may have been answered twice, each time otherwise.
-    """
+    """A side that gives what was recorded of each of these prompts, known as the objects that they are."""
     recorded = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
 
     @contextmanager

@@ -47,19 +47,16 @@ def fits(
 ) -> list[PrecisionFit]:
     """Precisions that explain something of one side on one prompt, by what they leave, least first.
 
-    loaded: in the dtype that precisions are computed in; wanted: the side's logits [positions, vocab]; differs: from
-    the model by more than rounding [positions], somewhere; offered: precisions that are tried; is_noisy: the side has
-    16 bits, whose rounding hides at which position a cache begins to be rounded, so that all are tried, by what they
-    leave over all positions, from the first that differs on and from where the distance rises.
+    wanted: the side's logits [positions, vocab]; differs: from the model by more than rounding [positions]; offered:
+    precisions that are tried; is_noisy: 16 bits hide where a cache begins to be rounded, so all are tried, by what they
+    leave over all positions.
     """
     first = int(np.flatnonzero(differs)[0])
     ids, differs, wanted = ids[: first + SCREENED], differs[: first + SCREENED], wanted[: first + SCREENED]
     most_left = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
 
     def squares(side: RunnableSide, stop: int) -> NDArray[np.float64] | None:
-        """None if the model cannot be computed so: attention that it has no eager form of, a cache of its own kind,
-        values beyond the format's range, which the finite logits alone would not show.
-        """
+        """None if the model cannot be computed so, or a value is beyond the format's range."""
         try:
             with foreign_errors_stop(side.name, "leave it out"):
                 apart = divergence(wanted[:stop], side.run_on(loaded), ids[:stop])
@@ -85,9 +82,7 @@ def fits(
         return sorted((each for each in map(fit, tried) if each.left < most_left), key=lambda each: each.left)
 
     def stored_from(start: int) -> list[Precision]:
-        """Caches of every format that are rounded after the forward that wrote them, the first one of `start` tokens,
-        in every way that tokens may come after it.
-        """
+        """Caches that are rounded after the forward that wrote them, the first one of `start` tokens."""
         caches = [each for each in offered if each.part == CACHE and start]
         if not is_noisy:
             alone = [squares(replace(each, stored=Stored(start, 1)).side, start + 1) for each in caches]
@@ -126,9 +121,7 @@ def _rises(left: NDArray[np.float64]) -> int:
 
 
 def precisions_offered(loaded: LoadedModel, given: Sequence[Precision], *, is_fixed: bool = False) -> list[Precision]:
-    """Precisions to try. Those of weights in float64 too if values in the middle of two are many, as in a checkpoint
-    of 16 bits, or if the side cannot be computed in float64 (is_fixed).
-    """
+    """Precisions to try; weights rounded in float64 too if values in the middle of two are many, or is_fixed."""
     offered = [*given, *catalogue(loaded)]
     if not (is_fixed or weights_are_of_16_bits(loaded.model)):
         return offered

@@ -1,18 +1,41 @@
-"""A model of a few thousand parameters, in float32 and in bfloat16."""
+"""Models of a few thousand parameters, and judgements of them that share what does not depend on the variant."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model
+from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.judging_session import JudgingSession
 from core.inference.models.model import LoadedModel
+from core.judging.ladder.verdict import Verdict
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small() -> LoadedModel:
     return tiny_model("llama")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def narrow() -> LoadedModel:
     return tiny_model("llama", "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def half() -> LoadedModel:
+    return tiny_model("llama", "float16")
+
+
+@pytest.fixture(scope="session")
+def judged() -> Callable[..., Verdict]:
+    """(model, prompts, reference, variant) -> verdict, in one session for the same model and prompts."""
+    session_of = cache(lambda loaded, prompts: JudgingSession(loaded, prompts))
+
+    def judge(loaded, prompts, reference, variant) -> Verdict:
+        session = session_of(loaded, tuple(map(tuple, prompts)))
+        return judge_pair(loaded, prompts, reference, variant, session=session).verdict
+
+    return judge

@@ -17,7 +17,7 @@ from benchmarks.verdicts.variations import in_float64
 from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding, errors_of, sixteen_rows
 from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.rounding_floor import in_float32
+from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.judging.ladder.structure import BLOCKS
@@ -114,9 +114,9 @@ def decode(model: Any, ids: torch.Tensor) -> torch.Tensor:
         "one future key visible to one query",
     ),
 )
-def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(name: str, narrow: LoadedModel, held: Any) -> None:
+def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(name: str, narrow, held, judged) -> None:
     """Float32 has nothing to say of it; before, the pair's ratio of 3 stood alone and passed."""
-    verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: bug(name)(held, ids)).verdict
+    verdict = judged(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: bug(name)(held, ids))
     assert verdict.is_bug_suspected
     pair, engine = (row for row in verdict.evidence if row.rung == OWN_DTYPE)
     assert (pair.outcome, engine.outcome) == (PASSED, FAILED)

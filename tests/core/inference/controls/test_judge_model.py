@@ -16,7 +16,7 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls import judge_model, judging_session
 from core.inference.controls.judge_model import judge, judge_pair
-from core.inference.models.float64 import in_float64
+from core.inference.models.dtypes import in_float64
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digests_of
 from core.judging.ladder.verdict import Verdict
@@ -140,13 +140,13 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
 
 @pytest.mark.model
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel) -> None:
+def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel, judged) -> None:
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         logits = prefill(model, ids).clone()
         logits[3, 7] = value
         return logits
 
-    verdict = judge_pair(small, [PROMPT], "prefill", engine).verdict
+    verdict = judged(small, [PROMPT], "prefill", engine)
     assert verdict.is_bug_suspected
     shown = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
     text = small.tokenizer.decode([7])

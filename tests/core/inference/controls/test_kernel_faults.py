@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from benchmarks.verdicts.kernel_faults import FAULTS, PLACE, TWINS, in_16_bits_only, residual_twice
-from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.inference.controls.judge_model import judge_pair
+from benchmarks.verdicts.tiny_models import tiny_prompts
 from core.inference.controls.model_controls import model_controls
-from core.inference.controls.rounding_floor import in_float32
+from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.ingest import ingest
@@ -28,16 +27,12 @@ pytestmark = pytest.mark.model
 OF_ONE_TOKEN = {"residual added twice", "norm of the token before", "tile of the head", "another row of the batch"}
 
 
-@pytest.fixture(scope="module")
-def half() -> LoadedModel:
-    return tiny_model("llama", "float16")
-
-
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(("case", "dtype"), covering(list(FAULTS), ["bfloat16", "float16"]))
-def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow: LoadedModel, half: LoadedModel) -> None:
+def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow, half, judged) -> None:
     loaded = narrow if dtype == "bfloat16" else half
     prompts = tiny_prompts(loaded)
-    verdict = judge_pair(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0))).verdict
+    verdict = judged(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0)))
     assert verdict.is_bug_suspected
     assert {row.outcome for row in verdict.evidence if row.rung == FLOAT32} == {PASSED}
     (drawn,) = (row for row in verdict.evidence if row.check is Check.DRAWN)
@@ -46,21 +41,20 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow: Loaded
         assert verdict.first_place == (0, len(prompts[0]) + PLACE)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("case", "dtype"), covering(list(TWINS), ["bfloat16", "float16"]))
-def test_another_16_bit_kernel_of_the_same_function_is_rounding(
-    case: str, dtype: str, narrow: LoadedModel, half: LoadedModel
-) -> None:
+def test_another_16_bit_kernel_of_the_same_function_is_rounding(case: str, dtype: str, narrow, half, judged) -> None:
     loaded = narrow if dtype == "bfloat16" else half
-    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case])).verdict
+    verdict = judged(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case]))
     assert verdict.name == "rounding"
     (drawn,) = (row for row in verdict.evidence if row.check is Check.DRAWN)
     assert drawn.outcome == PASSED
     assert f"{drawn.figures.fault_seen_at_one_position:.2g} times the rounding at one position" in verdict.because
 
 
-def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow: LoadedModel) -> None:
+def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged) -> None:
     engine = in_16_bits_only(residual_twice(1.0))
-    verdict = judge_pair(narrow, tiny_prompts(narrow), engine, "decode").verdict
+    verdict = judged(narrow, tiny_prompts(narrow), engine, "decode")
     assert verdict.is_bug_suspected
     outcomes = {row.side: row.outcome for row in verdict.evidence if row.check is Check.DRAWN}
     assert sorted(outcomes.values()) == [FAILED, PASSED]
@@ -96,12 +90,12 @@ def _judged_dump(loaded: LoadedModel, engine: Engine, folder: Path) -> RunReader
     ids=["fault", "harmless"],
 )
 def test_a_dump_with_its_float32_and_the_model_says_the_same(
-    engine: Engine, name: str, narrow: LoadedModel, tmp_path: Path
+    engine: Engine, name: str, narrow: LoadedModel, judged, tmp_path: Path
 ) -> None:
     side = in_16_bits_only(engine)
-    judged = judge_pair(narrow, tiny_prompts(narrow), "prefill", side).verdict
+    verdict = judged(narrow, tiny_prompts(narrow), "prefill", side)
     run = _judged_dump(narrow, side, tmp_path)
-    assert (judged.name, run.pairs[0].verdict) == (name, name)
-    assert run.pairs[0].noise_ratio == pytest.approx(judged.noise_ratio, rel=0.01)
+    assert (verdict.name, run.pairs[0].verdict) == (name, name)
+    assert run.pairs[0].noise_ratio == pytest.approx(verdict.noise_ratio, rel=0.01)
     drawn = {row.side: row.outcome for row in run.evidence(0) if row.check is Check.DRAWN and row.rung == OWN_DTYPE}
     assert drawn == {"reference": PASSED, "variant": FAILED if name == "bug suspected" else PASSED}

@@ -17,7 +17,7 @@ from benchmarks.verdicts.precisions import q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_controls
-from core.inference.controls.rounding_floor import in_float32
+from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
@@ -71,9 +71,13 @@ def _outcomes(run: RunReader) -> dict[str, str]:
     return {row.rung: row.outcome for row in run.evidence(0)}
 
 
-def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor(narrow, dumped, tmp_path):
+def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_model_as_it_was(
+    narrow, dumped, tmp_path
+):
     own, pair, _ = dumped
+    before = {name: tensor.clone() for name, tensor in narrow.model.state_dict().items()}
     run = _judged(Store(tmp_path / "s"), own, narrow, float32=[pair])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in narrow.model.state_dict().items())
     assert run.pairs[0].verdict == "rounding"
     assert 0.2 < run.pairs[0].noise_ratio < 4
     outcomes = _outcomes(run)
@@ -231,16 +235,3 @@ def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow,
         pytest.raises(UsageError, match=sentence),
     ):
         model_controls(narrow, run)
-
-
-def test_the_model_comes_back_bit_for_bit(narrow, dumped, tmp_path):
-    own, _, prompts = dumped
-    before = {name: tensor.clone() for name, tensor in narrow.model.state_dict().items()}
-    with torch.inference_mode():
-        first = prefill(narrow.model, torch.tensor(prompts[0]))
-    store = Store(tmp_path / "s")
-    with RunReader(store.path_of(ingest(store, [own]))) as run:
-        model_controls(narrow, run)
-    assert all(torch.equal(before[name], tensor) for name, tensor in narrow.model.state_dict().items())
-    with torch.inference_mode():
-        assert torch.equal(first, prefill(narrow.model, torch.tensor(prompts[0])))

@@ -17,9 +17,10 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.controls import rounding_floor as floor
 from core.inference.controls.reordering import reordered
-from core.inference.controls.rounding_floor import in_float32, rounding_floor
+from core.inference.controls.rounding_floor import rounding_floor
+from core.inference.models import memory
+from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
@@ -226,6 +227,6 @@ def test_what_cannot_be_measured_is_refused(prompts, seeds, sentence, llama_bflo
 
 
 def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
-    monkeypatch.setattr(floor.memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
     with pytest.raises(CaptureError, match=r"take another 314\.3 KB, cpu"), in_float32(llama_bfloat16):
         pass

@@ -28,7 +28,7 @@ from benchmarks.verdicts.trial import (
     run_trial,
     try_case,
 )
-from core.inference.models.float64 import in_float64
+from core.inference.models.dtypes import in_float64
 from core.runs.file.evidence import NEIGHBOURS, SAMPLER
 from tests.covering import few, thorough
 

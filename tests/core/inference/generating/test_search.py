@@ -137,10 +137,10 @@ def test_a_planted_fault_at_one_position_of_one_prompt_is_found(llama: LoadedMod
     real = module._scores
 
     def faulty(loaded, path, prompts, seed):
-        for n, scored in enumerate(real(loaded, path, prompts, seed)):
+        for n, (tokens, margins) in enumerate(real(loaded, path, prompts, seed)):
             if str(path) == "prefill+batch:2" and n == 1:
-                scored.tokens[2] += 1
-            yield scored
+                tokens[2] += 1
+            yield tokens, margins
 
     monkeypatch.setattr(module, "_scores", faulty)
     found = search(llama, ["def walk(self)", "def walk(self, path)"], "prefill", "prefill+batch:2")

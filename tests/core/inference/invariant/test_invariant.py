@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.invariant import invariant, invariant_forwards, invariant_refusal, products
+from core.inference.invariant import Invariant, invariant_forwards, invariant_refusal, products
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
@@ -119,7 +119,7 @@ def test_norms_and_softmax_are_torchs_within_rounding_and_know_no_other_row(dtyp
         "sum over the first axis": lambda x: x.T.contiguous().sum(0),
     }
     for name, compute in computed.items():
-        with invariant(torch.nn.Linear(1, 1)), torch.inference_mode():
+        with Invariant(), torch.inference_mode():
             together = compute(x)
             alone = torch.cat([compute(x[row : row + 1]) for row in range(len(x))])
         assert torch.equal(together, alone), name
@@ -163,7 +163,7 @@ def _depends_on_its_place(
 @pytest.mark.parametrize(("name", "dtype"), covering(list(FUNCTIONS), [*DTYPES, "float16"]))
 def test_an_element_does_not_depend_on_its_place(name: str, dtype: str, threads: Callable[[int], None]) -> None:
     def compute(x: torch.Tensor) -> torch.Tensor:
-        with invariant(torch.nn.Linear(1, 1)), torch.inference_mode():
+        with Invariant(), torch.inference_mode():
             return FUNCTIONS[name](x)
 
     assert not _depends_on_its_place(compute, dtype, threads)
@@ -185,14 +185,7 @@ def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[st
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    few(
-        itertools.product(MODELS, DTYPES),
-        ("llama", "float32"),
-        ("gpt2", "bfloat16"),
-        ("mixtral", "bfloat16"),
-        ("mistral-window", "float32"),
-    ),
+    ("name", "dtype"), few(itertools.product(MODELS, DTYPES), ("mixtral", "bfloat16"), ("mistral-window", "float32"))
 )
 def test_every_path_gives_the_bits_of_prefill(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
     loaded = model_of(name, dtype)
@@ -206,7 +199,7 @@ def test_without_it_they_do_not(model_of: Callable[..., LoadedModel]) -> None:
     assert "decode" in _differing(model_of("llama", "float32"), PATHS, "")
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(3)
 @pytest.mark.model
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -231,14 +224,7 @@ def test_it_holds_at_the_width_of_a_trained_model(
         pytest.skip("sample_runs/model is not built")
     loaded = load_model(str(shipped_model), dtype=dtype, device="cpu")
     threads(2)
-    assert (
-        _differing(
-            loaded,
-            ["decode", "prefill+batch:3", "decode+batch:5+row:3", "prefill+threads:1", "decode+threads:3"],
-            "+invariant",
-        )
-        == []
-    )
+    assert _differing(loaded, ["decode", "prefill+batch:3", "prefill+threads:1"], "+invariant") == []
 
 
 @contextmanager
@@ -275,7 +261,7 @@ def test_a_wrong_cache_still_shows(llama: LoadedModel) -> None:
     plain = logits_of("prefill+invariant", llama)
     for scale, is_same in ((1.0, True), (1.01, False)):
         cache = DynamicCache(config=llama.model.config)
-        with torch.inference_mode(), invariant(llama.model):
+        with torch.inference_mode(), Invariant():
             llama.model(ids[:, :-1], past_key_values=cache)
             cache.layers[0].values[0, 0, 3] *= scale
             last = llama.model(ids[:, -1:], past_key_values=cache).logits[0, -1]
@@ -316,16 +302,12 @@ def test_an_operation_whose_order_is_not_known_is_refused(
     sentence = (
         rf"^invariant: {operation} is not known to give the same bits whatever the batch; leave invariant out.*\.$"
     )
-    with torch.inference_mode(), invariant(torch.nn.Linear(1, 1)), pytest.raises(CaptureError, match=sentence):
+    with torch.inference_mode(), Invariant(), pytest.raises(CaptureError, match=sentence):
         compute(_drawn(4, 8))
 
 
 def test_a_product_in_float64_is_refused() -> None:
-    with (
-        torch.inference_mode(),
-        invariant(torch.nn.Linear(1, 1)),
-        pytest.raises(CaptureError, match="product of float64 by float64"),
-    ):
+    with torch.inference_mode(), Invariant(), pytest.raises(CaptureError, match="product of float64 by float64"):
         torch.ones(2, 2, dtype=torch.float64) @ torch.ones(2, 2, dtype=torch.float64)
 
 
@@ -369,5 +351,5 @@ def test_a_model_on_another_device_is_refused_with_what_to_do(monkeypatch: pytes
 def test_a_quantised_weight_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     model[0].weight = torch.nn.Parameter(model[0].weight.data.to(torch.int8), requires_grad=False)
-    with pytest.raises(CaptureError, match=r"'0.weight' is held as int8"), invariant(model):
+    with pytest.raises(CaptureError, match=r"'0.weight' is held as int8"), invariant_forwards(model):
         pass

@@ -106,20 +106,19 @@ def test_a_folder_without_config_is_one_sentence(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("{no", "is not readable as JSON"),
-        ("\x00\xff", "is not readable as JSON"),
-        ("[]", "names no model_type"),
-        ('{"hidden_size": 4}', "names no model_type"),
-        ('{"model_type": "zork"}', "its config.json is not understood"),
-        ('{"model_type": "llama", "hidden_size": "wide"}', "its config.json is not understood"),
-        ('{"model_type": 5}', "its config.json is not understood"),
+        "{no",
+        "\x00\xff",
+        "[]",
+        '{"model_type": "zork"}',
+        '{"model_type": "llama", "hidden_size": "wide"}',
+        '{"model_type": 5}',
     ],
 )
-def test_an_unreadable_config_is_one_sentence(text: str, said: str, folder: Path) -> None:
+def test_an_unreadable_config_is_one_sentence(text: str, folder: Path) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
-    assert said in refusal(folder)
+    assert "its config.json is not understood" in refusal(folder)
 
 
 def test_what_is_no_causal_language_model_is_refused(folder: Path) -> None:
@@ -195,9 +194,7 @@ def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
 def test_weights_cut_short_are_one_sentence(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-9])
-    assert f"has {len(whole) - 9} bytes where its header announces {len(whole)}; copy the model again." in refusal(
-        folder
-    )
+    assert "is no whole safetensors file" in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +202,7 @@ def test_weights_cut_short_are_one_sentence(folder: Path) -> None:
 )
 def test_what_is_no_safetensors_file_is_one_sentence(content: bytes, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(content)
-    assert "is no safetensors file" in refusal(folder)
+    assert "is no whole safetensors file" in refusal(folder)
 
 
 def test_weights_larger_than_the_memory_are_refused_before_loading(folder: Path) -> None:

@@ -24,7 +24,7 @@ from benchmarks.verdicts.mutations import (
 )
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.inference.controls.judge_model import judge, judge_pair
+from core.inference.controls.judge_model import judge
 from core.inference.controls.precisions import search
 from core.inference.controls.precisions.catalogue import (
     CACHE,
@@ -41,7 +41,7 @@ from core.inference.controls.precisions.catalogue import (
 from core.inference.controls.precisions.in_16_bits import sixteen_bits_alone
 from core.inference.controls.precisions.lowered_side import Question
 from core.inference.controls.precisions.search import fits
-from core.inference.controls.rounding_floor import in_float32
+from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
 from core.runs.file.evidence import FAILED, PASSED, PRECISION, Evidence
@@ -73,10 +73,10 @@ def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("name", NAMED)
-def test_a_lower_precision_is_named_with_its_size_in_floors(small: LoadedModel, name: str) -> None:
+def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small: LoadedModel, name: str) -> None:
     case = CASES[name]
     assert case.engine is not None
-    verdict = judge_pair(small, _one_prompt(small), "prefill", case.engine).verdict
+    verdict = judged(small, _one_prompt(small), "prefill", case.engine)
     row = _row(verdict.evidence)
     assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
     assert NAMED[name] in verdict.because
@@ -89,11 +89,11 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(small: LoadedModel, 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("case", ON_TOP, ids=lambda case: case.name)
 def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
-    small: LoadedModel, case: Mutation
+    judged, small: LoadedModel, case: Mutation
 ) -> None:
     prompts = [tiny_prompts(small)[0][:28]]
     assert case.engine is not None
-    verdict = judge_pair(small, prompts, "prefill", case.engine).verdict
+    verdict = judged(small, prompts, "prefill", case.engine)
     assert verdict.name == BUG_SUSPECTED
     assert _row(verdict.evidence).outcome == FAILED
     is_part = case.name != "a stale slot in an engine in bfloat16"  # of which nothing else is lowered
@@ -105,17 +105,17 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
 
 
 @pytest.mark.thorough
-def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(small: LoadedModel) -> None:
+def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small: LoadedModel) -> None:
     cached, quantised = stored(fp8), with_weights(q4_0)
-    verdict = judge_pair(small, _one_prompt(small), cached, quantised).verdict
+    verdict = judged(small, _one_prompt(small), cached, quantised)
     assert verdict.name == LOWER_PRECISION, verdict.table()
     assert "KV cache in float8_e4m3fn" in verdict.because
     assert "linear layers in GGUF's Q4_0" in verdict.because
-    assert judge_pair(small, _one_prompt(small), scaled_head(1.01), quantised).verdict.name == BUG_SUSPECTED  # the twin
+    assert judged(small, _one_prompt(small), scaled_head(1.01), quantised).name == BUG_SUSPECTED  # the twin
 
 
 @pytest.mark.thorough
-def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(small: LoadedModel) -> None:
+def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(judged, small: LoadedModel) -> None:
     """One position of the reference is off by 3 in 100,000: its rms over all positions is within ten floors."""
 
     def faulty(model, ids):
@@ -123,14 +123,14 @@ def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(
         logits[20] *= 1.00003
         return logits
 
-    verdict = judge_pair(small, _one_prompt(small), faulty, with_weights(q4_0)).verdict
+    verdict = judged(small, _one_prompt(small), faulty, with_weights(q4_0))
     assert verdict.name == BUG_SUSPECTED, verdict.table()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fp8", "Q4_0"])
 def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(
-    narrow: LoadedModel, name: str
+    judged, narrow: LoadedModel, name: str
 ) -> None:
     """A served engine in bfloat16 with an 8-bit cache, or weights of 4 bits; and with a stale slot as well."""
     own = copy.deepcopy(narrow.model)
@@ -146,10 +146,10 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
         return wrong(own, ids)
 
     prompts = [tiny_prompts(narrow)[0][:24]]
-    verdict = judge_pair(narrow, prompts, "prefill", served).verdict
+    verdict = judged(narrow, prompts, "prefill", served)
     assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
     assert "are not seen in bfloat16" in verdict.because
-    verdict = judge_pair(narrow, prompts, "prefill", faulty).verdict
+    verdict = judged(narrow, prompts, "prefill", faulty)
     assert verdict.name == BUG_SUSPECTED
     assert name != "fp8" or verdict.first_place == (
         0,
@@ -180,7 +180,7 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
 
 
 @pytest.mark.thorough
-def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narrow: LoadedModel) -> None:
+def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(judged, narrow: LoadedModel) -> None:
     """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
     lower = with_weights(q4_0)
 
@@ -192,8 +192,8 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(narro
         return with_weights(q4_0, inner)(model, ids)
 
     prompts = [tiny_prompts(narrow)[0][:24]]
-    assert judge_pair(narrow, prompts, "prefill", sound).verdict.name == LOWER_PRECISION
-    verdict = judge_pair(narrow, prompts, "prefill", wrong_in_bfloat16).verdict
+    assert judged(narrow, prompts, "prefill", sound).name == LOWER_PRECISION
+    verdict = judged(narrow, prompts, "prefill", wrong_in_bfloat16)
     assert verdict.name == BUG_SUSPECTED
     assert "fault of their own" in verdict.because
 

@@ -1,9 +1,8 @@
-"""Forwards in float64 throughout: the same function, where rounding is 2^-29 of what it is in float32, and a fault is
-as large as before.
+"""A loaded model in another dtype for a while, and then bit for bit what it was.
 
-Modules widen to float32 by themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow.
-Here every cast to float32 is one to float64, so the floor is that of float64: 2e-15 logits on models whose float32
-floor is 1e-6.
+In float64 rounding is 2^-29 of what it is in float32, and a fault is as large as before. Modules widen to float32 by
+themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow: there every cast to float32
+is one to float64, so the floor is that of float64: 2e-15 logits on models whose float32 floor is 1e-6.
 """
 
 from __future__ import annotations
@@ -20,17 +19,55 @@ from ...errors import CaptureError
 from ...text import size
 from . import memory
 from .model import LoadedModel
+from .weights import rounded_parameters
 
-__all__ = ["in_float64"]
+
+@contextmanager
+def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
+    """Convert the model to `dtype` inside, as if it had been loaded in it; the original weights are kept and put back.
+
+    Only parameters are rounded: buffers such as rotary frequencies belong in float32 whatever the weights are.
+    """
+    target = getattr(torch, dtype)
+    originals: list[tuple[torch.Tensor, torch.Tensor]] = []
+    try:
+        with torch.inference_mode(False), torch.no_grad():  # a weight that is an inference tensor could not be put back
+            for parameter in _convertible(loaded, target):
+                originals.append((parameter, parameter.data))
+                parameter.data = parameter.data.to(target)
+        yield replace(loaded, dtype=dtype)
+    finally:
+        _put_back(originals)
+
+
+def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
+    """Bytes the rounded weights take beside the originals."""
+    target = getattr(torch, dtype)
+    return sum(parameter.numel() * target.itemsize for parameter in _convertible(loaded, target))
+
+
+def _convertible(loaded: LoadedModel, target: torch.dtype) -> Iterator[torch.nn.Parameter]:
+    return rounded_parameters(loaded.model, loaded.torch_dtype, target)
+
+
+@contextmanager
+def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    """Compute the same function in float32 inside: every weight keeps its value, and the original bits are put back."""
+    if loaded.dtype != "float32":
+        needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
+        if free is not None and needed > free:
+            raise CaptureError(
+                f"model '{loaded.name}': its weights in float32 take another {size(needed)}, {loaded.device}"
+                f" has {size(free)} free; choose a smaller model or another device."
+            )
+    with converted(loaded, "float32") as widened:
+        yield widened
 
 
 @contextmanager
 def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """The model with its weights widened to float64, and then bit for bit what it was; CaptureError where they do not
-    fit.
-
-    Only this thread is affected. Code of the model that asks torch for float32 is given float64; an engine's own code
-    around it, with weights of its own, computes in what it says.
+    """The model with its weights widened to float64; CaptureError if they do not fit. Only this thread is affected; an
+    engine's own code around the model, with weights of its own, computes in what it says.
     """
     tensors = [tensor for tensor in _floats(loaded.model) if tensor.dtype != torch.float64]
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), memory.free_bytes(torch.device(loaded.device))
@@ -101,3 +138,6 @@ class _Widening(TorchDispatchMode):
 
 def _widened(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
+
+
+WIDENING = {"float32": in_float32, "float64": in_float64}
