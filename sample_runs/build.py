@@ -28,8 +28,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.verdicts.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
 from core.capture_request import CaptureRequest  # noqa: E402
-from core.commands.capture_extras import run_extras  # noqa: E402
-from core.commands.capturing import load, plan_of  # noqa: E402
+from core.commands.capturing import load, plan_of, run_extras  # noqa: E402
 from core.engines.registry import ADAPTER_OF, described  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
 from core.inference.controls.judging_session import JudgingSession  # noqa: E402

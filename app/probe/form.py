@@ -13,8 +13,7 @@ from app.capture.form import split_prompts
 from app.shell import store_changes, widgets
 from app.shell.jobs import PROBING, PromptFile
 from core.errors import UlpscopeError
-from core.probing.plan import DEFAULT_TESTS, LOAD, MEANINGS, MOST_LOAD, parsed_tests, told
-from core.probing.request import KEY_VARIABLE, ProbeRequest
+from core.probing.plan import DEFAULT_TESTS, KEY_VARIABLE, LOAD, MEANINGS, MOST_LOAD, ProbeRequest, parsed_tests, told
 from core.text import shown
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,24 +11,25 @@ import typer
 
 from ..capture_request import CaptureRequest
 from ..engines.registry import use_all as use_engines
-from ..errors import UsageError
+from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
+from ..runs.file.kept import takes
 from ..runs.file.records import FAILING
 from ..runs.reader import RunReader
 from ..runs.store.partial import is_passing
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
+from ..text import plural, size
 from . import options
-from .capture_costs import print_costs
-from .capture_extras import run_extras
 from .ending import tell_end
 from .options import takes_request
-from .terminal.console import Tell, print_json, steps, stoppable
+from .terminal.console import Tell, out, print_json, print_text, steps, stoppable, table_of
 from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
+    from ..inference.controls.judging_session import JudgingSession
     from ..inference.models.model import LoadedModel
 
 
@@ -147,3 +149,98 @@ def to_store(request: CaptureRequest) -> CaptureRequest:
     """Return the request as a run keeps it: of a file that a page made for this command, only the name."""
     kept = tuple(Path(path).name if is_passing(path) else path for path in request.prompt_lists)
     return replace(request, prompt_lists=kept)
+
+
+def run_extras(
+    request: CaptureRequest, plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession
+) -> list[str]:
+    """Run what a request asks for besides the sides, into the run; return a sentence for each part that failed."""
+    from ..inference.controls.judge_model import judge_pair
+    from ..inference.controls.remedies import floor_of, remedies_of
+    from ..inference.paths.engines import side_of
+    from ..inference.watching.kernels import kernels_of
+
+    failures: list[str] = []
+    names, paths = [side.name for side in plan.header.sides], list(map(str, plan.paths))
+    for side, name in enumerate(names) if request.kernels else ():
+        say(f"kernels of {name}", 0, 0)
+        try:
+            writer.write_kernels(kernels_of(plan.loaded, side_of(paths[side]), plan.token_ids[0], side, seed=plan.seed))
+        except UlpscopeError as error:
+            failures.append(f"The kernels of '{name}' were not recorded: {error}")
+    floor = 0.0
+    if request.remedies:
+        say("remedies: rounding floor", 0, 0)
+        floor = floor_of(session)
+    remedies = {}
+    for pair, name in enumerate(names[1:]) if request.remedies else ():
+        path, tell = paths[pair + 1], _named(say, f"remedies of {name}")
+        try:
+            if path not in remedies:
+                remedies[path] = remedies_of(
+                    plan.loaded, plan.token_ids, paths[0], path, floor_rms=floor, on_progress=tell
+                )
+            writer.write_remedies(pair, remedies[path])
+        except UlpscopeError as error:
+            failures.append(f"Remedies of '{name}' were not tried: {error}")
+    # what was fed token by token after a prompt, and what another engine calls its dtype, is not what judging computes
+    is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
+    digests = writer.digests() if request.judge else []
+    for pair, name in enumerate(names[1:]) if request.judge else ():
+        try:
+            judged = judge_pair(
+                plan.loaded,
+                plan.token_ids,
+                paths[0],
+                paths[pair + 1],
+                on_progress=_named(say, f"judging {name}"),
+                session=session,
+                captured=(digests[0], digests[pair + 1]) if is_comparable else None,
+            )
+        except UlpscopeError as error:
+            failures.append(f"'{name}' was not judged: {error}")
+            continue
+        verdict = judged.verdict
+        writer.write_verdict(pair, verdict.name, verdict.because, verdict.noise_ratio, verdict.evidence, judged.floors)
+    return failures
+
+
+def _named(say: Tell, what: str) -> Callable[[str], None]:
+    return lambda stage: say(f"{what}: {stage}", 0, 0)
+
+
+def print_costs(plan: CapturePlan, as_json_: bool) -> None:
+    """Print the forwards, bytes and memory of a plan's sides."""
+    from ..inference.capture.costs import costs_of
+    from ..inference.models.devices import devices_here
+
+    costs, loaded, name = costs_of(plan), plan.loaded, plan.header.name
+    if as_json_:
+        devices = [{"device": device, "device_name": chip, "free_bytes": free} for device, chip, free in devices_here()]
+        about = {"model": loaded.name, **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")}}
+        figures = {**asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens}
+        print_json({**about, "name": name, "devices": devices, **figures})
+        return
+    rows = []
+    for side in costs.sides:
+        cache = "unknown" if side.kv_bytes is None else size(side.kv_bytes) if side.kv_bytes else "none"
+        rows.append((side.name, side.path, *(f"{n:,}" for n in (side.forwards, side.positions, side.tokens)), cache))
+    columns = ("side", "path", "forwards", "positions", "tokens computed", "key/value cache")
+    title = f"{name}, in {loaded.dtype} on {loaded.device} ({loaded.device_name})"
+    out.print(table_of(columns, rows, title=title, text=("side", "path")))
+    print_text(
+        f"{plural(costs.prompts, 'prompt')}, {costs.positions:,} positions;"
+        f" {costs.forwards:,} forwards of {costs.tokens:,} tokens in all."
+    )
+    free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
+    file, weights = takes(costs.kept, costs.file_bytes), size(costs.weight_bytes)
+    print_text(f"{file}; the weights take {weights}; {loaded.device} has {free} free.")
+    print_text("Caches are compared too." if costs.has_kv else "Caches are not compared.")
+    if (layers := plan.layers) is not None:
+        total = plan.header.rows
+        at = "all positions" if layers.looked_at == total else f"{layers.looked_at:,} of {total:,} positions"
+        floor = f"their floor takes {layers.seeds} reordered prefills more" if layers.seeds else "no floor is run"
+        print_text(
+            f"The outputs of {layers.modules} modules are compared at {at}: about {size(layers.spool_bytes)} on disk"
+            f" until the run is written; {floor}."
+        )

@@ -14,8 +14,7 @@ from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..text import number
 from . import options
-from .capture_costs import print_costs
-from .capturing import load, run_plan, to_store
+from .capturing import load, print_costs, run_plan, to_store
 from .ending import tell_end
 from .options import takes_request
 from .showing import print_continuations

@@ -14,7 +14,7 @@ import typer
 
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.judge_lists import judge_probe
-from ..probing.request import KEY_VARIABLE, ProbeRequest
+from ..probing.plan import KEY_VARIABLE, ProbeRequest
 from ..prompt_files import given_prompts
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 from ulpscope_engine import Refused, bits_of, is_installed, serve
@@ -66,13 +67,11 @@ class Pass:
     def __init__(self, path):
         import torch
 
-        self.path = path
-        found = read(path)
-        ids = self.only(found, "input_ids")
+        self.path, found = path, read(path)
+        ids, positions = (self.only(found, name) for name in ("input_ids", "positions"))
         self.is_forward = ids is not None and ids.numel() > 0
         if not self.is_forward:
             return
-        positions = self.only(found, "positions")
         if ids.numel() != max(ids.shape):
             raise Refused(f"{path.name} is of {list(ids.shape)} tokens; of a batch, SGLang's flat form is read.")
         self.ids = ids.flatten().tolist()
@@ -87,32 +86,22 @@ class Pass:
 
     def begins(self, position, wanted):
         """[(row, how many)] of runs of the wanted tokens from this position on."""
-        found = []
-        for row, place in enumerate(self.positions):
-            if place != position or self.ids[row] != wanted[position]:
-                continue
-            count = 1
-            while (
-                row + count < len(self.ids)
-                and position + count < len(wanted)
-                and self.positions[row + count] == position + count
-                and self.ids[row + count] == wanted[position + count]
-            ):
-                count += 1
-            found.append((row, count))
-        return found
+        places, asked = list(zip(self.positions, self.ids, strict=True)), list(enumerate(wanted))[position:]
+        rows = [row for row, place in enumerate(places) if place == asked[0]]
+        runs = (takewhile(lambda pair: pair[0] == pair[1], zip(places[row:], asked, strict=False)) for row in rows)
+        return [(row, len(list(run))) for row, run in zip(rows, runs, strict=True)]
 
 
 def chain(passes, wanted):
     """[(pass, row, position, count)] that together are the prompt, of the first request that is it."""
-    for first, begin in enumerate(passes):
-        if not begin.begins(0, wanted):
-            continue
+    for first in range(len(passes)):
         found, position = [], 0
         for each in passes[first:]:
             runs = each.begins(position, wanted)
-            if not runs:
+            if not runs and position:
                 continue
+            if not runs:
+                break  # the prompt does not begin here
             most = max(count for _, count in runs)
             best = [row for row, count in runs if count == most]
             if len(best) > 1:

@@ -95,17 +95,13 @@ class Params(ctypes.Structure):
 
     _fields_ = [("data", ctypes.c_uint8 * ROOM)]
 
-    def set(self, offset, form, value):
-        struct.pack_into(form, self.data, offset, value)
-
 
 class ContextParams:
     """Places in llama_context_params, which every few months has other fields: found by what the defaults are."""
 
     def __init__(self, params):
         self.params = params
-        data = bytes(params.data)
-        words = struct.unpack_from("<64i", data)
+        words = struct.unpack_from("<64i", bytes(params.data))
         if words[:4] != (512, 2048, 512, 1):
             raise Refused("this build's llama_context_params begin otherwise; expected n_ctx 512, n_batch 2048.")
         # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and flash attention
@@ -113,29 +109,21 @@ class ContextParams:
         cache = [n for n in range(20, 40) if words[n : n + 2] == (1, 1)]  # type_k and type_v, float16 both
         if len(at) != 1 or len(cache) != 1:
             raise Refused("this build's llama_context_params are laid out otherwise than those of the builds known.")
-        self.threads, self.flash, self.cache = 4 * at[0], 4 * (at[0] + 6), 4 * cache[0]
-        self.evaluated = self.cache - 16  # cb_eval and what it is given stand before the cache's types
+        threads, self.cache = at[0], 4 * cache[0]
+        self.places = {"n_ctx": 0, "n_batch": 4, "n_ubatch": 8, "n_seq_max": 12, "threads": 4 * threads}
+        self.places.update(threads_batch=4 * threads + 4, flash=4 * threads + 24, type_k=self.cache)
+        self.places["type_v"] = self.cache + 4
 
     def follow(self, callback):
         """Have every tensor of the graph shown to an EVALUATED."""
-        if any(self.params.data[self.evaluated : self.cache]):
+        place = self.cache - 16  # cb_eval and what it is given stand before the cache's types
+        if any(self.params.data[place : self.cache]):
             raise Refused("this build's llama_context_params have no callback where the builds known have it.")
-        self.params.set(self.evaluated, "<Q", ctypes.cast(callback, ctypes.c_void_p).value)
+        struct.pack_into("<Q", self.params.data, place, ctypes.cast(callback, ctypes.c_void_p).value)
 
     def set(self, **given):
-        places = {
-            "n_ctx": 0,
-            "n_batch": 4,
-            "n_ubatch": 8,
-            "n_seq_max": 12,
-            "threads": self.threads,
-            "threads_batch": self.threads + 4,
-            "flash": self.flash,
-            "type_k": self.cache,
-            "type_v": self.cache + 4,
-        }
         for name, value in given.items():
-            self.params.set(places[name], "<i", value)
+            struct.pack_into("<i", self.params.data, self.places[name], value)
         return self.params
 
 

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from core.commands.options import takes_request
 from core.errors import UsageError
-from core.probing.plan import Plan
-from core.probing.request import ProbeRequest
+from core.probing.plan import Plan, ProbeRequest
 from tests.shell import words_of
 
 PLAIN = ProbeRequest(url="http://127.0.0.1:8000", prompts=("one", "two\nlines"))
