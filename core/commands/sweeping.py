@@ -19,9 +19,8 @@ from ..runs.file.database import each_database
 from ..runs.store import labels
 from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
-from ..sweeps.cards import CellCard, read_card
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
-from ..sweeps.ledger import DONE, FAILED, RUNNING, CellOutcome, Ledger, in_ledger, run_id_of
+from ..sweeps.ledger import DONE, FAILED, RUNNING, CellCard, CellOutcome, Ledger, in_ledger, read_card, run_id_of
 from ..sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here

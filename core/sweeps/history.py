@@ -11,8 +11,7 @@ from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import FAILING
 from ..runs.reports.gate import UNDECIDED, GateReport, Outcome
 from ..text import joined, plural, shown
-from .cards import CellCard
-from .ledger import DONE, CellState
+from .ledger import DONE, CellCard, CellState
 from .ledger import FAILED as CELL_FAILED
 from .plan import OWN_ENGINE, in_short
 

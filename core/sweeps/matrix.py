@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..text import number, percent, plural
-from .cards import SEVERITY
 from .history import CellChange
-from .ledger import DONE, FAILED, MISSING, RUNNING
+from .ledger import DONE, FAILED, MISSING, RUNNING, SEVERITY
 from .plan import AXES, in_short
 
 FIGURES = {

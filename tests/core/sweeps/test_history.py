@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.errors import UsageError
-from core.sweeps.cards import CellCard
 from core.sweeps.history import change_of, conditions_of, gate_of
-from core.sweeps.ledger import DONE, FAILED, MISSING, CellState
+from core.sweeps.ledger import DONE, FAILED, MISSING, CellCard, CellState
 
 AXES = {
     "model": "models/m",
