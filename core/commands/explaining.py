@@ -31,15 +31,8 @@ NONE_FOUND = "no simple cause found."
 def explain(
     run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Ask this model too, by folder or hub id: are both sides what it computes on the run's tokens?"
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="With --model: the dtype of the sides. Default: as it shows.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Ask this model: are both sides what it computes?")] = None,
+    dtype: Annotated[str | None, typer.Option(help="With --model: the dtype of the sides. Default: as shown.")] = None,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,

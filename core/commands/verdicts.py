@@ -37,45 +37,19 @@ _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 def verdict(
     run_id: options.Run,
-    rerun: Annotated[
-        Files,
-        typer.Option(
-            help="A dump of the same sides, called once more; one side is enough, twice for two files of one."
-        ),
-    ] = None,
-    neighbours: Annotated[
-        Files, typer.Option(help="A dump of the same sides beside other requests, as many and as long as before.")
-    ] = None,
+    rerun: Annotated[Files, typer.Option(help="A dump of the same sides, run again; twice for a file a side.")] = None,
+    neighbours: Annotated[Files, typer.Option(help="A dump of the same sides in a batch with other requests.")] = None,
     float32: Annotated[Files, typer.Option("--float32", help="A dump of the same sides, computed in float32.")] = None,
-    floor: Annotated[
-        Files,
-        typer.Option(
-            help="A float32 dump of three or more ways to compute the same logits (batch sizes, kernels); the others"
-            " are compared with the first."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder, hub id, .gguf file, smollm2: it measures the rounding floor on the dump's own tokens."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="With --model, of what a server sent: the dtype that it computes in. Default: as it shows."),
-    ] = None,
+    floor: Annotated[Files, typer.Option(help="A float32 dump of three or more equal paths: the noise floor.")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder, hub id or GGUF: measures the noise floor.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="With --model, of a server's responses: its dtype.")] = None,
     mixture_of_experts: Annotated[
-        bool,
-        typer.Option(
-            "--mixture-of-experts", help="The rows of a batch share experts: other neighbours may change bits."
-        ),
+        bool, typer.Option("--mixture-of-experts", help="Rows of a batch share experts: other bits are no bug.")
     ] = False,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
-    name: Annotated[
-        str | None, typer.Option(help="What to call the judged run. Default: its name, and 'judged'.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the judged run. Default: its name, and 'judged'.")] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
