@@ -13,7 +13,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, sidebar, widgets  # noqa: E402
+from app.shell import address, link, sidebar, widgets  # noqa: E402
 from app.uploads.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
@@ -46,7 +46,8 @@ def draw() -> None:
         st.divider()
         sidebar.link_to(view)
     members.sidebar()
-    widgets.say_complaints()
+    for sentence in link.complaints():
+        st.warning(widgets.escaped(sentence))
     try:
         page.run()
     except UlpscopeError as error:  # a damaged block, or a run deleted between the sidebar and the page

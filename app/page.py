@@ -17,7 +17,8 @@ from core.text import printable
 if TYPE_CHECKING:
     from core.runs.reader import RunReader, StoredPair
 
-LONGEST_TEXT = 120
+LONGEST_TEXT = 120  # of a search
+_LONGEST_SETTING = 1000
 _WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 
 
@@ -47,7 +48,6 @@ class PageSetting:
     default: str | int | bool
     options: dict[str, str | bool] = field(default_factory=dict)
     span: tuple[int, int] | None = None
-    longest: int = LONGEST_TEXT
 
     def parsed(self, text: str) -> str | int | bool | None:
         """The value that a link asks for; None if it is none."""
@@ -56,7 +56,7 @@ class PageSetting:
         if self.span is not None:
             value = whole(text)
             return value if value is not None and self.span[0] <= value <= self.span[1] else None
-        return printable(text, "")[: self.longest]
+        return printable(text, "")[:_LONGEST_SETTING]
 
     def said(self, value: object) -> str | None:
         """Word for a value in the address; None for the default, and for what is no value of this control."""

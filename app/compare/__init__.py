@@ -7,7 +7,7 @@ PAGE = Page(
     "Compare",
     "run",
     (
-        PageSetting("with", "compare_with", "", longest=1000),
+        PageSetting("with", "compare_with", ""),
         PageSetting("by", "compare_by", "max_abs", words(["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"])),
     ),
 )

@@ -59,7 +59,7 @@ LAYERS = Page(
     (
         PageSetting("of", "layers_scope", SCOPES[0], words(SCOPES)),
         PageSetting("measure", "layers_measure", "ratio", words(["ratio", "neq_share", "max_row_ulps", "max_ulps"])),
-        PageSetting("module", "layers_module", "", longest=200),
+        PageSetting("module", "layers_module", ""),
     ),
     absent=lambda run, pair: "" if has("layers", run, pair.index) else "not captured",
     line=_layers_line,

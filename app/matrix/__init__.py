@@ -13,6 +13,6 @@ PAGE = Page(
         PageSetting("down", "matrix_rows", "", words(["", *AXES])),
         PageSetting("across", "matrix_columns", "", words(["", *AXES])),
         PageSetting("figure", "matrix_figure", "verdict", words(FIGURES)),
-        *(PageSetting(axis, f"matrix_of_{axis}", "any", longest=200) for axis in AXES),
+        *(PageSetting(axis, f"matrix_of_{axis}", "any") for axis in AXES),
     ),
 )

@@ -8,7 +8,7 @@ PAGE = Page(
     "Ops",
     "store",
     (
-        PageSetting("probes", "ops_run", "", longest=200),
+        PageSetting("probes", "ops_run", ""),
         PageSetting("op", "ops_op", ""),
         PageSetting("dtype", "ops_dtype", "any", words(["any", *LOGIT_FORMATS])),
         PageSetting("show", "ops_shown", "all", words(["all", "differing"])),

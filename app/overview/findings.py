@@ -6,13 +6,16 @@ import streamlit as st
 
 from app import navigation
 from app.page import Page
-from app.shell import selection, store_cache, widgets
+from app.shell import address, selection, store_cache, widgets
 
 
 def lines(view: selection.View) -> None:
     """Draw the lines, each with a link that keeps the selection."""
     for said, page in _found(store_cache.stamp_of(view.run), view.pair.index, view):
-        widgets.finding(said, page, view)
+        left, right = st.columns([5, 1], vertical_alignment="center")
+        left.markdown(said)
+        query = address.of(view, page.name)
+        right.page_link(widgets.PAGES / f"{page.name}.py", label=f"{page.title} →", query_params=query)
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)

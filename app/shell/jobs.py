@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from core.command_name import COMMAND, shell_command
 from core.errors import UlpscopeError, UsageError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
@@ -70,11 +69,6 @@ class Job:
     run_id: str = ""
     message: str = ""
     reserved: str = ""
-
-    @property
-    def command(self) -> str:
-        """Command that a person would type for the job."""
-        return f"{COMMAND} {shell_command(self.arguments)}"
 
     @property
     def kind(self) -> str:
@@ -184,7 +178,8 @@ class Jobs:
                 return False
             if task.job.state == "waiting":
                 self._change(task, state="cancelled", message=_NOTHING_STORED)
-                self._end(task)
+                self._drop_files(task)
+                self._start_ready()
                 return True
             self._change(task, state="cancelling", message="cancelling")
             if task.child is not None:
@@ -254,7 +249,8 @@ class Jobs:
             self._change(task, state="failed", message=f"it could not be run ({error}).")
         finally:
             task.child = None
-            self._end(task)
+            self._drop_files(task)
+            self._start_ready()
 
     def _run(self, task: _Task) -> None:
         job = task.job
@@ -291,12 +287,8 @@ class Jobs:
         spare.ask({"arguments": arguments})
         return spare
 
-    def _end(self, task: _Task) -> None:
-        """Tidy up after a job, tell who waits for it, and start the next."""
-        self._drop_files(task)
-        self._start_ready()
-
     def _drop_files(self, task: _Task) -> None:
+        """Remove a job's own files and tell who waits for it."""
         with self._lock:
             place, on_over = task.place, task.on_over
             task.place = task.on_over = task.secrets = None

@@ -13,7 +13,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.page import Page
-from app.shell import address, glossary, link, selection, store_cache, wording
+from app.shell import glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.kept import note_of, refusal
 from core.runs.file.records import Provenance
@@ -21,10 +21,6 @@ from core.runs.reader import RunReader
 from core.runs.requests import left_out, typed_with
 from core.text import code, legible
 
-# Logits with the digits they have: nine identify a float32, fewer are shown where fewer are there.
-EXACT = {name: st.column_config.NumberColumn(format="%.9g") for name in ("largest difference",)} | {
-    "KL, nats": st.column_config.NumberColumn(format="%.4g")
-}
 # Whole numbers with their thousands apart, as the viewer's language has them.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
@@ -74,14 +70,11 @@ _MOST_ROOM = 20  # rows
 _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 
-def table_height(rows: int, most: int, row: int = ROW) -> int:
-    """Height of a table with its heading, in pixels: all its rows, or half a row more than fit into the room of `most`,
-    so that one sees it goes on.
-
-    row: how high each is.
+def table_height(rows: int, most: int) -> int:
+    """Height of a table with its heading, in pixels: all its rows, or half a row more than `most`, so that one sees it
+    goes on.
     """
-    fitting = most * ROW // row
-    return ROW + row * rows + 3 if rows <= fitting else int(ROW + row * (fitting + 0.5))
+    return ROW * (rows + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
 
 
 def room(name: str, height: int) -> DeltaGenerator:
@@ -197,28 +190,6 @@ def same_capture_with(extra: str, about: Provenance) -> None:
         code_block(command, wraps=True)
     if said := left_out(about, command):
         st.caption(said)
-
-
-def finding(said: str, page: Page, view: selection.View) -> None:
-    """Draw one line on what another page shows, with a link to it that keeps the selection."""
-    left, right = st.columns([5, 1], vertical_alignment="center")
-    left.markdown(said)
-    right.page_link(PAGES / f"{page.name}.py", label=f"{page.title} →", query_params=address.of(view, page.name))
-
-
-def say_complaints() -> None:
-    for sentence in link.complaints():
-        st.warning(escaped(sentence))
-
-
-def both(reference: Iterable, variant: Iterable) -> list[str]:
-    """`0 / 2`: a figure of both sides in one cell."""
-    import pandas as pd
-
-    return [
-        " / ".join("undefined" if pd.isna(v) else f"{v:.6g}" for v in pair)
-        for pair in zip(reference, variant, strict=True)
-    ]
 
 
 def table_texts(column: Iterable, run: RunReader) -> list[str]:
