@@ -86,7 +86,10 @@ def settle_settings(page: str) -> None:
 
 def of(view: View | None, page: str | None = None) -> dict[str, str]:
     """Parameters of the address for a view on a page (the open one where none is named): the share link."""
-    said = {} if view is None else _selection_address(view)
+    said: dict[str, str] = {}
+    if view is not None:
+        place = {"prompt": str(view.prompt)} if len(view.run.header.prompts) > 1 else {}
+        said = {"run": view.run.run_id, "variant": view.pair.variant, **place, "position": str(view.position)}
     kept = st.session_state.get("settings", {})
     for setting in navigation.settings_of(page or st.session_state.get("page", "overview")):
         word = setting.said(kept.get(setting.key, setting.default))
@@ -98,18 +101,6 @@ def of(view: View | None, page: str | None = None) -> dict[str, str]:
 def absolute(view: View | None) -> str:
     """The link of a view, absolute: at the configured public URL, else as this browser reached the page."""
     return report_address(of(view), configuration().hosting.public_url, st.context.url or "")
-
-
-def _selection_address(view: View) -> dict[str, str]:
-    said = {
-        "run": view.run.run_id,
-        "variant": view.pair.variant,
-        "prompt": str(view.prompt),
-        "position": str(view.position),
-    }
-    if len(view.run.header.prompts) == 1:
-        del said["prompt"]
-    return said
 
 
 def write(said: dict[str, str]) -> None:

@@ -40,15 +40,15 @@ def title(app: AppTest) -> str:
 
 
 NOT_THERE = {
-    "an unknown run": ({"run": "no-such-run"}, "There is no run 'no-such-run'"),
-    "an empty run": ({"run": ""}, "There is no run ''"),
-    "a path": ({"run": "../../etc/passwd"}, "There is no run '../../etc/passwd'"),
+    "an unknown run": ({"run": "no-such-run"}, "The run 'no-such-run' is not here"),
+    "an empty run": ({"run": ""}, "The run '' is not here"),
+    "a path": ({"run": "../../etc/passwd"}, "The run '../../etc/passwd' is not here"),
     "markup": (
         {"run": "![x](http://x.example/y.png)<script>"},
-        "There is no run '![x](http://x.example/y.png)<script>'",
+        "The run '![x](http://x.example/y.png)<script>' is not here",
     ),
-    "control characters": ({"run": "a\x00b\n# c\u202e"}, "There is no run 'ax00bn# cu202e'"),  # less its signs
-    "a very long run": ({"run": "r" * 5000}, "There is no run '" + "r" * 59 + "…'"),
+    "control characters": ({"run": "a\x00b\n# c\u202e"}, "The run 'ax00bn# cu202e' is not here"),  # less its signs
+    "a very long run": ({"run": "r" * 5000}, "The run '" + "r" * 59 + "…' is not here"),
     "an unknown variant": ({"run": RUN, "variant": "nonsense"}, "asks for variant 'nonsense'; this run has 'decode'"),
     "a prompt too far": ({"run": RUN, "prompt": "2"}, "asks for prompt '2'; this run has 0 to 1"),
     "a position too far": ({"run": RUN, "prompt": "1", "position": "287"}, "position '287'; this run has 0 to 286"),
@@ -155,7 +155,7 @@ def test_a_link_without_a_store_gets_a_sentence_and_the_empty_state(monkeypatch)
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     app = followed("flips", run="gone", position="x")
     assert not app.exception
-    assert "There is no run 'gone'" in warnings(app)
+    assert "The run 'gone' is not here" in warnings(app)
     assert "No runs yet" in app.info[0].value
 
 
