@@ -13,9 +13,6 @@ from core.inference.paths.engines import side_of, whole_side
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
-# With them (AMX) a bfloat16 product goes through the tiles or not by its number of rows: other paths keep their bits,
-# and the floor is another.
-HAS_MATRIX_TILES = torch.cpu._is_amx_tile_supported()
 
 
 def tokens(loaded: LoadedModel) -> list[int]:
