@@ -17,7 +17,6 @@ REFERENCE = "#0072B2"
 VARIANT = "#D55E00"
 FLIP = "#CC79A7"
 QUIET = "#8A93A0"
-ARGMAX = "#009E73"
 MISMATCH = "#E3000F"
 KINDS = {"key": "#009E73", "value": "#9A6FD6"}  # keys and values are no sides: colours of their own
 # Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.

@@ -14,9 +14,9 @@ _LABELS = {
     "neq_share": "share",
     "max_abs": "largest difference",
     "floor_rms": "floor",
-    "ratio": "ratio to floor",
     "kl": "KL, nats",
     "is_flip": "flip",
+    "text": "token",
     "nonfinite_mismatch": "NaN or infinity on one side",
 }
 _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_microseconds": ", µs"}
@@ -32,13 +32,13 @@ def label(name: str) -> str:
 def _column(name: str, values: pd.Series) -> Any:
     is_pinned = name in ("prompt", "position") or None
     if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
-        return st.column_config.Column(label(name), pinned=is_pinned)
+        return st.column_config.Column(label(name), pinned=is_pinned, width="medium" if name == "name" else None)
     if name.endswith(("share", "probability", "probability_change")):
         return st.column_config.NumberColumn(label(name), format="percent")
     if pd.api.types.is_integer_dtype(values.dtype):
         return st.column_config.NumberColumn(label(name), format="localized", pinned=is_pinned)
     # Logits and their differences with the digits they have: nine identify a float32.
-    is_exact = name == "max_abs" or name.endswith(("_margin", "_logit"))
+    is_exact = name in ("max_abs", "difference") or name.endswith(("_margin", "_logit"))
     return st.column_config.NumberColumn(label(name), format="%.9g" if is_exact else "%.4g")
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STORED_CELLS = ("ulps", "row_ulps")  # of the heatmap: what each pyramid holds
-_READ_ELEMENTS = 1 << 20  # logits of a side at a time: 8 MB of ordinals
 
 
 class Figures:

@@ -167,7 +167,7 @@ class RunReader(Figures):
         """Key/value caches of a pair: one row a prompt, layer, kind ('key', 'value') and head, columns of the table
         `kv`. No rows where a side kept no cache.
         """
-        return kv_cache.read_kv(self._database, pair)
+        return self.query("SELECT * EXCLUDE pair FROM kv WHERE pair = ? ORDER BY prompt, layer, kind, head", pair)
 
     @property
     def pairs_with_kv(self) -> frozenset[int]:
@@ -192,27 +192,31 @@ class RunReader(Figures):
         """What a server sent, of a run of lists."""
         return topk_tables.read_sides(self._database)
 
-    def first_flip(self) -> tuple[int, int, int] | None:
-        """(pair, prompt, position) of the first flip of the first pair that has one; None where no pair has."""
-        return positions.read_first_flip(self._database)
-
     def kv_positions(self, pair: int, prompt: int) -> pd.DataFrame:
         """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps,
         max_row_ulps.
         """
-        return kv_cache.read_kv_positions(self._database, pair, prompt)
+        return self.query(
+            "SELECT * EXCLUDE (pair, prompt) FROM kv_position WHERE pair = ? AND prompt = ?"
+            " ORDER BY layer, kind, position",
+            *(pair, prompt),
+        )
 
     def layers(self, pair: int) -> pd.DataFrame:
         """Module outputs of a pair: one row a prompt and module, in the order in which they run, columns of the table
         `layer`. No rows where the capture did not compare them.
         """
-        return layers.read_layers(self._database, pair)
+        return self.query("SELECT * EXCLUDE pair FROM layer WHERE pair = ? ORDER BY prompt, ordinal", pair)
 
     def layer_positions(self, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
         """Module outputs of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps,
         max_row_ulps, floor_rms.
         """
-        return layers.read_layer_positions(self._database, pair, prompt, ordinal)
+        return self.query(
+            "SELECT * EXCLUDE (pair, prompt) FROM layer_position WHERE pair = $1 AND prompt = $2"
+            " AND ordinal = coalesce($3, ordinal) ORDER BY ordinal, position",
+            *(pair, prompt, ordinal),
+        )
 
     @cached_property
     def remedies(self) -> dict[int, list[RemedyRow]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +17,7 @@ from ...errors import UsageError
 from ...numerics.differences import Differences, differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FloatFormat
 from ...text import plural
-from ..file.database import Database
 from ..file.table import Table, undefined
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KV = Table(
     "kv",
@@ -168,16 +163,3 @@ def _by_position(found: Differences, heads: int, count: int, first: int) -> dict
         "max_ulps": found.max_ulps.reshape(heads, count).max(0, initial=0),
         "max_row_ulps": undefined(max_row_ulps(found.max_row_ulps.reshape(heads, count), 0)),
     }
-
-
-def read_kv(database: Database, pair: int) -> pd.DataFrame:
-    """One row a prompt, layer, kind ('key', 'value') and head. No rows where a side kept no cache."""
-    return KV.read(database, "pair = ? ORDER BY prompt, layer, kind, head", [pair], KV.names[1:])
-
-
-def read_kv_positions(database: Database, pair: int, prompt: int) -> pd.DataFrame:
-    """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps,
-    max_row_ulps.
-    """
-    where = "pair = ? AND prompt = ? ORDER BY layer, kind, position"
-    return KV_POSITION.read(database, where, [pair, prompt], KV_POSITION.names[2:])

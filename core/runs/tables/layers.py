@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,8 @@ from numpy.typing import NDArray
 
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FLOAT32, FloatFormat, widen
-from ..file.database import Database
 from ..file.table import Table, undefined
 from .layer_spool import Key, LayerModule, LayerPart, LayerSpool
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LAYER = Table(
     "layer",
@@ -294,17 +290,3 @@ def _position_rows(
         max_row_ulps=undefined(kept.of("max_row_ulps")),
         floor_rms=None if floor is None else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
     )
-
-
-def read_layers(database: Database, pair: int) -> pd.DataFrame:
-    """One row a prompt and module, in the order in which they run. No rows where the capture did not compare them."""
-    return LAYER.read(database, "pair = ? ORDER BY prompt, ordinal", [pair], LAYER.names[1:])
-
-
-def read_layer_positions(database: Database, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
-    """Module outputs by position, of one module or all, for one prompt: ordinal, position, neq, rms, max_ulps,
-    max_row_ulps, floor_rms.
-    """
-    of_module, values = ("", [pair, prompt]) if ordinal is None else (" AND ordinal = ?", [pair, prompt, ordinal])
-    where = f"pair = ? AND prompt = ?{of_module} ORDER BY ordinal, position"
-    return LAYER_POSITION.read(database, where, values, LAYER_POSITION.names[2:])

@@ -158,14 +158,6 @@ def read_records(database: Database, pair: int) -> list[dict[str, Any]]:
         return found.to_pylist()
 
 
-def read_first_flip(database: Database) -> tuple[int, int, int] | None:
-    """(pair, prompt, position) of the first flip of all pairs; None where there is none."""
-    found = database.rows(
-        "SELECT pair, prompt, position FROM position WHERE is_flip ORDER BY pair, prompt, position LIMIT 1"
-    )
-    return found[0] if found else None
-
-
 def read_logsumexp(database: Database, header: RunHeader, side: int) -> NDArray[np.float64]:
     """Read the logsumexp of every row of a side, in nats, NaN where undefined or not sent. [rows]"""
     asked = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"

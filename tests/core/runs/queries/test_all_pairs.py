@@ -15,7 +15,6 @@ from core.runs.store.store import Store
 from tests.core.runs.made_runs import ROOT, calm_sides, header_of, write_run
 
 ASKED: dict[str, Callable[[RunReader], object]] = {
-    "the first flip": RunReader.first_flip,
     "pairs with caches": lambda run: run.pairs_with_kv,
     "pairs with module outputs": lambda run: run.pairs_with_layers,
     "sides with kernels": lambda run: run.sides_with_kernels,
@@ -65,13 +64,6 @@ def test_the_one_query_finds_what_looking_at_every_pair_does(path: Path) -> None
         assert run.pairs_with_kv == {pair for pair in indices if not run.kv(pair).empty}
         assert run.pairs_with_layers == {pair for pair in indices if not run.layers(pair).empty}
         assert run.sides_with_kernels == set(run.query("SELECT DISTINCT side FROM kernel")["side"])
-        flips = [
-            (pair, row.prompt, row.position)
-            for pair in indices
-            for row in run.positions(pair).itertuples()
-            if row.is_flip
-        ]
-        assert run.first_flip() == (flips[0] if flips else None)
         whole, first = report_of_run(run), report_of_run(run, only=0)
         assert (first[1], first[0][0]) == (whole[1], whole[0][0])
         assert [(each.variant, each.summary, each.verdict) for each in first[0]] == [
