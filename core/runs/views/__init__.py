@@ -1,1 +1,0 @@
-"""Views of a run that pages and reports read, put together from its tables."""
