@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,12 +148,8 @@ class _DumpLadder(Ladder):
         if self.before is not None:
             ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
         self._of_16_bits_alone()
-        causes = []  # sentences, best first
-        if not is_identical and self.figures.has_all_logits:
-            found = explain(rows_of_run(self.figures, self.pair)).causes
-            causes = [cause.says for cause in found if cause.is_fault]
         if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
-            screened = screen(self.header, self.positions, causes, has_experts=controls.has_experts)
+            screened = screen(self.header, self.positions, self.causes, has_experts=controls.has_experts)
             is_alone = controls.model is None and all(
                 row.rung in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence
             )
@@ -162,10 +159,19 @@ class _DumpLadder(Ladder):
         limits = [row.says for row in self.drawn] if verdict.name in (UNDECIDED, NONDETERMINISTIC) else []
         if any(row.rung == FLOAT32 and row.outcome == PASSED for row in self.evidence):
             limits = limits_in_words(self.drawn) if verdict.name in (ROUNDING, NONDETERMINISTIC) else []
-        if verdict.name not in (UNDECIDED, BUG_SUSPECTED, INVALID_DUMP) or verdict.because.startswith(tuple(causes)):
+        causes = self.causes[:1] if verdict.name in (UNDECIDED, BUG_SUSPECTED, INVALID_DUMP) else []
+        if verdict.because.startswith(tuple(self.causes if causes else [])):
             causes = []
-        because = " ".join([*causes[:1], verdict.because, *limits])
+        because = " ".join([*causes, verdict.because, *limits])
         return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
+
+    @cached_property
+    def causes(self) -> list[str]:
+        """Sentences of the simple causes that explain the difference, best first."""
+        if self.positions["bit_identical"].all() or not self.figures.has_all_logits:
+            return []
+        causes = explain(rows_of_run(self.figures, self.pair)).causes
+        return [cause.says for cause in causes if cause.is_fault]
 
     def _rerun(self) -> None:
         again = {name: self.controls.rerun[name] for name in self.names if name in self.controls.rerun}
