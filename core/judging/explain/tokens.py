@@ -8,13 +8,13 @@ fitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from ...text import joined, number, plural
-from .rows import Flags, Ids, PairRows, RowPair, Values
+from .rows import Flags, Ids, PairRows, Place, RowPair, Values
 from .scoring import EXPLAINED, LEAST_ROWS, SHRUNK, Cause, Score, centered, halves
 
 FEWEST_TOKENS = 3  # of a row, most of which are not moved
@@ -209,69 +209,80 @@ def bias(pair: PairRows) -> Iterator[Cause]:
 def masked(pair: PairRows) -> Iterator[Cause]:
     """One side leaves out all but its top tokens (top-k, top-p), the same tokens everywhere, or other ones by row."""
     for side in (1, 0):
-        masks, kept, fillers, masses = [], [], set(), []
-        places = []
+        masks: dict[Place, tuple[Ids, Ids, float]] = {}  # tokens that are masked, and kept; the value of a mask
         for place in pair.places:
             own, other = pair.at(side, *place), pair.at(1 - side, *place)
-            if own is None or other is None:
-                continue
-            left_out, of_other = pair.left_out[side, *place], pair.left_out[1 - side, *place]
-            ids = np.flatnonzero(left_out & ~of_other & np.isfinite(other.values))
-            rest = np.flatnonzero(np.isfinite(own.values) & ~left_out)
-            if len(ids) and len(rest):
-                places.append(place)
-                masks.append(ids)
-                kept.append(len(rest))
-                fillers.add(float(np.median(own.values[ids].astype(np.float64))))
-                masses.append(_mass_of_top(own.values, other.values, rest[~of_other[rest]], rest, ids))
-        if not masks or (len(masks) == 1 and len(pair.places) > 1):
-            continue
-        where = "at every position"
-        if len(masks) < len(pair.places):
-            prompt = f" of prompt {places[0][0]}" if len(pair.lengths) > 1 else ""
-            where = f"at {len(masks)} of {len(pair.places)} positions (first at {places[0][1]}{prompt})"
-        filler = float(np.median(list(fillers)))
-        value = "" if np.isneginf(filler) else f" with {number(filler)}"
-        name = pair.names[side]
-        always = np.flatnonzero(np.bincount(np.concatenate(masks)) == len(masks))
-        if len(always) and 2 * sum(len(ids) > len(always) for ids in masks) < len(masks):
-            yield _fixed(pair, name, always, len(masks), where, value)
-            continue
-        tops = [(count, mass) for count, mass in zip(kept, masses, strict=True) if mass is not None]
-        if len(tops) >= EXPLAINED * len(masks):
-            low, high = min(tops)[0], max(tops)[0]
-            if low == high:
-                says = (
-                    f"'{name}' keeps the {low} top tokens of each row and masks the rest{value}, as top-k {low} does."
-                )
-                yield Cause("masking", says, {"top_k": low})
-                continue
-            mass = min(mass for _, mass in tops)
-            says = (
-                f"'{name}' keeps {low:,} to {high:,} top tokens of a row, with at least {mass:.3g} of its probability,"
-                f" and masks the rest{value}, as top-p or min-p does."
-            )
-            yield Cause("masking", says, {"top_p": mass})
-            continue
-        least, most = min(map(len, masks)), max(map(len, masks))
-        which = plural(most, "token") if least == most else f"{least:,} to {most:,} tokens"
+            assert own is not None
+            assert other is not None
+            left_out = pair.left_out[side, *place]
+            ids = np.flatnonzero(left_out & ~pair.left_out[1 - side, *place] & np.isfinite(other.values))
+            kept = np.flatnonzero(np.isfinite(own.values) & ~left_out)
+            if len(ids) and len(kept):
+                masks[place] = ids, kept, float(np.median(own.values[ids].astype(np.float64)))
+        if masks and (len(masks) > 1 or len(pair.places) == 1):
+            yield _mask(pair, side, masks)
+
+
+def _mask(pair: PairRows, side: int, masks: Mapping[Place, tuple[Ids, Ids, float]]) -> Cause:
+    name, count = pair.names[side], len(masks)
+    filler = float(np.median(list({value for _, _, value in masks.values()})))
+    value = "" if np.isneginf(filler) else f" with {number(filler)}"
+    where = "at every position"
+    if count < len(pair.places):
+        prompt, position = next(iter(masks))
+        of_prompt = f" of prompt {prompt}" if len(pair.lengths) > 1 else ""
+        where = f"at {count} of {len(pair.places)} positions (first at {position}{of_prompt})"
+    sizes = [len(ids) for ids, _, _ in masks.values()]
+    always = np.flatnonzero(np.bincount(np.concatenate([ids for ids, _, _ in masks.values()])) == count)
+    if len(always) and 2 * sum(size > len(always) for size in sizes) < count:
+        first, last = int(always[0]), int(always[-1])
+        is_range = len(always) == last - first + 1
+        if is_range and last == pair.vocab - 1 and count == len(pair.places):
+            tokens = plural(len(always), "token")
+            says = f"'{name}' has no token from id {first:,} on ({tokens}): its vocabulary is cut or padded."
+            return Cause("cut vocabulary", says, {"first": first, "tokens": len(always)})
+        listed = [f"{token:,}" for token in always[:_NAMED].tolist()]
+        which = f"{len(always):,} tokens ({', '.join(listed)}, ...) are"
+        if len(always) == 1:
+            which = f"token {first:,} is"
+        elif is_range:
+            which = f"tokens {first:,} to {last:,} ({len(always):,}) are"
+        elif len(always) <= _NAMED:
+            which = f"tokens {joined(listed)} are"
+        parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
+        return Cause("masking", f"On '{name}' {which} masked {where}{value}.", parameters)
+    tops = [
+        (len(kept), mass)
+        for place, (ids, kept, _) in masks.items()
+        if (mass := _mass_of_top(pair, side, place, ids, kept)) is not None
+    ]
+    if len(tops) >= EXPLAINED * count:
+        low, high, mass = min(tops)[0], max(tops)[0], min(mass for _, mass in tops)
+        if low == high:
+            says = f"'{name}' keeps the {low} top tokens of each row and masks the rest{value}, as top-k {low} does."
+            return Cause("masking", says, {"top_k": low})
         says = (
-            f"'{name}' masks {which} of a row {where}{value}, other ones from row to row and not the least likely: as a"
-            " grammar, a list of allowed tokens or a ban of repeated n-grams does."
+            f"'{name}' keeps {low:,} to {high:,} top tokens of a row, with at least {mass:.3g} of its probability, and"
+            f" masks the rest{value}, as top-p or min-p does."
         )
-        yield Cause("masking", says, {"least": least, "most": most, "positions": len(masks)})
+        return Cause("masking", says, {"top_p": mass})
+    least, most = min(sizes), max(sizes)
+    which = plural(most, "token") if least == most else f"{least:,} to {most:,} tokens"
+    says = (
+        f"'{name}' masks {which} of a row {where}{value}, other ones from row to row and not the least likely: as a"
+        " grammar, a list of allowed tokens or a ban of repeated n-grams does."
+    )
+    return Cause("masking", says, {"least": least, "most": most, "positions": count})
 
 
-def _mass_of_top(own: Values, other: Values, both: Ids, kept: Ids, masked: Ids) -> float | None:
-    """Probability on the other side of the tokens that a row keeps, None if they are not the top ones there.
-
-    both: kept tokens that the other side has not left out.
-    """
-    both = both[np.isfinite(other[both])]
+def _mass_of_top(pair: PairRows, side: int, place: Place, masked: Ids, kept: Ids) -> float | None:
+    """Probability on the other side of the tokens that a row keeps, None if they are not the top ones there."""
+    own, other = (row.values for each in (side, 1 - side) if (row := pair.at(each, *place)) is not None)
+    both = kept[np.isfinite(other[kept]) & ~pair.left_out[1 - side, *place][kept]]
     if not len(both):
         return None
     # Rounding changes ranks within the largest distance from the least-squares line, which a temperature makes.
-    x, y = (values[both].astype(np.float64) - np.median(values[both].astype(np.float64)) for values in (other, own))
+    x, y = (centered(values[both].astype(np.float64)) for values in (other, own))
     slope = float(x @ y) / max(float(x @ x), 1e-300)
     slack = 2 * (float(np.abs(y / slope - x).max()) if slope > 0 else float(np.ptp(x)))
     if other[both].min() + slack < other[masked].max():
@@ -279,27 +290,6 @@ def _mass_of_top(own: Values, other: Values, both: Ids, kept: Ids, masked: Ids) 
     top = float(other[np.isfinite(other)].max())
     weights = np.where(np.isfinite(other), np.exp(np.minimum(other - top, 0.0, dtype=np.float64)), 0.0)
     return float(weights[kept].sum() / weights.sum())
-
-
-def _fixed(pair: PairRows, name: str, ids: Ids, positions: int, where: str, value: str) -> Cause:
-    """Cause for tokens that are masked in every row."""
-    first, last = int(ids[0]), int(ids[-1])
-    is_range = len(ids) == last - first + 1
-    if is_range and last == pair.vocab - 1 and positions == len(pair.places):
-        count = plural(len(ids), "token")
-        says = f"'{name}' has no token from id {first:,} on ({count}): its vocabulary is cut or padded."
-        return Cause("cut vocabulary", says, {"first": first, "tokens": len(ids)})
-    listed = [f"{token:,}" for token in ids[:_NAMED].tolist()]
-    if len(ids) == 1:
-        which = f"token {first:,} is"
-    elif is_range:
-        which = f"tokens {first:,} to {last:,} ({len(ids):,}) are"
-    elif len(ids) <= _NAMED:
-        which = f"tokens {joined(listed)} are"
-    else:
-        which = f"{len(ids):,} tokens ({', '.join(listed)}, ...) are"
-    parameters = {"tokens": ids[:64].tolist(), "count": len(ids), "positions": positions}
-    return Cause("masking", f"On '{name}' {which} masked {where}{value}.", parameters)
 
 
 def padded(pair: PairRows) -> Iterator[Cause]:

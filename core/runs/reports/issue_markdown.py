@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ... import __version__
+from ...packaged_models import PACKAGED
 from ...text import number, out_of, percent, plural, three_digits
 from ..file.kept import note_of
-from ..file.records import FAILING
+from ..file.records import FAILING, Provenance
 from ..queries.verdicts import Finding, finding, noise_ratios, ulp_percentile
 from ..reader import RunReader, StoredPair
+from ..requests import typed_elsewhere
 from .markdown import block, code, facts, flips_table, plain, table, thread
 from .report_json import over_logits, over_positions
-from .reproduction import model_of, reproduction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MOST_FLIPS = 5
 _MOST_PROMPTS = 3  # shown in full
 LONGEST_PROMPT = 2000  # characters
+_LONGEST_PROMPTS = 20_000  # characters of token ids that an issue takes
 
 
 def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str:
@@ -33,9 +35,9 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     findings.sort(key=lambda each: each[1].name not in FAILING)  # what fails is what the thread is about
     pair, found = findings[0]
     header, about = run.header, run.header.provenance
-    origin = [f"Run {code(header.name)}", code(model_of(about)) if about.model else "", header.compute_dtype, address]
+    origin = [f"Run {code(header.name)}", code(_model_of(about)) if about.model else "", header.compute_dtype, address]
     others = [[*_pair(run, *other), *_details(run, *other)] for other in findings[1:]]
-    how = [*_prompts(run, pair), *reproduction(run), _provenance(run)]
+    how = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
     return thread(_pair(run, pair, found), origin, others, how, _details(run, pair, found))
 
 
@@ -43,7 +45,7 @@ def _provenance(run: RunReader) -> str:
     header, about = run.header, run.header.provenance
     versions = {"ulpscope": __version__, **about.versions}
     known = {
-        "model": code(model_of(about)) if about.model else "",
+        "model": code(_model_of(about)) if about.model else "",
         "revision": code(about.revision) if about.revision else "",
         "dtype": header.compute_dtype,
         "device": plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
@@ -54,6 +56,39 @@ def _provenance(run: RunReader) -> str:
         "note": plain(about.note),
     }
     return facts(known)
+
+
+def _is_folder(about: Provenance) -> bool:
+    """Return whether the model is a folder or file of the machine that captured it."""
+    return about.revision.startswith("sha256:") and about.model not in PACKAGED
+
+
+def _model_of(about: Provenance) -> str:
+    """The model's id, or the name of its folder."""
+    return about.model.rstrip("/").rsplit("/", 1)[-1] if _is_folder(about) else about.model
+
+
+def _reproduction(run: RunReader) -> list[str]:
+    """Commands that compute the run on another machine, as Markdown. Of an upload: how its arrays are sent."""
+    about = run.header.provenance
+    typed = typed_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
+    if typed is None:
+        what = "Uploaded logits" if about.kind == "upload" else "Captured by a program"
+        file = "logits.npz" if run.header.k is None else "responses.jsonl"
+        commands = f"ulpscope export {run.run_id} {file}\nulpscope compare {file}"
+        return [f"{what}: attach the file that the first command writes.", block(commands, "sh")]
+    command, prompts = typed
+    notes, lines = [], []
+    if about.model in PACKAGED:
+        lines.append(f"ulpscope model {about.model}")
+    elif _is_folder(about):
+        notes.append(f"MODEL is a folder with the weights of {code(about.revision)}; replace it with yours.")
+    if len(prompts) <= _LONGEST_PROMPTS:
+        lines += ["cat > prompts.jsonl <<'END'", prompts + "END"]
+    else:
+        count = plural(len(run.header.prompts), "prompt")
+        notes.append(f"prompts.jsonl holds {count} as token ids, too long for here: attach it.")
+    return [*notes, block("\n".join([*lines, command]), "sh")]
 
 
 def _pair(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
@@ -79,26 +114,27 @@ def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "could flip": f"{summary.could_flip:,}, of them ties {summary.ties:,}",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
-    elements = header.rows * header.vocab
     ratios = noise_ratios(run.evidence(pair.index))
-    logits, of_kl = (
-        f", {over}" if over else "" for over in (over_logits(summary, elements), over_positions(summary, header.rows))
-    )
+    logits, kl = _overs(run, pair)
+    row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}"
     figures = {
         "flips": f"{summary.flips:,} of {plural(header.rows, 'position')} ({percent(summary.flips / header.rows)})",
-        "logits that differ": out_of(summary.neq, elements),
-        "rms difference": (
-            ratios[0].words
-            if ratios
-            else f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}"
-        ),
+        "logits that differ": out_of(summary.neq, header.rows * header.vocab),
+        "rms difference": ratios[0].words if ratios else row_ulps,
         "largest difference": f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}",
-        "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{of_kl}",
+        "KL, nats": kl,
     }
     if summary.nonfinite_mismatch:  # five stay five: NaN leaves little of KL
-        figures = {"NaN or Inf on one side": plural(summary.nonfinite_mismatch, "logit"), **figures}
-        del figures["KL, nats"]
+        figures = {"NaN or Inf on one side": plural(summary.nonfinite_mismatch, "logit"), **figures, "KL, nats": ""}
     return figures
+
+
+def _overs(run: RunReader, pair: StoredPair) -> tuple[str, str]:
+    """(what differences are over, KL with what it is over)"""
+    summary, rows = pair.summary, run.header.rows
+    logits, positions = over_logits(summary, rows * run.header.vocab), over_positions(summary, rows)
+    kl = f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}"
+    return logits and f", {logits}", kl + (positions and f", {positions}")
 
 
 def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
@@ -111,22 +147,19 @@ def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
     shown_checks = table(("check", "outcome", "result", "control"), checks)
     if run.header.k is not None:
         return [note_of(run.header), shown_checks]
-    summary, header = pair.summary, run.header
+    summary, dtype = pair.summary, run.header.compute_dtype
     histogram = run.histogram(pair.index)
-    logits, of_kl = (
-        f", {over}" if over else ""
-        for over in (over_logits(summary, header.rows * header.vocab), over_positions(summary, header.rows))
-    )
+    logits, kl = _overs(run, pair)
+    median, most = (number(ulp_percentile(histogram, share)) for share in (0.5, 0.99))
     figures = {
         "noise floor": "; ".join(each.words for each in noise_ratios(run.evidence(pair.index))),
         "rms difference": f"{number(summary.rms)} logits, {number(summary.rms_row_ulps, 3)} row ULPs{logits}",
         "ULPs": (
-            f"median {number(ulp_percentile(histogram, 0.5))}, 99th percentile"
-            f" {number(ulp_percentile(histogram, 0.99))}, mean {three_digits(summary.mean_ulps)},"
-            f" max {summary.max_ulps:,} ULPs of {header.compute_dtype}{logits}"
+            f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
+            f" {summary.max_ulps:,} ULPs of {dtype}{logits}"
         ),
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
-        "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{of_kl}",
+        "KL, nats": kl,
     }
     return [plain(found.more), facts(figures, "figure"), shown_checks]
 
