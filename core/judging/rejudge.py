@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
-from ..runs.figures import Figures
+from ..runs.file.evidence import VALIDITY
 from ..runs.file.records import FloorRows
 from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import PairVerdict, Revision
 from ..runs.store.store import Store
-from .constant_rows import Filling
 from .judge_dump import judge_upload
 from .uploaded_controls import Controls
-from .validity import checks_of
-
-_CHUNK_BYTES = 32 << 20
 
 
 def check_upload(run: RunReader) -> None:
@@ -32,14 +28,12 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
     it is; lists show the new one in its place.
     """
     check_upload(run)
-    fillings = [_filling(run, side) for side in range(len(run.sides))]
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
         with run.decoding("figures"):
-            checks = checks_of(run, fillings)
-            found = judge_upload(
-                run, checks, generations, revision.run_id, controls, [stored_verdict(run, pair) for pair in run.pairs]
-            )
+            before = [stored_verdict(run, pair) for pair in run.pairs]
+            checks = [[row for row in verdict.evidence if row.rung == VALIDITY] for verdict in before]
+            found = judge_upload(run, checks, generations, revision.run_id, controls, before)
         judged = revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
     store.mark_judged(run.run_id, judged)
     return judged
@@ -59,12 +53,3 @@ def stored_verdict(run: RunReader, pair: StoredPair) -> PairVerdict:
         tuple(run.evidence(pair.index)),
         tuple(floors),
     )
-
-
-def _filling(figures: Figures, side: int) -> Filling:
-    header = figures.header
-    filling = Filling(header.format)
-    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
-    for start in range(0, header.rows, at_once):
-        filling.see(figures.read_rows(side, start, min(start + at_once, header.rows)))
-    return filling

@@ -5,6 +5,8 @@ dump.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -86,30 +88,28 @@ def markdown_text(report: GateReport) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is there whole or not at all, over an older one; StoreError where it cannot be written."""
+    """Write a file that is there whole or not at all, over an older one; StoreError if it cannot be written."""
     target = path.resolve()  # a link keeps pointing where it does
-    try:
-        if target.exists() and not target.is_file():  # a device or a folder is never replaced
-            raise StoreError(f"{path}: is no file; expected the name of one, new or to be replaced.")
+    if target.exists() and not target.is_file():  # a device or a folder is never replaced
+        raise StoreError(f"{path}: is no file; expected the name of one, new or to be replaced.")
+    with _writing(path):
         write_atomic(target, text.encode())
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def append(path: Path, text: str) -> None:
-    """Adds to the end of a file, as `$GITHUB_STEP_SUMMARY` is meant to be used; StoreError where it cannot be
-    written.
-    """
+    """Add to the end of a file, as `$GITHUB_STEP_SUMMARY` is meant to be used; StoreError if it cannot be written."""
+    with _writing(path), path.open("ab") as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        with path.open("ab") as file:
-            file.write(text.encode())
+        yield
     except OSError as error:
-        raise _unwritable(path, error) from error
+        why = error.strerror or error
+        raise StoreError(f"{path}: cannot be written ({why}); check the folder and its permissions.") from error
 
 
 def _name(text: str) -> str:
     return " ".join(shown(text, 300).split()) or "-"
-
-
-def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path}: cannot be written ({error.strerror or error}); check the folder and its permissions.")

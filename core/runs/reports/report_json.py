@@ -40,26 +40,24 @@ def rows_of(figures: RowFigures, places: NDArray[np.int32]) -> list[dict[str, An
 
 
 def over_positions(summary: Summary, rows: int) -> str:
-    """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' where that is all of them."""
-    if summary.kl_positions == rows:
-        return ""
+    """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' if that is all of them."""
     undefined = rows - summary.kl_positions - summary.kl_infinite
-    rest = [
-        f"{what} at {count:,}" for what, count in (("infinite", summary.kl_infinite), ("undefined", undefined)) if count
-    ]
-    return "; ".join([f"over {summary.kl_positions:,} of {rows:,} positions", *rest])
+    rest = [f"; {what} at {n:,}" for what, n in (("infinite", summary.kl_infinite), ("undefined", undefined)) if n]
+    return _over(summary.kl_positions, rows, "positions") + "".join(rest)
 
 
 def over_logits(summary: Summary, elements: int) -> str:
-    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' where that is all
-    of them.
-    """
-    return "" if summary.finite == elements else f"over {summary.finite:,} of {elements:,} logits"
+    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' if all are."""
+    return _over(summary.finite, elements, "logits")
 
 
 def over_margins(summary: Summary, rows: int) -> str:
-    """`over 38 of 40 positions`: what the smallest margin is over, '' where that is all of them."""
-    return "" if summary.margin_positions == rows else f"over {summary.margin_positions:,} of {rows:,} positions"
+    """`over 38 of 40 positions`: what the smallest margin is over, '' if that is all of them."""
+    return _over(summary.margin_positions, rows, "positions")
+
+
+def _over(count: int, of: int, what: str) -> str:
+    return "" if count == of else f"over {count:,} of {of:,} {what}"
 
 
 @dataclass(frozen=True)
