@@ -156,12 +156,7 @@ class SixteenTest:
 
 
 def sixteen_test(
-    engine: Errors,
-    draws: Sequence[Errors],
-    lengths: Sequence[int],
-    *,
-    blocks: Sequence[int] = BLOCKS,
-    false_alarm: float = FALSE_ALARM,
+    engine: Errors, draws: Sequence[Errors], lengths: Sequence[int], *, blocks: Sequence[int] = BLOCKS
 ) -> SixteenTest:
     """Is the engine's error one more draw of rounding: as large over all, at every position, row, place in a block and
     token, and as unsigned?
@@ -177,7 +172,7 @@ def sixteen_test(
     squares = np.stack([one.squares for one in draws])
     floor = squares.mean()
     groups = _groups_of(lengths, blocks)
-    share = false_alarm / (2 * len(groups) + 4)
+    share = FALSE_ALARM / (2 * len(groups) + 4)
     ratio = float(np.sqrt(engine.squares.mean() / max(floor, _TINY)))
     kinds = [("", engine.squares, squares)]
     rest_ratio, rest_share = None, 1.0

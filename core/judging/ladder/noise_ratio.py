@@ -76,7 +76,6 @@ def floor_test(
     not_finite: NotFinite | None = None,
     is_16_bits: bool = False,
     own_rounding: NDArray[np.float64] | None = None,
-    false_alarm: float = FALSE_ALARM,
 ) -> FloorTest:
     """Mean squares of a pair [positions] against those of reorderings [seeds, positions], in the same dtype.
 
@@ -84,7 +83,7 @@ def floor_test(
     thousands would hide? For the second, log ratios of rounding are taken as normal around the pair's own median: their
     spread is the larger of what the reorderings show against each other and of what the pair itself shows (median
     absolute deviation, which a fault at fewer than half of the positions hardly moves), and the threshold is where one
-    of all positions would pass by chance with probability `false_alarm` (Bonferroni); at least the largest ratio times
+    of all positions would pass by chance with probability FALSE_ALARM (Bonferroni); at least the largest ratio times
     the median in any case. A pair that fails as a whole is no measure of rounding: there the reorderings alone say
     which positions stand out, so that the fault has a place.
 
@@ -119,7 +118,7 @@ def floor_test(
         median = max(1.0, float(np.median(by_position)))
         if 2 * differs.sum() > positions:  # of a pair equal at most positions, the others are no measure of themselves
             spread = max(spread, _robust_spread(np.log(by_position[differs])))
-    z = NormalDist().inv_cdf(1 - false_alarm / positions)
+    z = NormalDist().inv_cdf(1 - FALSE_ALARM / positions)
     threshold = float("inf") if is_16_bits else median * max(largest, math.exp(z * spread))
     if not_finite is not None:  # over the finite logits alone it would look small
         ratio = float("inf")

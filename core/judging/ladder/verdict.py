@@ -78,7 +78,6 @@ def conclude(
     evidence: Sequence[Evidence],
     *,
     is_bit_identical: bool,
-    missing_command: str = "",
     noise_ratio: float | None = None,
     first_place: tuple[int, int] | None = None,
 ) -> Verdict:
@@ -122,23 +121,20 @@ def conclude(
         if rerun is not None:
             return verdict(NONDETERMINISTIC, f"{rerun.says} Beyond that it is rounding: {decided.says}")
         return verdict(ROUNDING, decided.says)
-    missing = next((row for row in rows if row.outcome == MISSING and row.rung == FLOAT32), None)
-    lacking = (
-        missing.says
-        if missing is not None
-        else "The same pair in float32, against a float32 rounding floor, is missing."
+    lacking = next(
+        (row.says for row in found[FLOAT32] if row.outcome == MISSING),
+        "The same pair in float32, against a float32 rounding floor, is missing.",
     )
-    supply = f" This would supply it: {missing_command}" if missing_command else ""
     screened = next(iter(found[SCREENING]), None)
     if screened is not None and screened.outcome == FAILED:
         because = screened.says if rerun is None else f"{screened.says} {rerun.says}"
         return verdict(BUG_SUSPECTED, because)
     if rerun is not None:
-        return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}{supply}")
+        return verdict(NONDETERMINISTIC, f"{rerun.says} Whether there is more to it is undecided: {lacking}")
     if screened is None:
-        return verdict(UNDECIDED, f"{lacking}{supply}")
+        return verdict(UNDECIDED, lacking)
     name = LIKELY_ROUNDING if screened.outcome == PASSED else UNDECIDED
-    return verdict(name, f"{screened.says} {lacking}{supply}")
+    return verdict(name, f"{screened.says} {lacking}")
 
 
 def _is_beyond_the_floor(rerun: Evidence) -> bool:
