@@ -16,7 +16,6 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
 from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, DrawnFigures, Evidence
 from ..text import three_digits
 from .ladder.noise_ratio import FALSE_ALARM
@@ -28,7 +27,6 @@ from .ladder.structure import BLOCKS
 LARGEST_ERROR = 2.0
 LEAST_AT_A_PLACE = 2.0  # a place must stand out by so much whatever the draws say
 SIGNED_TIMES = 3.0  # how much larger than any draw's a signed mean may be
-FEWEST_DRAWS = 4
 # How far what an engine holds of a precision may be from what the draws hold. On four models an fp8 cache held 0.92 to
 # 1.10 of it, weights of 4 bits 1.00 to 1.01; faults and other precisions that passed otherwise 0.20 at most.
 HELD = 0.5
@@ -164,11 +162,6 @@ def sixteen_test(
     Fewer roundings (a fused kernel, a float64 one) pass; a place is held against the engine's own median then, so that
     more roundings everywhere are no place.
     """
-    if len(draws) < FEWEST_DRAWS or any(one.squares.shape != engine.squares.shape for one in draws):
-        raise UsageError(
-            f"{len(draws)} draws beside an engine's errors {engine.squares.shape}; expected {FEWEST_DRAWS} or more of"
-            " that shape."
-        )
     squares = np.stack([one.squares for one in draws])
     floor = squares.mean()
     groups = _groups_of(lengths, blocks)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
 from ..numerics.formats import values_of
 from ..runs.dumps.source_dtype import are_log_probabilities
 from ..runs.figures import Figures
@@ -350,8 +349,6 @@ def sampler_evidence(
     id, or all ids that share the largest logit if the sampler may take any of them; side: its name; place: a token's
     position in words, by its index.
     """
-    if len(tokens) != len(argmaxes):
-        raise UsageError(f"{len(tokens)} emitted tokens against {len(argmaxes)} argmaxes; expected one for each.")
     allowed = [{best} if isinstance(best, int | np.integer) else best for best in argmaxes]
     wrong = [position for position, token in enumerate(tokens) if token not in allowed[position]]
     figures = SamplerFigures(tokens=len(tokens), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)

@@ -9,7 +9,6 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
 from .nonfinite import NotFinite
 
 # Noise ratios up to which a pair may be rounding; docs/verdict_calibration.md has the trial they were chosen by. In 16
@@ -94,11 +93,7 @@ def floor_test(
     and moves all: the floor is the larger of the reorderings and of `own_rounding` [positions], mean squares of a
     forward in 16 bits to the same one in float32.
     """
-    seeds, positions = floor.shape
-    if pair.shape != (positions,) or seeds < 2:
-        raise UsageError(
-            f"a pair {pair.shape} against a floor {floor.shape}; expected [positions] and at least two seeds of it."
-        )
+    positions = len(pair)
     largest = LARGEST_RATIO_16_BITS if is_16_bits else LARGEST_RATIO
     mean = floor.mean(axis=0)
     total = float(floor.mean())

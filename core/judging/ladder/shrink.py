@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
 from ...runs.file.evidence import FAILED, MISSING, PASSED
 
 # How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by;
@@ -49,10 +48,6 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
     Where hardly any position moves in 16 bits (another order of sums that rounds to the same bits), the pair's size
     there is no measure, and only a floor decides.
     """
-    if narrow.shape != wide.shape or narrow.ndim != 1:
-        raise UsageError(
-            f"a pair {narrow.shape} against the same in float32 {wide.shape}; expected [positions] of both."
-        )
     full = 2.0 ** (24 - significand_bits)
     differs = wide > 0
     if not differs.any():  # equal in float32, rounding apart in 16 bits

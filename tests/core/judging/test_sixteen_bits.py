@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.errors import UsageError
 from core.judging.sixteen_bits import Errors, SixteenTest, sixteen_evidence, sixteen_test
 from core.runs.file.evidence import FAILED, PASSED
 
@@ -243,12 +242,3 @@ def test_an_engine_holds_a_precision_where_the_draws_do_and_a_fault_of_its_size_
     assert _held(engine, 0.75, np.full(LENGTH, 1e-9)).held == (None,)
     assert not _held(engine, 0.01, made).holds_its_precisions
     assert tried(1, 1).holds_its_precisions  # beside the model's own forward there is nothing to hold
-
-
-def test_too_few_draws_or_draws_of_other_positions_are_refused() -> None:
-    one = errors(np.ones((LENGTH, VOCAB)), 1)
-    with pytest.raises(UsageError, match="3 draws beside"):
-        sixteen_test(one, [one] * 3, [LENGTH])
-    other = errors(np.ones((2 * LENGTH, VOCAB)), 2)
-    with pytest.raises(UsageError, match="4 or more of that shape"):
-        sixteen_test(one, [other] * 4, [LENGTH])
