@@ -90,14 +90,15 @@ class Ladder:
         )
         if mismatches:
             says = f"{mismatches:,} logits are NaN or infinite in one call only: that is no rounding."
+        elif beyond:
+            says = (
+                f"The calls differ by {three_digits(floor.ratio)} times the noise floor, up to {three_digits(worst)}"
+                f" times at {place_in_words(floor.worst_row, self.lengths)}: more than another order of sums can do, as"
+                " of a buffer that is read while something else writes it."
+            )
         else:
-            says = f"The calls differ by {three_digits(floor.ratio)} times the noise floor"
-            where = place_in_words(floor.worst_row, self.lengths)
-            says += (
-                f", up to {three_digits(worst)} times at {where}: more than another order of sums can do, as of a"
-                " buffer that is read while something else writes it."
-                if beyond
-                else ", as another order of sums does."
+            says = (
+                f"The calls differ by {three_digits(floor.ratio)} times the noise floor, as another order of sums does."
             )
         self.evidence[place] = replace(row, figures=figures, says=f"{row.says} {says}")
 
@@ -179,16 +180,13 @@ class Ladder:
         """
         figures = SymmetryFigures(reference_rms_logits=errors[0], variant_rms_logits=errors[1])
         low, high = sorted(errors)
-        if high <= _LOPSIDED * max(low, np.finfo(np.float64).tiny):
-            says = "Both sides are about equally far from float64: by this, neither is nearer to the exact result."
-            return self.add(Check.FROM_FLOAT64, control, figures, PASSED, says)
-        further = self.names[int(errors[1] > errors[0])]
-        times = (
-            f"{three_digits(high / low)} times further from float64 than the other side"
-            if low
-            else "the only one that is not at float64"
-        )
-        return self.add(Check.FROM_FLOAT64, control, figures, NOTED, f"'{further}' is {times}.")
+        outcome = PASSED
+        says = "Both sides are about equally far from float64: by this, neither is nearer to the exact result."
+        if high > _LOPSIDED * max(low, np.finfo(np.float64).tiny):
+            times = f"{three_digits(high / low)} times further from float64 than the other side" if low else ""
+            further = self.names[int(errors[1] > errors[0])]
+            outcome, says = NOTED, f"'{further}' is {times or 'the only one that is not at float64'}."
+        self.add(Check.FROM_FLOAT64, control, figures, outcome, says)
 
 
 def _floor_says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> str:

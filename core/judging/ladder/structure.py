@@ -94,32 +94,26 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
 
 def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
     """The row on where positions stand out from the deciding floor. Never decides."""
+    outcome, says = PASSED, "No position stands out from the floor."
+    if shown.rows:
+        outcome = NOTED
+        reach = " and is everywhere" if shown.rows == sum(lengths) else " and goes on to the end" * shown.is_tail
+        block = f"; every place where it begins is {shown.block_in_words}" if shown.block else ""
+        first = place_in_words(int(test.outliers[0]), lengths)
+        says = f"It begins at {first}{_of_position_0(shown, test)}{reach}{block}."
+    elif test.ratio > test.largest_ratio:
+        outcome, says = NOTED, "No position stands out from the floor, it is larger everywhere alike."
     control = "positions of the pair that stand out from the floor, in the dtype that decided"
-    figures = shown.figures()
-    if not shown.rows:
-        says = "No position stands out from the floor" + (
-            ", it is larger everywhere alike." if test.ratio > test.largest_ratio else "."
-        )
-        return Evidence(Check.OUTLIERS, control, figures, NOTED if test.ratio > test.largest_ratio else PASSED, says)
-    first = place_in_words(int(test.outliers[0]), lengths)
-    parts = [f"It begins at {first}{_of_position_0(shown, test)}"]
-    if shown.rows == sum(lengths):
-        parts.append("and is everywhere")
-    elif shown.is_tail:
-        parts.append("and goes on to the end")
-    if shown.block:
-        parts.append(f"; every place where it begins is {shown.block_in_words}")
-    return Evidence(Check.OUTLIERS, control, figures, NOTED, " ".join(parts).replace(" ;", ";") + ".")
+    return Evidence(Check.OUTLIERS, control, shown.figures(), outcome, says)
 
 
 def structure_in_16_bits(shown: Structure, dtype: str, lengths: Sequence[int]) -> Evidence:
     """The row on where a side stands out from roundings drawn anew in 16 bits. Never decides."""
+    says = "No single position stands out."
+    if shown.first is not None:
+        prompt, position = shown.first
+        says = f"It begins at {place_in_words(sum(lengths[:prompt]) + position, lengths)}."
     control = f"positions that stand out from roundings drawn anew in {dtype}"
-    if shown.first is None:
-        says = "No single position stands out."
-        return Evidence(Check.OUTLIERS, control, shown.figures(), NOTED, says)
-    prompt, position = shown.first
-    says = f"It begins at {place_in_words(sum(lengths[:prompt]) + position, lengths)}."
     return Evidence(Check.OUTLIERS, control, shown.figures(), NOTED, says)
 
 
