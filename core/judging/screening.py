@@ -8,11 +8,9 @@ models, most of them in two or three dtypes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ScreeningFigures
 from ..runs.file.records import RunHeader
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class RoundingLimits:
+class RoundingLimits(NamedTuple):
     """Sizes of rounding in a dtype, in row ULPs. rounding: rms of a pair up to which it looks like the harmless paths;
     bug: rms that none of them comes near; step: the least that a position is compared with.
     """
@@ -64,22 +61,22 @@ def screen(
     limits, dtype = LIMITS[header.compute_dtype], header.compute_dtype
     rms = np.nan_to_num(positions["rms_row_ulps"].to_numpy(float))
     size = float(np.sqrt((rms**2).mean()))
-    typical = max(float(np.median(rms)), limits.step)
-    over_typical = rms / typical
+    over_typical = rms / max(float(np.median(rms)), limits.step)
+    worst = float(over_typical.max())
     kl = float(np.nan_to_num(positions["kl"].to_numpy(float)).mean())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
-    flips = beyond_noise(positions)
-    dominant = dominating(rms)
+    flips = int(beyond_noise(positions).sum())
+    first = outliers[0] if len(outliers) else dominating(rms)
     figures = ScreeningFigures(
         compute_dtype=dtype,
         rms_row_ulps=size,
         rounding_row_ulps=limits.rounding,
         bug_row_ulps=limits.bug,
-        worst_position_ratio=float(over_typical.max()),
+        worst_position_ratio=worst,
         position_ratio_allowed=float(STANDS_OUT_MOST),
         positions_beyond=len(outliers),
-        flips_beyond_noise=int(flips.sum()),
-        first=_place(positions, outliers[0] if len(outliers) else dominant),
+        flips_beyond_noise=flips,
+        first=None if first is None else header.places()[first],
         causes=tuple(causes),
     )
     lengths = [prompt.positions for prompt in header.prompts]
@@ -110,35 +107,19 @@ def screen(
     elif size > limits.bug and not has_experts:
         says = f"{measured}, {beyond}: a bug, other weights, or a lower precision on one side. {EXPERTS}"
     else:
-        outcome, says = _open(measured, size, over_typical, flips, limits, dtype)
+        doubts = []
+        if size > limits.rounding:
+            doubts.append(f"rounding usually stays below {limits.rounding:g}")
+        if worst > STANDS_OUT_MOST:
+            doubts.append(f"one position differs {number(worst, 3)}x as much as the median one")
+        if flips:
+            doubts.append(f"{plural(flips, 'flip is', 'flips are')} beyond the noise")
+        outcome, says = NOTED, f"{measured}, and the arrays alone do not decide: {'; '.join(doubts)}."
+        if not doubts:
+            outcome = PASSED
+            says = (
+                f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms), and no position stands out. A"
+                f" fault below {limits.rounding:g} row ULPs, or below {STANDS_OUT_MOST}x the median at one position,"
+                " would not show."
+            )
     return Evidence(Check.ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)
-
-
-def _open(
-    measured: str,
-    size: float,
-    over_typical: NDArray[np.float64],
-    flips: NDArray[np.bool_],
-    limits: RoundingLimits,
-    dtype: str,
-) -> tuple[str, str]:
-    """Likely rounding, or why not."""
-    doubts = []
-    if size > limits.rounding:
-        doubts.append(f"rounding usually stays below {limits.rounding:g}")
-    if (worst := float(over_typical.max())) > STANDS_OUT_MOST:
-        doubts.append(f"one position differs {number(worst, 3)}x as much as the median one")
-    if flips.any():
-        doubts.append(f"{plural(int(flips.sum()), 'flip')} {'is' if flips.sum() == 1 else 'are'} beyond the noise")
-    if doubts:
-        return NOTED, f"{measured}, and the arrays alone do not decide: {'; '.join(doubts)}."
-    return PASSED, (
-        f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms), and no position stands out. A fault"
-        f" below {limits.rounding:g} row ULPs, or below {STANDS_OUT_MOST}x the median at one position, would not show."
-    )
-
-
-def _place(positions: pd.DataFrame, row: int | None) -> tuple[int, int] | None:
-    if row is None:
-        return None
-    return int(positions["prompt"].iloc[row]), int(positions["position"].iloc[row])
