@@ -39,16 +39,7 @@ from ..runs.file.evidence import (
     ShrinkFigures,
     Unmeasured,
 )
-from ..runs.file.records import (
-    BUG_SUSPECTED,
-    INVALID_DUMP,
-    NONDETERMINISTIC,
-    ROUNDING,
-    UNDECIDED,
-    FloorRows,
-    Generation,
-    RunHeader,
-)
+from ..runs.file.records import BUG_SUSPECTED, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED, Generation
 from ..runs.revision import PairVerdict
 from ..text import three_digits
 from .divergence import Divergence
@@ -146,7 +137,7 @@ class _DumpLadder(Ladder):
         if self.broken is not None:
             first = first or self.broken.place(self.lengths)
         if self.before is not None:
-            ratio, first = _carried_over(self.evidence, self.floors, self.before, ratio, first)
+            ratio = self._carry_over(self.before, ratio)
         self._of_16_bits_alone()
         if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
             screened = screen(self.header, self.positions, self.causes, has_experts=controls.has_experts)
@@ -274,7 +265,7 @@ class _DumpLadder(Ladder):
         pair, nonfinite = self.squares, self.broken
         if not is_wide:
             if given is None:
-                self.evidence.append(_without_float32(name, controls, self.run_id))
+                self._without_float32()
                 return None
             pair, first = given.mean_squares, given.first_mismatch
             nonfinite = None if first is None else not_finite(header, self.pair, given.mismatches, first)
@@ -315,12 +306,11 @@ class _DumpLadder(Ladder):
             self.evidence += rows
             self.not_finite(nonfinite, FLOAT32, "float32", control)
             return None
-        ways_out = _ways_out(header, controls, self.run_id)
+        ways_out = self._ways_out()
         left_aside = " ".join([*(row.says for row in rows), ""])
         if is_wide:
             says = f"{left_aside}The pair is in float32, and nothing says how far rounding goes there. {ways_out}"
-            tried = Unmeasured(tried=_tried(controls))
-            self.add(Check.WIDE_PAIR, "a rounding floor in float32", tried, MISSING, says)
+            self.add(Check.WIDE_PAIR, "a rounding floor in float32", Unmeasured(tried=self._tried), MISSING, says)
             return None
         row = self._shrink_row(pair, control, ways_out)
         if row.outcome == MISSING:
@@ -342,7 +332,7 @@ class _DumpLadder(Ladder):
             positions_that_move_in_own_dtype=test.moved,
             worst_position_ratio=test.worst,
             worst_position=(prompt, position),
-            tried=_tried(self.controls) if test.outcome == MISSING else None,
+            tried=self._tried if test.outcome == MISSING else None,
         )
         where = place_in_words(test.worst_row, self.lengths)
         smaller = f"In float32 the pair is {three_digits(test.shrink)} times smaller than in {dtype}"
@@ -465,59 +455,44 @@ class _DumpLadder(Ladder):
             elif row in wide and not is_asked:
                 self.evidence[place] = replace(row, outcome=MISSING, says=row.says + way_out)
 
+    def _carry_over(self, before: PairVerdict, ratio: float | None) -> float | None:
+        """Add what earlier controls came to on rungs that those of now leave open; returns the noise ratio."""
+        for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, PRECISION, SYMMETRY):
+            if not any(row.rung == rung for row in self.evidence):
+                self.evidence += [row for row in before.evidence if row.rung == rung]
+        is_open = not any(row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
+        decided = [row for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
+        if is_open and decided:
+            self.evidence = [row for row in self.evidence if row.rung != FLOAT32 or row.outcome == NOTED] + decided
+            ratio = before.noise_ratio
+        known = {floor.compute_dtype for floor in self.floors} | ({"float32"} if not is_open else set())
+        self.floors += [floor for floor in before.floors if floor.compute_dtype not in known]
+        return ratio
 
-def _carried_over(
-    evidence: list[Evidence],
-    floors: list[FloorRows],
-    before: PairVerdict,
-    ratio: float | None,
-    first: tuple[int, int] | None,
-) -> tuple[float | None, tuple[int, int] | None]:
-    """Adds what earlier controls came to on rungs that those of now leave open. -> noise ratio and first place, theirs
-    where they decide
-    """
-    for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, PRECISION, SYMMETRY):
-        if not any(row.rung == rung for row in evidence):
-            evidence += [row for row in before.evidence if row.rung == rung]
-    known = {floor.compute_dtype for floor in floors}
-    is_open = not any(row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) for row in evidence)
-    decided = [row for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
-    if is_open and decided:
-        evidence[:] = [row for row in evidence if row.rung != FLOAT32 or row.outcome == NOTED] + decided
-        ratio = before.noise_ratio
-    floors += [
-        floor
-        for floor in before.floors
-        if floor.compute_dtype not in known and (is_open or floor.compute_dtype != "float32")
-    ]
-    return ratio, first
+    @property
+    def _tried(self) -> tuple[str, ...] | None:
+        return tuple(sorted(self.controls.given)) or None
 
+    def _without_float32(self) -> None:
+        says = (
+            "The same two sides computed in float32, with the same weights and tokens, would decide whether rounding"
+            f" explains it: `{COMMAND} verdict {self.run_id} --float32 PAIR_IN_FLOAT32.npz`."
+        )
+        if "float32" in self.controls.given:
+            name = self.names[1]
+            says = f"The dump in float32 that was given has no side '{name}', so nothing decides about that one."
+        self.add(Check.WIDE_PAIR, "the same pair in float32", Unmeasured(tried=self._tried), MISSING, says)
 
-def _tried(controls: Controls) -> tuple[str, ...] | None:
-    return tuple(sorted(controls.given)) or None
-
-
-def _without_float32(name: str, controls: Controls, run_id: str) -> Evidence:
-    what = (
-        "The same two sides computed in float32, with the same weights and tokens, would decide whether rounding"
-        " explains it: "
-    )
-    says = f"{what}`{COMMAND} verdict {run_id} --float32 PAIR_IN_FLOAT32.npz`."
-    if "float32" in controls.given:
-        says = f"The dump in float32 that was given has no side '{name}', so nothing decides about that one."
-    return Evidence(Check.WIDE_PAIR, "the same pair in float32", Unmeasured(tried=_tried(controls)), MISSING, says)
-
-
-def _ways_out(header: RunHeader, controls: Controls, run_id: str) -> str:
-    """Controls that would decide instead of a missing floor in float32; none that was given, or that the dump has no
-    tokens for.
-    """
-    command = f"{COMMAND} verdict {run_id}"
-    if header.format is not FLOAT32_FORMAT:  # of the pair in float32 its figures are kept, not its logits
-        command += " --float32 PAIR_IN_FLOAT32.npz"
-    ways = []
-    if "floor" not in controls.given:
-        ways.append(f"A rounding floor in float32 would decide it: `{command} --floor WAYS_IN_FLOAT32.npz`.")
-    if "model" not in controls.given and all(prompt.token_ids for prompt in header.prompts):
-        ways.append(f"{'Or the' if ways else 'The'} model, where it is at hand: `{command} --model MODEL`.")
-    return " ".join(ways) or "No other control is left to ask for: it stays undecided."
+    def _ways_out(self) -> str:
+        """Controls that would decide instead of a missing floor in float32; none that was given, or that the dump has
+        no tokens for.
+        """
+        command = f"{COMMAND} verdict {self.run_id}"
+        if self.header.format is not FLOAT32_FORMAT:  # of the pair in float32 its figures are kept, not its logits
+            command += " --float32 PAIR_IN_FLOAT32.npz"
+        ways = []
+        if "floor" not in self.controls.given:
+            ways.append(f"A rounding floor in float32 would decide it: `{command} --floor WAYS_IN_FLOAT32.npz`.")
+        if "model" not in self.controls.given and all(prompt.token_ids for prompt in self.header.prompts):
+            ways.append(f"{'Or the' if ways else 'The'} model, where it is at hand: `{command} --model MODEL`.")
+        return " ".join(ways) or "No other control is left to ask for: it stays undecided."

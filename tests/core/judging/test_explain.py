@@ -18,6 +18,7 @@ from core.judging.explain.scoring import Cause
 from core.runs.reader import RunReader
 from core.runs.topk.pairing import compare_sides
 from tests.core.runs.topk.made_sides import response, side
+from tests.covering import few, thorough
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
 
@@ -55,7 +56,11 @@ def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, pa
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("kind", "strength"),
-    [("temperature", 0.7), ("rows shifted", 1), ("presence", 2.0), ("frequency", 2.0), ("logit bias", 5.0)],
+    [
+        ("temperature", 0.7),
+        ("presence", 2.0),
+        *thorough([("rows shifted", 1), ("frequency", 2.0), ("logit bias", 5.0)]),
+    ],
 )
 def test_lists_of_twenty_name_it_too(kind: str, strength: float) -> None:
     assert LISTED == 20
@@ -69,7 +74,7 @@ def test_a_penalty_is_seen_in_lists_of_three(kind: str, strength: float) -> None
     assert cause.parameters["strength"] == pytest.approx(strength, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("name", few(CLEAN, "batch-1-against-n", "injected-bug"))
 def test_nothing_is_named_on_pairs_without_a_simple_cause(name: str) -> None:
     pair = pair_of(name)
     assert explain(complete(pair, pair.x, pair.y)).causes == []
