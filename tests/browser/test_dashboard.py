@@ -174,20 +174,14 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     running.process.wait(20)
 
 
-def look(browser: Browser, dashboard: Dashboard, address: str, width: int = 1280, scheme: str = "light") -> Page:
-    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
-    page.goto(f"{dashboard.url}/{address}")
-    settle(page)
-    return page
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark"), (390, "light")])
 def test_every_page_stands_on_a_shipped_run(browser: Browser, shipped: Dashboard, width: int, scheme: str):
+    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
     for name, title in PAGES.items():
-        address = f"{name}?{LOOKS.get(name, FRESH)}"
-        page = look(browser, shipped, address, width, scheme)
+        page.goto(f"{shipped.url}/{name}?{LOOKS.get(name, FRESH)}")
+        settle(page)
         expect(page.locator("h1")).to_have_text(title)
         assert page.locator("[data-testid=stException], [data-testid=stAlertContentError]").count() == 0, name
         assert page.evaluate(NO_SCROLL) <= 0, name
         picture(page, f"shipped-{name}-{width}-{scheme}")
-        page.context.close()
+    page.context.close()
