@@ -136,8 +136,10 @@ def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
-    """Say which module differs first, and what ran there on both sides; names: of the sides."""
+def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool, has_shapes: bool = True) -> str:
+    """Say which module differs first, and what ran there on both sides; names: of the sides. has_shapes: else the
+    kernels are only named.
+    """
     prompt = f"prompt {place.prompt}, " if names_prompt else ""
     start = f"The first module that differs is {_code(place.module)}, at {prompt}position {place.position}."
     pairs = list(place.kernels.itertuples(index=False))
@@ -146,6 +148,8 @@ def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: 
         return f"{start} No kernel was seen there."
     if not adding:
         return f"{start} Nothing that ran there adds up: {_few(_code(pair.name) for pair in pairs)}."
+    if not has_shapes:
+        return f"{start} There ran {_few(_code(pair.name) for pair in adding)}."
     clauses = "; ".join(_clause(pair, names) for pair in adding[:_MOST_CLAUSES])
     rest = f"; and {len(adding) - _MOST_CLAUSES} more kernels" if len(adding) > _MOST_CLAUSES else ""
     return f"{start} There ran {clauses}{rest}."

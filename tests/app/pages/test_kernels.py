@@ -36,7 +36,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
         sides = (pair.reference, pair.variant)
         start, counts = where_it_starts(run, 0), in_words(side_by_side(run, 0), sides)
     assert (start.module, start.prompt, start.position) == ("model.layers.0.norm", 1, 4)
-    first = said.index(place_in_words(start, sides, names_prompt=True))
+    first = said.index(place_in_words(start, sides, names_prompt=True, has_shapes=False))
     assert counts in said[first + 1 :]
     there = app.dataframe[0].value
     assert there["modules"].tolist() == ["model.layers.0.norm"]
