@@ -27,7 +27,7 @@ from ..runs.file.evidence import (
     RerunFigures,
     SentFigures,
 )
-from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED, UNITS
+from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING, UNDECIDED
 from ..runs.revision import PairVerdict
 from ..runs.topk.pairing import ListPair, ListPosition, compare_sides
 from ..runs.topk.placeholders import clauses
@@ -247,7 +247,8 @@ def _evidence(pair: ListPair, again: dict[str, ListPair]) -> list[Evidence]:
         flips=sum(place.figures.is_flip is True for place in pair.positions),
     )
     outcome = NOTED if _differs(pair) or not pair.listed else PASSED
-    rows = [Evidence(Check.SENT, _REQUESTS, figures, outcome, sentence(pair))]
+    says = f"{_difference(pair)}." if outcome == NOTED else _equal(pair)[1]
+    rows = [Evidence(Check.SENT, _REQUESTS, figures, outcome, opening(says))]
     for one in pair.placeholders:
         says = f"{opening(clauses([one])[0])}."
         placeholder = PlaceholderFigures(kind=one.kind, tokens=one.tokens, of=one.of)
@@ -360,22 +361,6 @@ def zeros_words(pair: ListPair) -> str:
         return ""
     are = "is" if pair.zeros == 1 else "are"
     return f"{plural(pair.zeros, 'placeholder')} of probability 0 (null, -9999.0 or -inf) {are} not compared."
-
-
-def sentence(pair: ListPair) -> str:
-    """Say what was sent and how far it differs, in a sentence or two."""
-    places = plural(len(pair.positions), "position")
-    if not pair.listed:
-        return opening(f"{not_compared(pair)}.")
-    if not pair.differing:
-        says = f"All {pair.listed:,} values that both sides sent are equal, at {places}; what was not sent may differ."
-        return f"{says} {zeros_words(pair)}".strip()
-    largest = max(place.figures.max_abs or 0.0 for place in pair.positions)
-    flips = sum(place.figures.is_flip is True for place in pair.positions)
-    return (
-        f"{out_of(pair.differing, pair.listed)} values that both sides sent differ, by up to {number(largest)}"
-        f" {UNITS[pair.values]}; flips: {flips:,} of {places}."
-    )
 
 
 def not_compared(pair: ListPair) -> str:

@@ -75,20 +75,16 @@ def list_rows(rows: Iterable[ListRow], where: str) -> ListRows:
     DumpError: positions that do not increase, a token twice with two values, a value that is NaN or +inf, more than
     MAX_POSITIONS or MAX_ENTRIES. A token twice with one value (a chosen token listed again) is one entry.
     """
-    positions: list[int] = []
-    offsets = [0]
-    ids: list[int] = []
-    values: list[float] = []
-    best: list[int] = []
-    chosen: list[int] = []
-    missing: list[int] = []
-    full: list[bool] = []
+    listed: list[ListRow] = []
+    sent: list[list[tuple[int, float]]] = []
+    entries = 0
     for row in rows:
-        if positions and row.position <= positions[-1]:
+        if listed and row.position <= listed[-1].position:
             raise DumpError(
-                f"{where}: position {row.position} comes after position {positions[-1]}; expected increasing positions."
+                f"{where}: position {row.position} comes after position {listed[-1].position}; expected increasing"
+                " positions."
             )
-        if row.position < 0 or len(positions) >= MAX_POSITIONS:
+        if row.position < 0 or len(listed) >= MAX_POSITIONS:
             raise DumpError(f"{where}: expected at most {MAX_POSITIONS:,} positions, none below 0.")
         seen: dict[int, float] = {}
         for token, value in row.entries:
@@ -101,26 +97,22 @@ def list_rows(rows: Iterable[ListRow], where: str) -> ListRows:
                     f"{where}: token {token} stands twice at position {row.position}, "
                     f"with {seen[token]!r} and {value!r}."
                 )
-        if len(ids) + len(seen) > MAX_ENTRIES:
+        if (entries := entries + len(seen)) > MAX_ENTRIES:
             raise DumpError(f"{where}: more than {MAX_ENTRIES:,} values; expected at most that many.")
-        ordered = sorted(seen.items(), key=lambda entry: (-entry[1], entry[0]))
-        ids.extend(token for token, _ in ordered)
-        values.extend(value for _, value in ordered)
-        offsets.append(len(ids))
-        positions.append(row.position)
-        best.append(len(seen) if row.full else min(row.best, len(seen)))
-        chosen.append(row.chosen)
-        missing.append(row.missing)
-        full.append(row.full)
+        listed.append(row)
+        sent.append(sorted(seen.items(), key=lambda entry: (-entry[1], entry[0])))
+    sizes = [len(row) for row in sent]
     return ListRows(
-        np.array(positions, np.int64),
-        np.array(offsets, np.int64),
-        np.array(ids, np.int64),
-        np.array(values, np.float64),
-        np.array(best, np.int64),
-        np.array(chosen, np.int64),
-        np.array(missing, np.int64),
-        np.array(full, np.bool_),
+        np.array([row.position for row in listed], np.int64),
+        np.cumsum([0, *sizes]).astype(np.int64),
+        np.array([token for row in sent for token, _ in row], np.int64),
+        np.array([value for row in sent for _, value in row], np.float64),
+        np.array(
+            [size if row.full else min(row.best, size) for row, size in zip(listed, sizes, strict=True)], np.int64
+        ),
+        np.array([row.chosen for row in listed], np.int64),
+        np.array([row.missing for row in listed], np.int64),
+        np.array([row.full for row in listed], np.bool_),
     )
 
 

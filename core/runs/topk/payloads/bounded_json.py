@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import codecs
 import json
-import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -23,13 +22,14 @@ MAX_LITERAL_BYTES = 4 << 20  # of a Python literal, which takes a hundred times 
 _LONGEST_SHOWN = 60
 _BLANKS = re.compile(r"\s*")
 _EVENT = re.compile(rb"(data|event|id|retry)?:")
+_INFINITY = re.compile(r"\binf\b(?=[,\])}])")  # as Python prints it
 _REPR = re.compile(rb"\s*\[?[A-Z]\w*\(\w+=")
 
 
 def documents(path: Path) -> Iterator[tuple[str, Any]]:
     """Each document of a file with the name of its place: one, several, one a line, or the events of a stream.
 
-    DumpError for what is no JSON, holds NaN, Infinity or a key twice, is nested too deeply, or has more than MAX_BYTES.
+    DumpError for what is no JSON, is nested too deeply, or has more than MAX_BYTES.
     """
     name = shown(path.name)
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
@@ -123,11 +123,9 @@ def parsed(text: bytes, where: str) -> Any:
     if len(text) > MAX_BYTES:
         raise DumpError(f"{where}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that many.")
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_infinity)
+        return json.loads(text)
     except RecursionError:
         raise DumpError(f"{where}: its JSON is nested too deeply.") from None
-    except _RefusedError as refused:
-        raise DumpError(f"{where}: {refused}") from None
     except ValueError as error:  # no JSON, or no UTF-8
         if (literal := _python_literal(text)) is not None:
             return literal
@@ -145,39 +143,11 @@ def _python_literal(text: bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that Python deprecates
         try:
-            tree = ast.parse(text.decode().strip(), mode="eval")
-            literal = ast.literal_eval(_Infinity().visit(tree))
+            literal = ast.literal_eval(_INFINITY.sub("1e999", text.decode().strip()))
             return json.loads(json.dumps(literal))  # as JSON has it: no tuples or bytes
         except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
             return None
 
 
-class _Infinity(ast.NodeTransformer):
-    """The name that Python prints for infinity, as a constant."""
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.copy_location(ast.Constant(math.inf), node) if node.id == "inf" else node
-
-
 class StreamEvent(dict[str, Any]):
     """A document that came as a server-sent event."""
-
-
-class _RefusedError(Exception):
-    """A sentence on something that is JSON and not taken."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _RefusedError(f"the key {shown(repr(twice), _LONGEST_SHOWN)} stands twice in one object.")
-    return made
-
-
-def _infinity(name: str) -> float:
-    """-Infinity, which Python's json writes for the logarithm of 0; NaN and Infinity are refused."""
-    if name != "-Infinity":
-        raise _RefusedError(f"holds {name}, which is no value of a model; the server failed to compute it.")
-    return -math.inf

@@ -25,7 +25,7 @@ def read_choices(payload: Mapping[str, Any], where: str, request: Mapping[str, A
     usage = payload.get("usage") if isinstance(payload.get("usage"), dict) else {}
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     about: dict[str, Any] = {
-        "model": _text(payload.get("model")),
+        "model": text_of(payload.get("model")),
         "cached": count_of(details.get("cached_tokens")) if isinstance(details, dict) else None,
         "settings": settings_of(request) | drafts_of(payload),
     }
@@ -83,7 +83,7 @@ def _choice(
         generated=tokens_of(choice["token_ids"], "token_ids", where) if choice.get("token_ids") else (),
         has_prompt_rows=bool(of_prompt) or (isinstance(logprobs, dict) and _is_echoed(logprobs)),
         asked=asked_of(request),
-        text=_text(choice.get("text") or _message(choice)),
+        text=text_of(choice.get("text") or _message(choice)),
         prompt_key=prompt_key(request),
         **about,
     )
@@ -94,7 +94,8 @@ def _message(choice: Mapping[str, Any]) -> object:
     return message.get("content") if isinstance(message, dict) else ""
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """The value, if it is a text; else ''."""
     return value if isinstance(value, str) else ""
 
 

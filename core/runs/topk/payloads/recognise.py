@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ....errors import DumpError
 from ....text import shown
 from ..records import Response
 from . import bounded_json
-from .entries import count_of, is_list, response_of
-from .llamacpp import read_completion
-from .openai import content_rows, prompt_key, read_choices, request_of_choice, settings_of
+from .formats import Payload, read_completion, read_details, read_ollama, read_responses_api
+from .openai import prompt_key, read_choices, request_of_choice
 from .sglang import read_generate
-from .streams import output_texts, whole_answers
-from .tgi import read_details
+from .streams import whole_answers
 
 _MOST_RESPONSES = 1 << 16
 _MOST_NAMED = 5  # of failed requests
@@ -50,7 +47,7 @@ def read_responses(path: Path) -> list[Response]:
     return responses
 
 
-def read_payload(payload: object, where: str, request: Mapping[str, Any] | None = None) -> list[Response]:
+def read_payload(payload: object, where: str, request: Payload | None = None) -> list[Response]:
     """The responses of a parsed document. request: the body that was sent for it, which says tokens and settings; a
     document `{"request": ..., "response": ...}` has both, one of a batch `{"custom_id": ..., "response": ...}`.
     """
@@ -76,7 +73,7 @@ def read_payload(payload: object, where: str, request: Mapping[str, Any] | None 
     return [one if one.prompt_key else replace(one, prompt_key=prompt_key(request or {})) for one in responses]
 
 
-def _of_batch(payload: Mapping[str, Any], where: str) -> list[Response]:
+def _of_batch(payload: Payload, where: str) -> list[Response]:
     """The responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
     name = payload.get("custom_id", payload.get("id", ""))
     answer = payload.get("response")
@@ -93,66 +90,27 @@ def _of_batch(payload: Mapping[str, Any], where: str) -> list[Response]:
     return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, where)]
 
 
-def _read(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Iterator[Response]:
-    if "completion_probabilities" in payload:
-        yield read_completion(payload, where, request)
-    elif "choices" in payload:
-        yield from read_choices(payload, where, request)
-    elif "meta_info" in payload:
-        yield read_generate(payload, where, request)
-    elif isinstance(payload.get("details"), dict):
-        yield read_details(payload, where, request)
-    elif payload.get("object") == "response":
-        yield _responses_api(payload, where, request)
-    elif isinstance(payload.get("logprobs"), list) or isinstance(payload.get("done"), bool):
-        yield _ollama(payload, where, request)
-    elif "resps" in payload and "doc_id" in payload:
+_READERS: tuple[tuple[Callable[[Payload], bool], Callable[[Payload, str, Payload], Response]], ...] = (
+    (lambda payload: "completion_probabilities" in payload, read_completion),
+    (lambda payload: "meta_info" in payload, read_generate),
+    (lambda payload: isinstance(payload.get("details"), dict), read_details),
+    (lambda payload: payload.get("object") == "response", read_responses_api),
+    (lambda payload: isinstance(payload.get("logprobs"), list) or isinstance(payload.get("done"), bool), read_ollama),
+)
+
+
+def _read(payload: Payload, where: str, request: Payload) -> list[Response]:
+    if "choices" in payload and "completion_probabilities" not in payload:
+        return list(read_choices(payload, where, request))
+    for is_of_format, read in _READERS:
+        if is_of_format(payload):
+            return [read(payload, where, request)]
+    if "resps" in payload and "doc_id" in payload:
         raise DumpError(
             f"{where}: samples of lm-eval hold one summed log-probability a choice and no positions; there is nothing"
             " to compare position by position in them."
         )
-    elif error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
+    if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
         raise DumpError(f"{where}: the server answered with an error: {shown(error, 200)}")
-    else:
-        keys = ", ".join(f"'{shown(key, 30)}'" for key in list(payload)[:5])
-        raise DumpError(f"{where}: no response that is known here; its keys are {keys or 'none'}.")
-
-
-def _ollama(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Response:
-    """A response of Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
-    length = count_of(payload.get("prompt_eval_count"))
-    rows = content_rows(is_list(payload.get("logprobs") or [], "logprobs", where), max(0, (length or 1) - 1), where)
-    message = payload.get("message")
-    text = message.get("content") if isinstance(message, dict) else payload.get("response")
-    options = request.get("options")
-    return response_of(
-        rows,
-        where,
-        format="Ollama",
-        prompt=length,
-        text=text if isinstance(text, str) else "",
-        model=payload["model"] if isinstance(payload.get("model"), str) else "",
-        settings=settings_of(options if isinstance(options, dict) else request),
-    )
-
-
-def _responses_api(payload: Mapping[str, Any], where: str, request: Mapping[str, Any]) -> Response:
-    """A response of OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the
-    text begins where the prompt ends only without them.
-    """
-    parts = output_texts(payload)
-    listed = [one for part in parts for one in is_list(part.get("logprobs") or [], "logprobs", where)]
-    usage = payload.get("usage") if isinstance(payload.get("usage"), dict) else {}
-    output = payload.get("output")
-    is_text_only = isinstance(output, list) and len(output) == 1
-    length = count_of(usage.get("input_tokens")) if is_text_only and isinstance(usage, dict) else None
-    text = "".join(f"{part.get('text', '')}" for part in parts)
-    return response_of(
-        content_rows(listed, max(0, (length or 1) - 1), where),
-        where,
-        format="OpenAI responses",
-        prompt=length,
-        text=text,
-        model=payload["model"] if isinstance(payload.get("model"), str) else "",
-        settings=settings_of({**payload, **request}),
-    )
+    keys = ", ".join(f"'{shown(key, 30)}'" for key in list(payload)[:5])
+    raise DumpError(f"{where}: no response that is known here; its keys are {keys or 'none'}.")
