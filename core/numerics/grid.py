@@ -42,20 +42,6 @@ _NEGATIVE = 0.1  # prior of a negative best logit
 _FLOAT32_BITS = 24
 
 
-@dataclass(frozen=True)
-class MarginUlps:
-    """The gap between the two best logits of a row in ULPs of the grid's dtype: steps between representable numbers.
-
-    ulps: the likeliest count; low, high: counts between which SURE of the posterior lies, under every format that fits;
-    chance: that `ulps` is wrong, given the grid.
-    """
-
-    ulps: int
-    low: int
-    high: int
-    chance: float
-
-
 @dataclass(frozen=True, eq=False)
 class Grid:
     """Evidence of 16-bit logits in a side's values.
@@ -214,35 +200,28 @@ def _prior() -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     return np.concatenate([prior * (1 - _NEGATIVE), prior * _NEGATIVE]), np.tile(is_usual, 2)
 
 
-def margin_ulps(values: NDArray[np.float64], grid: Grid) -> MarginUlps | None:
-    """The margin of one row in ULPs of the side's grid, None where the row fits it nowhere or lists one token.
+def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | None:
+    """The margin of one row in ULPs of the side's grid: counts between which SURE of the posterior lies, under every
+    format that fits; None where the row fits it nowhere or lists one token.
 
     A gap of 0 is 0 ULPs without further ado. The magnitudes of the side's other rows are the prior.
     """
     if len(values) < 2:
         return None
     if values[0] == values[1]:
-        return MarginUlps(0, 0, 0, 0.0)
-    counted = [found for name in grid.formats if (found := _counted(values, grid, PRECISIONS[name])) is not None]
-    if not counted:
-        return None
-    low, high = min(found.low for found in counted), max(found.high for found in counted)
-    return replace(counted[0], low=low, high=high, chance=max(found.chance for found in counted))
+        return 0, 0
+    counted = [count for name in grid.formats for count in _counted(values, grid, PRECISIONS[name])]
+    return (min(counted), max(counted)) if counted else None
 
 
-def _counted(values: NDArray[np.float64], grid: Grid, precision: int) -> MarginUlps | None:
-    """The margin's steps under one format, None where the row does not fit it."""
+def _counted(values: NDArray[np.float64], grid: Grid, precision: int) -> list[int]:
+    """The likeliest steps of the margin under one format; none where the row does not fit it."""
     fits = _fits(values, grid.error, precision)
     if not len(fits.log_likelihood):
-        return None
+        return []
     weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])
     shares = np.exp(weights - _log_sum(weights))
     by_steps = {int(count): float(shares[fits.steps == count].sum()) for count in np.unique(fits.steps)}
     ordered = sorted(by_steps, key=lambda count: (-by_steps[count], count))
-    kept, together = [], 0.0
-    for count in ordered:
-        kept.append(count)
-        together += by_steps[count]
-        if together >= SURE:
-            break
-    return MarginUlps(ordered[0], min(kept), max(kept), max(0.0, 1.0 - by_steps[ordered[0]]))
+    together = np.cumsum([by_steps[count] for count in ordered])
+    return ordered[: int(np.searchsorted(together, SURE)) + 1]

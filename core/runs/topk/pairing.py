@@ -259,7 +259,7 @@ def _positions(
 def _ulps(row: ListedRow, grid: Grid | None) -> int | None:
     """The margin in ULPs, None if several counts are likely."""
     margin = None if grid is None or row.best < 2 else margin_ulps(row.values[: row.best], grid)
-    return margin.ulps if margin is not None and margin.low == margin.high else None
+    return margin[0] if margin is not None and margin[0] == margin[1] else None
 
 
 def _notes(reference: ListSide, variant: ListSide, meetings: Sequence[Meeting]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import duckdb
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
-from core.runs.importing import adopt
+from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.reports.run_json import run_json
 from core.runs.store.cards import list_runs
@@ -22,6 +23,18 @@ from tests.core.runs.topk.made_sides import compared, engine_side, response, sid
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stored run, made once for the tests that read it or damage a copy."""
+    store = Store(tmp_path_factory.mktemp("made"))
+    return store.path_of(stored(store, "top 20", *sides()))
+
+
+def imported(store: Store, path: Path) -> str:
+    """In this process, which is quicker than in one of its own."""
+    return import_run(store, path, run_id=None, name=None, on_progress=lambda *_: None)
 
 
 def told(sides: tuple[ListSide, ...]) -> list[object]:
@@ -51,9 +64,9 @@ def sides() -> tuple[ListSide, ListSide]:
     return ListSide("A", (*first.responses, odd)), ListSide("B", (*second.responses, odd))
 
 
-def test_what_was_sent_comes_back_exactly(store: Store) -> None:
+def test_what_was_sent_comes_back_exactly(made: Path) -> None:
     written = sides()
-    with RunReader(store.path_of(stored(store, "top 20", *written))) as run:
+    with RunReader(made) as run:
         assert told(run.lists()) == told(written) == told(aligned(written))
         assert run.lists()[0].responses[1].texts == {7: "ß", 8: "\x00"}
         pair = compared(*written)
@@ -73,9 +86,8 @@ def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
         assert run.classes == [["A", "C"], ["B"]]
 
 
-def test_its_card_tells_what_differs_and_nothing_more(store: Store) -> None:
-    stored(store, "top 20", *sides())
-    ((card,), broken) = list_runs(store)
+def test_its_card_tells_what_differs_and_nothing_more(made: Path) -> None:
+    ((card,), broken) = list_runs(Store(made.parent))
     assert not broken
     assert (card.kind, card.sides, card.pairs, card.prompts) == ("upload", ("A", "B"), 1, 2)
     assert card.compute_dtype == "bfloat16"
@@ -93,10 +105,8 @@ def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
     assert list_runs(store) == ([], [])
 
 
-def test_it_goes_from_store_to_store(store: Store, tmp_path: Path) -> None:
-    first = store.path_of(stored(store, "top 20", *sides()))
-    other = Store(tmp_path / "other")
-    with RunReader(other.path_of(adopt(other, first))) as run:
+def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
+    with RunReader(store.path_of(imported(store, made))) as run:
         assert told(run.lists()) == told(sides())
 
 
@@ -115,18 +125,19 @@ def test_it_goes_from_store_to_store(store: Store, tmp_path: Path) -> None:
         "DROP TABLE response",
     ],
 )
-def test_a_damaged_file_is_refused_in_a_sentence(store: Store, tmp_path: Path, damage: str) -> None:
-    path = store.path_of(stored(store, "top 20", *sides()))
+def test_a_damaged_file_is_refused_in_a_sentence(made: Path, store: Store, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "damaged.duckdb"
+    shutil.copyfile(made, path)
     with duckdb.connect(str(path)) as shell:
         shell.execute(damage)
     with pytest.raises(StoreError, match=path.stem), RunReader(path) as run:
         run.lists()
     with pytest.raises(StoreError):
-        adopt(Store(tmp_path / "other"), path)
+        imported(store, path)
 
 
-def test_its_json_is_that_of_every_run(store: Store) -> None:
-    with RunReader(store.path_of(stored(store, "top 20", *sides()))) as run:
+def test_its_json_is_that_of_every_run(made: Path) -> None:
+    with RunReader(made) as run:
         found = run_json(run, with_positions=True)
     assert found["summary"]["flips"] == len(found["flips"])
     assert found["positions"] == len(found["by_position"])

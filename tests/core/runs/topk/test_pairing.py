@@ -165,7 +165,7 @@ def test_margins_show_the_dtype_of_the_engine() -> None:
     assert (same.differing, summary_of([place.figures for place in same.positions]).bit_identical) == (0, None)
 
 
-@pytest.mark.parametrize("k", [2, 5, 20, 200])
+@pytest.mark.parametrize("k", [2, 20])
 def test_figures_of_the_top_tokens_are_those_of_whole_rows(k: int) -> None:
     whole, cut = (
         summary_of([place.figures for place in compared(engine_side("A", 1, n), engine_side("B", 2, n)).positions])
