@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
+from ..file.kept import ALL, refusal
 from ..file.records import Generation, RunHeader
 from .containers import check_key
 from .reserved_keys import DTYPE, EMITTED, TEXT_BYTES, is_reserved
@@ -58,6 +59,8 @@ def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> No
         if is_reserved(side.name):
             found = f"side '{side.name}' cannot be exported: its name is a reserved key of a dump"
             raise UsageError(f"{found}; expected another name.")
+    if run.header.kept != ALL:
+        raise StoreError(refusal(run.header))
     if path.exists() and not overwrite:
         raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
     try:

@@ -63,7 +63,7 @@ class Compared(NamedTuple):
             "revision": about.revision,
             "device": f"{about.device} {about.device_name}".strip(),
             "positions": header.rows,
-            "vocab": header.vocab,
+            "vocab": header.vocab or None,
             "created": f"{self.run.created:%Y-%m-%d %H:%M}",
             **about.versions,
         }
