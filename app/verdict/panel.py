@@ -50,7 +50,8 @@ def verdict(view: selection.View) -> None:
         st.markdown(widgets.marked(wording.opening(found.because), bold=True))
         st.markdown(" ".join(filter(None, [_differing(view), widgets.marked(found.more)])))
     is_upload = view.run.header.provenance.kind == "upload"
-    if is_upload and found.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
+    could_decide = found.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC)
+    if is_upload and could_decide and not view.is_list:  # the verdict on lists names what would decide
         panel_actions.controls_to_bring(view)
     elif not is_upload and not found.is_judged:
         panel_actions.how_to_judge(view)
