@@ -148,7 +148,8 @@ def _texts(sides: Sequence[ListSide]) -> dict[int, str]:
     texts: dict[int, str] = {}
     for side in sides:
         for response in side.responses:
-            texts = {**response.texts, **texts}
+            for token, text in response.texts.items():
+                texts.setdefault(token, text)
     return texts
 
 
@@ -220,7 +221,7 @@ def digest_of(side: ListSide) -> str:
 
 def read_sides(database: Database) -> tuple[ListSide, ...]:
     """What the sides of a run of lists sent. StoreError if that is not what their digests are of."""
-    texts = dict(database.rows("SELECT token_id, text FROM vocabulary ORDER BY token_id"))
+    texts = dict(database.rows("SELECT token_id, text FROM vocabulary"))
     with database.decoding("lists"):
         sides = []
         for index, name, holds, keys, sha256 in database.rows(
@@ -242,7 +243,7 @@ def read_sides(database: Database) -> tuple[ListSide, ...]:
                         rows,
                         about["is_start_known"],
                         about["generated_from"],
-                        {token: text for token, text in texts.items() if token in used},
+                        {token: texts[token] for token in sorted(used & texts.keys())},
                         about["is_processed"],
                         about["asked"],
                         about["vocab"],
