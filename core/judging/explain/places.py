@@ -44,9 +44,9 @@ def other_tokens(pair: PairRows) -> Iterator[Cause]:
 
 
 def _moved_by(pair: PairRows, place: Place, shift: int) -> Place:
-    """The place some rows further on; prompts of one position each are steps of one sequence."""
+    """The place some rows further on."""
     prompt, position = place
-    return (prompt + shift, position) if max(pair.lengths) == 1 else (prompt, position + shift)
+    return (prompt + shift, position) if pair.are_steps else (prompt, position + shift)
 
 
 def shifted_rows(pair: PairRows) -> Iterator[Cause]:

@@ -99,6 +99,11 @@ class PairRows:
         return self.values == "logprob"
 
     @cached_property
+    def are_steps(self) -> bool:
+        """Prompts of one position each are steps of one sequence."""
+        return max(self.lengths) == 1
+
+    @cached_property
     def format(self) -> FloatFormat:
         """Format that values are rounded to: of lists, whose log-sums are float32, that."""
         return format_named(self.dtype or "float32")

@@ -39,16 +39,18 @@ VOCABULARY = Table(
 
 def insert_prompts(database: Database, header: RunHeader) -> None:
     """Insert the prompts, their tokens and the vocabulary: what is known before the first logit."""
-    for index, prompt in enumerate(header.prompts):
-        PROMPT.insert_row(database, prompt=index, positions=prompt.positions)
-        if prompt.token_ids or prompt.token_texts:
-            TOKEN.insert(
-                database,
-                prompt=index,
-                position=list(range(prompt.positions)),
-                token_id=list(prompt.token_ids) or None,
-                text=list(prompt.token_texts) or None,
-            )
+    prompts = header.prompts
+    lengths = [prompt.positions for prompt in prompts]
+    PROMPT.insert(database, prompt=list(range(len(prompts))), positions=lengths)
+    known = [(index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts]
+    if known:
+        TOKEN.insert(
+            database,
+            prompt=[index for index, each in known for _ in range(each.positions)],
+            position=[position for _, each in known for position in range(each.positions)],
+            token_id=[token for _, each in known for token in each.token_ids or [None] * each.positions],
+            text=[text for _, each in known for text in each.token_texts or [None] * each.positions],
+        )
     if header.kept == FIGURES:  # whose texts follow: those of a large vocabulary are more than all figures
         "".join(header.vocabulary.values()).encode()  # what cannot be stored is refused now
     elif header.vocabulary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from ..tables.sides import insert_sides
 from ..tables.verdicts import insert_evidence
 from .alignment import sequence
 from .pairing import ListPair, vocabulary_size
-from .records import UNKNOWN_TOKEN, ListRows, ListSide, Response
+from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 
 if TYPE_CHECKING:
     from ..revision import PairVerdict
@@ -87,8 +87,7 @@ def write_lists(
             sent = [most_sent(side) for side in sides]
             insert_sides(database, header, digests, [(each, "float64") for each in digests], sent, sides[0].keys)
             for index, side in enumerate(sides):
-                for prompt, response in enumerate(side.responses):
-                    _insert_response(database, {"side": index, "prompt": prompt}, response)
+                _insert_side(database, index, side)
             for index, pair in enumerate(pairs):
                 verdict = next((each for each in verdicts if each.pair == index), None)
                 named = (None, None, None) if verdict is None else (verdict.name, verdict.because, verdict.noise_ratio)
@@ -153,60 +152,69 @@ def _texts(sides: Sequence[ListSide]) -> dict[int, str]:
     return texts
 
 
-def _insert_response(database: Database, place: dict[str, int], response: Response) -> None:
-    rows = response.rows
-    RESPONSE.insert_row(
+_ROW = ("best", "chosen", "missing", "full")
+_SAME = (
+    "format",
+    "generated_from",
+    "asked",
+    "vocab",
+    "cached",
+    "model",
+    "text",
+)  # as `Response` and the table have them
+
+
+def _insert_side(database: Database, index: int, side: ListSide) -> None:
+    """Insert what a side sent, all responses at once: an insert costs 2 ms however small it is."""
+    responses, rows = side.responses, [response.rows for response in side.responses]
+    RESPONSE.insert(
         database,
-        **place,
-        format=response.format,
-        is_start_known=response.start_known,
-        generated_from=response.generated_from,
-        is_processed=response.processed,
-        asked=response.asked,
-        vocab=response.vocab,
-        cached=response.cached,
-        model=response.model,
-        text=response.text,
-        tokens=json.dumps(response.tokens),
-        settings=json.dumps(dict(response.settings), sort_keys=True),
-        warnings=json.dumps(response.warnings),
+        side=index,
+        prompt=list(range(len(responses))),
+        **{name: [getattr(response, name) for response in responses] for name in _SAME},
+        is_start_known=[response.start_known for response in responses],
+        is_processed=[response.processed for response in responses],
+        tokens=[json.dumps(response.tokens) for response in responses],
+        settings=[json.dumps(dict(response.settings), sort_keys=True) for response in responses],
+        warnings=[json.dumps(response.warnings) for response in responses],
     )
-    if not len(rows):
-        return
+    positions, best, chosen, missing, full, ids, values = (
+        np.concatenate([getattr(each, name) for each in rows]) for name in ("positions", *_ROW, "token_ids", "values")
+    )
+    prompts = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     SIDE_POSITION.insert(
         database,
-        **place,
-        position=rows.positions,
-        logsumexp=_logsumexp(response),
-        best=rows.best,
-        chosen=_nullable(rows.chosen.tolist()),
-        missing=rows.missing,
-        is_full=rows.full,
+        side=index,
+        prompt=prompts,
+        position=positions,
+        logsumexp=_logsumexp(side),
+        best=best,
+        chosen=pa.array(chosen.astype(np.int32), mask=chosen == UNKNOWN_TOKEN),
+        missing=missing,
+        is_full=full,
     )
-    counts = np.diff(rows.offsets)
+    counts = np.concatenate([np.diff(each.offsets) for each in rows])
     TOP_TOKEN.insert(
         database,
-        **place,
-        position=np.repeat(rows.positions, counts),
-        rank=np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], counts),
-        token_id=rows.token_ids,
-        logit=rows.values,
+        side=index,
+        prompt=np.repeat(prompts, counts),
+        position=np.repeat(positions, counts),
+        rank=np.arange(len(values)) - np.repeat(np.cumsum(counts) - counts, counts),
+        token_id=ids,
+        logit=values,
     )
 
 
-def _logsumexp(response: Response) -> float | list[float | None] | None:
+def _logsumexp(side: ListSide) -> float | list[float | None] | None:
     """What a value is less to be the logarithm of its probability; None if nothing says it."""
-    if response.values != "logit":
-        return 0.0 if response.values == "logprob" else None
-    rows = response.rows
-    return [
-        float(np.logaddexp.reduce(rows.row(index)[1])) if full and len(rows.row(index)[1]) else None
-        for index, full in enumerate(rows.full.tolist())
+    if side.values != "logit":
+        return 0.0 if side.values == "logprob" else None
+    whole: list[Sequence[float]] = [
+        response.rows.row(index)[1].tolist() if is_full else []
+        for response in side.responses
+        for index, is_full in enumerate(response.rows.full.tolist())
     ]
-
-
-def _nullable(tokens: Iterable[int]) -> list[int | None]:
-    return [None if token == UNKNOWN_TOKEN else token for token in tokens]
+    return [float(np.logaddexp.reduce(values)) if len(values) else None for values in whole]
 
 
 def digest_of(side: ListSide) -> str:
@@ -227,59 +235,53 @@ def read_sides(database: Database) -> tuple[ListSide, ...]:
         for index, name, holds, keys, sha256 in database.rows(
             "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
         ):
-            columns = ", ".join(RESPONSE.names[2:])
-            found = database.rows(f"SELECT {columns} FROM response WHERE side = ? ORDER BY prompt", [index])
-            responses = []
-            for prompt, row in enumerate(found):
-                rows = _read_rows(database, [index, prompt])
-                about = dict(zip(RESPONSE.names[2:], row, strict=True))
-                used = {*rows.token_ids.tolist(), *rows.chosen.tolist(), *json.loads(about["tokens"])}
-                responses.append(
-                    Response(
-                        about["format"],
-                        holds,
-                        keys,
-                        tuple(json.loads(about["tokens"])),
-                        rows,
-                        about["is_start_known"],
-                        about["generated_from"],
-                        {token: texts[token] for token in sorted(used & texts.keys())},
-                        about["is_processed"],
-                        about["asked"],
-                        about["vocab"],
-                        about["model"],
-                        about["text"],
-                        about["cached"],
-                        json.loads(about["settings"]),
-                        tuple(json.loads(about["warnings"])),
-                    )
-                )
-            side = ListSide(name, tuple(responses))
+            responses = tuple(_read_responses(database, index, holds, keys, texts))
+            side = ListSide(name, responses)
             if digest_of(side) != sha256:
                 raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
             sides.append(side)
         return tuple(sides)
 
 
-def _read_rows(database: Database, place: list[int]) -> ListRows:
+def _read_responses(
+    database: Database, side: int, holds: Values, keys: Keys, texts: Mapping[int, str]
+) -> Iterator[Response]:
     def table(columns: str, name: str, order: str) -> list[np.ndarray]:
-        asked = f"SELECT {columns} FROM {name} WHERE side = ? AND prompt = ? ORDER BY {order}"
-        return [column.to_numpy() for column in database.table(asked, place).columns]
+        asked = f"SELECT prompt, position, {columns} FROM {name} WHERE side = ? ORDER BY prompt, {order}"
+        return [column.to_numpy() for column in database.table(asked, [side]).columns]
 
-    chosen = f"coalesce(chosen, {UNKNOWN_TOKEN})"
-    positions, best, after, missing, full = table(
-        f"position, best, {chosen}, missing, is_full", "side_position", "position"
+    prompts, positions, *rows = table(
+        f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full", "side_position", "position"
     )
-    listed, ids, values = table("position, token_id, logit", "top_token", "position, rank")
-    positions = positions.astype(np.int64)
-    ends = np.searchsorted(listed, positions, "right")
-    return ListRows(
-        positions,
-        np.concatenate([[0], ends]).astype(np.int64),
-        ids.astype(np.int64),
-        values.astype(np.float64),
-        best.astype(np.int64),
-        after.astype(np.int64),
-        missing.astype(np.int64),
-        full.astype(np.bool_),
-    )
+    of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
+    places, starts = (each.astype(np.int64) << 32 | at for each, at in ((of_values, places), (prompts, positions)))
+    ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
+    columns = ", ".join(["prompt", *_SAME, "is_start_known", "is_processed", "tokens", "settings", "warnings"])
+    for about in database.table(f"SELECT {columns} FROM response WHERE side = ? ORDER BY prompt", [side]).to_pylist():
+        first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
+        offsets = ends[first : last + 1]
+        listed = slice(int(offsets[0]), int(offsets[-1]))
+        tokens = tuple(json.loads(about["tokens"]))
+        own = {int(token) for token in (*ids[listed].tolist(), *rows[1][first:last].tolist(), *tokens)}
+        best, chosen, missing, full = (column[first:last] for column in rows)
+        yield Response(
+            **{name: about[name] for name in _SAME},
+            values=holds,
+            keys=keys,
+            tokens=tokens,
+            rows=ListRows(
+                positions[first:last].astype(np.int64),
+                offsets - offsets[0],
+                ids[listed].astype(np.int64),
+                values[listed].astype(np.float64),
+                best.astype(np.int64),
+                chosen.astype(np.int64),
+                missing.astype(np.int64),
+                full.astype(np.bool_),
+            ),
+            start_known=about["is_start_known"],
+            processed=about["is_processed"],
+            texts={token: texts[token] for token in sorted(own & texts.keys())},
+            settings=json.loads(about["settings"]),
+            warnings=tuple(json.loads(about["warnings"])),
+        )
