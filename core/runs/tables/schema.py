@@ -16,7 +16,6 @@ from . import (
     positions,
     prompts,
     remedies,
-    responses,
     run,
     sides,
     verdicts,
@@ -51,7 +50,7 @@ TABLES = {
         kernels.KERNEL_SIDE,
         remedies.REMEDY,
         remedies.PRICE,
-        responses.RESPONSE,
+        sides.RESPONSE,
     )
 }
 

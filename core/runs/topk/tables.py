@@ -23,10 +23,9 @@ from ..tables.amounts import check_amounts
 from ..tables.pairs import insert_pair
 from ..tables.positions import SIDE_POSITION, TOP_TOKEN, list_position_rows
 from ..tables.prompts import VOCABULARY, insert_prompts
-from ..tables.responses import RESPONSE
 from ..tables.run import insert_run
 from ..tables.schema import create_tables
-from ..tables.sides import insert_sides
+from ..tables.sides import RESPONSE, insert_sides
 from ..tables.verdicts import insert_evidence
 from .alignment import sequence
 from .pairing import ListPair, vocabulary_size
