@@ -28,14 +28,12 @@ from .commands import (
     comparing,
     explaining,
     generating,
-    inspecting,
     models,
     ops,
     probing,
     pushing,
     serve,
     showing,
-    spare,
     stored,
     sweeping,
     verdicts,
@@ -54,7 +52,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for each in (
-    *(comparing.compare, comparing.ingest, inspecting.inspect, probing.probe, capturing.capture, capturing.judge),
+    *(comparing.compare, comparing.ingest, comparing.inspect, probing.probe, capturing.capture, capturing.judge),
     *(verdicts.verdict, explaining.explain, generating.generate, generating.search, ops.ops, sweeping.sweep),
     *(
         showing.show,
@@ -69,7 +67,7 @@ for each in (
 ):
     app.command()(each)
 app.command("list")(stored.list_)
-app.command(hidden=True)(spare.spare)
+app.command(hidden=True)(comparing.spare)
 
 
 def main() -> None:

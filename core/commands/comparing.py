@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import signal
+import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import WHOLE_ROWS_ONLY, judged_report_of_dump
 from ..judging.ingest import ingest as ingest_dump
+from ..judging.inspect import understood
+from ..numerics.divergence import COMPILING, is_compiled, prepare
+from ..numerics.formats import BFLOAT16, FLOAT32
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.kept import note_of
@@ -34,9 +41,10 @@ from ..runs.reports.gate_files import append, junit_text, markdown_text, write_w
 from ..runs.reports.report_json import PairReport, as_json, report_of_run
 from ..runs.store.store import Store, open_store
 from ..runs.topk.files import are_payloads
+from ..text import plural
 from . import options
 from .tables import print_reports
-from .terminal.console import announce, err, out, print_json, print_text, steps, stoppable
+from .terminal.console import announce, err, out, print_json, print_line, print_text, steps, stoppable, table_of
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 
@@ -245,3 +253,75 @@ def _is_run(store: str | Path | None, text: str) -> bool:
     except UlpscopeError:
         return not Path(text).suffix
     return True
+
+
+_LOADED = ("pandas", "pyarrow")
+_SPARE_SECONDS = 600  # it waits for a command: it takes some 200 MB
+
+
+def spare(context: typer.Context) -> None:
+    """Load what `ingest` needs, read one line of JSON, `{"arguments": [...]}`, and run that command."""
+    signal.alarm(_SPARE_SECONDS)
+    for fmt in (FLOAT32, BFLOAT16):
+        if not is_compiled(fmt):
+            sys.stdout.write(json.dumps({"stage": COMPILING}) + "\n")
+            sys.stdout.flush()
+        prepare(fmt)
+    for name in _LOADED:
+        importlib.import_module(name)
+    if line := sys.stdin.readline():
+        signal.alarm(0)
+        code = context.find_root().command.main(json.loads(line)["arguments"], standalone_mode=False)
+        raise typer.Exit(code if isinstance(code, int) else 0)
+
+
+def inspect(
+    files: Annotated[list[Path], typer.Argument(help="One or two dumps, responses (JSON, JSONL), or a run file.")],
+    compute_dtype: options.ComputeDtype = None,
+    reference: options.Reference = None,
+    holds: options.Holds = None,
+    progress: options.Progress = "bar",
+    as_json_: options.Json = False,
+) -> None:
+    """Show how a dump, responses or a run file is understood: sides, dtypes, shapes, tokens. Nothing is stored."""
+    with steps(progress) as say:
+        found = understood(
+            files,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            holds=holds,
+            on_progress=partial(say, "reading", unit="bytes"),
+        )
+    if progress == "json":
+        print_line(understood=found)
+    elif as_json_:
+        print_json(found)
+    else:
+        _print_understood(found)
+
+
+def _print_understood(found: dict[str, Any]) -> None:
+    prompts, positions = plural(found["prompts"], "prompt"), plural(found["positions"], "position")
+    if found["kind"] == "responses":
+        columns = ("side", "format", "values", "prompts", "rows", "processed")
+        processed = {True: "yes", False: "no", None: "not said"}
+        rows = (
+            (s["name"], ", ".join(s["formats"]), s["source_dtype"], s["prompts"], s["rows"], processed[s["processed"]])
+            for s in found["sides"]
+        )
+        out.print(table_of(columns, rows, title="sides", text=("side", "format", "values", "processed")))
+        print_text(f"{prompts}, {positions} that both sides have, tokens by {found['tokens']}. {found['dtype_reason']}")
+    else:
+        described = (
+            (side["name"], "variant" if number else "reference", side["source_dtype"])
+            for number, side in enumerate(found["sides"])
+        )
+        out.print(table_of(("side", "role", "saved as"), described, title=", ".join(found["files"])))
+        shape = f"{prompts}, {positions} x {found['vocab']:,} tokens"
+        dtype = found["compute_dtype"]
+        if found["kind"] == "run":
+            print_text(f"run '{found['name']}', {shape}, {dtype}")
+            return
+        print_text(f"{shape}, tokens: {found['tokens']}; compute dtype {dtype} ({found['dtype_reason']})")
+    for warning in found["warnings"]:
+        print_text(f"note: {warning}", err)

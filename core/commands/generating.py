@@ -14,8 +14,7 @@ from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..text import number
 from . import options
-from .capturing import load, print_costs, run_plan, to_store
-from .ending import tell_end
+from .capturing import load, print_costs, run_plan, tell_end, to_store
 from .options import takes_request
 from .showing import print_continuations
 from .terminal.console import (

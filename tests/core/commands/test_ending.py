@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.capture_request import CaptureRequest
-from core.commands.ending import next_commands, tell_end
+from core.commands.capturing import next_commands, tell_end
 from core.runs.reader import RunReader
 
 SAMPLES = Path(__file__).resolve().parents[2] / "runs"
