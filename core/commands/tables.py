@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -12,7 +13,7 @@ from ..runs.queries.verdicts import ulp_percentile
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
 from ..text import number, opening, out_of, plural
-from .terminal.console import err, out, print_text, table_of
+from .terminal.console import Cells, err, out, print_text, table_by, table_of
 
 _MOST_FLIPS = 20
 
@@ -57,22 +58,21 @@ def print_reports(
 
 
 def _pair_lines(pair: PairReport, header: RunHeader) -> Iterator[Sequence[str]]:
-    rows, elements = header.rows, header.rows * header.vocab if header.k is None else pair.summary.finite
-    s = pair.summary
+    s, rows = pair.summary, header.rows
+    elements = rows * header.vocab if header.k is None else s.finite
+
+    def known(value: float | None, digits: int = 4) -> str:
+        return "" if value is None and pair.is_list else number(value, digits)
+
     yield (
         pair.variant,
         "bit-identical" if s.bit_identical else out_of(s.neq, elements),
-        *(
-            "" if value is None and pair.is_list else number(value, digits)
-            for value, digits in (
-                (s.rms_row_ulps, 3),
-                (s.max_abs, 4),
-                *((ulp_percentile(pair.histogram, share), 4) for share in (0.5, 0.99)),
-                (s.flips, 4),
-                (s.near_ties, 4),
-                (s.mean_kl, 3),
-            )
-        ),
+        known(s.rms_row_ulps, 3),
+        known(s.max_abs),
+        *(known(ulp_percentile(pair.histogram, share)) for share in (0.5, 0.99)),
+        known(s.flips),
+        known(s.near_ties),
+        known(s.mean_kl, 3),
     )
     if s.nonfinite_mismatch:
         yield "", f"{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only"
@@ -83,32 +83,23 @@ def _pair_lines(pair: PairReport, header: RunHeader) -> Iterator[Sequence[str]]:
 
 
 def print_flips(pair: PairReport, texts: Mapping[int, str], has_prompts: bool) -> None:
-    """Print the flips of a pair, margins in ULPs; nothing if it has none."""
+    """Print the flips of a pair; nothing if it has none."""
 
-    def token(identity: int | None) -> str:
-        return str(identity) if identity is None or identity not in texts else f"{identity} {texts[identity]!r}"
+    def token(row: dict[str, Any], side: str) -> str:
+        identity = row[f"{side}_token"]
+        return f"{identity} {texts[identity]!r}" if identity in texts else str(identity)
 
-    flips = [row for row in pair.rows if row["is_flip"]]
-    rows = (
-        (
-            row["prompt"],
-            row["position"],
-            token(row["reference_token"]),
-            token(row["variant_token"]),
-            " / ".join(number(row[f"{side}_margin_ulps"]) for side in ("reference", "variant")),
-            number(row["max_abs"]),
-        )
-        for row in flips[:_MOST_FLIPS]
-    )
-    _print_flips(pair.variant, len(flips), ("margins, ULPs", "max abs"), rows, has_prompts)
-
-
-def _print_flips(
-    variant: str, count: int, figures: Sequence[str], rows: Iterable[Sequence[object]], has_prompts: bool
-) -> None:
-    if not count:
-        return
-    columns = ("prompt", "position", "reference", "variant", *figures)
-    first = 0 if has_prompts else 1
-    title = f"flips of {variant}: {count:,}{f', the first {_MOST_FLIPS}' if count > _MOST_FLIPS else ''}"
-    out.print(table_of(columns[first:], (row[first:] for row in rows), title=title, text=()))
+    cells: Cells = {
+        "prompt": lambda row: row["prompt"],
+        "position": lambda row: row["position"],
+        "reference": lambda row: token(row, "reference"),
+        "variant": lambda row: token(row, "variant"),
+        "margins, ULPs": lambda row: " / ".join(number(row[f"{s}_margin_ulps"]) for s in ("reference", "variant")),
+        "max abs": lambda row: number(row["max_abs"]),
+    }
+    if not has_prompts:
+        del cells["prompt"]
+    if flips := [row for row in pair.rows if row["is_flip"]]:
+        most = f", the first {_MOST_FLIPS}" if len(flips) > _MOST_FLIPS else ""
+        title = f"flips of {pair.variant}: {len(flips):,}{most}"
+        out.print(table_by(cells, flips[:_MOST_FLIPS], title=title, text=()))
