@@ -17,8 +17,7 @@ from typing import Any
 from ..configuration import configuration
 from ..errors import CaptureError, UsageError
 from ..text import joined
-from .description import EngineDescription
-from .process import ADAPTERS, EngineProcess
+from .process import ADAPTERS, EngineDescription, EngineProcess
 
 VARIABLE = "ULPSCOPE_ENGINE_"  # followed by the engine's name in capitals
 _RUNNING = 2  # processes that are kept, one a side

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...engines import registry
-from ...engines.description import EngineDescription
-from ...engines.process import EngineRows
+from ...engines.process import EngineDescription, EngineRows
 from ...errors import CaptureError
 from ...text import printable
 from ..models.engine_files import folder_of, gguf_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ...engines.description import EngineDescription
+from ...engines.process import EngineDescription
 from ...engines.registry import described
 from ...errors import CaptureError, UsageError
 from ..models.model import LoadedModel

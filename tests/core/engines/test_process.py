@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.engines.description import EngineDescription
-from core.engines.process import EngineProcess
+from core.engines.process import EngineDescription, EngineProcess
 from core.errors import CaptureError, UsageError
 from tests.waiting import until
 
