@@ -1,5 +1,4 @@
-// A figure: plotly draws it, from the third of its code that knows our kinds of plots, fetched when the first figure of a page is drawn.
-// What is in sight is drawn first, one figure a task, the rest while the browser has nothing else to do; what did not change is not drawn again.
+// A figure, drawn by plotly: what is in sight first, the rest while the browser is idle, and nothing again that did not change.
 const PATIENCE = 300; // ms that a figure out of sight waits at most for an idle browser
 const LETTER = 6.6; // px of a letter above a saved figure, at most, and of a line
 const LINE = 17;
