@@ -7,7 +7,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.api import downloads, runs
-from app.api.responses import routes_of
 from app.components import plots
 from app.heatmap import routes as heatmap
 from app.navigation import FIRST
@@ -21,7 +20,9 @@ async def _to_root(request: Request) -> Response:
 
 ROUTES = [
     Route(f"/{FIRST}", _to_root),
-    *routes_of((*runs.OPERATIONS, *downloads.OPERATIONS, *uploads.OPERATIONS)),
+    *runs.ROUTES,
+    *downloads.ROUTES,
+    *uploads.ROUTES,
     *plots.ROUTES,
     *heatmap.ROUTES,
 ]

@@ -6,8 +6,9 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
-from app.overview import COLOURS, PAGE, charts, findings, token_strip
-from app.shell import exports, selection, store_cache, widgets
+from app.navigation import PAGES
+from app.overview import COLOURS, PAGE, charts, token_strip
+from app.shell import address, exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
 from app.verdict import panel, remedies
 from core.runs.queries.verdicts import noise_ratios, ulp_percentile
@@ -70,7 +71,18 @@ st.caption(
     )
 )
 
-findings.lines(view)
+lines = store_cache.cached(  # on what other pages show of the pair
+    "lines",
+    store_cache.stamp_of(view.run),
+    (view.pair.index,),
+    lambda: [(page, page.line(view.run, view.pair)) for page in PAGES if page.line is not None],
+)
+for page, line in lines:
+    if line is not None:
+        left, right = st.columns([5, 1], vertical_alignment="center")
+        left.markdown(line)
+        query = address.of(view, page.name)
+        right.page_link(widgets.PAGES / f"{page.name}.py", label=f"{page.title} →", query_params=query)
 if len(view.run.sides) > 2:
     groups = "  ".join(
         "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes

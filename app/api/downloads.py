@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from app.api.responses import ApiOperation, NotFoundError
+from app.api.responses import NotFoundError, route
 from core.errors import StoreError
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
@@ -52,11 +52,11 @@ def run_npz(request: Request) -> Response:
     return _sent(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
 
 
-OPERATIONS = (
-    ApiOperation("GET", "/api/runs/{run_id}/file", run_file),
-    ApiOperation("GET", "/api/runs/{run_id}/npz", run_npz),
-    ApiOperation("GET", "/files/{run_id}.duckdb", run_file),
-    ApiOperation("GET", "/files/{run_id}.npz", run_npz),
+ROUTES = (
+    route("GET", "/api/runs/{run_id}/file", run_file),
+    route("GET", "/api/runs/{run_id}/npz", run_npz),
+    route("GET", "/files/{run_id}.duckdb", run_file),
+    route("GET", "/files/{run_id}.npz", run_npz),
 )
 
 

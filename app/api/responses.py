@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -40,22 +39,14 @@ class NotFoundError(RefusedError):
         super().__init__(sentence, 404)
 
 
-@dataclass(frozen=True)
-class ApiOperation:
-    """One method of one path, and its handler: async, or a function that runs in a thread."""
+def route(method: str, path: str, handler: Callable[[Request], Any]) -> Route:
+    """Return a route whose handler is async, or a function that runs in a thread; its errors are answers."""
 
-    method: str
-    path: str
-    handler: Callable[[Request], Any]
-
-    def route(self) -> Route:
-        return Route(self.path, self._answer, methods=[self.method])
-
-    async def _answer(self, request: Request) -> Response:
+    async def answer_of(request: Request) -> Response:
         try:
-            if inspect.iscoroutinefunction(self.handler):
-                return await self.handler(request)
-            return await to_thread.run_sync(self.handler, request)
+            if inspect.iscoroutinefunction(handler):
+                return await handler(request)
+            return await to_thread.run_sync(handler, request)
         except ClientDisconnect:
             return Response(status_code=499)
         except UlpscopeError as failure:
@@ -63,9 +54,7 @@ class ApiOperation:
                 await _drain(request)
             return error(str(failure), status_of(failure))
 
-
-def routes_of(operations: Iterable[ApiOperation]) -> list[Route]:
-    return [operation.route() for operation in operations]
+    return Route(path, answer_of, methods=[method])
 
 
 async def _drain(request: Request) -> None:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.downloads import path_of
-from app.api.responses import ApiOperation, RefusedError, answer, flag, page_url, refuse_unknown, whole
+from app.api.responses import RefusedError, answer, flag, page_url, refuse_unknown, route, whole
 from app.gallery import filters
 from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
@@ -55,7 +55,7 @@ def one_run(request: Request) -> Response:
     return answer({**figures, "labels": asdict(store.labels(path.stem)), "url": page_url(request, path.stem)})
 
 
-OPERATIONS = (ApiOperation("GET", "/api/runs", list_runs), ApiOperation("GET", "/api/runs/{run_id}", one_run))
+ROUTES = (route("GET", "/api/runs", list_runs), route("GET", "/api/runs/{run_id}", one_run))
 
 
 def _filters(request: Request) -> filters.Filters:

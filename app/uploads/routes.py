@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.responses import (
-    ApiOperation,
     NotFoundError,
     RefusedError,
     answer,
@@ -27,6 +26,7 @@ from app.api.responses import (
     flag,
     page_url,
     refuse_unknown,
+    route,
     whole,
 )
 from app.hosting.members import member_of
@@ -102,10 +102,10 @@ async def delete_upload(request: Request) -> Response:
     return answer({"upload": upload.upload_id, "removed": True})
 
 
-OPERATIONS = (
-    ApiOperation("PUT", "/api/uploads/{upload}", put_upload),
-    ApiOperation("GET", "/api/uploads/{upload}", get_upload),
-    ApiOperation("DELETE", "/api/uploads/{upload}", delete_upload),
+ROUTES = (
+    route("PUT", "/api/uploads/{upload}", put_upload),
+    route("GET", "/api/uploads/{upload}", get_upload),
+    route("DELETE", "/api/uploads/{upload}", delete_upload),
 )
 
 
