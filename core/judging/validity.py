@@ -33,8 +33,7 @@ from ..runs.file.evidence import (
 from ..runs.file.records import Generation, RunHeader
 from ..text import plural
 from .constant_rows import Filling
-from .ladder.nonfinite import FLOAT16_MAX, NotFinite
-from .ladder.places import place_in_words
+from .ladder.places import FLOAT16_MAX, NotFinite, place_in_words
 from .ladder.structure import BLOCKS, structure_of
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from ...runs.file.evidence import (
 from ...runs.file.records import FloorRows
 from ...text import three_digits
 from .noise_ratio import FloorTest, floor_test
-from .nonfinite import NotFinite
-from .places import place_in_words
+from .places import NotFinite, place_in_words
 from .structure import BLOCKS, structure_evidence, structure_of
 
 _LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from .nonfinite import NotFinite
+from .places import NotFinite
 
 # Noise ratios up to which a pair may be rounding; docs/verdict_calibration.md has the trial they were chosen by. In 16
 # bits another path may also round between operations where the reference does not (a fused kernel), which reordering

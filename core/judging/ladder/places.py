@@ -1,10 +1,14 @@
-"""Rows of several prompts, one after another, as a prompt and a position."""
+"""Places of positions, prompts one after another, and logits that are NaN or infinite on one side only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+FLOAT16_MAX = 65504.0
 
 
 def place_of(row: int, lengths: Sequence[int]) -> tuple[int, int]:
@@ -23,3 +27,54 @@ def place_in_words(row: int, lengths: Sequence[int]) -> str:
             return f"position {row}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
         row -= length
     return f"row {row}"
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """Logits that are NaN or infinite on one side and not, or not alike, on the other: such a difference has no size.
+
+    by_row: how many at each position of all prompts, some at least; token: the lowest such token id at the first such
+    position, text: of it, '' where that is unknown; sides: names of reference and variant; values: theirs at that
+    token; largest: finite value of the other side at that position, NaN if its logits were not read.
+    """
+
+    by_row: NDArray[np.int64]
+    token: int
+    text: str
+    sides: tuple[str, str]
+    values: tuple[float, float]
+    largest: float = np.nan
+
+    @property
+    def is_overflow(self) -> bool:
+        """True if the other side's logits come near the largest number of float16."""
+        return self.largest > FLOAT16_MAX / 2 and -np.inf not in self.values
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Positions of all prompts that hold one."""
+        return np.flatnonzero(self.by_row)
+
+    @property
+    def logits(self) -> int:
+        return int(self.by_row.sum())
+
+    def says(self, lengths: Sequence[int]) -> str:
+        """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25`, and how many more there are; no
+        full stop.
+        """
+        wrong = 0 if np.isfinite(self.values[1]) else 1
+        text = f" ({self.text!r})" if self.text else ""
+        where = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
+        what, other = (_number_in_words(self.values[side]) for side in (wrong, 1 - wrong))
+        places = "one position" if len(self.rows) == 1 else f"{len(self.rows):,} positions"
+        more = f"; {self.logits:,} logits at {places} are not finite on one side only" if self.logits > 1 else ""
+        return f"'{self.sides[wrong]}' is {what} at {where}, where '{self.sides[1 - wrong]}' is {other}{more}"
+
+    def place(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """(prompt, position) of the first."""
+        return place_of(int(self.rows[0]), lengths)
+
+
+def _number_in_words(value: float) -> str:
+    return "NaN" if np.isnan(value) else f"{value:.6g}" if np.isfinite(value) else f"{'-' * bool(value < 0)}infinity"

@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.ladder.noise_ratio import FALSE_ALARM, floor_test, is_larger_everywhere
-from core.judging.ladder.nonfinite import NotFinite
+from core.judging.ladder.places import NotFinite
 from core.judging.ladder.shrink import shrink_test
 from core.judging.ladder.structure import structure_evidence, structure_of
 from core.judging.ladder.verdict import conclude
