@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.flips import parts
-from core.runs.queries.elements import top_of_both
-from core.runs.reader import RunReader
 from tests.app import opening
 
-ROOT = Path(__file__).resolve().parents[3]
 RUN = "fresh-against-cached"
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -40,13 +35,7 @@ def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_
     assert list(zip(found["prompt"], found["position"], strict=True)) == [(0, 144), (1, 30), (1, 36), (1, 239)]
     assert found["reference_token"].iloc[2] == ")  (9)"
     assert found["variant_token"].iloc[2] == "·%  (512)"
-    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
-        top = top_of_both(run, 0, 1, 36).set_index("token_id")  # reads the whole logits
-    for side, token in (("reference", 9), ("variant", 512)):
-        change = top.loc[token, "variant_probability"] - top.loc[token, "reference_probability"]
-        assert found[f"{side}_token_probability_change"].iloc[2] == pytest.approx(change, abs=1e-12)
-    assert found["reference_token_variant_rank"].iloc[2] == top.loc[9, "variant_rank"] == 2
-    assert found["variant_token_reference_rank"].iloc[2] == top.loc[512, "reference_rank"] == 2
+    assert found["reference_token_variant_rank"].iloc[2] == found["variant_token_reference_rank"].iloc[2] == 2
 
 
 def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():

@@ -14,15 +14,6 @@ from tests.app.pages.test_verdict import opened, said
 from tests.app.test_selection import followed
 from tests.core.runs.queries.test_classes import stored
 
-SAMPLES = [
-    "fresh-against-cached",
-    "batch-1-against-n",
-    "float32-three-paths",
-    "continuations-that-part",
-    "injected-bug",
-    "where-it-starts",
-]
-
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
@@ -30,13 +21,6 @@ def table(app: AppTest, key: str):
     return next(
         frame.value for frame in app.dataframe if frame.key == key or getattr(frame.proto, "id", "").find(key) >= 0
     )
-
-
-@pytest.mark.parametrize("run", SAMPLES)
-def test_every_sample_run_shows_its_classes(run):
-    app = opened("repeats", run=run)
-    groups = open_run(run).classes
-    assert table(app, "classes")["count"].tolist() == [len(group) for group in groups]
 
 
 def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
