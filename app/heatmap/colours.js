@@ -1,7 +1,7 @@
 // Values of cells as colours and as text, and what all parts of the map share.
 const MISMATCH = 0xffffffff;
 const KEPT_BYTES = 48 * 2 ** 20; // of tiles, here in the browser
-const FEW = 400; // as many differing cells are drawn as points of at least POINT pixels
+const POINTS = 400; // as many differing cells are drawn as points of at least POINT pixels
 const POINT = 5;
 const FETCH_AFTER = 40; // ms of rest: a turn of the wheel passes through levels nobody looks at
 const SAY_AFTER = 400; // ms of rest until the address bar learns of the window: each is a step of the browser's history

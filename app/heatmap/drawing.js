@@ -94,7 +94,7 @@ class Drawing extends Tiles {
     draw.putImageData(this.image, left, top);
     // What differs alone is drawn large enough to be seen; NaN and infinity always are, on top.
     const point = POINT * ratio;
-    for (const cell of [...(this.isFew ? this.few : []), ...(this.odd.length <= FEW ? this.odd : [])]) {
+    for (const cell of [...(this.isFew ? this.few : []), ...(this.odd.length <= POINTS ? this.odd : [])]) {
       const width = Math.max(cell.x1 - cell.x0, point);
       const height = Math.max(cell.y1 - cell.y0, point);
       if (width === cell.x1 - cell.x0 && height === cell.y1 - cell.y0) continue;

@@ -106,7 +106,7 @@ class Pointing extends Axes {
     const py = clamp(Math.floor(here.py * H), 0, H - 1);
     const [tall, wide] = this.level.map((level) => 2 ** level);
     const near = (cell) => Math.max(cell.x0 - px, px - cell.x1 + 1, cell.y0 - py, py - cell.y1 + 1, 0);
-    const points = [...(this.isFew ? this.few : []), ...(this.odd.length <= FEW ? this.odd : [])]
+    const points = [...(this.isFew ? this.few : []), ...(this.odd.length <= POINTS ? this.odd : [])]
       .filter((cell) => near(cell) <= (POINT / 2 + 1) * ratio).sort((a, b) => near(a) - near(b));
     const cut = (first, length, size) => [first, Math.min(first + length, size)];
     if (points.length) return { rows: cut(...points[0].rows, data.rows), columns: cut(...points[0].columns, data.columns), value: points[0].value };

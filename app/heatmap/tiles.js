@@ -191,10 +191,10 @@ class Tiles {
         for (let y = a; y < b; y++)
           for (let i = y * W + from; i < y * W + to; i++) if (grid[i] < value) grid[i] = value;
         const cell = { value, x0: from, x1: to, y0: a, y1: b, rows: [tile.y + r * tile.tall, tile.tall], columns: [tile.x + c * tile.wide, tile.wide] };
-        if (value === MISMATCH && this.odd.length <= FEW) this.odd.push(cell);
+        if (value === MISMATCH && this.odd.length <= POINTS) this.odd.push(cell);
         if (this.isFew) {
           this.few.push(cell);
-          this.isFew = this.few.length <= FEW;
+          this.isFew = this.few.length <= POINTS;
         }
       }
     }
