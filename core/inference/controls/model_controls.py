@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,8 @@ def model_controls(
         floor = own.squares.mean(axis=0)
         floor = floor if own_rounding is None else np.maximum(floor, own_rounding)
         question = Question(prompts, list(seeds), say=say)
-        precisions = _Precisions(question, loaded, figures, float32, sides, from_model, floor, squares)
-        drawn, lowered_of = precisions.found()
+        wide_of = partial(side_in_float32, figures, float32) if float32 else None
+        drawn, lowered_of = _precisions(question, loaded, sides, from_model, floor, squares, wide_of)
     return ModelControls(
         name=f"'{loaded.name}'",
         own=own.squares,
@@ -98,77 +99,66 @@ def model_controls(
     )
 
 
-@dataclass
-class _Precisions:
-    """Precisions that the sides of a dump may have been lowered to, asked of each side that is no rounding of the
-    model, as `judge` asks it of sides that it can run. What was uploaded is not computed again.
+def _precisions(
+    question: Question,
+    loaded: LoadedModel,
+    sides: dict[str, RunnableSide],
+    from_model: dict[str, NDArray[np.float64]],
+    own: NDArray[np.float64],
+    floor: NDArray[np.float64],
+    wide_of: Callable[[str], NDArray[np.float32] | None] | None,
+) -> tuple[dict[str, Evidence], dict[str, Evidence]]:
+    """(rows of 16 bits alone, rows of lower precisions), by the side's name: as `judge` asks it, but what was uploaded
+    is not computed again.
 
-    float32: dumps of the pair in float32; from_model: as in ModelControls; own: mean squares of the floor in the dump's
-    dtype [positions]; floor: of that in float32 [seeds, positions].
+    own, floor: mean squares of the floor in the dump's dtype [positions] and in float32 [seeds, positions]; wide_of:
+    gives a side in float32, None if no such dumps were given.
     """
 
-    question: Question
-    loaded: LoadedModel
-    figures: Figures
-    float32: Sequence[Path]
-    sides: dict[str, RunnableSide]
-    from_model: dict[str, NDArray[np.float64]]
-    own: NDArray[np.float64]
-    floor: NDArray[np.float64]
+    def is_beyond(squares: NDArray[np.float64]) -> bool:
+        """True of a distance to the model in float32 [positions] that is no rounding."""
+        if squares.mean() > FOREIGN**2 * floor.mean():
+            return True
+        return not (has_experts(loaded.model) or floor_test(squares, floor).is_passed)
 
-    def found(self) -> tuple[dict[str, Evidence], dict[str, Evidence]]:
-        """(rows of 16 bits alone, rows of lower precisions), each by the side's name."""
-        question, dtype, sides = self.question, self.loaded.dtype, list(self.sides.values())
-        if dtype != "float32" and not self.float32:
-            rows, _, lower = sixteen_bits_alone(question, self.loaded, sides)
-            return dict(zip(self.sides, rows, strict=True)), {str(each.evidence.side): each.evidence for each in lower}
-        rows = []
-        if dtype != "float32":  # a fault of the 16-bit kernels alone leaves the pair in float32 as it is
-            try:
-                rows, _ = sixteen_rows(
-                    self.loaded, question.prompts, sides, question.blocks, question.say, decides=False
-                )
-            except CaptureError as error:
-                rows = [not_drawn(dtype, side.name, error) for side in sides]
-        found: dict[str, Evidence] = {}
-        for name, side in self.sides.items():
-            with suppress(CaptureError), foreign_errors_stop("lower precisions", "choose a smaller model"):
-                of_side = self._of_float32(side) if dtype == "float32" else self._of_both(side)
-                if of_side is not None:
-                    found[name] = of_side.evidence
-        return dict(zip(self.sides, rows, strict=False)), found
-
-    def _of_float32(self, side: RunnableSide) -> Lowered | None:
-        return self._widened(self.loaded, side) if self._is_beyond(self.from_model[side.name]) else None
-
-    def _of_both(self, side: RunnableSide) -> Lowered | None:
-        """A side of 16 bits that was uploaded in float32 as well, where less of a fault is hidden."""
-        loaded, prompts = self.loaded, self.question.prompts
-        wide = side_in_float32(self.figures, self.float32, side.name)
-        if wide is None:
-            return None
-        parts = np.split(wide, np.cumsum(self.question.lengths)[:-1])
-        answers = [torch.from_numpy(part).to(loaded.device) for part in parts]
-        with in_float32(loaded) as widened:
-            recorded = answering(side.name, prompts, answers)
-            apart = mean_squares(divergences_of(widened, prompts, (recorded, PLAIN)))
-            lower = self._widened(widened, recorded) if self._is_beyond(apart) else None
-        if self.from_model[side.name].mean() <= FOREIGN**2 * self.own.mean():
-            return lower
-        if lower is not None:
-            return checked_in_16_bits(self.question, loaded, replace(lower, side=side))
-        _, _, found = sixteen_bits_alone(self.question, loaded, [side])
-        return found[0] if found else None
-
-    def _widened(self, widened: LoadedModel, side: RunnableSide) -> Lowered:
-        found = lowered(self.question, widened, (PLAIN, side), self.floor, is_fixed=True)
+    def lowered_side(widened: LoadedModel, side: RunnableSide) -> Lowered:
+        found = lowered(question, widened, (PLAIN, side), floor, is_fixed=True)
         return next(each for each in found if each.evidence.side == side.name)
 
-    def _is_beyond(self, squares: NDArray[np.float64]) -> bool:
-        """True of a distance to the model in float32 [positions] that is no rounding."""
-        if squares.mean() > FOREIGN**2 * self.floor.mean():
-            return True
-        return not (has_experts(self.loaded.model) or floor_test(squares, self.floor).is_passed)
+    def of_both(side: RunnableSide, wide: NDArray[np.float32]) -> Lowered | None:
+        """A side of 16 bits that was uploaded in float32 as well, where less of a fault is hidden."""
+        parts = np.split(wide, np.cumsum(question.lengths)[:-1])
+        recorded = answering(side.name, question.prompts, [torch.from_numpy(part).to(loaded.device) for part in parts])
+        with in_float32(loaded) as widened:
+            apart = mean_squares(divergences_of(widened, question.prompts, (recorded, PLAIN)))
+            lower = lowered_side(widened, recorded) if is_beyond(apart) else None
+        if from_model[side.name].mean() <= FOREIGN**2 * own.mean():
+            return lower
+        if lower is not None:
+            return checked_in_16_bits(question, loaded, replace(lower, side=side))
+        _, _, found = sixteen_bits_alone(question, loaded, [side])
+        return found[0] if found else None
+
+    is_wide, every = loaded.dtype == "float32", list(sides.values())
+    if not is_wide and wide_of is None:
+        rows, _, lower = sixteen_bits_alone(question, loaded, every)
+        return dict(zip(sides, rows, strict=True)), {str(each.evidence.side): each.evidence for each in lower}
+    rows = []
+    if not is_wide:  # a fault of the 16-bit kernels alone leaves the pair in float32 as it is
+        try:
+            rows, _ = sixteen_rows(loaded, question.prompts, every, question.blocks, question.say, decides=False)
+        except CaptureError as error:
+            rows = [not_drawn(loaded.dtype, side.name, error) for side in every]
+    found: dict[str, Evidence] = {}
+    for name, side in sides.items():
+        with suppress(CaptureError), foreign_errors_stop("lower precisions", "choose a smaller model"):
+            wide = None if wide_of is None or is_wide else wide_of(name)
+            one = None if wide is None else of_both(side, wide)
+            if is_wide and is_beyond(from_model[name]):
+                one = lowered_side(loaded, side)
+            if one is not None:
+                found[name] = one.evidence
+    return dict(zip(sides, rows, strict=False)), found
 
 
 def _uploaded(figures: Figures, index: int, prompts: Sequence[tuple[int, ...]]) -> RunnableSide:

@@ -17,7 +17,7 @@ from benchmarks.verdicts.mutations import MUTATIONS, scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS, in_float64
 from core.inference.controls.answer_precision import narrow_answers
-from core.inference.controls.judge_model import judge, judge_pair
+from core.inference.controls.judge_model import judge_pair
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.runs.file.evidence import FLOAT32, MISSING, OWN_DTYPE, Unmeasured
@@ -165,10 +165,10 @@ def short(loaded: LoadedModel) -> list[tuple[int, ...]]:
     ids=lambda each: getattr(each, "__name__", {True: "reference", False: "variant"}.get(each)),
 )
 def test_a_correct_engine_of_bfloat16_is_no_suspect(
-    compute: Engine, is_reference: bool, narrow: LoadedModel, held: Any
+    compute: Engine, is_reference: bool, narrow: LoadedModel, held: Any, judged: Any
 ) -> None:
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
-    verdict = judge(narrow, short(narrow), reference=sides[0], variant=sides[1])
+    verdict = judged(narrow, short(narrow), *sides)
     assert verdict.name == "undecided"
     assert SENTENCE in verdict.because
     assert "float32" in verdict.because.split(SENTENCE)[1]  # the way out
@@ -179,11 +179,11 @@ def test_a_correct_engine_of_bfloat16_is_no_suspect(
 
 
 @pytest.mark.model
-def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedModel, held: Any) -> None:
+def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedModel, held: Any, judged: Any) -> None:
     def engine(_: Any, ids: torch.Tensor) -> torch.Tensor:
         return decode(held, ids).roll(1, 0)
 
-    verdict = judge_pair(narrow, short(narrow), "prefill", engine).verdict
+    verdict = judged(narrow, short(narrow), "prefill", engine)
     assert verdict.is_bug_suspected
     assert rows(verdict)[FLOAT32].outcome == MISSING
     assert verdict.because in [row.says for row in verdict.evidence if row.rung == OWN_DTYPE]

@@ -239,8 +239,8 @@ def only_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.model
-def test_an_engine_without_float32_leaves_it_undecided(narrow: LoadedModel) -> None:
-    verdict = judge_pair(narrow, [PROMPT], "prefill", only_in_bfloat16).verdict
+def test_an_engine_without_float32_leaves_it_undecided(narrow: LoadedModel, judged) -> None:
+    verdict = judged(narrow, [PROMPT], "prefill", only_in_bfloat16)
     assert verdict.name == "undecided"
     row = rows(verdict)[FLOAT32]
     assert row.outcome == MISSING
@@ -249,11 +249,11 @@ def test_an_engine_without_float32_leaves_it_undecided(narrow: LoadedModel) -> N
 
 
 @pytest.mark.model
-def test_a_large_fault_of_such_an_engine_is_seen_in_its_own_dtype(narrow: LoadedModel) -> None:
+def test_a_large_fault_of_such_an_engine_is_seen_in_its_own_dtype(narrow: LoadedModel, judged) -> None:
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return only_in_bfloat16(model, ids).roll(1, 0)
 
-    verdict = judge_pair(narrow, [PROMPT], "prefill", engine).verdict
+    verdict = judged(narrow, [PROMPT], "prefill", engine)
     assert verdict.is_bug_suspected
     assert rows(verdict)[OWN_DTYPE].outcome == FAILED
 
@@ -351,8 +351,8 @@ def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> Non
 
 
 @pytest.mark.model
-def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: LoadedModel) -> None:
-    verdict = judge_pair(experts, tiny_prompts(experts), "prefill", scaled_value(1.01)).verdict
+def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: LoadedModel, judged) -> None:
+    verdict = judged(experts, tiny_prompts(experts)[:1], "prefill", scaled_value(1.01))
     assert verdict.is_bug_suspected
     single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
     assert single.figures.noise_ratio < single.figures.largest_ratio_allowed
