@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -43,10 +44,8 @@ def name_of_device(device: torch.device) -> str:
     """The processor's or GPU's own name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()

@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,11 +53,9 @@ class GgufFile:
 
 def is_gguf(path: Path) -> bool:
     """Return whether a file begins as a GGUF does."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+    return False
 
 
 def look(path: Path) -> GgufFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -35,24 +36,19 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _free_in_machine() -> int | None:
-    try:
+    with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    try:
+    with suppress(OSError, ValueError):  # not every system counts its pages
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):  # not every system counts its pages
-        return None
+    return None
 
 
 def _free_in_container() -> int | None:
     for limit_file, usage_file, statistics_file, reclaimable in _LIMIT_FILES:
-        try:
+        with suppress(OSError, ValueError):  # no such file, or the word "max"
             limit, usage = int(limit_file.read_text()), int(usage_file.read_text())
             statistics = dict(line.split(maxsplit=1) for line in statistics_file.read_text().splitlines())
             return max(0, limit - usage + int(statistics.get(reclaimable, "0")))
-        except (OSError, ValueError):  # no such file, or the word "max"
-            continue
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -237,10 +238,9 @@ def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTr
         ) from error
     if source.gguf is not None and source.gguf.splits_digits:
         gguf.split_digits(tokenizer)
-    try:
+    can_encode = False
+    with suppress(Exception):
         can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
-    except Exception:
-        can_encode = False
     if not can_encode:
         raise CaptureError(
             f"model '{name}': its tokenizer turns text into no tokens; expected a tokenizer with a vocabulary."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,9 @@ def source_of(name: str, revision: str | None) -> ModelSource:
 
 def _cached_folder(name: str, revision: str | None) -> Path | None:
     """The snapshot in the hub client's own cache; its folder is named by the commit."""
-    try:
+    config: Any = None
+    with suppress(Exception):
         config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    except Exception:
-        return None
     return Path(config).parent if isinstance(config, str) else None
 
 

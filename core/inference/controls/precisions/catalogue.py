@@ -29,7 +29,6 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
 ACTIVATIONS, HEAD, LOGITS = "activation functions", "head", "logits"
 _OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
-_PLAIN = "prefill"
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 
@@ -56,7 +55,7 @@ class Precision:
     rounding: Rounding
     stored: Stored | None = None
     dtype: torch.dtype | None = None
-    path: str = _PLAIN
+    path: str = "prefill"
 
     @property
     def name(self) -> str:
