@@ -23,6 +23,7 @@ from core.sweeps.plan import read_plan
 from core.sweeps.ray_executor import RETRIES, compute_on_ray, connected
 from core.sweeps.workers import compute_here
 from tests.core.sweeps.stand_in import compute
+from tests.covering import thorough
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,7 +97,7 @@ def _assert_all_once(outcomes, store, count: int) -> None:
     assert len(store.cells()) == count
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("jobs", [*thorough([1]), 3])
 def test_every_cell_is_computed_and_none_again(store, cells_of, jobs):
     cells, begun = cells_of(*GOOD), []
     first = _outcomes(cells, store, jobs=jobs, on_begin=begun.append)
@@ -107,12 +108,6 @@ def test_every_cell_is_computed_and_none_again(store, cells_of, jobs):
         key: (one.run_id, True) for key, one in first.items()
     }
     assert len(_computed(store)) == 3
-
-
-def test_a_cell_of_another_build_is_another_run(store, plan_file):
-    ids = [next(iter(_outcomes(read_plan(plan_file(), build).cells, store).values())).run_id for build in "12"]
-    assert store.cells() == set(ids)
-    assert len(set(ids)) == 2
 
 
 @pytest.mark.parametrize(
