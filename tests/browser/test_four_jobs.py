@@ -43,7 +43,7 @@ def test_an_inference_engineer_uploads_a_dump_and_the_control_it_asks_for(
         token_ids=np.arange(ROWS),
     )
     pair = saved(tmp_path / "reuse32.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(with_fault(X), HEAD, 2))
-    page.goto(dashboard.url)
+    page.goto(f"{dashboard.url}/upload")
     settle(page)
     page.locator("input[type=file]").first.set_input_files(dump)
     page.get_by_role("button", name="Save as a run").click(timeout=20_000)

@@ -54,7 +54,7 @@ def test_a_click_on_the_plot_selects_the_position(page: Page, dashboard: Dashboa
     page.goto(f"{dashboard.url}/overview?run=v-bug&position=10")
     settle(page)
     unfold(page, "float32 microscope")
-    for key, share in (("floor_pair_float32", 0.7), ("floor_ratio_float32", 0.3)):
+    for key, share in (("floor_ratio_float32", 0.7), ("floor_ratio_float32", 0.3)):
         before = re.search(r"position=(\d+)", page.url)
         plot(page, key).scroll_into_view_if_needed()
         area = plot(page, key).locator(".nsewdrag").first.bounding_box()

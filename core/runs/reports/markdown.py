@@ -17,7 +17,7 @@ def report_address(query: dict[str, str], public_url: str, page: str = "") -> st
     """
     opened = urlsplit(page or "http://localhost:8501/overview")
     base = public_url.rstrip("/") or f"{opened.scheme}://{opened.netloc}"
-    return f"{base}{opened.path}?{urlencode(query)}"
+    return f"{base}{opened.path or '/'}?{urlencode(query)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
