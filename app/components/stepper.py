@@ -13,8 +13,8 @@ from core.text import plural
 
 _KINDS = {  # the column of the positions to step to, the keys of the previous and the next one
     "flip": ("is_flip", "P", "N"),
-    "near tie": ("near_tie", "Shift+T", "T"),
-    "NaN or infinity": ("nonfinite_mismatch", "Shift+X", "X"),
+    "near tie": ("near_tie", "G", "T"),
+    "NaN or infinity": ("nonfinite_mismatch", "Z", "X"),
 }
 
 
