@@ -152,9 +152,10 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
         rows, columns = (cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns"))
         kept = heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure))
         heatmap_window.keep(view, kept)
-        for setting, name in zip(PAGE.settings[1:], ("scale", "range"), strict=True):
-            if window.get(name) in setting.options:
-                st.session_state[setting.key] = window[name]
+        options = {setting.key: setting.options for setting in PAGE.settings}
+        for key, name in (("heatmap_colours", "scale"), ("heatmap_scale", "range")):
+            if window.get(name) in options[key]:
+                st.session_state[key] = window[name]
         st.session_state["heatmap_serial"] = str(event["serial"])
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
