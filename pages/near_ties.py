@@ -59,7 +59,8 @@ within = pd.DataFrame({side: (table[f"{side}_{ending}"] <= limit).fillna(False).
 listed = table[within.any(axis=1)].sort_values(
     ["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True]
 )
-most = f"{limit:g} logits" if unit == "logits" else f"{plural(int(limit), 'ULP')} of {view.dtype}"
+ulps = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
+most = f"{limit:g} {view.run.header.unit}" if unit == "logits" else ulps
 counts = ", ".join(f"{out_of(int(within[side].sum()), len(table))} on the {side}" for side in SIDES)
 st.markdown(
     f"**{out_of(len(listed), len(table))}** positions with margin ≤ {most}: {counts}."

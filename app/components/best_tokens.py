@@ -38,7 +38,7 @@ def section(view: selection.View) -> pd.DataFrame:
         st.caption(f"The {COUNT} largest logits of either side, {view.dtype}; a star marks each argmax.")
     shown = {"token": [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]}
     for name in _COLUMNS:
-        shown[name] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
+        shown[name.replace("logit", view.run.header.holds)] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
     st.dataframe(shown, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
     exports.download({"top tokens": top}, exports.file_stem(view, "top-tokens", at_position=True), "top")
     return top

@@ -160,6 +160,9 @@ def noise_sentence(table: pd.DataFrame, listed: int = 3) -> str:
 def flips_sentence(table: pd.DataFrame) -> str:
     """Say how many positions flip and which of them noise explains, in markdown. table: figures by position."""
     flips, total = table[table["is_flip"]], len(table)
+    unknown = int(table[[f"{side}_token" for side in SIDES]].isna().any(axis=1).sum())
+    if flips.empty and unknown:
+        return f"No known flips: at {out_of(unknown, total)} positions a side has no known argmax."
     if flips.empty:
         return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
     first = flips.iloc[0]
