@@ -46,7 +46,8 @@ if with_near_ties:
     near = plural(len(found) - count, "near tie")
     st.caption(f"{plural(count, 'flip')} and {near} in {plural(len(view.table), 'position')}.")
 ranks = found[["reference_token_variant_rank", "variant_token_reference_rank"]].isna().any(axis=1)
-if unread := int((ranks & found["reference_token"].notna() & found["variant_token"].notna()).sum()):
+unread = int((ranks & found["reference_token"].notna() & found["variant_token"].notna()).sum())
+if unread and not view.is_list:
     st.caption(
         f"{plural(unread, 'row')} lack ranks and probabilities: a token is not among the other side's {STORED_RANKS}"
         f" stored tokens, and {MOST_READ} rows of logits were read already."

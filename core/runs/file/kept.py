@@ -33,7 +33,11 @@ def note_of(header: RunHeader) -> str:
     if header.k is None:
         return note(header.kept)
     what = {"logit": "logits", "logprob": "log-probabilities", "prob": "probabilities"}[header.holds]
-    sent = f"the {what} of its top {header.k:,} tokens" if header.k > 1 else what.replace("ies", "y").removesuffix("s")
+    sent = (
+        f"the {what} of its top {header.k:,} tokens"
+        if header.k > 1
+        else f"one {what.replace('ies', 'y').removesuffix('s')}"
+    )
     return f"A server sent {sent} per position: figures cover the values that both sides sent."
 
 
