@@ -10,7 +10,6 @@ import duckdb
 import pytest
 
 from core.errors import LimitError, StoreError
-from core.judging.inspect import understood
 from core.runs import importing
 from core.runs.importing import NOTE, adopt, import_run
 from core.runs.ops_run import read_ops, write_ops_run
@@ -164,9 +163,6 @@ def test_a_file_that_keeps_duckdb_busy_for_ever_is_given_up_in_time(
     monkeypatch.setattr(importing, "SILENT_SECONDS", 5.0)
     with pytest.raises(StoreError, match="takes too long to read"):
         adopt(store, path)
-    monkeypatch.setattr("core.judging.inspect._SLOWEST_SECONDS", 5.0)
-    with pytest.raises(StoreError, match="takes too long to read"):
-        understood([path])
 
 
 def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
