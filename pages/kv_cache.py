@@ -87,7 +87,7 @@ tables.draw(layers.drop(columns=hidden), "kv_table")
 with st.container(horizontal=True, vertical_alignment="center"):
     files: dict = {
         "by layer": layers,
-        "by prompt, layer and head": partial(run.kv, pair),
-        "by position": partial(run.kv_positions, pair, view.prompt),
+        "by prompt, layer and head": partial(run.rows, "kv", pair=pair),
+        "by position": partial(run.rows, "kv_position", pair=pair, prompt=view.prompt),
     }
     exports.download(files, exports.file_stem(view, "kv"), "kv")

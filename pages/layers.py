@@ -109,7 +109,7 @@ st.selectbox(
 )
 share = out_of(opened["neq"], opened["elements"])
 st.markdown(f"`{widgets.code(opened['module'])}`, {widgets.escaped(opened['kind'])}: {share} of its elements differ.")
-along = run.layer_positions(pair, view.prompt, opened["ordinal"])
+along = run.rows("layer_position", pair=pair, prompt=view.prompt, ordinal=opened["ordinal"])
 
 
 if along["neq"].any():
@@ -129,7 +129,7 @@ hidden += [] if len(broken) else ["nonfinite_mismatch"]
 tables.draw(table.assign(module=table["module"].map(visible)).drop(columns=hidden), "layers_table")
 with st.container(horizontal=True, vertical_alignment="center"):
     files: dict = {
-        "by prompt and module": partial(run.layers, pair),
-        "by module and position": partial(run.layer_positions, pair, view.prompt),
+        "by prompt and module": partial(run.rows, "layer", pair=pair),
+        "by module and position": partial(run.rows, "layer_position", pair=pair, prompt=view.prompt),
     }
     exports.download(files, exports.file_stem(view, "layers"), "layers")

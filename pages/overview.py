@@ -154,7 +154,7 @@ with st.container(horizontal=True, vertical_alignment="center"):
             "figures by position": view.table,
             "distances in ULPs": partial(exports.distances, view),
             "evidence": partial(panel.evidence_table, view),
-            "pair and floor by position": partial(view.run.floor_positions, view.pair.index),
+            "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
             "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
             **({"remedies": partial(remedies.exported, view)} if view.pair.index in view.run.remedies else {}),
         },

@@ -52,7 +52,7 @@ def test_each_shows_what_it_is_for():
         assert ["decode+batch:2", "decode+batch:8"] in shown["batch-1-against-n"].classes
         assert 100 < shown["llamacpp-kv-float16"].pairs[0].noise_ratio < 1000
         assert shown["vllm-against-transformers"].pairs[0].noise_ratio < 1.5
-        assert len(shown["where-it-starts"].layers(0)) > 300
+        assert len(shown["where-it-starts"].rows("layer", pair=0)) > 300
         assert shown["where-it-starts"].sides_with_kernels == {0, 1}
         planted = " ".join(row.says for row in shown["injected-bug"].evidence(0))
         assert "position 16" in planted

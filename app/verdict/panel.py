@@ -141,7 +141,7 @@ def evidence_table(view: selection.View) -> pd.DataFrame:
 def _over_floor(view: selection.View, figures: PairFigures) -> None:
     """Draw the pair over its noise floor by position."""
     dtype, allowed = figures.compute_dtype, figures.position_ratio_allowed or None
-    floors = view.run.floor_positions(view.pair.index)
+    floors = view.run.rows("floor_position", pair=view.pair.index)
     floors = floors[floors["compute_dtype"] == dtype]
     if floors.empty:
         return

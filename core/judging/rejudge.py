@@ -42,7 +42,7 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
 def stored_verdict(run: RunReader, pair: StoredPair) -> PairVerdict:
     """Verdict of a pair as the run has it so far, with its evidence and its floors."""
     floors = []
-    for dtype, rows in run.floor_positions(pair.index).groupby("compute_dtype", sort=False):
+    for dtype, rows in run.rows("floor_position", pair=pair.index).groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:
             floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
     return PairVerdict(

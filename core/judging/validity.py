@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ..numerics.formats import values_of
@@ -283,7 +284,7 @@ def _numbers(figures: Figures, pair: int, positions: pd.DataFrame, fillings: tup
         where = place_in_words(int(rows[0]), lengths)
         says = f"{many} -inf on one side only, {where} first, and none is NaN: {why}"
     else:
-        measured = replace(measured, token=broken.token)
+        measured = structs.replace(measured, token=broken.token)
         reason = (
             "a mask or padding of one side's vocabulary, rows that were never written, a kernel that made them, or an"
             " overflow of the dtype."

@@ -37,6 +37,12 @@ class Figures:
         with self.decoding("figures"):
             return table.to_pandas(types_mapper=nullable)
 
+    def rows(self, table: str, **where: int) -> pd.DataFrame:
+        """Rows of a table with these values, in the order of its other columns, which are returned."""
+        conditions = " AND ".join(f"{column} = ?" for column in where)
+        asked = f"SELECT * EXCLUDE ({', '.join(where)}) FROM {table} WHERE {conditions} ORDER BY ALL"
+        return self.query(asked, *where.values())
+
     def positions(self, pair: int) -> pd.DataFrame:
         """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
         undefined). Not to be changed: the latest is kept, for a verdict asks five times for that of one pair.
@@ -58,23 +64,17 @@ class Figures:
         return positions.read_logsumexp(self._database, self.header, side)
 
     def is_only_masked(self, pair: int) -> bool:
-        """Is what one side of a pair has no number for -inf everywhere, and neither NaN nor +inf, which show in a row's
-        logsumexp?
-        """
+        """Return whether the only non-finite logits of one side alone are -inf: others show in a row's logsumexp."""
         rows = self.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64) > 0
         of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
         return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
 
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
-        """The first `ranks` tokens of every row of a side: prompt, position, rank (as in the file, 0 is the argmax),
-        token_id, logit.
-        """
+        """The first `ranks` tokens of every row of a side: prompt, position, rank (from 0), token_id, logit."""
         return positions.read_best_tokens(self._database, side, ranks)
 
     def stored_cells(self, measure: str, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
-        """Heatmap cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see
-        numerics.pyramid. measure: of STORED_CELLS.
-        """
+        """Heatmap cells over rows [start, stop) of a measure of STORED_CELLS. [cells of positions, cells of tokens]"""
         table = heatmap.PYRAMIDS[STORED_CELLS.index(measure)]
         return heatmap.read_cells(self._database, table, self.header, pair, level, rows)
 

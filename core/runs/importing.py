@@ -72,9 +72,7 @@ def adopt(
     StoreError, and nothing is stored, if its schema is not ours, a digest does not hold, or it cannot be read in time.
     """
     path = Path(path)
-    if not path.is_file():
-        raise StoreError(f"{shown(path.name)}: is no file; expected a run file (.duckdb).")
-    if not is_run_file(path):
+    if not path.is_file() or not is_run_file(path):
         raise StoreError(f"{shown(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
     asked = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
     last: dict[str, object] = {}
@@ -105,25 +103,17 @@ def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None
         with RunReader(path) as run:
             _check_run(run, on_progress)
     store.check_space(path.stat().st_size)
-    partial = store.new_partial(name or path.stem, datetime.now(UTC), run_id)
-    try:
+    with store.new_partial(name or path.stem, datetime.now(UTC), run_id) as partial:
         shutil.copyfile(path, partial.path)
-        database = Database.to_change(partial.path)
-        try:
+        with Database.to_change(partial.path) as database:
             ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
             if not (name or old_name).strip():
                 raise StoreError(f"{shown(path.name)}: the run has no name; give it one.")
             notes = note if NOTE in note else " ".join(part for part in (note, NOTE) if part)
             values = [partial.path.stem, name or old_name, notes]
             database.execute("UPDATE run_file.run SET run_id = ?, name = ?, note = ?", values)
-            database.close()
-        except BaseException:
-            database.abandon()
-            raise
         store.place(partial.path, partial.path.stem)
         return partial.path.stem
-    finally:
-        partial.remove()
 
 
 def check_schema(path: Path) -> str:
@@ -131,27 +121,19 @@ def check_schema(path: Path) -> str:
     file = shown(path.name)
     if os.path.lexists(f"{path}.wal"):
         raise StoreError(f"{file}: has unfinished changes beside it (.wal); open and close it in DuckDB first.")
-    database = Database.to_read(path)
-    try:
+    with Database.to_read(path) as database:
         for what, query in _OBJECTS.items():
             if found := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
                 raise StoreError(f"{file}: holds the {what} '{shown(found[0][0], 60)}'; a run file has none.")
         refuse_other_versions(database)
-        asked = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
-        there = {(str(table), str(column)): str(kind) for table, column, kind in database.rows(asked)}
         check_tables(database)
-        ours = {(name, column): kind for name, table in TABLES.items() for column, kind in table.types.items()}
-        for place in sorted(there.keys() | ours.keys()):
-            if there.get(place) != ours.get(place):
-                column = shown(".".join(place), 120)
-                raise StoreError(
-                    f"{file}: column {column} is {shown(there.get(place, 'missing'), 60)};"
-                    f" expected {ours.get(place, 'none')}."
-                )
+        asked = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
+        ours = {(name, column, kind) for name, table in TABLES.items() for column, kind in table.types.items()}
+        for odd in sorted(ours ^ set(database.rows(asked)), key=str):
+            how = "lacks" if odd in ours else "has"
+            raise StoreError(f"{file}: {how} the column {shown('.'.join(odd[:2]), 120)} ({shown(odd[2], 60)}).")
         check_amounts(database)
         return str(read_run(database, "kind")["kind"])
-    finally:
-        database.abandon()
 
 
 def _check_run(run: RunReader, on_progress: Progress) -> None:

@@ -50,11 +50,9 @@ def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[ops.OpRow], *,
         raise UsageError("no operation was probed; nothing was stored.")
     created = header.created or datetime.now(UTC)
     store.sweep()
-    partial = store.new_partial(header.name, created, run_id)
-    new_id = partial.path.stem
-    try:
-        database = Database.to_write(partial.path, expected_bytes=0)
-        try:
+    with store.new_partial(header.name, created, run_id) as partial:
+        new_id = partial.path.stem
+        with Database.to_write(partial.path, expected_bytes=0) as database:
             database.execute("BEGIN")
             create_tables(database)
             about = asdict(header) | {"compute_dtype": ", ".join(header.dtypes), "created": created}
@@ -62,13 +60,7 @@ def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[ops.OpRow], *,
             insert_run(database, run_id=new_id, kind=KIND, revision="", vocab=0, positions=0, **about)
             ops.insert_ops(database, rows)
             database.execute("COMMIT")
-            database.close()
-        except BaseException:
-            database.abandon()
-            raise
         store.place(partial.path, new_id)
-    finally:
-        partial.remove()
     return new_id
 
 
@@ -80,8 +72,7 @@ def read_ops(store: Store, run_id: str) -> OpsRun:
 def ops_of(path: Path) -> OpsRun:
     """The run of probes in this very file, whatever it is called."""
     names = ("name", "created", "model", "device", "device_name", "command", "note")
-    database = Database.to_read(path)
-    try:
+    with Database.to_read(path) as database:
         check_tables(database)
         check_amounts(database)
         about = read_run(database, "kind", "compute_dtype", "versions", *names)
@@ -94,5 +85,3 @@ def ops_of(path: Path) -> OpsRun:
                 **{name: about[name] for name in names},
             )
         return OpsRun(path.stem, header, ops.read_ops(database))
-    finally:
-        database.abandon()

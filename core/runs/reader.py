@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,20 +24,7 @@ from .file.database import Database
 from .file.evidence import Evidence
 from .file.kept import KEEPS
 from .file.records import UNITS, Generation, Provenance, RunHeader, SideHeader
-from .tables import (
-    generations,
-    heatmap,
-    kernels,
-    kv_cache,
-    layers,
-    pairs,
-    positions,
-    prompts,
-    remedies,
-    run,
-    sides,
-    verdicts,
-)
+from .tables import generations, heatmap, pairs, positions, prompts, remedies, run, sides, verdicts
 from .tables.amounts import check_amounts, check_counts
 from .tables.remedies import RemedyRow
 from .tables.schema import check_tables
@@ -52,9 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredPair:
-    """A pair of the run: index, the two sides' names, its summary, and its verdict, the sentence for it and the noise
-    ratio if judged.
-    """
+    """A pair of the run with the names of its sides, its summary and, if it was judged, its verdict."""
 
     index: int
     reference: str
@@ -87,9 +71,7 @@ class RunReader(Figures):
     def __enter__(self) -> RunReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -107,7 +89,7 @@ class RunReader(Figures):
             raise UsageError(f"it says that it keeps '{shown(kept, 40)}' of its logits")
         k = max((side.k for side in self.sides if side.k is not None), default=None)
         itemsize = format_named(compute_dtype).itemsize if k is None else 0
-        self.expected_rows = check_counts(self._database, counts, vocab, itemsize, kept, k)
+        check_counts(self._database, counts, vocab, itemsize, kept, k)
         found = prompts.read_prompts(self._database)
         provenance = Provenance(**{name: about[name] for name in names} | {"versions": json.loads(about["versions"])})
         headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
@@ -136,10 +118,6 @@ class RunReader(Figures):
         """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
         return verdicts.read_evidence(self._database, pair)
 
-    def floor_positions(self, pair: int) -> pd.DataFrame:
-        """A judged pair beside its rounding floor: compute_dtype, prompt, position, pair_rms, floor_rms (logits)."""
-        return verdicts.read_floor_positions(self._database, pair)
-
     @property
     def classes(self) -> list[list[str]]:
         """Names of the sides, grouped by equal bits, in order of first appearance."""
@@ -163,26 +141,23 @@ class RunReader(Figures):
         found["probability"] = np.exp(found["probability"].to_numpy(float))
         return found
 
-    def kv(self, pair: int) -> pd.DataFrame:
-        """Key/value caches of a pair: one row a prompt, layer, kind ('key', 'value') and head, columns of the table
-        `kv`. No rows where a side kept no cache.
-        """
-        return self.query("SELECT * EXCLUDE pair FROM kv WHERE pair = ? ORDER BY prompt, layer, kind, head", pair)
-
     @property
     def pairs_with_kv(self) -> frozenset[int]:
         """Indices of the pairs whose key/value caches were compared."""
-        return kv_cache.KV.pairs(self._database)
+        return self._in_table("pair", "kv")
 
     @property
     def pairs_with_layers(self) -> frozenset[int]:
         """Indices of the pairs whose module outputs were compared."""
-        return layers.LAYER.pairs(self._database)
+        return self._in_table("pair", "layer")
 
     @property
     def sides_with_kernels(self) -> frozenset[int]:
         """Indices of the sides whose kernels were watched."""
-        return kernels.watched_sides(self._database)
+        return self._in_table("side", "kernel_side")
+
+    def _in_table(self, column: str, table: str) -> frozenset[int]:
+        return frozenset(row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}"))
 
     def records(self, pair: int) -> list[dict[str, Any]]:
         """Figures of a pair, one dict a position, None where undefined."""
@@ -191,32 +166,6 @@ class RunReader(Figures):
     def lists(self) -> tuple[ListSide, ...]:
         """What a server sent, of a run of lists."""
         return topk_tables.read_sides(self._database)
-
-    def kv_positions(self, pair: int, prompt: int) -> pd.DataFrame:
-        """Key/value caches of one prompt by position, all heads together: layer, kind, position, neq, rms, max_ulps,
-        max_row_ulps.
-        """
-        return self.query(
-            "SELECT * EXCLUDE (pair, prompt) FROM kv_position WHERE pair = ? AND prompt = ?"
-            " ORDER BY layer, kind, position",
-            *(pair, prompt),
-        )
-
-    def layers(self, pair: int) -> pd.DataFrame:
-        """Module outputs of a pair: one row a prompt and module, in the order in which they run, columns of the table
-        `layer`. No rows where the capture did not compare them.
-        """
-        return self.query("SELECT * EXCLUDE pair FROM layer WHERE pair = ? ORDER BY prompt, ordinal", pair)
-
-    def layer_positions(self, pair: int, prompt: int, ordinal: int | None = None) -> pd.DataFrame:
-        """Module outputs of one prompt by position, of one module or all: ordinal, position, neq, rms, max_ulps,
-        max_row_ulps, floor_rms.
-        """
-        return self.query(
-            "SELECT * EXCLUDE (pair, prompt) FROM layer_position WHERE pair = $1 AND prompt = $2"
-            " AND ordinal = coalesce($3, ordinal) ORDER BY ordinal, position",
-            *(pair, prompt, ordinal),
-        )
 
     @cached_property
     def remedies(self) -> dict[int, list[RemedyRow]]:

@@ -13,9 +13,7 @@ from ..errors import StoreError
 
 
 class RecentRows:
-    """The newest chunks of the reference that some variant has not had yet, up to `limit` bytes, and always the
-    latest.
-    """
+    """The newest chunks of the reference that some variant still needs, up to `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

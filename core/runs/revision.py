@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 
@@ -56,14 +55,13 @@ class Revision:
     def finish(self, verdicts: Sequence[PairVerdict], note: str) -> str:
         """Write the verdicts, put the run in its place, return its id. `note` is added to the run's own."""
         path = self._partial.path
-        _copy(self._run.path, path)
-        database = Database.to_change(path)
         try:
+            shutil.copyfile(self._run.path, path)
+        except OSError as error:
+            what = f"run '{self._run.run_id}' cannot be copied ({error.strerror}); nothing was changed"
+            raise StoreError(f"{what}. It takes as much disk again.") from error
+        with Database.to_change(path) as database:
             self._write(database, verdicts, note)
-            database.close()
-        except BaseException:
-            database.abandon()
-            raise
         self._store.place(path, self.run_id)
         return self.run_id
 
@@ -81,13 +79,3 @@ class Revision:
             update_verdict(database, verdict.pair, (verdict.name, verdict.because, verdict.noise_ratio))
             insert_evidence(database, verdict.pair, places, verdict.evidence, verdict.floors)
         database.execute("COMMIT")
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        shutil.copyfile(source, target)
-    except OSError as error:
-        raise StoreError(
-            f"run '{source.stem}' cannot be copied ({error.strerror}); nothing was changed. It takes as much disk"
-            " again."
-        ) from error

@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import StoreError, UsageError
-from ..numerics.divergence import SideRows, compare
+from ..numerics.divergence import compare
 from ..numerics.totals import PairTotal
 from .background import Background
 from .dumps.digests import SideDigest
@@ -43,9 +42,7 @@ from .tables.verdicts import insert_evidence
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
-_REFERENCE_BYTES = (
-    96 << 20
-)  # of the reference that are kept for the variants; what is beyond is read back from the file
+_REFERENCE_BYTES = 96 << 20  # of the reference that are kept for the variants; more is read back from the file
 _FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
 
 
@@ -95,32 +92,32 @@ class RunWriter:
             self._database.execute("BEGIN")
             create_tables(self._database)
             # first, so that what cannot be stored is refused before hours of capture
-            of_logits = {
-                "compute_dtype": header.compute_dtype,
-                "vocab": header.vocab,
-                "positions": header.rows,
-                "kept": header.kept,
-            }
-            about = {"run_id": self.run_id, "name": header.name, **of_logits, **asdict(header.provenance)}
-            insert_run(self._database, created=self._created, **about)
+            insert_run(
+                self._database,
+                created=self._created,
+                run_id=self.run_id,
+                name=header.name,
+                compute_dtype=header.compute_dtype,
+                vocab=header.vocab,
+                positions=header.rows,
+                kept=header.kept,
+                **asdict(header.provenance),
+            )
             insert_prompts(self._database, header)
             check_amounts(self._database)  # nothing is stored that no reader would open
         except BaseException as error:
             self._leave()
             if isinstance(
                 error, (pa.ArrowException, OverflowError, UnicodeError)
-            ):  # a token id beyond 31 bits, half a surrogate
-                raise StoreError(
-                    f"run '{header.name!a}': its tokens or their texts cannot be stored ({error})."
-                ) from error
+            ):  # an id of 32 bits, half a surrogate
+                what = "its tokens or their texts cannot be stored"
+                raise StoreError(f"run '{header.name!a}': {what} ({error}).") from error
             raise
 
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leave()
 
     def _leave(self) -> None:
@@ -141,22 +138,15 @@ class RunWriter:
         The array is neither copied nor done with on return (it is stored and digested meanwhile): do not change it
         again.
         """
-        header = self.header
-        if bits.ndim != 2 or bits.shape[1] != header.vocab or bits.dtype != header.format.carrier:
-            expected = f"[rows, {header.vocab}] {header.format.carrier}"
-            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived, {expected} expected.")
-        if row != self._rows_done[side] or row + len(bits) > header.rows:
-            arrived, expected = (
-                f"rows {row} to {row + len(bits)}",
-                f"row {self._rows_done[side]} is next of {header.rows}",
-            )
-            raise UsageError(f"side {side}: {arrived} arrived, {expected}.")
-        if side and row + len(bits) > self._rows_done[0]:
-            raise UsageError(f"side {side}: row {row + len(bits) - 1} arrived before the reference has it.")
+        header, stop = self.header, row + len(bits)
+        is_shaped = bits.shape[1:] == (header.vocab,) and bits.dtype == header.format.carrier
+        if not is_shaped or row != self._rows_done[side] or stop > (self._rows_done[0] if side else header.rows):
+            expected = f"[rows, {header.vocab}] {header.format.carrier} from row {self._rows_done[side]} on"
+            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected {expected}.")
         if not len(bits):
             return
         bits = np.ascontiguousarray(bits)
-        places = self._places[row : row + len(bits)]
+        places = self._places[row:stop]
         self._put(self._insert_logits, side, places, bits, size=bits.nbytes)
         self._hashing.put(self._hashes[side].update, bits, size=bits.nbytes)
         self._rows_done[side] = row + len(bits)
@@ -172,10 +162,6 @@ class RunWriter:
 
         The reference's come first. The array is the writer's from now on.
         """
-        if not (0 <= side < len(self.header.sides) and 0 <= part.prompt < len(self.header.prompts)):
-            raise UsageError(f"a cache of side {side}, prompt {part.prompt} arrived; the run has no such.")
-        if part.bits.dtype != self.header.format.carrier:
-            raise UsageError(f"a cache of {part.bits.dtype} arrived, {self.header.format.carrier} expected.")
         if side == 0:
             self._storing.put(self._caches.keep, part, size=part.bits.nbytes)
         else:
@@ -200,16 +186,6 @@ class RunWriter:
 
         is_beside: they are compared in the thread that stores, else in the caller's.
         """
-        lengths = [prompt.positions for prompt in self.header.prompts]
-        is_fitting = len(chosen) == len(lengths) and all(
-            list(positions) == sorted(set(positions)) and all(0 <= position < length for position in positions)
-            for positions, length in zip(chosen, lengths, strict=True)
-        )
-        if self._layers is not None or not is_fitting:
-            raise UsageError(
-                f"run '{self.header.name}': the positions at which modules are looked at are ascending ones of each"
-                " prompt, once."
-            )
         self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert, is_beside=is_beside)
         return self._layers
 
@@ -219,22 +195,14 @@ class RunWriter:
 
     def write_kernels(self, listed: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""
-        if not 0 <= listed.side < len(self.header.sides):
-            raise UsageError(f"kernels of side {listed.side} arrived; the run has {len(self.header.sides)} sides.")
         self._put(insert_kernels, listed)
 
     def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
         """Write the remedies tried on a pair. Once a pair."""
-        if not 0 <= pair < len(self.header.sides) - 1:
-            raise UsageError(f"remedies of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs.")
         self._put(insert_remedies, pair, tuple(rows))
 
     def write_generation(self, generation: Generation) -> None:
         """Write the sides' free continuations of a prompt. Once a prompt."""
-        if len(generation.tokens) != len(self.header.sides) or not 0 <= generation.prompt < len(self.header.prompts):
-            raise UsageError(
-                f"a generation of prompt {generation.prompt} by {len(generation.tokens)} sides is not one of this run."
-            )
         self._put(insert_generation, generation)
 
     def write_verdict(
@@ -247,15 +215,6 @@ class RunWriter:
         floors: Sequence[FloorRows] = (),
     ) -> None:
         """The verdict of a pair with the rows it rests on. Once a pair, before `finish`."""
-        if not 0 <= pair < len(self.header.sides) - 1 or pair in self._verdicts:
-            raise UsageError(
-                f"a verdict of pair {pair} arrived; the run has {len(self.header.sides) - 1} pairs, and each has one."
-            )
-        for floor in floors:
-            if len(floor.pair_rms) != self.header.rows or len(floor.floor_rms) != self.header.rows:
-                raise UsageError(
-                    f"a floor of {len(floor.floor_rms)} positions arrived, the run has {self.header.rows}."
-                )
         self._verdicts[pair] = (name, because, noise_ratio)
         self._put(insert_evidence, pair, self._places, tuple(evidence), tuple(floors))
 
@@ -292,12 +251,10 @@ class RunWriter:
         reference: NDArray[np.unsignedinteger] | None,
     ) -> None:
         """Compare rows, in the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
-        if reference is None:
-            reference = (
-                read_rows(database, self.header, 0, row, row + len(bits))
-                if self._spool is None
-                else self._spool.rows(row, len(bits))
-            )
+        if reference is None and self._spool is not None:
+            reference = self._spool.rows(row, len(bits))
+        elif reference is None:
+            reference = read_rows(database, self.header, 0, row, row + len(bits))
         figures = compare(reference, bits, self.header.format)
         self._totals[side - 1].add(figures)
         pair = side - 1
@@ -309,7 +266,8 @@ class RunWriter:
                 self._keep_figures(pyramid.name, made)
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
-                self._write_side_figures(index, places, figures_of_side)
+                self._keep_figures("side_position", side_position_rows(index, places, figures_of_side))
+                self._keep_figures("top_token", top_token_rows(index, places, figures_of_side))
         self._count_figures(len(places))
 
     def _keep_figures(self, name: str, table: pa.Table) -> None:
@@ -329,14 +287,6 @@ class RunWriter:
             self._commit(self._open_database(), rows.nbytes)
         self._figures.clear()
         self._figure_rows = 0
-
-    def _write_side_figures(self, side: int, places: NDArray[np.int32], figures: SideRows) -> None:
-        self._keep_figures("side_position", side_position_rows(side, places, figures))
-        self._keep_figures("top_token", top_token_rows(side, places, figures))
-
-    def totals(self, pair: int) -> PairTotal:
-        """The sums of a pair, once `figures` has been asked for."""
-        return self._totals[pair]
 
     def digests(self) -> list[str]:
         """SHA-256 of every side's bits as far as they have been written, hexadecimal."""
@@ -382,9 +332,7 @@ class RunWriter:
         return self.run_id
 
     def _place(self) -> None:
-        """An interrupt that comes after the run has got its name comes too late: nobody shall be told that nothing was
-        stored.
-        """
+        """Place the run; an interrupt after that comes too late, for it is stored."""
         try:
             self._store.place(self._partial.path, self.run_id)
         except KeyboardInterrupt as interrupt:

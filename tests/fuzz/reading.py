@@ -96,8 +96,8 @@ def _read_run(path: Path) -> None:
                 read(pair.index)
             if run.header.k is None:
                 run.stored_cells("ulps", pair.index, 0, (0, rows))
-            run.kv_positions(pair.index, 0)
-            run.layer_positions(pair.index, 0)
+            run.rows("kv_position", pair=pair.index, prompt=0)
+            run.rows("layer_position", pair=pair.index, prompt=0)
         for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
             pass
         pairs, _ = report_of_run(run)

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from ...errors import CaptureError, UsageError
-from ...runs.tables.layer_spool import LayerModule, LayerPart
-from ...runs.tables.layers import LayerRows
+from ...runs.tables.layers import LayerModule, LayerPart, LayerRows
 from ..controls.reordering import reordered, reordering_refusal
 from ..models.bits import bits_of
 from ..models.model import LoadedModel

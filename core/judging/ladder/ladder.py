@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ...runs.file.evidence import (
@@ -79,7 +80,7 @@ class Ladder:
         worst = 0.0 if floor.finite_worst is None else floor.finite_worst
         at_one = np.inf if has_experts and not np.isfinite(floor.threshold) else floor.threshold_or(floor.largest_ratio)
         beyond = bool(mismatches) or not floor.is_passed or worst > at_one
-        figures = replace(
+        figures = structs.replace(
             row.figures,
             rerun_rms_logits=float(np.sqrt(rerun.mean())),
             rerun_noise_ratio=None if mismatches else floor.noise_ratio,

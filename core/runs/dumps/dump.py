@@ -77,9 +77,7 @@ class Dump:
         self._sides = []
 
     def header(self, name: str, provenance: Provenance) -> RunHeader:
-        """The header of the run that this dump would become; texts of its tokens become the vocabulary, as far as they
-        go.
-        """
+        """The header of the run that this dump would become; its tokens' texts are the vocabulary."""
         vocabulary: dict[int, str] = {}
         for prompt in self.prompts:
             for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):

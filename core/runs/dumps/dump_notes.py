@@ -66,9 +66,7 @@ def notes_on(
 def _dtypes_apart(
     sides: Sequence[DumpSide], first: Sequence[NDArray[np.unsignedinteger]], fmt: FloatFormat
 ) -> list[str]:
-    """Notes on ULPs where sides were saved or computed in different dtypes. first: rows of every side, bits of the
-    compute dtype.
-    """
+    """Notes on ULPs of sides saved or computed in different dtypes. first: bits of the compute dtype."""
     holds: dict[str, list[str]] = {}  # dtype of the values -> sides
     for side, bits in zip(sides, first, strict=True):
         source, dtype = side.source.fmt, fmt

@@ -88,9 +88,7 @@ def results_rows(name: str, key: str, data: mmap.mmap) -> Read:
 
 
 def _gguf_tensors(data: bytes) -> dict[str, tuple[int, int, int]]:
-    """Elements, type and place in the file of every tensor of a GGUF, versions 2 and 3 (the specification of GGUF in
-    ggml). ValueError or struct.error for anything else.
-    """
+    """Elements, type and place of every tensor of a GGUF of version 2 or 3 (its specification in ggml)."""
     at, alignment = 4, 32
 
     def take(form: str) -> tuple[int, ...]:

@@ -82,9 +82,7 @@ def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
 
 
 def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
-    """The reserved keys of one file whose sides have `shape`: [vocab], [positions, vocab] or [prompts, positions,
-    vocab].
-    """
+    """The reserved keys of one file whose sides have `shape`, [..., vocab] of one to three axes."""
     arrays = {} if container.kind == "npy" else container.arrays
     counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
 

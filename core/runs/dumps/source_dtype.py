@@ -26,9 +26,7 @@ Tell = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Source:
-    """Reading rule for an array's elements. fmt: the logit format of their values; is_double: they are float64 that
-    must fit float32.
-    """
+    """Reading rule for an array's elements. is_double: they are float64 that must fit float32, which is `fmt`."""
 
     array: StoredArray
     fmt: FloatFormat
@@ -117,9 +115,7 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
 
 
 def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> None:
-    """Read what must be read to refuse sides of nothing but NaN, and float64 beyond float32 and values beyond the given
-    compute dtype.
-    """
+    """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute dtype."""
     for source, blocks in _looked_at(sources, tell):
         is_settled = target is None or source.is_always_exact(target)
         is_number_seen = False
@@ -135,9 +131,7 @@ def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> 
 
 
 def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
-    """The narrowest dtype that holds every value of every side bit for bit, and why. Stops at the first value that does
-    not fit.
-    """
+    """The narrowest dtype that holds every value of every side bit for bit, and why."""
     formats = sorted({source.fmt.name for source in sources}, reverse=True)
     arrays = f"{' and '.join(formats)} arrays"
     if len(formats) == 1 and sources[0].fmt is not FLOAT32:
@@ -210,7 +204,5 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
 
 
 def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
-    """The dtype whose values these bits of `fmt` all are, bit for bit: bfloat16, else float16, else float32, wide as
-    they may be stored.
-    """
+    """The dtype that all these values are of, whatever holds them: bfloat16, else float16, else `fmt`."""
     return next((target for target in (BFLOAT16, FLOAT16) if moved(rows, fmt, target) is not None), fmt)

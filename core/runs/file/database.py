@@ -12,7 +12,6 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,26 +58,27 @@ Read = TypeVar("Read")
 
 
 class Database:
-    """One open run file. A reader's queries may come from several threads (each uses a cursor); a writer belongs to
-    one.
-    """
+    """One open run file. A reader's queries may come from several threads; a writer belongs to one."""
 
-    def __init__(
-        self, path: Path, connection: duckdb.DuckDBPyConnection, ask: Callable[[], duckdb.DuckDBPyConnection]
-    ) -> None:
-        self.path = path
-        self._connection = connection
-        self._ask = ask
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, is_shared: bool = False) -> None:
+        self.path, self._connection, self._is_shared = path, connection, is_shared
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A writer's file is whole unless something was raised."""
+        if kind is None and not self._is_shared:
+            self.close()
+        else:
+            self.abandon()
 
     @classmethod
     def to_read(cls, path: Path) -> Database:
-        """Opened read-only and shut in: nothing inside a foreign file can reach any other file, or take the place of a
-        function.
-        """
+        """A file opened read-only and shut in: nothing in it can reach another file or replace a function."""
         with _edge(path):
             attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
-            connection = _connected(attach, _LOCKED)
-            return cls(path, connection, partial(_reading_cursor, connection))
+            return cls(path, _connected(attach, _LOCKED), is_shared=True)
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int) -> Database:
@@ -88,20 +88,15 @@ class Database:
             attach = (
                 f"ATTACH {_quoted(path.absolute())} AS run_file (TYPE duckdb, ROW_GROUP_SIZE 2048, BLOCK_SIZE {block})"
             )
-            connection = _connected(attach, "USE run_file", temp_directory=str(path.absolute().parent / "spill"))
-            # The connection itself: a cursor would be another one and not see the open transaction.
-            return cls(path, connection, partial(_itself, connection))
+            spill = str(path.absolute().parent / "spill")
+            return cls(path, _connected(attach, "USE run_file", temp_directory=spill))
 
     @classmethod
     def to_change(cls, path: Path) -> Database:
-        """A file that nobody else can see yet, opened to be written to; shut in like a reader, for it may come from
-        anybody.
-        """
+        """A file that nobody else can see yet, opened to be written to and shut in like a reader's."""
         with _edge(path):
-            connection = _connected(
-                f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)", _SEARCH, _LOCKED
-            )
-            database = cls(path, connection, partial(_itself, connection))
+            attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)"
+            database = cls(path, _connected(attach, _SEARCH, _LOCKED))
         try:
             database.refuse_views()
         except BaseException:
@@ -109,15 +104,23 @@ class Database:
             raise
         return database
 
+    def _ask(self) -> duckdb.DuckDBPyConnection:
+        """A cursor of a reader, which is a connection of its own with a search path of its own; of a writer the
+        connection itself, for a cursor would not see the open transaction.
+        """
+        if not self._is_shared:
+            return self._connection
+        cursor = self._connection.cursor()
+        cursor.execute(_SEARCH)
+        return cursor
+
     def table(self, sql: str, values: Sequence[Any] = ()) -> pa.Table:
         """The result of a query as an Arrow table."""
         with _edge(self.path):
             return self._ask().sql(sql, params=_plain(values)).to_arrow_table()
 
     def rows(self, sql: str, values: Sequence[Any] = (), *, most: int | None = None) -> list[tuple]:
-        """The result of a query; with `most` the first so many rows, and no more are made (a LIMIT would cost a tenth
-        of a card).
-        """
+        """The result of a query; with `most` its first rows (a LIMIT would cost a tenth of a card)."""
         with _edge(self.path):
             result = self._ask().execute(sql, _plain(values))
             return result.fetchall() if most is None else result.fetchmany(most)
@@ -135,9 +138,7 @@ class Database:
             self._connection.unregister("arriving")
 
     def refuse_views(self) -> None:
-        """A run file has none. In place of a table one could make us read other files of the directory, or never come
-        back.
-        """
+        """Refuse views: in place of a table one could make us read other files, or never come back."""
         found = self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal LIMIT 1")
         if found:
             raise StoreError(f"{_shown(self.path)}: a DuckDB file with the view '{found[0][0]}', so not a run file.")
@@ -187,9 +188,7 @@ def _plain(values: Sequence[Any]) -> list[Any]:
 
 
 def _foreign() -> tuple[type[Exception], ...]:
-    """DuckDB's own errors, what its Python side throws at odd text, sizes and results, and std::exception as
-    RuntimeError.
-    """
+    """Errors of DuckDB, and what its Python side raises at odd text, sizes and results."""
     import duckdb
 
     return (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
@@ -234,9 +233,7 @@ def _quoted(path: Path) -> str:
 
 
 def _regular_file(path: Path) -> Path:
-    """Resolve a run file's path, links followed; StoreError where it is no regular file: to open a pipe or a device
-    might never return.
-    """
+    """Resolve a run file's path; StoreError unless it is a regular file: opening a pipe might never return."""
     place = path.resolve()
     str(place).encode()  # DuckDB takes no name that is not text
     if not stat.S_ISREG(place.stat().st_mode):
@@ -245,15 +242,12 @@ def _regular_file(path: Path) -> Path:
 
 
 def check_size(path: Path, logits_bytes: int) -> int:
-    """Bytes of the file. Logits are not compressed: a smaller file has lost some, or promises what would never fit in
-    memory.
-    """
+    """Bytes of the file. Logits are not compressed: a smaller file has lost some."""
     with _edge(path):
         size = path.stat().st_size
     if size < logits_bytes:
-        raise StoreError(
-            f"{_shown(path)}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the file is damaged."
-        )
+        found = f"{size} bytes cannot hold its {logits_bytes} bytes of logits"
+        raise StoreError(f"{_shown(path)}: {found}; the file is damaged.")
     return size
 
 
@@ -264,46 +258,35 @@ def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> It
     The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one
     0.4 ms.
     """
+    folders = sorted({str(Path(os.path.realpath(path)).parent) for path in paths})
     shares = [paths[i::_LISTING_THREADS] for i in range(_LISTING_THREADS)]
     with ThreadPoolExecutor(_LISTING_THREADS, thread_name_prefix="ulpscope-listing") as pool:
-        results = list(pool.map(lambda share: _read_share(share, read), shares))
+        results = list(pool.map(lambda share: _read_share(share, read, folders), shares))
     for i, path in enumerate(paths):
         yield path, results[i % _LISTING_THREADS][i // _LISTING_THREADS]
 
 
-def _read_share(paths: Sequence[Path], read: Callable[[Database], Read]) -> list[Read | StoreError]:
+def _read_share(paths: Sequence[Path], read: Callable[[Database], Read], folders: list[str]) -> list[Read | StoreError]:
     """Read all of `paths` in one instance; after a file that broke something, a new one."""
-    places = [_place_or_error(path) for path in paths]
-    folders = sorted({str(place.parent) for place in places if isinstance(place, Path)})
     results: list[Read | StoreError] = []
     connection: duckdb.DuckDBPyConnection | None = None
-    for path, place in zip(paths, places, strict=True):
-        result: Read | StoreError
+    for path in paths:
         try:
-            if isinstance(place, StoreError):
-                raise place
             with _edge(path):
+                place = _regular_file(path)
                 opened = connection = connection or _listing_instance(folders)
                 opened.execute(f"ATTACH {_quoted(place)} AS run_file (TYPE duckdb, READ_ONLY)")
-                database = Database(path, opened, partial(_itself, opened))
+                database = Database(path, opened)
                 database.refuse_views()
                 result = read(database)
                 opened.execute("DETACH run_file")
+            results.append(result)
         except StoreError as error:
-            result = error
+            results.append(error)
             _close(connection)
             connection = None
-        results.append(result)
     _close(connection)
     return results
-
-
-def _place_or_error(path: Path) -> Path | StoreError:
-    try:
-        with _edge(path):
-            return _regular_file(path)
-    except StoreError as error:
-        return error
 
 
 def _listing_instance(folders: list[str]) -> duckdb.DuckDBPyConnection:
@@ -314,17 +297,6 @@ def _listing_instance(folders: list[str]) -> duckdb.DuckDBPyConnection:
     connection.execute("SET allowed_directories = ?", [folders])
     connection.execute(_SHUT_IN)
     connection.execute("PRAGMA disable_optimizer")
-    return connection
-
-
-def _reading_cursor(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    """A cursor is a connection of its own, with a search path of its own."""
-    cursor = connection.cursor()
-    cursor.execute(_SEARCH)
-    return cursor
-
-
-def _itself(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
     return connection
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...errors import UsageError
 from .database import Database
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ _SQL = {
     "int64": "BIGINT",
     "float": "DOUBLE",
     "float64": "DOUBLE",
+    "str": "VARCHAR",
 }
 _ARROW = {
     "BLOB": pa.binary(),
@@ -50,6 +50,16 @@ class Column:
 def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
     """Column of a figure. dtype: numpy's or Python's name of its type."""
     return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL")
+
+
+def columns_of_record(record: type) -> list[Column]:
+    """Columns of a record's fields, each declared as `Annotated[type, help]` or `Annotated[type, SQL type, help]`."""
+    columns = []
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        kind, *sql, help = get_args(hint)
+        plain, *null = get_args(kind) or (kind,)
+        columns.append(Column(name, sql[0] if sql else _SQL[plain.__name__], help, "" if null else "NOT NULL"))
+    return columns
 
 
 class Table:
@@ -88,16 +98,16 @@ class Table:
 
     def arrow(self, **values: Any) -> pa.Table:
         """Rows in the columns' types. An array or list holds a value a row, a number or text stands in every row."""
-        if sorted(values) != sorted(self.names):
-            raise UsageError(f"table {self.name} has the columns {', '.join(self.names)}, not {', '.join(values)}")
         rows = next((len(value) for value in values.values() if _is_column(value)), 1)
         columns = {}
         for column in self.columns:
-            value = values[column.name]
+            value = values.pop(column.name)
             if not isinstance(value, pa.Array):
                 kind = _ARROW[column.type]
                 value = pa.array(value, kind) if _is_column(value) else pa.repeat(pa.scalar(value, kind), rows)
             columns[column.name] = value
+        if values:
+            raise TypeError(f"table {self.name} has no column {', '.join(values)}")
         return pa.table(columns)
 
     def insert(self, database: Database, **values: Any) -> None:
@@ -108,10 +118,6 @@ class Table:
         """Append one row; columns that are not named are null."""
         places = ", ".join("?" * len(values))
         database.execute(f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})", list(values.values()))
-
-    def pairs(self, database: Database) -> frozenset[int]:
-        """Indices of the pairs that have rows in it, in one query."""
-        return frozenset(row[0] for row in database.rows(f"SELECT DISTINCT pair FROM {self.name}"))
 
     def read(self, database: Database, where: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
         """Read some columns of the rows for which `where` holds, in the order that it asks for."""
@@ -131,9 +137,7 @@ def undefined(values: NDArray[np.float64]) -> pa.Array:
 
 
 def nullable(kind: pa.DataType) -> Any:
-    """The dtype in pandas of a whole number that may be null; None for anything else, which is quicker to compute with
-    as it is.
-    """
+    """The dtype in pandas of whole numbers that may be null; None, which is quicker, for anything else."""
     import pandas as pd
 
     return {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}.get(kind)

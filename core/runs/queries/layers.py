@@ -98,7 +98,7 @@ def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bo
     first, last = first_module(table), table.iloc[-1]
     if first is None:
         return f"No module differs: {plural(len(table), 'output')}, equal on both sides."
-    along = run.layer_positions(pair, first.first_prompt, first.ordinal)
+    along = run.rows("layer_position", pair=pair, prompt=first.first_prompt, ordinal=first.ordinal)
     neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     text = (

@@ -80,9 +80,7 @@ def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
-    """Cards of runs of a store. Those of objects are in its index; what is missing there is read from the run files and
-    added.
-    """
+    """Cards of runs of a store; those of objects come from its index, or are read from the files and added to it."""
     mirror = store.mirror
     if mirror is None:
         return read_runs(paths)
@@ -96,8 +94,8 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     def read(path: Path) -> RunCard | StoreError:
         try:
-            with mirror.fetched_once(path.stem) as fetched:
-                return read_runs([fetched])[fetched]
+            fetched = mirror.fetch(path.stem)
+            return read_runs([fetched])[fetched]
         except StoreError as error:
             return error
 
@@ -152,9 +150,7 @@ def counted(cards: Sequence[RunCard]) -> str:
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
-    """The beginnings of each run's prompts, a line each, to search in; empty where there are no texts, the file is no
-    run, or it is not here.
-    """
+    """The beginnings of each run's prompts, a line each, to search in; empty for a file that is no run or not here."""
     found = each_database(paths, _read_prompt_texts)
     return {path: "" if isinstance(text, StoreError) else text for path, text in found}
 

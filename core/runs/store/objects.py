@@ -13,8 +13,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -126,17 +126,6 @@ class Mirror:
             os.utime(path, (time.time(), found.changed.timestamp()))
         self._evict(path)
         return path
-
-    @contextmanager
-    def fetched_once(self, run_id: str) -> Iterator[Path]:
-        """The run's file for as long as the block lasts: a listing of a thousand runs need not fill the cache."""
-        found, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
-        if found is None or self.outage or _is_copy(path, found):
-            yield self.fetch(run_id)
-            return
-        with TemporaryDirectory(dir=self.folder, prefix=WRITING) as place:
-            self._download(found, Path(place) / path.name)
-            yield Path(place) / path.name
 
     def _download(self, found: Object, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -327,16 +316,18 @@ class Mirror:
         raise AssertionError("unreachable")
 
 
+_NO_CREDENTIALS = "no credentials for it are in the environment"
+_REASONS = {  # in words of ours: a backend's own may quote keys
+    **dict.fromkeys(("permissiondenied", "unauthenticated"), "access is denied"),
+    **dict.fromkeys(("credential", "metadata", "/api/token"), _NO_CREDENTIALS),  # of the cloud's own machines
+    "nosuchbucket": "there is no such bucket",
+    **dict.fromkeys(("sending request", "timed out"), "no answer, or an error"),
+}
+
+
 def _reason(error: BaseException) -> str:
-    """Cause in words of ours: a backend's own may quote keys."""
-    text = str(error).lower()
-    if "denied" in type(error).__name__.lower() or "unauth" in type(error).__name__.lower():
-        return "access is denied"
-    if any(part in text for part in ("credential", "metadata", "/api/token")):  # of the cloud's own machines
-        return "no credentials for it are in the environment"
-    if "nosuchbucket" in text:
-        return "there is no such bucket"
-    return "no answer, or an error" if "sending request" in text or "timed out" in text else type(error).__name__
+    text = f"{type(error).__name__} {error}".lower()
+    return next((words for part, words in _REASONS.items() if part in text), type(error).__name__)
 
 
 def _object(meta: Mapping[str, Any]) -> Object:

@@ -54,6 +54,12 @@ class Partial:
             was_swept = True
         return None
 
+    def __enter__(self) -> Partial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
     def remove(self) -> None:
         """Leave nothing behind; may be called again."""
         if self._lock is not None:
@@ -69,9 +75,7 @@ def is_passing(path: str) -> bool:
 
 
 def remove_living() -> None:
-    """Remove what this process is writing, whatever its writers are doing: for a process that ends at once, without
-    unwinding.
-    """
+    """Remove what this process is writing: for one that ends at once, without unwinding."""
     for partial in list(_living):
         for _ in range(3):  # a writer's thread may put a file into a directory while it is being emptied
             shutil.rmtree(partial.directory, ignore_errors=True)

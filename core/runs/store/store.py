@@ -74,9 +74,7 @@ class Store:
         return None if self.mirror is None else self.mirror.outage
 
     def paths(self, *, of_cells: bool = True) -> list[Path]:
-        """Every visible run file; those of the writable directory first. Of objects, the path that `path_of` fetches
-        them to. of_cells: those of sweeps too.
-        """
+        """Every visible run file, those of the writable directory first. of_cells: those of sweeps too."""
         return [
             folder / f"{run_id}{SUFFIX}"
             for folder, ids in self._listed()
@@ -118,9 +116,7 @@ class Store:
         return labels.change(self.directory, work)
 
     def stamps(self, *, of_cells: bool = True) -> list[tuple[str, int, int]]:
-        """(path, time of change or what stands for it, size) of every visible run file: equal where nothing has
-        changed. of_cells: those of sweeps too.
-        """
+        """(path, time of change or what stands for it, size) of every visible run file, to see changes."""
         runs = {} if self.mirror is None else self.mirror.runs()
         found = []
         for path in self.paths(of_cells=of_cells):
@@ -142,9 +138,7 @@ class Store:
         return any(os.path.lexists(folder / f"{run_id}{SUFFIX}") for folder in self.read_only)
 
     def path_of(self, run_id: str) -> Path:
-        """Path of a run's file, which is here from then on. A unique beginning of its id will do; StoreError if there
-        is none or several.
-        """
+        """Path of a run's file, fetched if need be. A unique beginning of its id will do."""
         path = self.find(run_id)
         if self.mirror is not None and self.is_writable(path):
             return self.mirror.fetch(path.stem)
@@ -261,9 +255,7 @@ class Store:
         return "-".join(part for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)) if part)
 
     def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:
-        """A place for a run to be written to, in the same directory, so that renaming it is atomic; its id is nobody
-        else's.
-        """
+        """A place for a run to be written to, in the same directory, so that renaming it is atomic."""
         if run_id is not None and not is_run_id(run_id):
             raise StoreError(f"'{shown(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         if self.mirror is not None:
@@ -309,9 +301,7 @@ class Store:
         return self.directory / f"{run_id}{SUFFIX}"
 
     def place(self, path: Path, run_id: str) -> Path:
-        """Make a finished file visible: to disk first, then under its name, then the directory; of objects, put there
-        whole. Never over an existing run.
-        """
+        """Make a finished file visible, once it is on the disk. Never over an existing run."""
         target = self._target(run_id)
         try:
             to_disk(path)
@@ -339,9 +329,7 @@ class Store:
             self.label(judged, replace(seen, judged_as=""), Labels())
 
     def sweep(self) -> list[Path]:
-        """Remove what killed writers left behind, and for good what was deleted a week ago; every writer begins with
-        this. Returns the directories removed. Those of living writers stay.
-        """
+        """Remove what killed writers left, and what was deleted a week ago. Returns the directories removed."""
         with suppress(StoreError):
             if self.mirror is not None:
                 self.mirror.send()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...numerics.differences import Differences, differences, max_row_ulps, rms_row_ulps
+from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FloatFormat
 from ...text import plural
 from ..file.table import Table, undefined
@@ -120,46 +121,39 @@ def kv_rows(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> 
     stop = min(part.first_position + part.bits.shape[1] for part in (reference, variant))
     count = max(0, stop - first)
     a, b = (
-        part.bits[:, first - part.first_position : first - part.first_position + count].reshape(heads * count, width)
+        part.bits[:, first - part.first_position :][:, :count].reshape(heads * count, width)
         for part in (reference, variant)
     )
     found = differences(a, b, fmt)
-    place = {"pair": pair, "prompt": variant.prompt, "layer": variant.layer, "kind": variant.kind}
-    of_heads, of_positions = _by_head(found, heads, count, width, first), _by_position(found, heads, count, first)
-    return KV.arrow(**place, **of_heads), KV_POSITION.arrow(**place, **of_positions)
 
+    def of(name: str) -> NDArray[Any]:
+        """Of every head and position. [heads, positions]"""
+        return getattr(found, name).reshape(heads, count)
 
-def _by_head(found: Differences, heads: int, count: int, width: int, first: int) -> dict[str, object]:
-    """[heads] each."""
-    neq = found.neq.reshape(heads, count)
-    held = found.finite.reshape(heads, count).sum(1)
-    finite = np.maximum(held, 1)
+    def figures(axis: int) -> dict[str, object]:
+        """Figures that both tables have."""
+        return {
+            "pair": pair,
+            "prompt": variant.prompt,
+            "layer": variant.layer,
+            "kind": variant.kind,
+            "neq": of("neq").sum(axis),
+            "rms": np.sqrt(of("sum_squares").sum(axis) / np.maximum(of("finite").sum(axis), 1)),
+            "max_ulps": of("max_ulps").max(axis, initial=0),
+            "max_row_ulps": undefined(max_row_ulps(of("max_row_ulps"), axis)),
+        }
+
+    neq, finite = of("neq"), of("finite").sum(1)
     begins = np.argmax(neq > 0, axis=1) if count else np.zeros(heads, np.int64)
-    return {
+    by_head = figures(1) | {
         "head": np.arange(heads),
         "elements": count * width,
-        "neq": neq.sum(1),
-        "finite": held,
-        "max_abs": found.max_abs.reshape(heads, count).max(1, initial=0.0),
-        "rms": np.sqrt(found.sum_squares.reshape(heads, count).sum(1) / finite),
-        "max_ulps": found.max_ulps.reshape(heads, count).max(1, initial=0),
-        "mean_ulps": found.sum_ulps.reshape(heads, count).sum(1) / finite,
-        "max_row_ulps": undefined(max_row_ulps(found.max_row_ulps.reshape(heads, count), 1)),
-        "rms_row_ulps": undefined(
-            rms_row_ulps(found.row_squares.reshape(heads, count), found.finite.reshape(heads, count), 1)
-        ),
-        "nonfinite_mismatch": found.nonfinite_mismatch.reshape(heads, count).sum(1),
+        "finite": finite,
+        "max_abs": of("max_abs").max(1, initial=0.0),
+        "mean_ulps": of("sum_ulps").sum(1) / np.maximum(finite, 1),
+        "rms_row_ulps": undefined(rms_row_ulps(of("row_squares"), of("finite"), 1)),
+        "nonfinite_mismatch": of("nonfinite_mismatch").sum(1),
         "first_position": pa.array((first + begins).astype(np.int32), mask=neq.sum(1) == 0),
     }
-
-
-def _by_position(found: Differences, heads: int, count: int, first: int) -> dict[str, object]:
-    """[positions] each."""
-    finite = np.maximum(found.finite.reshape(heads, count).sum(0), 1)
-    return {
-        "position": np.arange(first, first + count),
-        "neq": found.neq.reshape(heads, count).sum(0),
-        "rms": np.sqrt(found.sum_squares.reshape(heads, count).sum(0) / finite),
-        "max_ulps": found.max_ulps.reshape(heads, count).max(0, initial=0),
-        "max_row_ulps": undefined(max_row_ulps(found.max_row_ulps.reshape(heads, count), 0)),
-    }
+    by_position = figures(0) | {"position": np.arange(first, first + count)}
+    return KV.arrow(**by_head), KV_POSITION.arrow(**by_position)

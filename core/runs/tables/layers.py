@@ -1,8 +1,10 @@
 """Module outputs of a pair: compared part by part as they come while a run is written, kept as rows of `layer` and
 `layer_position`.
 
-Only figures are kept: all outputs of a long prompt are larger than the model. Memory holds those of one prompt of one
-side (72 bytes a module and position) and the sums of the rounding floor (16 bytes).
+Paths change weights, threads and kernels of the whole process, so two of them cannot run in step: the reference is
+through before a variant begins, and waits in a file (decision 0008). Only figures are kept: all outputs of a long
+prompt are larger than the model. Memory holds those of one prompt of one side (73 bytes a module and position) and the
+sums of the rounding floor (16 bytes).
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
-from ...numerics.formats import FLOAT32, FloatFormat, widen
+from ...numerics.formats import FLOAT32, FloatFormat, format_named, widen
 from ..file.table import Table, undefined
-from .layer_spool import Key, LayerModule, LayerPart, LayerSpool
+
+KINDS = ("embedding", "norm", "projection", "attention", "mlp", "residual", "head", "other")
 
 LAYER = Table(
     "layer",
@@ -70,71 +74,115 @@ LAYER_POSITION = Table(
     """,
 )
 _INSERT_ROWS = 1 << 16  # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
-_COUNTS = ("neq", "max_ulps", "sum_ulps", "finite", "nonfinite_mismatch")
-_FIGURES = ("max_abs", "sum_squares", "max_row_ulps", "row_squares")
+# Figures of a module at one position, and whether it came.
+_POSITION = np.dtype(
+    [(name, np.int64) for name in ("neq", "max_ulps", "sum_ulps", "finite", "nonfinite_mismatch")]
+    + [(name, np.float64) for name in ("max_abs", "sum_squares", "max_row_ulps", "row_squares")]
+    + [("seen", np.bool_)]
+)
+_FIGURES = _POSITION.names[:-1]  # type: ignore[index]
 
+Key = tuple[int, int]  # prompt, ordinal
 Insert = Callable[[str, pa.Table], None]
 Put = Callable[..., None]
-_Floor = tuple[
-    NDArray[np.float64], NDArray[np.int64]
-]  # sum of squares and finite elements over all seeds, [positions] each
+# Sum of squares and finite elements over all seeds, [positions] each.
+_Floor = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class LayerModule:
+    """One module of a model. ordinal: place in the order of first outputs; block: None outside the blocks."""
+
+    ordinal: int
+    name: str
+    kind: str
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or self.ordinal < 0 or not self.name:
+            raise UsageError(f"module '{self.name}' of kind '{self.kind}' is none; there are {', '.join(KINDS)}.")
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """Outputs of a module at some of the positions that are looked at, consecutive among them, from number `first` on.
+
+    bits: [positions, width] of `dtype`, the module's own. A width of 0: what it put out is not understood, and nothing
+    of it counts.
+    """
+
+    prompt: int
+    module: LayerModule
+    first: int
+    bits: NDArray[np.unsignedinteger]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.bits.ndim != 2 or not len(self.bits) or self.bits.dtype != self.format.carrier or self.first < 0:
+            found = f"{self.bits.shape} {self.bits.dtype}"
+            raise UsageError(f"{self.module.name}: {found} is no [positions, width] of {self.dtype}.")
+
+    @property
+    def format(self) -> FloatFormat:
+        return format_named(self.dtype)
+
+    @property
+    def key(self) -> Key:
+        return self.prompt, self.module.ordinal
+
+    @property
+    def here(self) -> slice:
+        return slice(self.first, self.first + len(self.bits))
 
 
 @dataclass
-class _Compared:
-    """Figures of a module for one prompt, by position. counts, figures: rows named by _COUNTS and _FIGURES, [rows,
-    positions]
+class _Module:
+    """What is known of a module for one prompt: of a side that waits, or of the comparison of another side with it.
+    width: of its output, 0 if it cannot be compared; rows: figures by position, of a side only which came.
     """
 
     module: LayerModule
     width: int
     format: FloatFormat
-    counts: NDArray[np.int64]
-    figures: NDArray[np.float64]
-    seen: NDArray[np.bool_]
+    rows: NDArray[Any]
+    offset: int = 0  # in the file of a side that waits
 
-    def of(self, name: str) -> NDArray:
-        return self.counts[_COUNTS.index(name)] if name in _COUNTS else self.figures[_FIGURES.index(name)]
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the module put out every position that is looked at, in one width and dtype."""
+        return self.width > 0 and bool(self.rows["seen"].all())
 
 
-class _Comparison:
-    """One prompt of one side against a spool, part after part."""
+class _Spool:
+    """Outputs of one side in one file. A position that comes twice is overwritten."""
 
-    def __init__(self) -> None:
-        self._found: dict[Key, _Compared] = {}
+    def __init__(self, path: Path, counts: Sequence[int]) -> None:
+        self.file = path.open("w+b")
+        self.modules: dict[Key, _Module] = {}
+        self._counts, self._end = counts, 0
 
-    def add(self, part: LayerPart, spool: LayerSpool, count: int) -> None:
-        """count: positions of the prompt that are looked at. A module of which some part cannot be compared is left
-        out.
-        """
-        kept, against = self._found.get(part.key), spool.reference_of(part)
-        fmt = FLOAT32 if against is None or against[1] is not part.format else part.format
-        if against is None or (kept is not None and kept.format is not fmt):
-            if kept is not None:
-                kept.width = 0
+    def keep(self, part: LayerPart) -> None:
+        width, item = part.bits.shape[1], part.format.itemsize
+        if part.key not in self.modules:
+            rows = np.zeros(self._counts[part.prompt], [("seen", np.bool_)])
+            self.modules[part.key] = _Module(part.module, width, part.format, rows, self._end)
+            self._end += len(rows) * width * item
+        kept = self.modules[part.key]
+        if (kept.width, kept.format) != (width, part.format):
+            kept.width = 0  # it changes its shape from forward to forward: not to be compared
             return
-        reference, bits = against[0], part.bits
-        if against[1] is not part.format:  # every value of both is a float32's, so there they are compared
-            reference, bits = widen(reference, against[1]), widen(bits, part.format)
-        if kept is None:
-            counts, figures = np.zeros((len(_COUNTS), count), np.int64), np.zeros((len(_FIGURES), count))
-            kept = _Compared(part.module, bits.shape[1], fmt, counts, figures, np.zeros(count, bool))
-            self._found[part.key] = kept
-        found = differences(reference, bits, fmt)
-        here = slice(part.first, part.stop)
-        kept.counts[:, here] = [getattr(found, name) for name in _COUNTS]
-        kept.figures[:, here] = [getattr(found, name) for name in _FIGURES]
-        kept.seen[here] = True
+        self.file.seek(kept.offset + part.first * width * item)
+        self.file.write(np.ascontiguousarray(part.bits).data)
+        kept.rows["seen"][part.here] = True
 
-    def take(self, spool: LayerSpool) -> list[tuple[Key, _Compared]]:
-        """The modules that both sides put out at every position looked at, in their order; and forget them all."""
-        found = [
-            (key, kept)
-            for key, kept in sorted(self._found.items())
-            if kept.width and kept.seen.all() and spool.is_whole(key)
-        ]
-        self._found.clear()
-        return found
+    def reference_of(self, part: LayerPart) -> tuple[NDArray[np.unsignedinteger], FloatFormat] | None:
+        """Bits of the same module at the same positions; None where there are none of that width."""
+        kept = self.modules.get(part.key)
+        if kept is None or kept.width != part.bits.shape[1] or not kept.rows["seen"][part.here].all():
+            return None
+        self.file.seek(kept.offset + part.first * kept.width * kept.format.itemsize)
+        bits = np.frombuffer(self.file.read(part.bits.size * kept.format.itemsize), kept.format.carrier)
+        return bits.reshape(part.bits.shape), kept.format
 
 
 class LayerRows:
@@ -156,9 +204,8 @@ class LayerRows:
         self._directory, self._storing, self._insert, self._is_beside = directory, put, insert, is_beside
         self._chosen = [np.array(positions, np.int32) for positions in chosen]
         self._counts = [len(positions) for positions in chosen]
-        self._reference = LayerSpool(directory / "reference-layers", self._counts)
-        self._plain: LayerSpool | None = None
-        self._current = _Comparison()
+        self._reference = self._plain = _Spool(directory / "reference-layers", self._counts)
+        self._compared: dict[Key, _Module] = {}
         self._floor: dict[Key, _Floor] = {}
 
     def _put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
@@ -177,9 +224,7 @@ class LayerRows:
             self._put(self._end, side - 1, prompt)
 
     def write_plain(self, part: LayerPart) -> None:
-        """Write outputs of a module in a plain prefill, where the reference is another path: the reorderings are
-        compared with it.
-        """
+        """Write outputs of a plain prefill, if the reference is another path: reorderings are compared with it."""
         self._put(self._write_plain, part, size=part.bits.nbytes)
 
     def write_floor(self, part: LayerPart) -> None:
@@ -196,76 +241,101 @@ class LayerRows:
 
     def close(self) -> None:
         """Let go of the files, which go with the directory they lie in. Only once nothing is being stored any more."""
-        self._reference.close()
-        if self._plain is not None:
-            self._plain.close()
+        self._reference.file.close()
+        self._plain.file.close()
 
     def _write(self, side: int, part: LayerPart) -> None:
-        if side == 0:
-            self._reference.keep(part)
+        if side:
+            self._compare(part, self._reference)
         else:
-            self._current.add(part, self._reference, self._counts[part.prompt])
+            self._reference.keep(part)
 
     def _write_plain(self, part: LayerPart) -> None:
-        if self._plain is None:
-            self._plain = LayerSpool(self._directory / "plain-layers", self._counts)
+        if self._plain is self._reference:
+            self._plain = _Spool(self._directory / "plain-layers", self._counts)
         self._plain.keep(part)
 
     def _write_floor(self, part: LayerPart) -> None:
-        self._current.add(part, self._plain or self._reference, self._counts[part.prompt])
+        self._compare(part, self._plain)
+
+    def _compare(self, part: LayerPart, spool: _Spool) -> None:
+        """A module of which some part cannot be compared is left out."""
+        compared, against = self._compared.get(part.key), spool.reference_of(part)
+        fmt = FLOAT32 if against is None or against[1] is not part.format else part.format
+        if against is None or (compared is not None and compared.format is not fmt):
+            if compared is not None:
+                compared.width = 0
+            return
+        reference, bits = against[0], part.bits
+        if against[1] is not part.format:  # every value of both is a float32's, so there they are compared
+            reference, bits = widen(reference, against[1]), widen(bits, part.format)
+        if compared is None:
+            rows = np.zeros(self._counts[part.prompt], _POSITION)
+            compared = self._compared[part.key] = _Module(part.module, bits.shape[1], fmt, rows)
+        found = differences(reference, bits, fmt)
+        for name in _FIGURES:
+            compared.rows[name][part.here] = getattr(found, name)
+        compared.rows["seen"][part.here] = True
+
+    def _take(self, spool: _Spool) -> list[tuple[Key, _Module]]:
+        """The modules that both sides put out at every position looked at, in their order; and forget them all."""
+        compared = [(key, each) for key, each in sorted(self._compared.items()) if each.is_whole]
+        self._compared = {}
+        return [(key, each) for key, each in compared if spool.modules[key].is_whole]
 
     def _end_floor(self) -> None:
-        for key, kept in self._current.take(self._plain or self._reference):
-            squares, finite = self._floor.setdefault(
-                key, (np.zeros(len(kept.seen)), np.zeros(len(kept.seen), np.int64))
-            )
-            squares += kept.of("sum_squares")
-            finite += kept.of("finite")
+        for key, compared in self._take(self._plain):
+            count = len(compared.rows)
+            squares, finite = self._floor.setdefault(key, (np.zeros(count), np.zeros(count, np.int64)))
+            squares += compared.rows["sum_squares"]
+            finite += compared.rows["finite"]
 
     def _forget_floor(self) -> None:
-        self._floor.clear()
-        self._current = _Comparison()
+        self._floor, self._compared = {}, {}
 
     def _end(self, pair: int, prompt: int) -> None:
-        found = self._current.take(self._reference)
-        if found and self._is_beside:
-            self._store(pair, prompt, found)
-        elif found:
-            self._storing(self._store, pair, prompt, found)
+        compared = self._take(self._reference)
+        if compared and self._is_beside:
+            self._store(pair, prompt, compared)
+        elif compared:
+            self._storing(self._store, pair, prompt, compared)
 
-    def _store(self, pair: int, prompt: int, found: list[tuple[Key, _Compared]]) -> None:
+    def _store(self, pair: int, prompt: int, compared: list[tuple[Key, _Module]]) -> None:
         positions = self._chosen[prompt]
-        rows = [_module_row(positions, kept, self._floor.get(key)) for key, kept in found]
+        rows = [_module_row(positions, each, self._floor.get(key)) for key, each in compared]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         self._insert(LAYER.name, LAYER.arrow(pair=pair, prompt=prompt, positions=len(positions), **columns))
         at_once = max(1, _INSERT_ROWS // len(positions))
-        for start in range(0, len(found), at_once):
+        for start in range(0, len(compared), at_once):
             tables = [
-                _position_rows(pair, prompt, positions, kept, self._floor.get(key))
-                for key, kept in found[start : start + at_once]
+                _position_rows(pair, prompt, positions, each, self._floor.get(key))
+                for key, each in compared[start : start + at_once]
             ]
             self._insert(LAYER_POSITION.name, pa.concat_tables(tables))
 
 
-def _module_row(positions: NDArray[np.int32], kept: _Compared, floor: _Floor | None) -> dict[str, Any]:
-    finite = max(1, int(kept.of("finite").sum()))
-    differing = np.flatnonzero(kept.of("neq"))
+def _module_row(positions: NDArray[np.int32], compared: _Module, floor: _Floor | None) -> dict[str, Any]:
+    rows, module = compared.rows, compared.module
+    sums = {
+        name: rows[name].sum().item() for name in ("neq", "finite", "sum_ulps", "sum_squares", "nonfinite_mismatch")
+    }
+    finite, differing = max(1, sums["finite"]), np.flatnonzero(rows["neq"])
     return {
-        "ordinal": kept.module.ordinal,
-        "module": kept.module.name,
-        "kind": kept.module.kind,
-        "block": kept.module.block,
-        "dtype": kept.format.name,
-        "elements": len(positions) * kept.width,
-        "neq": int(kept.of("neq").sum()),
-        "finite": int(kept.of("finite").sum()),
-        "max_abs": float(kept.of("max_abs").max()),
-        "rms": float(np.sqrt(kept.of("sum_squares").sum() / finite)),
-        "max_ulps": int(kept.of("max_ulps").max()),
-        "mean_ulps": float(kept.of("sum_ulps").sum() / finite),
-        "max_row_ulps": _known(max_row_ulps(kept.of("max_row_ulps"))),
-        "rms_row_ulps": _known(rms_row_ulps(kept.of("row_squares"), kept.of("finite"))),
-        "nonfinite_mismatch": int(kept.of("nonfinite_mismatch").sum()),
+        "ordinal": module.ordinal,
+        "module": module.name,
+        "kind": module.kind,
+        "block": module.block,
+        "dtype": compared.format.name,
+        "elements": len(positions) * compared.width,
+        "neq": sums["neq"],
+        "finite": sums["finite"],
+        "max_abs": float(rows["max_abs"].max()),
+        "rms": float(np.sqrt(sums["sum_squares"] / finite)),
+        "max_ulps": int(rows["max_ulps"].max()),
+        "mean_ulps": float(sums["sum_ulps"] / finite),
+        "max_row_ulps": _known(max_row_ulps(rows["max_row_ulps"])),
+        "rms_row_ulps": _known(rms_row_ulps(rows["row_squares"], rows["finite"])),
+        "nonfinite_mismatch": sums["nonfinite_mismatch"],
         "first_position": int(positions[differing[0]]) if len(differing) else None,
         "floor_rms": None if floor is None else float(np.sqrt(floor[0].sum() / max(1, int(floor[1].sum())))),
     }
@@ -276,17 +346,18 @@ def _known(value: NDArray[np.float64]) -> float | None:
 
 
 def _position_rows(
-    pair: int, prompt: int, positions: NDArray[np.int32], kept: _Compared, floor: _Floor | None
+    pair: int, prompt: int, positions: NDArray[np.int32], compared: _Module, floor: _Floor | None
 ) -> pa.Table:
     """One row a position of one module."""
+    rows = compared.rows
     return LAYER_POSITION.arrow(
         pair=pair,
         prompt=prompt,
-        ordinal=kept.module.ordinal,
+        ordinal=compared.module.ordinal,
         position=positions,
-        neq=kept.of("neq"),
-        rms=np.sqrt(kept.of("sum_squares") / np.maximum(kept.of("finite"), 1)),
-        max_ulps=kept.of("max_ulps"),
-        max_row_ulps=undefined(kept.of("max_row_ulps")),
+        neq=rows["neq"],
+        rms=np.sqrt(rows["sum_squares"] / np.maximum(rows["finite"], 1)),
+        max_ulps=rows["max_ulps"],
+        max_row_ulps=undefined(rows["max_row_ulps"]),
         floor_rms=None if floor is None else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
     )

@@ -95,9 +95,7 @@ def read_window(
 
 
 def _check_places(keys: NDArray[np.int64], places: NDArray[np.int64], tiles: range) -> None:
-    """Every tile of every place once. keys: prompt, position and tile of each tile, in order, [3, tiles]; places:
-    [rows, 2]
-    """
+    """Every tile of every place once. keys: prompt, position, tile of each, in order [3, tiles]; places: [rows, 2]"""
     expected = np.stack([*np.repeat(places, len(tiles), axis=0).T, np.tile(np.array(tiles), len(places))])
     if not np.array_equal(keys, expected):
         raise ValueError("a tile is missing, or there twice")

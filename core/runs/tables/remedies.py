@@ -4,11 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
 from ...text import number
 from ..file.database import Database
-from ..file.table import Table, columns_of
+from ..file.table import Table, columns_of, columns_of_record
+
+
+@dataclass(frozen=True)
+class RemedyRow:
+    """A pair under one remedy, as the table has it; the first row of a pair is the pair as it is. Figures are None if
+    it was not measured (`refusal` says why), sizes also if a NaN or infinity is on one side only.
+    """
+
+    name: Annotated[str, "name of the remedy"]
+    what: Annotated[str, "what it changes, in a sentence"]
+    compute_dtype: Annotated[str, "dtype the logits were compared in"]
+    elements: Annotated[int | None, "logits compared; null, as all figures, if not measured"] = None
+    neq: Annotated[int | None, "elements whose values differ"] = None
+    max_abs: Annotated[float | None, "largest absolute difference, logits; null if NaN or infinity differ"] = None
+    rms: Annotated[float | None, "root mean square of the difference, logits; null likewise"] = None
+    max_ulps: Annotated[int | None, "largest distance, ULPs of compute_dtype; null likewise"] = None
+    flips: Annotated[int | None, "INTEGER", "positions whose argmax differs"] = None
+    noise_ratio: Annotated[float | None, "rms over rms of the rounding floor of the reference as it is"] = None
+    reference_tokens_per_second: Annotated[float | None, "tokens of the batch a second, median of the turns"] = None
+    variant_tokens_per_second: Annotated[float | None, "the same of the variant's path"] = None
+    reference_share: Annotated[float | None, "reference_tokens_per_second over that of the pair's row 0"] = None
+    variant_share: Annotated[float | None, "the same of the variant's path"] = None
+    refusal: Annotated[str, "why it was not measured, in a sentence; empty if it was"] = ""
+    reference_share_low: Annotated[float | None, "smallest ratio of one round"] = None
+    reference_share_high: Annotated[float | None, "largest ratio of one round"] = None
+    variant_share_low: Annotated[float | None, "the same of the variant's path"] = None
+    variant_share_high: Annotated[float | None, "the same of the variant's path"] = None
+    turns: Annotated[int | None, "INTEGER", "turns of the clock; null if it was not timed"] = None
+
+    @property
+    def share(self) -> float | None:
+        """Throughput as a share of that of the pair as it is, on the side that loses more."""
+        shares = [share for share in (self.reference_share, self.variant_share) if share is not None]
+        return min(shares, default=None)
+
 
 REMEDY = Table(
     "remedy",
@@ -16,33 +52,8 @@ REMEDY = Table(
     -- the same pair with one thing changed at a time; no rows where none were tried
     pair INTEGER -- index of the pair
     ordinal INTEGER -- 0-based; row 0 is the pair as it is
-    name VARCHAR -- name of the remedy
-    what VARCHAR -- what it changes, in a sentence
-    compute_dtype VARCHAR -- dtype the logits were compared in
-    elements BIGINT NULL -- logits compared: positions of all prompts x vocab; null where it was not measured, as all
-    -- figures
-    neq BIGINT NULL -- elements whose values differ
-    max_abs DOUBLE NULL -- largest absolute difference, logits; null, as rms, max_ulps and noise_ratio, where a NaN or
-    -- infinity stands on one side only
-    rms DOUBLE NULL -- root mean square of the difference, logits
-    max_ulps BIGINT NULL -- largest distance, ULPs of compute_dtype
-    flips INTEGER NULL -- positions whose argmax differs
-    noise_ratio DOUBLE NULL -- rms over rms of the rounding floor of the reference as it is, in the run's dtype; null
-    -- where there is no floor
-    reference_tokens_per_second DOUBLE NULL -- tokens of the batch a second on the reference's path with the remedy,
-    -- from the median of the turns
-    variant_tokens_per_second DOUBLE NULL -- the same of the variant's path
-    reference_share DOUBLE NULL -- reference_tokens_per_second over that of the pair's row 0
-    variant_share DOUBLE NULL -- the same of the variant's path
-    refusal VARCHAR -- why it was not measured, in a sentence; empty if it was
-    reference_share_low DOUBLE NULL -- smallest ratio of one round: with six rounds, the lower end of the 95 % interval
-    -- of their median
-    reference_share_high DOUBLE NULL -- its upper end
-    variant_share_low DOUBLE NULL -- the same of the variant's path
-    variant_share_high DOUBLE NULL -- its upper end
-    turns INTEGER NULL -- turns of the clock in which all remedies of the pair ran one after another; null where it was
-    -- not timed
     """,
+    columns_of_record(RemedyRow),
 )
 
 # Nothing writes or reads it any more; files of version 5 have it.
@@ -64,42 +75,7 @@ PRICE = Table(
     """,
 )
 
-
-@dataclass(frozen=True)
-class RemedyRow:
-    """A pair under one remedy, as the table has it; the first row of a pair is the pair as it is. Figures are None if
-    it was not measured (`refusal` says why), sizes also if a NaN or infinity is on one side only.
-    """
-
-    name: str
-    what: str
-    compute_dtype: str
-    elements: int | None = None
-    neq: int | None = None
-    max_abs: float | None = None
-    rms: float | None = None
-    max_ulps: int | None = None
-    flips: int | None = None
-    noise_ratio: float | None = None
-    reference_tokens_per_second: float | None = None
-    variant_tokens_per_second: float | None = None
-    reference_share: float | None = None
-    variant_share: float | None = None
-    refusal: str = ""
-    reference_share_low: float | None = None
-    reference_share_high: float | None = None
-    variant_share_low: float | None = None
-    variant_share_high: float | None = None
-    turns: int | None = None
-
-    @property
-    def share(self) -> float | None:
-        """Throughput as a share of that of the pair as it is, on the side that loses more."""
-        shares = [share for share in (self.reference_share, self.variant_share) if share is not None]
-        return min(shares, default=None)
-
-
-_COLUMNS = [field.name for field in fields(RemedyRow)]
+_COLUMNS = REMEDY.names[2:]
 
 
 def insert_remedies(database: Database, pair: int, rows: Sequence[RemedyRow]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +14,6 @@ from ..file.database import Database
 from ..file.evidence import Check, Evidence, figures_of
 from ..file.records import FloorRows
 from ..file.table import Table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EVIDENCE = Table(
     "evidence",
@@ -51,9 +47,7 @@ FLOOR_POSITION = Table(
 def insert_evidence(
     database: Database, pair: int, places: NDArray[np.int32], evidence: Sequence[Evidence], floors: Sequence[FloorRows]
 ) -> None:
-    """Evidence of a pair and its floors by position; `places`: prompt and position of every row of the run. [rows,
-    2]
-    """
+    """Insert evidence of a pair and its floors. places: prompt and position of every row of the run. [rows, 2]"""
     if evidence:
         EVIDENCE.insert(
             database,
@@ -99,10 +93,4 @@ def _evidence(
     check = Check(checked)
     if rung != check.rung:
         raise UsageError(f"the check '{check}' is of the rung '{check.rung}', not of '{shown(rung)}'")
-    return Evidence(check, control, figures_of(check, json.loads(figures)), outcome, says, side)
-
-
-def read_floor_positions(database: Database, pair: int) -> pd.DataFrame:
-    """A judged pair beside its rounding floor: compute_dtype, prompt, position, pair_rms, floor_rms (logits)."""
-    where = "pair = ? ORDER BY compute_dtype, prompt, position"
-    return FLOOR_POSITION.read(database, where, [pair], FLOOR_POSITION.names[1:])
+    return Evidence(check, control, figures_of(check, figures), outcome, says, side)

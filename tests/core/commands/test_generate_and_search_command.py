@@ -22,7 +22,7 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
             f"ulpscope generate --model sample_runs/model --prompt-file {SHAPES}"
             " --reference prefill --variant decode+batch:2 --tokens 5 --dtype bfloat16"
         )
-        assert not run.kv(0).empty
+        assert not run.rows("kv", pair=0).empty
 
 
 @pytest.mark.thorough

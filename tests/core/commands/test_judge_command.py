@@ -39,7 +39,7 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
             pair["noise_ratio"],
         )
         assert [row.says for row in run.evidence(0)] == [row["says"] for row in pair["evidence"]]
-        floors = run.floor_positions(0)
+        floors = run.rows("floor_position", pair=0)
         assert set(floors["compute_dtype"]) == {"bfloat16", "float32"}
         assert len(floors) == 2 * run.header.rows
         assert run.header.provenance.command.startswith("ulpscope judge --model sample_runs/model")

@@ -8,7 +8,7 @@ import numpy as np
 
 from core.numerics.formats import BFLOAT16
 from core.runs.store.store import Store
-from core.runs.tables.layer_spool import LayerModule, LayerPart
+from core.runs.tables.layers import LayerModule, LayerPart
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import calm_sides, header_of

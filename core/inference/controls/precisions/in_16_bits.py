@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from ....errors import CaptureError
 from ....judging.ladder.structure import structure_of
@@ -84,7 +85,7 @@ def whole_model(question: Question, loaded: LoadedModel, far: Far) -> Lowered | 
 def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecisionFigures:
     """Figures of a side in a lower precision. row: of its error beside roundings drawn anew; ratio: over the floor."""
     assert isinstance(row.figures, DrawnFigures)
-    of_draws = vars(row.figures) | {"noise_ratio": ratio}
+    of_draws = structs.asdict(row.figures) | {"noise_ratio": ratio}
     return DrawnPrecisionFigures(**of_draws, precision=precision, ratio_over_draws=row.figures.noise_ratio)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ....errors import CaptureError
@@ -175,7 +176,7 @@ def _lowered(question: Question, loaded: LoadedModel, far: Far, *, is_fixed: boo
     )
     if best:
         nearest = best[0].precision.name
-        figures = replace(figures, precision=nearest, share_left=best[0].left)
+        figures = structs.replace(figures, precision=nearest, share_left=best[0].left)
         says = (
             f"No precision explains it: {nearest} comes nearest and leaves {short_percent(best[0].left)} of the"
             " distance where it explains most."
@@ -286,7 +287,7 @@ def checked_in_16_bits(question: Question, loaded: LoadedModel, found: Lowered) 
         f" not: what that leaves there is {three_digits(test.ratio)} times its own rounding floor, so the kernels of"
         f" {loaded.dtype} have a fault of their own."
     )
-    figures = replace(row.figures, **{f"left_noise_ratio_{loaded.dtype}": test.noise_ratio})
+    figures = structs.replace(row.figures, **{f"left_noise_ratio_{loaded.dtype}": test.noise_ratio})
     return Lowered(replace(row, figures=figures, outcome=FAILED, says=says))
 
 

@@ -82,7 +82,7 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_
     assert 0.2 < run.pairs[0].noise_ratio < 4
     outcomes = _outcomes(run)
     assert (outcomes[OWN_DTYPE], outcomes[FLOAT32], outcomes[SYMMETRY]) == (PASSED, PASSED, PASSED)
-    assert set(run.floor_positions(0)["compute_dtype"]) == {"bfloat16", "float32"}
+    assert set(run.rows("floor_position", pair=0)["compute_dtype"]) == {"bfloat16", "float32"}
 
 
 def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, dumped, tmp_path):

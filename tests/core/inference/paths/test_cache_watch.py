@@ -107,7 +107,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
         loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
         loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
     with captured(Store(tmp_path), loaded, ids, f"reuse:{prompt}") as run:
-        table, by_position = run.kv(0), run.kv_positions(0, 0)
+        table, by_position = run.rows("kv", pair=0), run.rows("kv_position", pair=0, prompt=0)
         for layer, (a, b) in enumerate(zip(whole.layers, parts.layers, strict=True)):
             for kind in ("key", "value"):
                 ours = table[(table["layer"] == layer) & (table["kind"] == kind)]
@@ -136,7 +136,7 @@ def test_the_variants_cache_is_what_the_counts_speak_of(llama, tmp_path, monkeyp
 
     monkeypatch.setattr(capture, "kv_parts", scaled)
     with captured(Store(tmp_path), llama, tokens(llama), "prefill+batch:2", kv=True) as run:
-        table = run.kv(0)
+        table = run.rows("kv", pair=0)
         differing = table[table["neq"] > 0]
         assert differing[["layer", "kind", "head", "neq", "first_position"]].to_numpy().tolist() == [
             [1, "value", 0, 1, 3]

@@ -27,7 +27,7 @@ from core.inference.watching.modules import watched_modules
 from core.runs.queries.layers import first_module, furthest_module, modules
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.tables.layer_spool import KINDS
+from core.runs.tables.layers import KINDS
 from core.runs.writer import RunWriter
 from tests.core.inference.conftest import CONFIGS
 from tests.covering import few
@@ -184,7 +184,7 @@ def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch
     plant(monkeypatch, loaded, "model.layers.1.self_attn.v_proj", at_seven)
     with captured(tmp_path, loaded, "prefill+faulty") as run:
         table = modules(run, 0)
-        along = run.layer_positions(0, 0)
+        along = run.rows("layer_position", pair=0, prompt=0)
     first = first_module(table)
     assert (first.module, first.first_position) == ("model.layers.1.self_attn.v_proj", 7)
     assert along.loc[along["neq"] > 0, "position"].min() == 7
@@ -193,11 +193,11 @@ def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch
 
 def test_a_head_in_slices_changes_nothing_of_it(tmp_path, monkeypatch):
     with captured(tmp_path / "whole", model_of("llama"), "prefill+batch:2+row:1") as run:
-        whole = run.layers(0)
+        whole = run.rows("layer", pair=0)
     monkeypatch.setattr("core.inference.paths.batch.columns_at_once", lambda *_: 5)
     with captured(tmp_path / "slices", model_of("llama"), "prefill+batch:2+row:1") as run:
-        assert run.layers(0)["module"].tolist() == whole["module"].tolist()
-        assert run.layers(0).loc[:27, "neq"].tolist() == whole.loc[:27, "neq"].tolist()
+        assert run.rows("layer", pair=0)["module"].tolist() == whole["module"].tolist()
+        assert run.rows("layer", pair=0).loc[:27, "neq"].tolist() == whole.loc[:27, "neq"].tolist()
 
 
 def test_what_cannot_be_watched_is_refused_before_anything_runs():
@@ -245,5 +245,5 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
         tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist()) for n in range(4)
     ]
     with captured(tmp_path, loaded, "decode", ids=prompts, layer_floor=0) as run:
-        assert (run.layers(0)["positions"] == 90).all()
+        assert (run.rows("layer", pair=0)["positions"] == 90).all()
     assert max(held) <= 29 * 2000

@@ -61,8 +61,8 @@ def test_as_many_queries_are_made_of_nine_pairs_as_of_two(
 def test_the_one_query_finds_what_looking_at_every_pair_does(path: Path) -> None:
     with RunReader(path) as run:
         indices = [pair.index for pair in run.pairs]
-        assert run.pairs_with_kv == {pair for pair in indices if not run.kv(pair).empty}
-        assert run.pairs_with_layers == {pair for pair in indices if not run.layers(pair).empty}
+        assert run.pairs_with_kv == {pair for pair in indices if not run.rows("kv", pair=pair).empty}
+        assert run.pairs_with_layers == {pair for pair in indices if not run.rows("layer", pair=pair).empty}
         assert run.sides_with_kernels == set(run.query("SELECT DISTINCT side FROM kernel")["side"])
         whole, first = report_of_run(run), report_of_run(run, only=0)
         assert (first[1], first[0][0]) == (whole[1], whole[0][0])

@@ -10,15 +10,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from core.errors import UsageError
 from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList, KernelRow
-from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.kernel_runs import NARROW, ORDER, REDUCE, WIDE, block_lists, kernel_lists, kernel_run
-from tests.core.runs.made_runs import header_of
 
 
 @pytest.fixture
@@ -66,12 +63,6 @@ def test_numbers_of_layers_are_left_out_of_a_kind_of_module(read):
     rows = tuple(KernelRow(name, "torch", "aten::mm", "", 1, 1.0) for name in names)
     table = side_by_side(read((KernelList(0, rows, 1, 1), KernelList(1, rows, 1, 1))), 0)
     assert table["places"].tolist() == [["a.*.mlp", "a.b2.mlp", "a.*.*", "a.*.*.w"]]
-
-
-def test_kernels_of_a_side_that_is_not_there_are_refused(tmp_path):
-    header = header_of(lengths=(3,))
-    with RunWriter(Store(tmp_path), header) as writer, pytest.raises(UsageError, match="kernels of side 2 arrived"):
-        writer.write_kernels(dataclasses.replace(kernel_lists()[0], side=2))
 
 
 def test_two_sides_of_which_nothing_was_seen_are_not_called_the_same(read):

@@ -10,12 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core.errors import UsageError
 from core.numerics.formats import FORMATS
 from core.runs.queries.layers import MEASURES, cells, first_module, furthest_module, layers_json, modules, sentence
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.tables.layer_spool import LayerModule, LayerPart
+from core.runs.tables.layers import LayerModule, LayerPart
 from core.runs.writer import RunWriter
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run, outputs
@@ -54,8 +53,8 @@ def test_figures_equal_those_of_numpy_in_float64(dtype, tmp_path):
     steps = np.where(b.astype(np.float64) < 1, 0, steps)  # none that left the binade
     b = (a.astype(np.float64) - ulp * steps).astype(DTYPES[dtype])
     with compared(tmp_path, [[part(a, dtype)], [part(b[:2], dtype), part(b[2:], dtype, 2)]]) as run:
-        row = run.layers(0).iloc[0]
-        along = run.layer_positions(0, 0, 0)
+        row = run.rows("layer", pair=0).iloc[0]
+        along = run.rows("layer_position", pair=0, prompt=0, ordinal=0)
     difference = b.astype(np.float64) - a.astype(np.float64)
     assert (row["neq"], row["elements"], row["finite"], row["positions"]) == ((steps > 0).sum(), 35, 35, 5)
     assert (row["max_ulps"], row["max_abs"]) == (steps.max(), np.abs(difference).max())
@@ -77,7 +76,7 @@ def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(tmp_path):
     narrow = np.array([[1.0, 1.5]] * 5)
     wide = np.array([[1.0 + 2.0**-23, 1.5]] * 5)
     with compared(tmp_path, [[part(wide, "float32")], [part(narrow, "bfloat16")]]) as run:
-        row = run.layers(0).iloc[0]
+        row = run.rows("layer", pair=0).iloc[0]
     assert (row["dtype"], row["neq"], row["max_ulps"], row["max_abs"]) == ("float32", 5, 1, 2.0**-23)
 
 
@@ -97,15 +96,15 @@ def test_a_module_that_is_not_followed_everywhere_is_left_out(parts, tmp_path):
     whole = [part(np.ones((5, 3)))]
     for number, sides in enumerate(([whole, parts[1]], [parts[1], whole])):
         with compared(tmp_path / str(number), sides) as run:
-            assert run.layers(0).empty
-            assert run.layer_positions(0, 0).empty
+            assert run.rows("layer", pair=0).empty
+            assert run.rows("layer_position", pair=0, prompt=0).empty
 
 
 def test_nan_meets_nan_and_nothing_else(tmp_path):
     a, b = np.ones((5, 3)), np.ones((5, 3))
     a[0, 0] = b[0, 0] = a[2, 1] = np.nan
     with compared(tmp_path, [[part(a)], [part(b)]]) as run:
-        row = run.layers(0).iloc[0]
+        row = run.rows("layer", pair=0).iloc[0]
         assert (row["neq"], row["nonfinite_mismatch"], row["finite"], row["first_position"]) == (1, 1, 13, 2)
         assert cells(run, 0, 0, "neq_share")["is_mismatch"].tolist() == [False, False, True, False, False]
 
@@ -116,12 +115,6 @@ def test_a_module_that_is_nan_on_one_side_has_no_size(tmp_path):
     assert (plain["neq"], plain["nonfinite_mismatch"], plain["first_position"]) == (15, 15, 0)
     for name in ("rms", "max_abs", "max_ulps", "mean_ulps", "ratio", "max_row_ulps"):
         assert plain[name] is None, name
-
-
-@pytest.mark.parametrize("chosen", [[[0, 1]], [[0, 0], [1]], [[2, 1], [1]], [[3], [1]], [[-1], [1]]])
-def test_positions_that_are_no_ascending_ones_of_each_prompt_are_refused(chosen, tmp_path):
-    with RunWriter(Store(tmp_path), header_of(lengths=(3, 5))) as writer, pytest.raises(UsageError, match="ascending"):
-        writer.layers(chosen)
 
 
 # ---- what a page makes of them
@@ -146,7 +139,7 @@ def test_the_first_module_is_the_first_that_ran_and_differs(tmp_path):
 def test_figures_of_several_prompts_are_those_of_all_their_elements(tmp_path):
     store = Store(tmp_path)
     with RunReader(store.path_of(layer_run(store, GROWING))) as run:
-        together, apart = modules(run, 0), run.layers(0)
+        together, apart = modules(run, 0), run.rows("layer", pair=0)
     for row in together.itertuples():
         parts = apart[apart["ordinal"] == row.ordinal]
         finite = parts["finite"].to_numpy(float)
@@ -162,7 +155,7 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(tmp_
     store = Store(tmp_path)
     with RunReader(store.path_of(layer_run(store, {(0, 1, 2): 3, **GROWING}))) as run:
         table = modules(run, 0)
-        along = run.layer_positions(0, 1, 4)
+        along = run.rows("layer_position", pair=0, prompt=1, ordinal=4)
         grid = cells(run, 0, 1, "ratio").pivot(index="row", columns="cell", values="value").to_numpy()
     assert (table["floor_rms"][0], table["ratio"][0]) == (0.0, float("inf"))
     assert table["floor_rms"][4] == pytest.approx(2.0**-7)  # every element by one step of bfloat16 between 1 and 2
@@ -200,11 +193,11 @@ def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
                     )
                 rows.end(side, prompt)
                 writer._storing.drain()
-                assert not rows._current._found
+                assert not rows._compared
         assert (writer._partial.directory / "reference-layers").stat().st_size == 40 * 20 * 64 * 512 * 2
         path = store.path_of(writer.finish())
     assert not list(tmp_path.glob(".partial*"))
     with RunReader(path) as run:
-        assert len(run.layers(0)) == 40 * 20
-        assert (run.layers(0)["neq"] == 64 * 512).all()
+        assert len(run.rows("layer", pair=0)) == 40 * 20
+        assert (run.rows("layer", pair=0)["neq"] == 64 * 512).all()
     assert outputs(MODULES[0], 0, 3).shape == (3, WIDTH)

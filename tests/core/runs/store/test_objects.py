@@ -250,6 +250,7 @@ def test_silence_is_one_sentence_after_a_bounded_time(
     machine: Machine, faults: s3_server.Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "SHORT_SECONDS", 1)
+    monkeypatch.setattr(objects, "RETRIES", 0)
     faults.plan = first(1000, "GET", "list-type", "silence")
     with pytest.raises(StoreError, match="cannot list objects there"):
         list_runs(machine("a"))

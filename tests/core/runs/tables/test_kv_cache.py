@@ -42,7 +42,7 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
     variant[1, 3:, :4] ^= 1  # head 1, positions 3 and 4, four elements each, one ULP
     parts = [(0, KvPart(1, 7, "key", 0, reference)), (1, KvPart(1, 7, "key", 0, variant))]
     with RunReader(written(Store(tmp_path), parts=parts)) as run:
-        table = run.kv(0)
+        table = run.rows("kv", pair=0)
         assert table[["prompt", "layer", "kind", "head"]].to_numpy().tolist() == [[1, 7, "key", 0], [1, 7, "key", 1]]
         assert table["elements"].tolist() == [80, 80]
         assert table["neq"].tolist() == [0, 8]
@@ -56,10 +56,10 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
         in_rows = np.abs(gap) / np.vectorize(spacing)(tops, BFLOAT16)[:, :, None]
         assert table["max_row_ulps"].tolist() == in_rows.max(axis=(1, 2)).tolist()
         assert table["rms_row_ulps"][1] == pytest.approx(np.sqrt((in_rows[1] ** 2).mean()), rel=1e-12)
-        assert run.kv_positions(0, 1)["max_row_ulps"].tolist() == in_rows.max(axis=(0, 2)).tolist()
-        by_position = run.kv_positions(0, 1)
+        assert run.rows("kv_position", pair=0, prompt=1)["max_row_ulps"].tolist() == in_rows.max(axis=(0, 2)).tolist()
+        by_position = run.rows("kv_position", pair=0, prompt=1)
         assert by_position["neq"].tolist() == [0, 0, 0, 4, 4]
-        assert run.kv_positions(0, 0).empty
+        assert run.rows("kv_position", pair=0, prompt=0).empty
 
 
 def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
@@ -67,9 +67,9 @@ def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
     reference = cache(1)
     parts = [(0, KvPart(0, 0, "value", 0, reference)), (1, KvPart(0, 0, "value", 2, reference[:, 2:].copy()))]
     with RunReader(written(Store(tmp_path), parts=parts)) as run:
-        assert run.kv(0)["elements"].tolist() == [48, 48]
-        assert run.kv(0)["neq"].tolist() == [0, 0]
-        assert run.kv_positions(0, 0)["position"].tolist() == [2, 3, 4]
+        assert run.rows("kv", pair=0)["elements"].tolist() == [48, 48]
+        assert run.rows("kv", pair=0)["neq"].tolist() == [0, 0]
+        assert run.rows("kv_position", pair=0, prompt=0)["position"].tolist() == [2, 3, 4]
 
 
 def test_positions_shifted_by_one_are_seen(tmp_path):
@@ -77,12 +77,12 @@ def test_positions_shifted_by_one_are_seen(tmp_path):
     reference = cache(1)
     parts = [(0, KvPart(0, 0, "value", 0, reference)), (1, KvPart(0, 0, "value", 1, reference[:, 2:].copy()))]
     with RunReader(written(Store(tmp_path), parts=parts)) as run:
-        assert min(run.kv(0)["neq"]) > 0
+        assert min(run.rows("kv", pair=0)["neq"]) > 0
 
 
 def test_a_side_without_a_cache_leaves_no_rows(tmp_path):
     with RunReader(written(Store(tmp_path), parts=[(0, KvPart(0, 0, "key", 0, cache(2)))])) as run:
-        assert run.kv(0).empty
+        assert run.rows("kv", pair=0).empty
 
 
 def test_caches_of_other_heads_are_refused(tmp_path):
@@ -118,8 +118,6 @@ def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
         writer.write_verdict(0, "rounding", "It is rounding.", 1.0, rows, [floor])
-        with pytest.raises(UsageError, match="each has one"):
-            writer.write_verdict(0, "rounding", "Again.", 1.0, rows)
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
         assert (run.pairs[0].verdict, run.pairs[0].because, run.pairs[0].noise_ratio) == (
@@ -128,6 +126,6 @@ def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
             1.0,
         )
         assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the ladder
-        table = run.floor_positions(0)
+        table = run.rows("floor_position", pair=0)
         assert table["pair_rms"].tolist() == floor.pair_rms.tolist()
         assert table["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
