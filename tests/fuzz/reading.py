@@ -92,12 +92,12 @@ def _read_run(path: Path) -> None:
                     run.at(side, prompt, position)
                 run.top_tokens(side, prompt, position)
         for pair in run.pairs:
-            for read in (run.positions, run.histogram, run.kv, run.layers, run.evidence, run.floor_positions):
+            for read in (run.positions, run.histogram, run.evidence):
                 read(pair.index)
             if run.header.k is None:
                 run.stored_cells("ulps", pair.index, 0, (0, rows))
-            run.rows("kv_position", pair=pair.index, prompt=0)
-            run.rows("layer_position", pair=pair.index, prompt=0)
+            for table in ("kv", "kv_position", "layer", "layer_position", "floor_position"):
+                run.rows(table, pair=pair.index)
         for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
             pass
         pairs, _ = report_of_run(run)
