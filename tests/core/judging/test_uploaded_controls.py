@@ -286,9 +286,8 @@ def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
     real = path.read_bytes()
     with duckdb.connect(str(tmp_path / "bad.duckdb")) as shell:
         shell.execute("CREATE VIEW evidence AS SELECT 1 AS pair")
-    monkeypatch.setattr(
-        "core.runs.revision._copy", lambda source, target: target.write_bytes((tmp_path / "bad.duckdb").read_bytes())
-    )
+    bad = (tmp_path / "bad.duckdb").read_bytes()
+    monkeypatch.setattr("core.runs.revision.shutil.copyfile", lambda source, target: target.write_bytes(bad))
     with pytest.raises(StoreError, match="view"):
         judge_stored(store, run, measure_controls(run))
     assert store.paths() == [path]
