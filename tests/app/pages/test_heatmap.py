@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app.heatmap import canvas
 from app.shell import store_cache
+from app.shell.selection import View
 from core.judging.ingest import ingest
 from core.runs.queries.elements import every_element
+from core.runs.reader import RunReader
 from tests.app import opening
+
+ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -117,3 +123,17 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     assert table["difference"].tolist()[:2] == [0.0, 0.5]
     assert table["difference"].isna().tolist() == [False] * 5 + [True] * 2 + [False]
     assert table["difference"].tolist()[7] == -0.25
+
+
+def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypatch):
+    window = {"rows": [2, 9], "columns": [0, 4096], "order": "id", "measure": "ulps", "scale": "log", "range": "view"}
+    session: dict = {}
+    monkeypatch.setattr("streamlit.session_state", session)
+    with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
+        view = View(run, run.pairs[0], 0, 0, run.positions(0))
+        canvas._follow(view, {"window": window, "serial": "s-1", "row": 445, "token": 7})
+    assert session == {
+        **{"heatmap_rows": "2:9", "heatmap_tokens": "", "heatmap_order": "id", "heatmap_cells": "ulps"},
+        **{"heatmap_colours": "log", "heatmap_scale": "view", "heatmap_serial": "s-1"},
+        **{"prompt": 1, "position": 3, "heatmap_token": "7"},
+    }
