@@ -15,7 +15,7 @@ from app.shell.jobs import Job, PromptFile, queue_of
 from core.capture_request import CaptureRequest
 from core.command_name import COMMAND, shell_command
 from core.packaged_models import PACKAGED, is_here
-from core.runs.queries.verdicts import tried_of
+from core.runs.queries.verdicts import deciding_controls
 from core.runs.requests import judged_again, left_out, typed_with
 from core.subprocess_json import ROOT
 from core.text import is_seen, printable, shown
@@ -25,31 +25,13 @@ _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 def controls_to_bring(view: selection.View) -> None:
     """Draw what would decide about an upload: the commands, with this run's id in them."""
-    run = view.run
-    tried = tried_of(run.evidence(view.pair.index))
-    is_wide = run.header.compute_dtype == "float32"
-    pair = "--float32 PAIR_IN_FLOAT32.npz"
-    first = "" if is_wide else f"{pair} "  # a control's figures are stored, not its logits
-    has_ids = all(prompt.token_ids for prompt in run.header.prompts)
-    controls = [
-        ("float32", "the same two sides in float32, with the same weights and tokens", pair, not is_wide),
-        (
-            "floor",
-            "a noise floor: the reference in float32 on three or more paths that are equal in exact arithmetic (batch"
-            " sizes, kernels)",
-            f"{first}--floor WAYS_IN_FLOAT32.npz",
-            True,
-        ),
-        ("model", "the model, which measures the floor on this dump's tokens", f"{first}--model MODEL", has_ids),
-        ("rerun", "whether a kernel is nondeterministic: each side called once more", "--rerun AGAIN.npz", True),
-    ]
-    controls = [control for control in controls if control[3] and control[0] not in tried]
+    controls = deciding_controls(view.run, view.run.evidence(view.pair.index))
     if not controls:
         return
     with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
-        for _, what, option, _ in controls:
+        for options, what in controls.items():
             st.caption(wording.opening(what))
-            widgets.code_block(f"{COMMAND} {shell_command(['verdict', run.run_id])} {option}", wraps=True)
+            widgets.code_block(f"{COMMAND} {shell_command(['verdict', view.run.run_id])} {options}", wraps=True)
         st.caption("The judged run is a new one, of the same bits; options may be combined. See docs/upload.md.")
 
 

@@ -17,6 +17,7 @@ from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.file.kept import takes
 from ..runs.file.records import FAILING
+from ..runs.queries.verdicts import next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.requests import typed_with
@@ -289,6 +290,8 @@ def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printe
 
     if is_verdict_printed:
         return command("show"), f"{command('show', '--markdown')}    # a report for an issue thread"
+    if deciding := next(filter(None, (next_command(run, pair) for pair in run.pairs)), ""):
+        return command("show"), f"{deciding}{f' {shell_command(where)}' if where else ''}    # would decide"
     if any(pair.verdict is not None for pair in run.pairs):
         return command("show"), f"{command('verdict')}    # the evidence"
     judge = typed_with(run.header.provenance, "judge", trusts_code=True)  # whoever reads this has just typed it

@@ -46,6 +46,8 @@ def print_reports(
         if pair.verdict:
             name = f"{pair.variant}: {pair.verdict}" if len(pairs) > 1 else pair.verdict
             print_text(f"{name}. {opening(pair.because)}")
+        if pair.next_command:
+            print_text(f"next: {pair.next_command}", err)
     first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
     for pair in pairs:  # bit-identical variants have the same flips
         if pair.variant == variant if variant else pair.variant in first_of_class:

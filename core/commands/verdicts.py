@@ -19,12 +19,13 @@ from ..judging.rejudge import check_upload, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
 from ..runs.file.evidence import FAILED, MISSING
 from ..runs.file.records import FAILING, UNDECIDED
+from ..runs.queries.verdicts import next_command
 from ..runs.reader import RunReader
 from ..runs.revision import Revision
 from ..runs.store.store import Store, open_store
 from ..runs.topk.pairing import compare_sides
 from . import options
-from .terminal.console import out, print_json, print_text, steps, stoppable
+from .terminal.console import err, out, print_json, print_text, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
@@ -186,3 +187,5 @@ def print_verdicts(run: RunReader, pairs_as_json: Sequence[dict[str, Any]]) -> N
             outcome = f"[{style}]{row.outcome}[/{style}]" if style else row.outcome
             table.add_row(row.rung, outcome, escape(row.says), escape(row.control))
         out.print(table)
+        if command := next_command(run, pair):
+            print_text(f"next: {command}", err)

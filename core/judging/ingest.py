@@ -100,7 +100,7 @@ def store_dump(
             writer.write_generation(generation)
         figures = writer.figures()
         checks = checks_of(figures, fillings)
-        for found in judge_upload(figures, checks, dump.generations, writer.run_id):
+        for found in judge_upload(figures, checks, dump.generations):
             writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
         return writer.finish()
 

@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..command_name import COMMAND
 from ..numerics.formats import FLOAT32 as FLOAT32_FORMAT
 from ..runs.figures import Figures
 from ..runs.file.evidence import (
@@ -64,18 +63,16 @@ def judge_upload(
     figures: Figures,
     validity: Sequence[Sequence[Evidence]],
     generations: Sequence[Generation],
-    run_id: str,
     controls: Controls = NO_CONTROLS,
     earlier: Sequence[PairVerdict] = (),
 ) -> list[PairVerdict]:
     """One verdict a pair. `validity`: of every pair (core.judging.validity), which is measured while the dump is read;
-    `run_id`: of the run that will hold the verdict, for the command that supplies what is missing; `earlier`: what
-    controls that were given before came to, which counts where none of now answers the same rung.
+    `earlier`: results of controls that were given before, used for each check that the controls of now leave open.
     """
     sampled = sampling(figures, generations)
     before = {verdict.pair: verdict for verdict in earlier}
     return [
-        _DumpLadder(figures, pair, controls, run_id, before.get(pair)).climb(
+        _DumpLadder(figures, pair, controls, before.get(pair)).climb(
             [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)]
         )
         for pair in range(len(figures.header.sides) - 1)
@@ -83,18 +80,14 @@ def judge_upload(
 
 
 class _DumpLadder(Ladder):
-    """One pair of a dump on trial. run_id: for the command that supplies what is missing; before: what controls that
-    were given earlier came to.
-    """
+    """One pair of a dump. before: its verdict by controls that were given earlier."""
 
-    def __init__(
-        self, figures: Figures, pair: int, controls: Controls, run_id: str, before: PairVerdict | None
-    ) -> None:
+    def __init__(self, figures: Figures, pair: int, controls: Controls, before: PairVerdict | None) -> None:
         header = figures.header
         names = (header.sides[0].name, header.sides[pair + 1].name)
         super().__init__(names, [prompt.positions for prompt in header.prompts])
         self.figures, self.pair, self.header, self.controls = figures, pair, header, controls
-        self.run_id, self.before = run_id, before
+        self.before = before
         self.positions = figures.positions(pair)
         self.squares: NDArray[np.float64] = self.positions["rms"].to_numpy(float) ** 2
         self.broken = not_finite_of(figures, pair)
@@ -447,7 +440,7 @@ class _DumpLadder(Ladder):
         is_asked = {"model", "float32"} <= self.controls.given
         way_out = (
             f" In 16 bits it is a lower precision: {found[0].says} Whether that is all takes the model and the pair in"
-            f" float32 at once: `{COMMAND} verdict {self.run_id} --float32 PAIR_IN_FLOAT32.npz --model MODEL`."
+            " float32 at once."
         )
         for place, row in enumerate(self.evidence):
             if row in found:
@@ -476,7 +469,7 @@ class _DumpLadder(Ladder):
     def _without_float32(self) -> None:
         says = (
             "The same two sides computed in float32, with the same weights and tokens, would decide whether rounding"
-            f" explains it: `{COMMAND} verdict {self.run_id} --float32 PAIR_IN_FLOAT32.npz`."
+            " explains it."
         )
         if "float32" in self.controls.given:
             name = self.names[1]
@@ -487,12 +480,9 @@ class _DumpLadder(Ladder):
         """Controls that would decide instead of a missing floor in float32; none that was given, or that the dump has
         no tokens for.
         """
-        command = f"{COMMAND} verdict {self.run_id}"
-        if self.header.format is not FLOAT32_FORMAT:  # of the pair in float32 its figures are kept, not its logits
-            command += " --float32 PAIR_IN_FLOAT32.npz"
         ways = []
         if "floor" not in self.controls.given:
-            ways.append(f"A rounding floor in float32 would decide it: `{command} --floor WAYS_IN_FLOAT32.npz`.")
+            ways.append("A noise floor in float32 would decide it.")
         if "model" not in self.controls.given and all(prompt.token_ids for prompt in self.header.prompts):
-            ways.append(f"{'Or the' if ways else 'The'} model, where it is at hand: `{command} --model MODEL`.")
+            ways.append(f"{'Or the' if ways else 'The'} model would decide it.")
         return " ".join(ways) or "No other control is left to ask for: it stays undecided."

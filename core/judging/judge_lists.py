@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..command_name import COMMAND
 from ..numerics.grid import Grid
 from ..runs.file.evidence import (
     FAILED,
@@ -40,10 +39,7 @@ from .ladder.noise_ratio import LARGEST_RATIO
 
 LARGEST_AT_ONE = 10.0  # floors at one position: of twenty tokens a mean square varies more than of a vocabulary
 FAR_FROM_MODEL = 10.0  # floors that engines in one dtype are apart at most
-_FLOOR = (
-    f"A rounding floor would decide: `{COMMAND} verdict RUN --model MODEL` measures it with the model that is served,"
-    " on the same tokens."
-)
+_FLOOR = "A noise floor would decide: the model that is served measures it on the same tokens."
 _REQUESTS = "the requests that were sent"
 
 
@@ -276,8 +272,8 @@ def _of_upload(pair: ListPair) -> tuple[str, str]:
     if not _differs(pair):
         return _equal(pair)
     return UNDECIDED, (
-        f"{_difference(pair)}. Nothing says whether either engine repeats its own answer: send each request twice, or"
-        f" have `{COMMAND} probe URL` do it."
+        f"{_difference(pair)}. Nothing says whether either engine repeats its own answer: probe it, or send each"
+        " request twice."
     )
 
 

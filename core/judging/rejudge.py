@@ -33,7 +33,7 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
         with run.decoding("figures"):
             before = [stored_verdict(run, pair) for pair in run.pairs]
             checks = [[row for row in verdict.evidence if row.rung == VALIDITY] for verdict in before]
-            found = judge_upload(run, checks, generations, revision.run_id, controls, before)
+            found = judge_upload(run, checks, generations, controls, before)
         judged = revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
     store.mark_judged(run.run_id, judged)
     return judged

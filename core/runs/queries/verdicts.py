@@ -44,7 +44,7 @@ from ..file.evidence import (
     StructureFigures,
     Unmeasured,
 )
-from ..file.records import BUG_SUSPECTED, IDENTICAL, NOT_JUDGED, ROUNDING, UNDECIDED
+from ..file.records import BUG_SUSPECTED, IDENTICAL, LIKELY_ROUNDING, NOT_JUDGED, ROUNDING, UNDECIDED
 from ..reader import RunReader, StoredPair
 from .flips import noise_sentence
 
@@ -167,6 +167,43 @@ def tried_of(evidence: Sequence[Evidence]) -> frozenset[str]:
     return frozenset(
         name for figures in rows if isinstance(figures, Unmeasured | ShrinkFigures) for name in figures.tried or ()
     )
+
+
+def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str, str]:
+    """Return the controls that would decide about a dump, most telling first: options of `ulpscope verdict` -> what
+    they bring. Empty for captures, and if every control was tried.
+    """
+    header, tried = run.header, tried_of(evidence)
+    if header.provenance.kind != "upload":
+        return {}
+    if header.k is not None:
+        return {"--model MODEL": "the model that is served, which measures the noise floor on the same tokens"}
+    is_wide = header.compute_dtype == "float32"
+    has_ids = all(prompt.token_ids for prompt in header.prompts)
+    pair = "--float32 PAIR_IN_FLOAT32.npz"
+    first = "" if is_wide else f"{pair} "  # figures of an earlier pair in float32 are stored, not its logits
+    controls = [
+        ("float32", pair, "the same two sides in float32, with the same weights and tokens", not is_wide),
+        (
+            "floor",
+            f"{first}--floor WAYS_IN_FLOAT32.npz",
+            "a noise floor: the reference in float32 on three or more paths that are equal in exact arithmetic (batch"
+            " sizes, kernels)",
+            True,
+        ),
+        ("model", f"{first}--model MODEL", "the model, which measures the noise floor on this dump's tokens", has_ids),
+        ("rerun", "--rerun AGAIN.npz", "whether a kernel is nondeterministic: each side called once more", True),
+    ]
+    return {options: what for name, options, what, is_open in controls if is_open and name not in tried}
+
+
+def next_command(run: RunReader, pair: StoredPair) -> str:
+    """Return the command that would decide about a pair: '' if its verdict is decided, or nothing is left to try."""
+    verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
+    if verdict not in (UNDECIDED, LIKELY_ROUNDING):
+        return ""
+    options = next(iter(deciding_controls(run, run.evidence(pair.index))), "")
+    return f"{COMMAND} verdict {run.run_id} {options}" if options else ""
 
 
 def _supply(run: RunReader, pair: StoredPair, rung: str, tried: frozenset[str]) -> str:

@@ -231,7 +231,9 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     because = f": {pair.because.rstrip('. ')}" if pair.because else ""
     if pair.verdict == NOT_JUDGED:
         because = f": no controls were run; `{COMMAND} judge` or `capture --judge` runs them"
-    if f"`{COMMAND} verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
+    elif pair.next_command:
+        because += f"; `{pair.next_command}` would decide"
+    if f"{COMMAND} verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
         because += f", where RUN is the id that `{COMMAND} ingest` prints"
     is_open = pair.verdict in (UNDECIDED, NOT_JUDGED)
     outcome = FAILED if pair.verdict in FAILING else UNDECIDED if is_open else PASSED

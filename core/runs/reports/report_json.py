@@ -17,7 +17,7 @@ from ...numerics.metrics import METRICS, Summary
 from ...numerics.totals import PairTotal
 from ..dumps.dump import Dump
 from ..file.records import Provenance
-from ..queries.verdicts import shown_verdict
+from ..queries.verdicts import next_command, shown_verdict
 from ..reader import RunReader
 from ..tables.positions import position_rows
 
@@ -73,6 +73,7 @@ class PairReport:
     rows: list[dict[str, Any]]
     verdict: str = ""
     because: str = ""
+    next_command: str = ""  # that would decide, '' if it is decided
     unit: str = "logits"
     is_list: bool = False
 
@@ -126,7 +127,16 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
         verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
         is_list = run.header.k is not None
         report = PairReport(
-            pair.reference, pair.variant, pair.summary, {}, [], verdict, pair.because or "", run.header.unit, is_list
+            pair.reference,
+            pair.variant,
+            pair.summary,
+            {},
+            [],
+            verdict,
+            pair.because or "",
+            next_command(run, pair),
+            run.header.unit,
+            is_list,
         )
         for name, value in report.figures.items():
             if value is not None and not isinstance(value, int | float):
@@ -144,7 +154,7 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
 
 
 def _verdict_json(pair: PairReport) -> dict[str, Any]:
-    return {"verdict": pair.verdict or None, "because": pair.because or None}
+    return {"verdict": pair.verdict or None, "because": pair.because or None, "next_command": pair.next_command or None}
 
 
 def as_json(

@@ -148,6 +148,8 @@ def test_a_run_comes_back_out_of_its_export_digit_for_digit(cli: Any, changed: l
     for said in both:
         for own in ("run_id", "name", "created"):
             del said[own]
+        for pair in said["pairs"]:
+            del pair["next_command"]  # names the run
     assert both[0] == both[1]
 
 

@@ -29,6 +29,7 @@ from core.runs.file.evidence import (
     Evidence,
     Unmeasured,
 )
+from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.revision import PairVerdict
 from core.runs.store.store import Store
@@ -77,7 +78,7 @@ def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -
         with RunReader(store.path_of(run_id)) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
             checks = [[row for row in run.evidence(0) if row.rung == VALIDITY]]
-            return judge_upload(run, checks, [], run_id, measured, [before] if before else [])[0]
+            return judge_upload(run, checks, [], measured, [before] if before else [])[0]
 
     return judge
 
@@ -200,7 +201,6 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
         for key in ("reference", "variant"):
             assert np.array_equal(first[key].view(np.uint8), second[key].view(np.uint8))
     assert run.header.name == "with a rerun"
-    assert f"verdict {run.run_id}" in run.pairs[0].because
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
@@ -406,8 +406,8 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     (pair,) = judged_run.pairs
     assert pair.verdict == "undecided"
     assert sentence in pair.because
-    assert "--floor" not in pair.because
-    assert "--model MODEL" in pair.because
+    assert next_command(judged_run, pair) == f"ulpscope verdict {judged_run.run_id} --model MODEL"
+    assert not any("ulpscope" in text for text in (pair.because, *(row.says for row in judged_run.evidence(0))))
     assert [row.outcome for row in judged_run.evidence(0) if row.rung == FLOAT32] == [MISSING]
 
 
@@ -499,4 +499,4 @@ def test_a_precision_that_16_bits_show_decides_nothing_of_a_pair_in_float32_that
     else:
         found = judged(variant, judged(variant, model=model), float32=wide, floor=FLOOR)
     assert found.name == ("bug suspected" if is_together else "undecided")
-    assert ("--float32 PAIR_IN_FLOAT32.npz --model MODEL`" in found.because) != is_together
+    assert ("takes the model and the pair in float32 at once" in found.because) != is_together

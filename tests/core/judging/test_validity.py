@@ -13,6 +13,7 @@ from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, SCREENING, STRUCTURE, VALIDITY
 from core.runs.file.evidence import FLOAT32 as FLOAT32_RUNG
+from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, saved, states
@@ -38,7 +39,7 @@ def test_a_sound_dump_is_likely_rounding_and_names_the_command_that_would_decide
     run = stored(tmp_path, reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))
     (pair,) = run.pairs
     assert pair.verdict == "likely rounding"
-    assert f"ulpscope verdict {run.run_id} --float32" in pair.because
+    assert next_command(run, pair) == f"ulpscope verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz"
     assert outcomes(run) == {VALIDITY: [PASSED] * 5, SCREENING: [PASSED], FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
 
 
