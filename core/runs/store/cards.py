@@ -94,8 +94,8 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     def read(path: Path) -> RunCard | StoreError:
         try:
-            fetched = mirror.fetch(path.stem)
-            return read_runs([fetched])[fetched]
+            with mirror.fetched_once(path.stem) as fetched:
+                return read_runs([fetched])[fetched]
         except StoreError as error:
             return error
 

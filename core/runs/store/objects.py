@@ -13,8 +13,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -126,6 +126,17 @@ class Mirror:
             os.utime(path, (time.time(), found.changed.timestamp()))
         self._evict(path)
         return path
+
+    @contextmanager
+    def fetched_once(self, run_id: str) -> Iterator[Path]:
+        """The run's file for as long as the block lasts: a listing of a thousand runs need not fill the cache."""
+        found, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
+        if found is None or self.outage or _is_copy(path, found):
+            yield self.fetch(run_id)
+            return
+        with TemporaryDirectory(dir=self.folder, prefix=WRITING) as place:
+            self._download(found, Path(place) / path.name)
+            yield Path(place) / path.name
 
     def _download(self, found: Object, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from core.errors import UsageError
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.remedies import advice
-from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import header_of
 from tests.core.runs.remedy_runs import ROWS, remedy_run, row
 
 PLAIN, FLOAT32, REFUSED, INVARIANT = ROWS
@@ -44,8 +41,3 @@ def test_remedies_are_read_as_they_were_written(tmp_path):
         assert run.remedies == {0: list(ROWS)}
     with RunReader(store.path_of(remedy_run(store, "without", ()))) as run:
         assert run.remedies == {}
-
-
-def test_remedies_of_a_pair_that_is_not_there_are_refused(tmp_path):
-    with RunWriter(Store(tmp_path), header_of()) as writer, pytest.raises(UsageError, match="remedies of pair 1"):
-        writer.write_remedies(1, ROWS)

@@ -332,7 +332,7 @@ def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path
     mib, _, reason = done.stdout.partition(" ")
     assert "more than 512 sides or pairs" in reason
     assert int(mib) < 400
-    with pytest.raises(StoreError, match=f"table {table} has"):  # as a file from outside
+    with pytest.raises(StoreError, match=f"table {table} has|more than 512 sides"):  # as a file from outside
         understood([path])
 
 
