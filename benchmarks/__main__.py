@@ -19,6 +19,7 @@ _MODULES = {
     "pages": "serving.pages",
     "heatmap": "serving.heatmap",
     "memory": "memory",
+    "tokens": "tokens",
 }
 ALL = tuple(_MODULES)
 

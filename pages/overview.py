@@ -29,13 +29,18 @@ if summary.nonfinite_mismatch:
         )
     )
 
-positions = len(view.table)
+positions = view.compared
 elements = summary.finite if view.is_list else header.rows * header.vocab
 figures = st.columns(4)
 figures[0].metric(
     "Flips",
     f"{summary.flips:,}",
-    help=f"{meanings()['flip']}; the same top-1 at {out_of(positions - summary.flips, positions)} positions",
+    help=f"{meanings()['flip']}; "
+    + (
+        "no side sent its best tokens"
+        if summary.same_top1 is None
+        else f"the same top-1 at {out_of(positions - summary.flips, positions)} positions"
+    ),
 )
 if view.is_list:
     figures[1].metric("Could flip", f"{summary.could_flip:,}", help=meanings()["could flip"])

@@ -55,6 +55,7 @@ def pick(view: selection.View) -> list[Compared]:
     for run_id, index in wanted.items():
         try:
             run = store_cache.open_run(run_id)
+            run.header.check_short()
         except UlpscopeError as error:
             st.error(widgets.escaped(str(error)))
             continue

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """One pair at one position of an open run. `table` has the pair's figures, one row a position of every prompt."""
+    """One pair at one position of an open run. `table` has the pair's figures, one row a position of every prompt, of
+    a long run those of the selected prompt; compared: positions of all prompts.
+    """
 
     run: RunReader
     pair: StoredPair
@@ -41,6 +43,11 @@ class View:
         """Row of `table` at the selected position, or the one before it if nothing was compared there."""
         table = self.prompt_table
         return int(table.index[max(0, int(table["position"].searchsorted(self.position, "right")) - 1)])
+
+    @property
+    def compared(self) -> int:
+        """Positions of the pair that were compared, of all prompts."""
+        return self.run.header.rows if self.run.header.is_long else len(self.table)
 
     @property
     def is_list(self) -> bool:

@@ -10,7 +10,7 @@ import streamlit as st
 from app import navigation
 from app.components import stepper
 from app.shell import address, link, selection, store_cache, widgets
-from core.errors import UlpscopeError
+from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
@@ -111,17 +111,21 @@ def _pick_within(run: RunReader) -> selection.View:
         format_func=lambda name: name if twins[name] == name else f"{name}  ≡ {twins[name]}",
         key="variant",
     )
-    pair, prompts = run.pairs[names.index(variant)], run.header.prompts
-    table = store_cache.positions(run, pair.index)
+    pair, prompts, is_long = run.pairs[names.index(variant)], run.header.prompts, run.header.is_long
+    table = store_cache.largest(run, pair.index) if is_long else store_cache.positions(run, pair.index)
     is_open = "position" in st.session_state or link.is_linked("position")
     _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
     compared = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides
-    if st.session_state["prompt"] not in compared:
+    if not is_long and st.session_state["prompt"] not in compared:
         st.session_state["prompt"] = compared[0]
     prompt = 0
     if len(prompts) > 1:
         forget = partial(st.session_state.pop, "position", None)
         prompt = int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=forget))
+    if is_long:
+        table = run.positions_of(pair.index, prompt)
+        if table.empty:
+            raise StoreError(f"prompt {prompt} of this run was not compared; choose another one.")
     positions = table.loc[table["prompt"] == prompt, "position"]
     first, last = int(positions.min()), int(positions.max())
     _settle("position", first, last, first if is_open else telling_place(table, prompt)[1])

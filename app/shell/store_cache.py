@@ -164,6 +164,11 @@ def positions(run: RunReader, pair: int) -> pd.DataFrame:
     return cached("positions", stamp_of(run), (pair,), lambda: run.positions(pair))
 
 
+def largest(run: RunReader, pair: int) -> pd.DataFrame:
+    """Figures of the position of a long run that is furthest apart."""
+    return cached("largest", stamp_of(run), (pair,), lambda: run.largest(pair))
+
+
 def histogram(view: View) -> dict[int, int]:
     """Map from ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take
     0.15 s to read.

@@ -24,6 +24,7 @@ from core.text import code, legible
 # Whole numbers with their thousands apart, as the viewer's language has them.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
+OVERVIEW = "overview"  # name of the page that shows runs of any length
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
 _ADDRESS = re.compile(
     r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE
@@ -52,6 +53,9 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
         f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}`"
         + (f" · {escaped(where)}" if where else "")
     )
+    if header.is_long and page.name != OVERVIEW:
+        st.info(f"A run of {header.rows:,} positions has an Overview only.")
+        st.stop()
     if view.is_list and needs_rows:
         st.info(f"{page.title} needs whole rows of logits: {refusal(header)}")
         st.stop()
@@ -151,6 +155,9 @@ def causes(view: selection.View) -> None:
     """Draw what simply explains the pair's difference, looked for when it is asked for."""
     folded = st.expander("Simple causes", icon=":material/search_insights:", key="causes", on_change="rerun")
     if not folded.open:
+        return
+    if view.run.header.is_long:
+        folded.markdown(f"A run of {view.run.header.rows:,} positions is too long to look for causes.")
         return
     if not view.run.has_all_logits and not view.is_list:
         folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header)}")

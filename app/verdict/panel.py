@@ -60,11 +60,13 @@ def verdict(view: selection.View) -> None:
 
 def _differing(view: selection.View) -> str:
     """Sentence on how much differs, in markdown."""
-    summary, header, rows = view.pair.summary, view.run.header, len(view.table)
+    summary, header, rows = view.pair.summary, view.run.header, view.compared
     logits = summary.finite if view.is_list else header.rows * header.vocab
     if summary.bit_identical:
         return f"Bit-identical: all {logits:,} logits are the same on both sides, signs of zeros included."
     change = "positions changes its" if summary.flips == 1 else "positions change their"
+    if summary.same_top1 is None and view.is_list:
+        return f"{out_of(summary.neq, logits)} values differ; no side sent its best tokens, so flips are unknown."
     flips = f"**{summary.flips:,} of {rows:,} {change} argmax**" if summary.flips else "no argmax changes"
     return f"{out_of(summary.neq, logits)} {'values' if view.is_list else 'logits'} differ; {flips}."
 
@@ -166,7 +168,11 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
 
 
 def report(view: selection.View) -> None:
-    """Draw the report for an issue thread, folded; the button at the right of its text copies it."""
+    """Draw the report for an issue thread, folded; the button at the right of its text copies it. None of a long run,
+    which would be read whole.
+    """
+    if view.run.header.is_long:
+        return
     folded = st.expander("Report for an issue thread", icon=":material/article:", key="copy_report", on_change="rerun")
     if folded.open:
         with folded:

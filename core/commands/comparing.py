@@ -41,6 +41,7 @@ from ..runs.reports.gate_files import append, junit_text, markdown_text, write_w
 from ..runs.reports.report_json import PairReport, as_json, report_of_run
 from ..runs.store.store import Store, open_store
 from ..runs.topk.files import are_payloads
+from ..runs.topk.tokens import are_tokens
 from ..text import plural
 from . import options
 from .tables import print_reports
@@ -95,7 +96,7 @@ def compare(
             raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
         path = open_store(store).path_of(first)
         compared = _compared_run(path, must_be_whole=is_gate or write_bounds is not None)
-    elif are_payloads(files):
+    elif are_tokens(files) or are_payloads(files):
         if compute_dtype or reference or holds:
             raise UsageError(WHOLE_ROWS_ONLY)
         with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
@@ -104,6 +105,8 @@ def compare(
     else:
         compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
     header = compared.header
+    if positions:
+        header.check_short()
     if header.k is not None:
         if bounds is not None or write_bounds is not None:
             raise UsageError("--bounds and --write-bounds are for whole rows of logits; a server sent top tokens only.")

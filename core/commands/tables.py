@@ -21,7 +21,7 @@ _MOST_FLIPS = 20
 def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
     columns = ("variant", "differing logits", "rms, row ULPs", "max abs", "ULPs: median", "p99", "flips", "near ties")
     size = f"{plural(header.rows, 'position')} x {header.vocab:,} tokens, ULPs of {header.compute_dtype}"
-    of_lists = f"{plural(len(pairs[0].rows), 'position')}, {header.measured}"
+    of_lists = f"{plural(pairs[0].compared, 'position')}, {header.measured}"
     title = f"{pairs[0].reference} vs …   {size if header.k is None else of_lists}"
     lines = (line for pair in pairs for line in _pair_lines(pair, header))
     return table_of((*columns, "mean KL, nats"), lines, title=title, text=("variant",))

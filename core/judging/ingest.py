@@ -18,10 +18,11 @@ from ..runs.topk.alignment import aligned
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.tables import About, write_lists
+from ..runs.topk.tokens import are_tokens, write_tokens
 from ..runs.writer import RunWriter
 from .constant_rows import Filling
 from .judge_dump import judge_upload
-from .judge_lists import judge_responses
+from .judge_lists import judge_responses, judge_tokens
 from .validity import checks_of
 
 WHOLE_ROWS_ONLY = (
@@ -49,9 +50,13 @@ def ingest(
     `holds`: see open_dump. UsageError for options of whole rows beside responses.
     """
     title = name or " + ".join(path.stem for path in paths)
-    if are_payloads(paths):
+    is_tokens = are_tokens(paths)
+    if is_tokens or are_payloads(paths):
         if compute_dtype or reference or holds:
             raise UsageError(WHOLE_ROWS_ONLY)
+        if is_tokens:
+            about = About(title, model)
+            return write_tokens(store, paths, about, judge_tokens, run_id=run_id, on_progress=on_progress)
         return _ingest_responses(store, paths, title, model, run_id, on_progress)
     with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
         return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)

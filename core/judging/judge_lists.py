@@ -31,6 +31,7 @@ from ..runs.revision import PairVerdict
 from ..runs.topk.pairing import ListPair, ListPosition, compare_sides
 from ..runs.topk.placeholders import clauses
 from ..runs.topk.records import ListSide
+from ..runs.topk.tokens import Compared
 from ..text import number, opening, out_of, plural, shown, three_digits
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
@@ -208,6 +209,35 @@ def judge_responses(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> lis
         _verdict(index, _of_upload(pair), pair, sides[0], side, {})
         for index, (pair, side) in enumerate(zip(pairs, sides[1:], strict=True))
     ]
+
+
+def judge_tokens(compared: Compared) -> PairVerdict:
+    """The verdict on two files of chosen tokens: of one value a row no cause is looked for, and none is told."""
+    figures, (first, second) = compared.summary, compared.names
+    sent = f"{out_of(figures.neq, figures.finite)} log-probabilities of chosen tokens that both sides have differ"
+    constant = [
+        (name, value) for name, value in zip(compared.names, compared.constants, strict=True) if value is not None
+    ]
+    if constant:
+        name, says = INVALID_DUMP, f"every value of '{constant[0][0]}' is {constant[0][1]}: placeholders."
+    elif not figures.finite:
+        name, says = UNDECIDED, "no token has a log-probability on both sides."
+    elif not figures.neq:
+        name = IDENTICAL
+        says = (
+            f"all {figures.finite:,} log-probabilities that both sides have are equal; other tokens are not compared."
+        )
+    else:
+        name = UNDECIDED
+        says = (
+            f"{sent}, by up to {number(figures.max_abs)} nats. One value a position does not tell rounding from"
+            f" a fault: score the same tokens once more with '{first}' and with '{second}', or bring"
+            " whole rows of some of them."
+        )
+    counts = SentFigures(positions=compared.positions, values=figures.finite, neq=figures.neq, flips=0)
+    outcome = FAILED if constant else PASSED if name == IDENTICAL else NOTED
+    row = Evidence(Check.SENT, "the log-probabilities of the files", counts, outcome, opening(says))
+    return PairVerdict(0, name, says, None, (row,))
 
 
 def _verdict(

@@ -47,9 +47,21 @@ class Figures:
         """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
         undefined). Not to be changed: the latest is kept, for a verdict asks five times for that of one pair.
         """
+        self.header.check_short()
         if (latest := self._latest) is None or latest[0] != pair:
             latest = self._latest = pair, positions.read_positions(self._database, self.header, pair)
         return latest[1]
+
+    def positions_of(self, pair: int, prompt: int) -> pd.DataFrame:
+        """The rows of `positions` of one prompt."""
+        return positions.read_positions(self._database, self.header, pair, prompt)
+
+    def largest(self, pair: int) -> pd.DataFrame:
+        """The row of `positions` with the largest difference, the first of equal ones."""
+        largest = "SELECT max_abs FROM pair WHERE pair = $1"  # by which row groups are skipped
+        asked = f"SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs = ({largest})"
+        table = self.positions_of(pair, self._database.rows(asked, [pair])[0][0])
+        return table.iloc[[int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())]]
 
     def spacing(self, pair: int, rows: tuple[int, int]) -> NDArray[np.float64]:
         """Spacing by which the differences of some rows become row ULPs; 1 where there is no difference. [rows]"""

@@ -142,7 +142,7 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
     if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(range(len(header.sides))):
         raise StoreError(f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.")
     if header.k is not None:
-        run.lists()
+        run.check_digests()
     if not run.has_all_logits:
         return
     rows = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))

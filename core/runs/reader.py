@@ -160,11 +160,20 @@ class RunReader(Figures):
         return frozenset(row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}"))
 
     def records(self, pair: int) -> list[dict[str, Any]]:
-        """Figures of a pair, one dict a position, None where undefined."""
-        return positions.read_records(self._database, pair)
+        """Figures of a pair, one dict a position, None where undefined; of a long run only its flips."""
+        return positions.read_records(self._database, pair, "is_flip" if self.header.is_long else "true")
+
+    def compared(self, pair: int) -> int:
+        """Positions of a pair that were compared."""
+        return self._database.rows("SELECT count(*) FROM position WHERE pair = ?", [pair])[0][0]
+
+    def check_digests(self) -> None:
+        """StoreError if the sides of a run of lists did not send what their digests are of."""
+        topk_tables.check_digests(self._database)
 
     def lists(self) -> tuple[ListSide, ...]:
         """What a server sent, of a run of lists."""
+        self.header.check_short()
         return topk_tables.read_sides(self._database)
 
     @cached_property

@@ -10,9 +10,10 @@ from __future__ import annotations
 # Beside its logits a side costs 7 ms to take in and 10 KB of disk, a pair as much again on pages that list all pairs.
 MAX_SIDES = 512
 MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
-MAX_ROWS = 1 << 20  # positions of all prompts together
+MAX_ROWS = 1 << 20  # positions of all prompts together, of whole rows; a longer run of lists is read in parts only
 MOST_ROWS = 64 * MAX_ROWS  # of any table but that of the logits
 MOST_TEXT = 256 << 20  # bytes of all texts of a table
+MAX_LISTED_ROWS = MOST_ROWS // 2  # positions of lists of two sides
 
 # Bytes of UTF-8 of a token's text. The longest tokens in use are 128 spaces (of Llama 3 and GPT-4o) or some words of a
 # chat template between brackets; as `<0xE2>` for each byte, a token has six times its bytes.

@@ -81,13 +81,15 @@ class Database:
             return cls(path, _connected(attach, _LOCKED), is_shared=True)
 
     @classmethod
-    def to_write(cls, path: Path, *, expected_bytes: int) -> Database:
-        """A new file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB."""
+    def to_write(cls, path: Path, *, expected_bytes: int, row_group: int = 2048) -> Database:
+        """A new file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB.
+
+        row_group: rows of a table that are stored and skipped together.
+        """
         with _edge(path):
             block = 16384 if expected_bytes < _SMALL_RUN else 262144
-            attach = (
-                f"ATTACH {_quoted(path.absolute())} AS run_file (TYPE duckdb, ROW_GROUP_SIZE 2048, BLOCK_SIZE {block})"
-            )
+            form = f"TYPE duckdb, ROW_GROUP_SIZE {row_group}, BLOCK_SIZE {block}"
+            attach = f"ATTACH {_quoted(path.absolute())} AS run_file ({form})"
             spill = str(path.absolute().parent / "spill")
             return cls(path, _connected(attach, "USE run_file", temp_directory=spill))
 

@@ -10,14 +10,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
+from ...errors import StoreError, UsageError
 from ...numerics.formats import FloatFormat, format_named
 from ...text import plural, shown
-from .bounds import LONGEST_NAME, LONGEST_SIDE_NAME, LONGEST_TOKEN, MAX_SIDES, TOKENS_TOGETHER
+from .bounds import LONGEST_NAME, LONGEST_SIDE_NAME, LONGEST_TOKEN, MAX_ROWS, MAX_SIDES, TOKENS_TOGETHER
 from .kept import ALL, KEEPS
 
 IDENTICAL = "identical"
@@ -236,10 +237,22 @@ class RunHeader:
         starts = np.cumsum([0, *(prompt.positions for prompt in self.prompts)])
         return starts[prompts] + positions
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Positions of all prompts together."""
         return sum(prompt.positions for prompt in self.prompts)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its figures are never read as a whole: lists of more positions than a run of whole rows has."""
+        return self.k is not None and self.rows > MAX_ROWS
+
+    def check_short(self) -> None:
+        """StoreError where the run is too long for what reads all of its positions."""
+        if self.is_long:
+            raise StoreError(
+                f"a run of {self.rows:,} positions is too long for this; its Overview, `show` and `compare` sum it up."
+            )
 
     def places(self) -> list[tuple[int, int]]:
         """(prompt, position) of every row, in order."""

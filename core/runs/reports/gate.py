@@ -176,7 +176,9 @@ class Condition:
             is_over = figure < self.limit if measure.sign == "<" else figure > self.limit
             outcome = FAILED if is_over else PASSED
         value = "unknown" if figure is None else percent(figure) if measure.unit.startswith("of ") else number(figure)
-        says = measure.words.format(value, of=plural(len(rows), "position"), unit=pair.unit)
+        says = measure.words.format(
+            value, of=plural(pair.compared if pair.is_list else len(rows), "position"), unit=pair.unit
+        )
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
             says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
@@ -220,11 +222,14 @@ class Condition:
         return FAILED if sure else PASSED, sure, says + at_most * bool(flips and not sure)
 
 
+_BY_TOP = ("flips", "same-top1", "flips:margin")  # conditions on top tokens
+
+
 def _leaves_open(kind: str, pair: PairReport) -> bool:
     """Return whether what was sent does not say whether a condition holds: bits of whole rows, unknown top tokens."""
     if kind == "bits" or not pair.figures["finite"]:
         return True
-    return kind in ("flips", "same-top1") and any(row["is_flip"] is None for row in pair.rows)
+    return kind in _BY_TOP[:2] and any(row["is_flip"] is None for row in pair.rows)
 
 
 def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
@@ -248,6 +253,8 @@ def parse_conditions(texts: Sequence[str]) -> list[Condition]:
 def check_for_lists(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
     """UsageError for a condition that no list of some tokens could decide."""
     for condition in conditions:
+        if condition.kind in _BY_TOP and any(pair.is_list and pair.compared > len(pair.rows) for pair in pairs):
+            raise UsageError(f"--fail-on {condition}: reads every position, and a run this long is only summed up.")
         column = MEASURES[condition.kind].column
         is_open = all(pair.is_list and column and pair.figures[column] is None for pair in pairs)
         if is_open and (refused := MEASURES[condition.kind].refused):

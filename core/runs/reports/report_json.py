@@ -76,6 +76,7 @@ class PairReport:
     next_command: str = ""  # that would decide, '' if it is decided
     unit: str = "logits"
     is_list: bool = False
+    compared: int = 0  # of lists: positions
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -137,6 +138,7 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
             next_command(run, pair),
             run.header.unit,
             is_list,
+            run.compared(pair.index) if is_list else run.header.rows,
         )
         for name, value in report.figures.items():
             if value is not None and not isinstance(value, int | float):
@@ -184,7 +186,7 @@ def as_json(
         "reference": chosen.reference,
         "variant": chosen.variant,
         "compute_dtype": compute_dtype or None,
-        "positions": len(chosen.rows) if chosen.is_list else rows,
+        "positions": chosen.compared if chosen.is_list else rows,
         "vocab": vocab or None,
         **_verdict_json(chosen),
         "summary": chosen.figures,

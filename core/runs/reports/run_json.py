@@ -55,6 +55,8 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
     position if asked.
     """
     header = run.header
+    if with_positions:
+        header.check_short()
     pairs, classes = report_of_run(run, only=0)
     report = as_json(
         pairs,

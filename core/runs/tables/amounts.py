@@ -11,7 +11,7 @@ from ...errors import StoreError
 from ...numerics.divergence import DENSE_DISTANCES, EXACT_DISTANCES
 from ...numerics.sizes import TOP_K
 from ..file.blob_tiles import TILE_BYTES
-from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, MOST_TEXT
+from ..file.bounds import MAX_LISTED_ROWS, MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, MOST_TEXT
 from ..file.database import Database, check_size
 from ..file.kept import ALL, NOTE
 from .schema import TABLES
@@ -43,7 +43,8 @@ def check_counts(
     """
     sides, rows = counts["side"], counts[POSITIONS]
     is_known = vocab > 0 or (k is not None and vocab == 0)
-    if not (is_known and vocab <= MAX_VOCAB and rows <= MAX_ROWS and sides <= MAX_SIDES):
+    most_rows = MAX_ROWS if k is None else MAX_LISTED_ROWS
+    if not (is_known and vocab <= MAX_VOCAB and rows <= most_rows and sides <= MAX_SIDES):
         found = f"{sides:,} sides of {rows:,} x {vocab:,} logits"
         raise StoreError(f"{database.file}: {found} are more than a run can have.")
     pairs = max(0, sides - 1)

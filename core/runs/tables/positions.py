@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...numerics.divergence import RowFigures, SideRows
 from ...numerics.metrics import METRICS, OPEN_IN_LISTS, Metric
 from ...numerics.topk import ListFigures
+from ..file.bounds import MAX_ROWS
 from ..file.database import Database
 from ..file.records import RunHeader
 from ..file.table import Table, column
@@ -123,11 +124,12 @@ def list_position_rows(
     return POSITION.arrow(pair=pair, prompt=prompts, position=positions, **columns)
 
 
-def read_positions(database: Database, header: RunHeader, pair: int) -> pd.DataFrame:
-    """Figures of a pair, one row a position of every prompt (null where undefined)."""
-    table = POSITION.read(database, "pair = ? ORDER BY prompt, position", [pair], POSITION.names[1:])
+def read_positions(database: Database, header: RunHeader, pair: int, prompt: int | None = None) -> pd.DataFrame:
+    """Figures of a pair, one row a position of every prompt or of one (null where undefined)."""
+    where, of = ("", []) if prompt is None else (" AND prompt = ?", [prompt])
+    table = POSITION.read(database, f"pair = ?{where} ORDER BY prompt, position", [pair, *of], POSITION.names[1:])
     with database.decoding("table of positions"):
-        if len(table) != header.rows and header.k is None:
+        if len(table) != header.rows and header.k is None and prompt is None:
             raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
         for metric in METRICS:  # a file in which one is text or null is not read as one that is all equal
             is_open = header.k is not None and metric.name in OPEN_IN_LISTS
@@ -146,10 +148,10 @@ def _known(values: pd.Series, dtype: str) -> pd.Series:
     return values.eq(True) if dtype == "bool" else values.astype("Int64" if "int" in dtype else dtype)
 
 
-def read_records(database: Database, pair: int) -> list[dict[str, Any]]:
-    """Figures of a pair, one dict a position, None where undefined."""
+def read_records(database: Database, pair: int, where: str = "true") -> list[dict[str, Any]]:
+    """Figures of a pair, one dict a position for which `where` holds, None where undefined."""
     columns = ", ".join(POSITION.names[1:])
-    asked = f"SELECT {columns} FROM position WHERE pair = ? ORDER BY prompt, position"
+    asked = f"SELECT {columns} FROM position WHERE pair = ? AND {where} ORDER BY prompt, position LIMIT {MAX_ROWS}"
     with database.decoding("table of positions"):
         found = database.table(asked, [pair])
         for metric in METRICS:

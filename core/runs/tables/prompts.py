@@ -71,9 +71,13 @@ def read_prompts(database: Database) -> tuple[Prompt, ...]:
     for prompt, *token in database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
         tokens.setdefault(prompt, []).append(tuple(token))
     prompts = []
+    without: dict[int, Prompt] = {}  # one of each length, for there may be a million
     for index, positions in database.rows("SELECT prompt, positions FROM prompt ORDER BY prompt"):
-        ids = tuple(t[0] for t in tokens.get(index, []) if t[0] is not None)
-        texts = tuple(t[1] for t in tokens.get(index, []) if t[1] is not None)
+        if index not in tokens:
+            prompts.append(without.get(positions) or without.setdefault(positions, Prompt(positions)))
+            continue
+        ids = tuple(t[0] for t in tokens[index] if t[0] is not None)
+        texts = tuple(t[1] for t in tokens[index] if t[1] is not None)
         prompts.append(Prompt(positions, ids, texts))
     return tuple(prompts)
 

@@ -47,7 +47,7 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
         return sides_of(read_responses(paths[0]), shown(paths[0].name))
     if len(paths) > MAX_SIDES:
         raise UsageError(f"{len(paths):,} files; a run has at most {MAX_SIDES} sides.")
-    names = _names(paths)
+    names = side_names(paths)
     sides = _in_one_order([read_responses(path) for path in paths])
     return tuple(ListSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
 
@@ -74,8 +74,8 @@ def sides_of(responses: Sequence[Response], where: str) -> tuple[ListSide, ...]:
     )
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The files' names without their suffix; with it, or the folder, where two are alike."""
+def side_names(paths: Sequence[Path]) -> list[str]:
+    """Names of sides: the files' names without their suffix; with it, or the folder, where two are alike."""
     for names in ([path.stem for path in paths], [path.name for path in paths]):
         if len(set(names)) == len(names):
             return [shown(name) for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 16 * MAX_ROWS  # of 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
 _BYTES_A_VALUE = 24  # in the file, uncompressed
+_CHUNK_ROWS = 1 << 18  # read at a time
+_PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def write_lists(
             insert_prompts(database, header)
             if texts := _texts(sides):
                 VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
-            digests = [digest_of(side) for side in sides]
+            digests = [digest_of(side.values, side.responses) for side in sides]
             sent = [most_sent(side) for side in sides]
             insert_sides(database, header, digests, [(each, "float64") for each in digests], sent, sides[0].keys)
             for index, side in enumerate(sides):
@@ -216,10 +218,10 @@ def _logsumexp(side: ListSide) -> float | list[float | None] | None:
     return [float(np.logaddexp.reduce(values)) if len(values) else None for values in whole]
 
 
-def digest_of(side: ListSide) -> str:
+def digest_of(values: str, responses: Iterable[Response]) -> str:
     """SHA-256 of what a side sent: rows, values and tokens of every response, in order."""
-    digest = hashlib.sha256(side.values.encode())
-    for response in side.responses:
+    digest = hashlib.sha256(values.encode())
+    for response in responses:
         digest.update(json.dumps([response.tokens, response.generated_from]).encode())
         for name in ("positions", "offsets", "token_ids", "values", "best", "chosen", "missing", "full"):
             digest.update(np.ascontiguousarray(getattr(response.rows, name)).data)
@@ -231,23 +233,46 @@ def read_sides(database: Database) -> tuple[ListSide, ...]:
     texts = dict(database.rows("SELECT token_id, text FROM vocabulary"))
     with database.decoding("lists"):
         sides = []
-        for index, name, holds, keys, sha256 in database.rows(
-            "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
-        ):
-            responses = tuple(_read_responses(database, index, holds, keys, texts))
-            side = ListSide(name, responses)
-            if digest_of(side) != sha256:
-                raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
+        for index, name, holds, keys, sha256 in _stored_sides(database):
+            side = ListSide(name, tuple(responses_of(database, index, holds, keys, texts)))
+            _check_digest(name, digest_of(holds, side.responses), sha256)
             sides.append(side)
         return tuple(sides)
 
 
-def _read_responses(
+def check_digests(database: Database) -> None:
+    """StoreError if a side of a run of lists, however long, did not send what its digest is of."""
+    with database.decoding("lists"):
+        for index, name, holds, keys, sha256 in _stored_sides(database):
+            _check_digest(name, digest_of(holds, responses_of(database, index, holds, keys, {})), sha256)
+
+
+def _stored_sides(database: Database) -> list[tuple]:
+    return database.rows("SELECT side, name, holds, keys, sha256 FROM side ORDER BY side")
+
+
+def _check_digest(name: str, digest: str, expected: str) -> None:
+    if digest != expected:
+        raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
+
+
+def responses_of(
     database: Database, side: int, holds: Values, keys: Keys, texts: Mapping[int, str]
 ) -> Iterator[Response]:
+    """The responses of a side, some hundred thousand rows read at a time."""
+    counts = np.array(database.rows("SELECT positions FROM prompt ORDER BY prompt"), np.int64).ravel()
+    chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
+    for number in np.unique(chunk):
+        first, last = np.flatnonzero(chunk == number)[[0, -1]]
+        yield from _read_responses(database, [side, first, last], holds, keys, texts)
+
+
+def _read_responses(
+    database: Database, place: list[int], holds: Values, keys: Keys, texts: Mapping[int, str]
+) -> Iterator[Response]:
     def table(columns: str, name: str, order: str) -> list[np.ndarray]:
-        asked = f"SELECT prompt, position, {columns} FROM {name} WHERE side = ? ORDER BY prompt, {order}"
-        return [column.to_numpy() for column in database.table(asked, [side]).columns]
+        asked = f"SELECT prompt, position, {columns} FROM {name} {_PLACE} ORDER BY prompt, {order}"
+        return [column.to_numpy() for column in database.table(asked, place).columns]
 
     prompts, positions, *rows = table(
         f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full", "side_position", "position"
@@ -256,12 +281,13 @@ def _read_responses(
     places, starts = (each.astype(np.int64) << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
     columns = ", ".join(["prompt", *_SAME, "is_start_known", "is_processed", "tokens", "settings", "warnings"])
-    for about in database.table(f"SELECT {columns} FROM response WHERE side = ? ORDER BY prompt", [side]).to_pylist():
+    for about in database.table(f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt", place).to_pylist():
         first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
         offsets = ends[first : last + 1]
         listed = slice(int(offsets[0]), int(offsets[-1]))
         tokens = tuple(json.loads(about["tokens"]))
-        own = {int(token) for token in (*ids[listed].tolist(), *rows[1][first:last].tolist(), *tokens)}
+        sent = (*ids[listed].tolist(), *rows[1][first:last].tolist(), *tokens) if texts else ()
+        own = {int(token) for token in sent}
         best, chosen, missing, full = (column[first:last] for column in rows)
         yield Response(
             **{name: about[name] for name in _SAME},

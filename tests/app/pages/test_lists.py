@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from core.judging.ingest import ingest
+from core.runs.file import records
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
 from tests.core.runs.topk.made_sides import engine_side, response, side, stored
@@ -81,3 +83,18 @@ def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
     app.session_state["causes"] = True
     app.run()
     assert "No simple cause found." in said(app)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_long_run_opens_at_its_largest_difference_and_shows_an_overview_only(page, own_store, tmp_path, monkeypatch):
+    path = tmp_path / "tokens.jsonl"
+    far = '{"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.5]}'
+    path.write_text(far.replace("-2.5", "-2.0") + "\n" + far)
+    run_id = ingest(own_store, [path])
+    monkeypatch.setattr(records, "MAX_ROWS", 3)
+    text = said(opened(page, run=run_id))
+    if page == "overview":
+        assert "Top tokens at position 1" in text
+        assert "Prompt 1, 2 positions" in text
+    elif page != "runs":
+        assert "A run of 4 positions has an Overview only." in text

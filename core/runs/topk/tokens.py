@@ -1,0 +1,292 @@
+"""Log-probabilities of chosen tokens, a row a sequence in JSON lines or Parquet: DuckDB reads the files, compares the
+sides and fills the tables of a run of lists of one value, so that memory does not grow with the files.
+
+A row has `token_ids`, and of one file with both sides `reference` and `variant`, of a file a side `logprobs`: the
+log-probabilities of those tokens, null or NaN if missing. `sequence` names it. Position i scores token i.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import DumpError, StoreError, UsageError
+from ...numerics.metrics import Summary
+from ...text import plural, shown
+from ..file.bounds import MAX_LISTED_ROWS
+from ..file.database import Database
+from ..file.kept import FIGURES
+from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..store.store import Store
+from ..tables.amounts import check_amounts
+from ..tables.pairs import insert_pair
+from ..tables.run import insert_run
+from ..tables.schema import create_tables
+from ..tables.sides import insert_sides
+from ..tables.verdicts import insert_evidence
+from .files import side_names
+from .placeholders import ROUNDING
+from .records import MAX_POSITIONS
+from .tables import About, digest_of, responses_of
+
+if TYPE_CHECKING:
+    from ..revision import PairVerdict
+
+FORMAT = "chosen tokens"
+_VALUES = {1: ("reference", "variant"), 2: ("logprobs",)}  # columns of log-probabilities, by the number of files
+_PARQUET = b"PAR1"
+_LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
+_LOWEST = -745  # below, a probability is 0 in float64: placeholders
+_ROW_GROUP = 122_880
+_BYTES_A_TOKEN = 40  # in the file
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two sides of chosen tokens: positions in all, figures over those with both values, and by side its only value,
+    None if it has several.
+    """
+
+    names: tuple[str, ...]
+    positions: int
+    summary: Summary
+    constants: tuple[float | None, ...]
+
+
+def are_tokens(paths: Sequence[Path]) -> bool:
+    """Return whether one or two files hold chosen tokens, by their first bytes; False if one is not there."""
+    return len(paths) in _VALUES and all(path.is_file() and _columns_of(path, len(paths)) for path in paths)
+
+
+def _columns_of(path: Path, files: int) -> bool:
+    with path.open("rb") as file:
+        if file.read(4) == _PARQUET:
+            return True
+        file.seek(0)
+        line = file.readline(_LONGEST_LINE)
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return b'"token_ids"' in line and any(f'"{name}": ['.encode() in line for name in _VALUES[files])
+    if not isinstance(row, dict) or not isinstance(row.get("token_ids"), list):
+        return False
+    found = [row[name] for names in _VALUES.values() for name in names if isinstance(row.get(name), list)]
+    return bool(found) and not any(isinstance(value, dict | list) for value in found[0])
+
+
+def write_tokens(
+    store: Store,
+    paths: Sequence[Path],
+    about: About,
+    judge: Callable[[Compared], PairVerdict],
+    *,
+    run_id: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Store the files as a run; it appears when it is whole. -> its id. DumpError for what cannot be compared."""
+    created = datetime.now(UTC)
+    store.sweep()
+    partial = store.new_partial(about.name, created, run_id)
+    try:
+        size = sum(path.stat().st_size for path in paths)
+        database = Database.to_write(partial.path, expected_bytes=size, row_group=_ROW_GROUP)
+        try:
+            database.execute("BEGIN")
+            create_tables(database)
+            database.execute("COMMIT")
+            # Links, for DuckDB takes `*` and `?` in a name for any other file's.
+            links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
+            for link, path in zip(links, paths, strict=True):
+                link.symlink_to(path.resolve())
+            note = _arrive(database, paths, links)
+            names = ("reference", "variant") if len(paths) == 1 else tuple(side_names(paths))
+            _fill(database, names, about, note, created, partial.path.stem, judge, on_progress or (lambda *_: None))
+            check_amounts(database)
+            database.close()
+        except BaseException:
+            database.abandon()
+            raise
+        store.place(partial.path, partial.path.stem)
+    finally:
+        partial.remove()
+    return partial.path.stem
+
+
+def _arrive(database: Database, paths: Sequence[Path], links: Sequence[Path]) -> str:
+    """Make the table `arriving` of the files, checked: prompt, token_ids, reference, variant, sequence. -> a note on
+    what was left out
+    """
+    columns = _VALUES[len(paths)]
+    for number, (path, link) in enumerate(zip(paths, links, strict=True)):
+        _read(database, path, link, columns, f"file_{number}")
+    if len(paths) == 1:
+        database.execute("ALTER TABLE file_0 RENAME TO arriving")
+        return ""
+    asked = "count(*), count(sequence), count(DISTINCT sequence)"
+    counts = [database.rows(f"SELECT {asked} FROM file_{number}")[0] for number in (0, 1)]
+    is_named = all(rows == named for rows, named, _ in counts)
+    for number, (rows, _, distinct) in enumerate(counts):
+        if is_named and distinct < rows:
+            raise DumpError(f"{shown(paths[number].name)}: a `sequence` stands twice; expected each once.")
+    if not is_named and counts[0][0] != counts[1][0]:
+        both = f"{counts[0][0]:,} and {counts[1][0]:,}"
+        raise DumpError(f"the files hold {both} sequences without a `sequence` to join them by; expected as many.")
+    key = "sequence" if is_named else "prompt"
+    (shared,) = database.rows(f"SELECT count(*) FROM file_0 JOIN file_1 USING ({key})")[0]
+    if not shared:
+        raise DumpError("the files share no `sequence`; expected log-probabilities of the same sequences.")
+    other = database.rows(
+        f"SELECT a.prompt + 1, b.prompt + 1 FROM file_0 a JOIN file_1 b USING ({key})"
+        " WHERE a.token_ids != b.token_ids ORDER BY a.prompt LIMIT 1"
+    )
+    if other:
+        rows = f"row {other[0][0]:,} of {shown(paths[0].name)} and row {other[0][1]:,} of {shown(paths[1].name)}"
+        raise DumpError(f"{rows} have other `token_ids`; expected values of the same tokens.")
+    database.execute(
+        "CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY a.prompt) - 1 AS prompt, a.token_ids,"
+        f" a.logprobs AS reference, b.logprobs AS variant, a.sequence FROM file_0 a JOIN file_1 b USING ({key})"
+    )
+    for number in (0, 1):
+        database.execute(f"DROP TABLE file_{number}")
+    alone = counts[0][0] + counts[1][0] - 2 * shared
+    return f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
+
+
+def _read(database: Database, path: Path, link: Path, columns: Sequence[str], table: str) -> None:
+    """Make a temporary table of a file's rows, and check them. DumpError, one sentence, for the first that is wrong."""
+    types = {"token_ids": "DOUBLE[]", **dict.fromkeys(columns, "DOUBLE[]"), "sequence": "VARCHAR"}
+    name, place = shown(path.name), str(link).replace("'", "''")
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == _PARQUET
+    try:
+        if is_parquet:
+            source = f"read_parquet('{place}')"
+            there = {row[0] for row in database.rows(f"DESCRIBE SELECT * FROM {source}")}
+            if missing := [column for column in types if column not in there and column != "sequence"]:
+                raise DumpError(f"{name}: has no column `{missing[0]}`; expected {_named(list(types)[:-1])}.")
+            types |= {} if "sequence" in there else {"sequence": ""}
+        else:
+            kinds = ", ".join(f"{column}: '{kind}'" for column, kind in types.items())
+            options = f"format = 'newline_delimited', maximum_object_size = {_LONGEST_LINE}"
+            source = f"read_json('{place}', {options}, compression = 'none', columns = {{{kinds}}})"
+        values = [
+            f"list_transform({column}::DOUBLE[], lambda v: CASE WHEN isnan(v) OR v < {_LOWEST} THEN NULL ELSE v END)"
+            f" AS {column}"
+            for column in columns
+        ]
+        named = f"{'sequence' if types['sequence'] else 'NULL'}::VARCHAR AS sequence"
+        database.execute(
+            f"CREATE TEMP TABLE {table} AS SELECT row_number() OVER () - 1 AS prompt, token_ids::DOUBLE[] AS token_ids,"
+            f" {', '.join([*values, named])} FROM {source}"
+        )
+    except StoreError as error:
+        why = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
+        raise DumpError(f"{name}: cannot be read as rows of tokens, or is cut off ({shown(why, 160)}).") from error
+    wrong = {
+        f"expected `token_ids`, a list of 1 to {MAX_POSITIONS:,} token ids": "coalesce(len(token_ids), 0) NOT BETWEEN 1"
+        f" AND {MAX_POSITIONS} OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
+        " OR list_max(token_ids) >= 2147483648 OR token_ids != list_transform(token_ids, lambda t: floor(t))"
+    }
+    for column in columns:
+        wrong[f"expected a list `{column}`"] = f"{column} IS NULL"
+        wrong[f"`{column}` and `token_ids` have other lengths"] = f"len({column}) != len(token_ids)"
+        wrong[f"`{column}` has a value above 0, so no log-probability"] = f"list_max({column}) > {ROUNDING}"
+    first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
+    rows, tokens, *found = database.rows(f"SELECT count(*), sum(len(token_ids))::BIGINT, {first} FROM {table}")[0]
+    if not rows:
+        raise DumpError(f"{name}: holds no row.")
+    for what, row in zip(wrong, found, strict=True):
+        if row is not None:
+            raise DumpError(f"{name}: row {row + 1:,}: {what}.")
+    if tokens > MAX_LISTED_ROWS:
+        raise UsageError(f"{name}: holds {tokens:,} tokens; a run holds {MAX_LISTED_ROWS:,}.")
+
+
+def _named(columns: Sequence[str]) -> str:
+    return ", ".join(f"`{column}`" for column in columns)
+
+
+def _fill(
+    database: Database,
+    names: tuple[str, ...],
+    about: About,
+    note: str,
+    created: datetime,
+    run_id: str,
+    judge: Callable[[Compared], PairVerdict],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Fill the tables of the run from `arriving`."""
+    sides = tuple(SideHeader(name, "", "float32") for name in names)
+    about = About(about.name, about.model, about.command, " ".join(filter(None, (about.note, note))), about.versions)
+    origin = Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions)
+    header = RunHeader(about.name, "", 0, (Prompt(1),), sides, origin, kept=FIGURES, k=1, holds="logprob")
+    database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
+    (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
+    logits = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
+    insert_run(database, run_id=run_id, created=created, positions=positions, **logits, **asdict(origin))
+    on_progress(positions // 5, positions)
+    for side, values in enumerate(_VALUES[1]):
+        _insert(database, "response", {
+            "side": f"{side}", "prompt": "prompt", "format": f"'{FORMAT}'", "is_start_known": "false",
+            "generated_from": "0", "asked": "1", "model": "''", "text": "''", "tokens": "'[]'", "warnings": "'[]'",
+            "settings": "CASE WHEN sequence IS NULL THEN '{}' ELSE to_json({sequence: sequence})::VARCHAR END",
+        }, "arriving")  # fmt: skip
+        listed = f"(SELECT prompt, {_ELEMENTS.format(values)} FROM arriving)"
+        _insert(database, "side_position", {
+            "side": f"{side}", "prompt": "prompt", "position": "position", "logsumexp": "0.0", "best": "0",
+            "chosen": "token", "missing": "(value IS NULL)::INTEGER", "is_full": "false",
+        }, listed)  # fmt: skip
+        _insert(database, "top_token", {
+            "side": f"{side}", "prompt": "prompt", "position": "position", "rank": "0", "token_id": "token",
+            "logit": "value",
+        }, f"{listed} WHERE value IS NOT NULL")  # fmt: skip
+        on_progress((side + 2) * positions // 5, positions)
+    both = f"{_ELEMENTS.format('reference')}, unnest(variant) AS other"
+    _insert(database, "position", {
+        "pair": "0", "prompt": "prompt", "position": "position", "neq": "coalesce(apart != 0, false)::INTEGER",
+        "bit_identical": "CASE WHEN apart != 0 THEN false END", "max_abs": "abs(apart)",
+        "rms": "sqrt(apart * apart)", "nonfinite_mismatch": "0",
+    }, f"(SELECT *, other - value AS apart FROM (SELECT prompt, {both} FROM arriving))")  # fmt: skip
+    database.execute("DROP TABLE arriving")
+    on_progress(4 * positions // 5, positions)
+    digests = [digest_of("logprob", responses_of(database, side, "logprob", "token_id", {})) for side in (0, 1)]
+    insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
+    extremes = "SELECT min(logit), max(logit), count(*) FROM top_token WHERE side = ?"
+    constants = [
+        low if count > 1 and low == high else None
+        for low, high, count in (database.rows(extremes, [side])[0] for side in (0, 1))
+    ]
+    compared = Compared(names, positions, _summary(database), tuple(constants))
+    verdict = judge(compared)
+    insert_pair(database, 0, compared.summary, (verdict.name, verdict.because, verdict.noise_ratio))
+    insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
+    on_progress(positions, positions)
+
+
+_ELEMENTS = "unnest(range(len(token_ids))) AS position, unnest(token_ids)::INTEGER AS token, unnest({}) AS value"
+
+
+def _insert(database: Database, table: str, columns: Mapping[str, str], source: str) -> None:
+    """Insert rows of a query. columns: by name its SQL; the others are null."""
+    database.execute(f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM {source}")
+
+
+def _summary(database: Database) -> Summary:
+    """Summary of the pair, as `core.numerics.topk.summary_of` has it of lists of one value not known to be the best."""
+    ((neq, listed, largest, rms),) = database.rows(
+        "SELECT coalesce(sum(neq), 0)::BIGINT, count(max_abs), max(max_abs), sqrt(fsum(max_abs * max_abs) /"
+        " nullif(count(max_abs), 0)) FROM position WHERE pair = 0"
+    )
+    counted = dict.fromkeys(
+        ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions"), 0
+    )
+    found = {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
+    empty = dict.fromkeys(Summary.__dataclass_fields__)
+    return Summary(**{**empty, **counted, **found, "bit_identical": False if neq else None, "finite": listed})

@@ -1,0 +1,228 @@
+"""Chosen tokens out of JSON lines and Parquet: the tables are those that the lists of a server come to."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.errors import DumpError, StoreError, UsageError
+from core.judging.ingest import ingest
+from core.runs.file import records
+from core.runs.importing import adopt
+from core.runs.reader import RunReader
+from core.runs.reports.gate import check_for_lists, parse_conditions
+from core.runs.reports.report_json import report_of_run
+from core.runs.reports.run_json import run_json
+from core.runs.store.cards import list_runs
+from core.runs.store.store import Store
+from core.runs.topk.pairing import pairs_of
+from core.runs.topk.records import ListRow, ListSide, Response, list_rows
+from core.runs.topk.tables import About, write_lists
+from core.runs.topk.tokens import FORMAT
+
+SIDES = ("reference", "variant")
+Row = dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    """Three hundred tokens in sequences of 1 to 40, a fifth of the values missing on a side or on both."""
+    rng = np.random.default_rng(3)
+    made: list[Row] = []
+    for length in (1, 40, 7, *[36] * 7):
+        values = -rng.exponential(size=length).round(4)
+        moved = np.where(rng.random(length) < 0.5, values, values - rng.exponential(size=length) / 100)
+        sides = [[None if rng.random() < 0.1 else float(v) for v in side] for side in (values, moved)]
+        made.append({"token_ids": rng.integers(0, 150_000, length).tolist(), **dict(zip(SIDES, sides, strict=True))})
+    return made
+
+
+def lines(path: Path, rows: list[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def parquet(path: Path, rows: list[Row]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+    return path
+
+
+def one_side(rows: list[Row], side: str, names: list[str] | None = None) -> list[Row]:
+    made: list[Row] = [{"token_ids": row["token_ids"], "logprobs": row[side]} for row in rows]
+    return made if names is None else [{**row, "sequence": name} for row, name in zip(made, names, strict=True)]
+
+
+def in_python(store: Store, rows: list[Row]) -> str:
+    """The run that the same values come to as responses of a server."""
+    sides = []
+    for side in SIDES:
+        responses = []
+        for row in rows:
+            pairs = list(zip(row["token_ids"], row[side], strict=True))  # type: ignore[call-overload]
+            listed = [
+                ListRow(at, () if value is None else ((token, value),), 0, token, int(value is None))
+                for at, (token, value) in enumerate(pairs)
+            ]
+            made = list_rows(listed, "here")
+            about = {"start_known": False, "generated_from": 0, "asked": 1}
+            responses.append(Response(FORMAT, "logprob", "token_id", (), made, **about))  # type: ignore[arg-type]
+        sides.append(ListSide(side, tuple(responses)))
+    return write_lists(store, About("here"), sides, pairs_of(sides))
+
+
+def tables(store: Store, run_id: str) -> dict[str, list]:
+    kept = ("prompt", "token", "vocabulary", "side", "side_position", "top_token", "position", "response", "pair")
+    with RunReader(store.path_of(run_id)) as run:
+        found = {name: run.query(f"SELECT * FROM {name} ORDER BY ALL").to_dict("records") for name in kept}
+    for row in found["pair"]:
+        for name in ("verdict", "because"):
+            row.pop(name)
+    return found
+
+
+def assert_equal(one: dict[str, list], other: dict[str, list]) -> None:
+    for name, expected in other.items():
+        assert len(one[name]) == len(expected), name
+        for ours, theirs in zip(one[name], expected, strict=True):
+            assert list(ours) == list(theirs)
+            for column, value in theirs.items():
+                where = name, column, value, ours[column]
+                if name == "pair" and column == "rms":  # summed in another order
+                    assert math.isclose(ours[column], value, rel_tol=1e-14), where
+                else:
+                    assert str(ours[column]) == str(value), where
+
+
+@pytest.mark.parametrize("form", [lines, parquet])
+def test_every_column_is_that_of_the_lists_of_a_server(form, rows, tmp_path):
+    store = Store(tmp_path / "runs")
+    ours = ingest(store, [form(tmp_path / "tokens.any", rows)], name="here")
+    assert_equal(tables(store, ours), tables(store, in_python(store, rows)))
+
+
+@pytest.mark.parametrize("form", [lines, parquet])
+def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, tmp_path):
+    store, whole = Store(tmp_path / "runs"), tmp_path / "whole.jsonl"
+    expected = tables(store, ingest(store, [lines(whole, rows)]))
+    for names in (None, [f"s{number}" for number in range(len(rows))]):
+        paths = [form(tmp_path / f"{side}.any", one_side(rows, side, names)) for side in SIDES]
+        if names is not None:  # in another order, and one that is alone
+            more = [*one_side(rows, "variant", names)[::-1], {"token_ids": [1], "logprobs": [-1.0], "sequence": "x"}]
+            form(paths[1], more)
+        found = ingest(store, paths)
+        with RunReader(store.path_of(found)) as run:
+            assert ("1 sequence of one file alone" in run.header.provenance.note) == (names is not None)
+        found_tables = tables(store, found)
+        settings = [row.pop("settings") for row in found_tables["response"]]
+        assert json.loads(settings[3]) == ({} if names is None else {"sequence": "s3"})
+        for row in expected["response"]:
+            row.pop("settings", None)
+        assert_equal(found_tables, expected)
+
+
+def test_nan_and_values_of_no_probability_are_missing(tmp_path):
+    path = tmp_path / "tokens.jsonl"
+    path.write_text(
+        '{"token_ids": [1, 2, 3, 4], "reference": [NaN, -1, -9999, -2], "variant": [-1, -1, -3, -Infinity]}'
+    )
+    store = Store(tmp_path / "runs")
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        assert run.pairs[0].summary.finite == 1
+        assert run.pairs[0].verdict == "identical"
+        assert [response.rows.missing.tolist() for side in run.lists() for response in side.responses] == [
+            [1, 0, 1, 0],
+            [0, 0, 0, 1],
+        ]
+
+
+GOOD = {"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.0]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"variant": [-1.0]}, "row 2: `variant` and `token_ids` have other lengths"),
+        ({"variant": None}, "row 2: expected a list `variant`"),
+        ({"reference": [-1.0, 0.5]}, "row 2: `reference` has a value above 0"),
+        ({"reference": [-1.0, "x"]}, "cannot be read"),
+        ({"token_ids": []}, "row 2: expected `token_ids`"),
+        ({"token_ids": [1, -2]}, "row 2: expected `token_ids`"),
+        ({"token_ids": [1, 2.5]}, "row 2: expected `token_ids`"),
+        ({"token_ids": [1, 1 << 31]}, "row 2: expected `token_ids`"),
+        ({"token_ids": [1, None]}, "row 2: expected `token_ids`"),
+    ],
+)
+def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, tmp_path):
+    store = Store(tmp_path / "runs")
+    with pytest.raises(DumpError) as refused:
+        ingest(store, [lines(tmp_path / "a*b?.jsonl", [GOOD, {**GOOD, **bad}])])
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not list(store.paths())
+    assert not list(store.directory.glob(".partial*"))
+
+
+@pytest.mark.parametrize("form", [lines, parquet])
+def test_a_file_cut_in_half_is_a_sentence(form, rows, tmp_path):
+    path = form(tmp_path / "cut.any", rows)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DumpError, match="cut off"):
+        ingest(Store(tmp_path / "runs"), [path])
+
+
+@pytest.mark.parametrize(
+    ("names", "changed", "says"),
+    [
+        (["a", "b"], {}, "share no `sequence`"),
+        (["c", "c"], {}, "stands twice"),
+        (["c", "d"], {"token_ids": [1, 3]}, "other `token_ids`"),
+        (None, {}, "2 and 1 sequences"),
+    ],
+)
+def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, tmp_path):
+    sides = [one_side([GOOD, GOOD], "reference", ["c", "d"]), one_side([GOOD, {**GOOD, **changed}], "variant", names)]
+    if names is None:
+        sides = [one_side([GOOD, GOOD], "reference"), one_side([GOOD], "variant")]
+    with pytest.raises(DumpError, match=says):
+        ingest(Store(tmp_path / "runs"), [lines(tmp_path / f"{at}.jsonl", side) for at, side in enumerate(sides)])
+
+
+def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(tmp_path):
+    path = parquet(tmp_path / "tokens.parquet", [{"token_ids": [1], "reference": [-1.0]}])
+    with pytest.raises(DumpError, match="no column `variant`"):
+        ingest(Store(tmp_path / "runs"), [path])
+    with pytest.raises(UsageError, match="whole rows"):
+        ingest(Store(tmp_path / "runs"), [path], holds="logits")
+
+
+def test_one_value_everywhere_is_no_log_probability(tmp_path):
+    store = Store(tmp_path / "runs")
+    path = lines(tmp_path / "zeros.jsonl", [{**GOOD, "variant": [0.0, 0.0]}])
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        assert run.pairs[0].verdict == "invalid dump"
+
+
+def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, tmp_path, monkeypatch):
+    store = Store(tmp_path / "runs")
+    run_id = ingest(store, [lines(tmp_path / "tokens.jsonl", rows)])
+    with RunReader(store.path_of(run_id)) as run:
+        whole, table = run_json(run), run.positions(0)
+    monkeypatch.setattr(records, "MAX_ROWS", 100)
+    with RunReader(store.path_of(run_id)) as run:
+        assert run_json(run) == whole
+        assert whole["positions"] == 300
+        assert run.positions_of(0, 3).equals(table[table["prompt"] == 3].reset_index(drop=True))
+        assert float(run.largest(0)["max_abs"].iloc[0]) == table["max_abs"].max()
+        for read in (lambda: run.positions(0), run.lists, lambda: run_json(run, with_positions=True)):
+            with pytest.raises(StoreError, match="too long"):
+                read()
+        with pytest.raises(UsageError, match="summed up"):
+            check_for_lists(parse_conditions(["flips"]), report_of_run(run)[0])
+    assert [card.positions for card in list_runs(store)[0]] == [300]
+    assert adopt(store, store.path_of(run_id), name="again")
