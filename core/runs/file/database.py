@@ -176,7 +176,7 @@ def _connected(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
 
     connection = duckdb.connect(":memory:", config=_CONFIG | config)
     try:
-        for statement in statements:
+        for statement in ("SET enable_progress_bar = false", *statements):  # it is printed among results
             connection.execute(statement)
     except BaseException:
         connection.close()
