@@ -37,7 +37,7 @@ _HTML = """
   <div class="zone">
     <button type="button" class="choose">Choose files</button>
     <span>or drop them anywhere on this page: npz, npy, safetensors, torch.save (.pt), responses (JSON),
-      or a run file (duckdb)</span>
+      chosen tokens (Parquet) or a run file (duckdb)</span>
     <input type="file" multiple hidden aria-label="Files to upload">
   </div>
   <ul aria-label="Files" hidden></ul>

@@ -4,6 +4,7 @@ compute dtype needs.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +18,18 @@ from ..runs.dumps.reserved_keys import sides_of
 from ..runs.file.bounds import MAX_SIDES
 from ..runs.file.evidence import Check
 from ..runs.importing import check_schema, is_run_file
+from ..runs.reader import RunReader
 from ..runs.store.cards import read_runs
+from ..runs.store.store import Store
 from ..runs.topk.alignment import aligned
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import pairs_of, vocabulary_size
 from ..runs.topk.payloads.plain_file import is_payload
 from ..runs.topk.records import ListSide
 from ..runs.topk.tables import most_sent
+from ..runs.topk.tokens import FORMAT, are_tokens
 from ..text import plural, shown
+from .ingest import ingest
 from .judge_lists import grid_words, judge_responses
 
 Kind = Literal["run", "dump", "array", "responses"]
@@ -46,7 +51,7 @@ def headers_of(path: Path) -> Headers:
     """
     if is_run_file(path):
         return Headers("run")
-    if is_payload(path):
+    if is_payload(path) or are_tokens([path]):
         return Headers("responses")
     container = open_container(path, MAX_BYTES)
     sides, _ = sides_of(container)
@@ -80,6 +85,8 @@ def understood(
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")
         return _run(paths[0])
+    if are_tokens(paths):
+        return _tokens(paths)
     if are_payloads(paths):
         return _responses(paths)
     with open_dump(
@@ -130,6 +137,31 @@ def _responses(paths: Sequence[Path]) -> dict[str, Any]:
         "tokens": "ids" if pairs[0].keys == "token_id" else "texts",
         "warnings": list(dict.fromkeys(row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT))),
     }
+
+
+def _tokens(paths: Sequence[Path]) -> dict[str, Any]:
+    """Describe chosen tokens by the run that they make, in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
+        store = Store(Path(folder))
+        with RunReader(store.path_of(ingest(store, paths, run_id="RUN"))) as run:
+            header, note = run.header, run.header.provenance.note
+            size = {"prompts": len(header.prompts), "rows": header.rows, "values": run.pairs[0].summary.finite}
+            kind = "log-probabilities of chosen tokens"
+            return {
+                "kind": "responses",
+                "files": [shown(path.name) for path in paths],
+                "sides": [
+                    {"name": side.name, "source_dtype": kind, "formats": [FORMAT], **size, "processed": None}
+                    for side in header.sides
+                ],
+                "prompts": size["prompts"],
+                "positions": header.rows,
+                "vocab": None,
+                "compute_dtype": None,
+                "dtype_reason": "",
+                "tokens": "ids",
+                "warnings": [note] if note else [],
+            }
 
 
 def _side(side: ListSide) -> dict[str, Any]:

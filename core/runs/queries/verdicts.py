@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...command_name import COMMAND
 from ...text import number, plural, three_digits
 from ..file.evidence import (
+    CHOSEN_TOKENS,
     FAILED,
     FLOAT32,
     MISSING,
@@ -176,6 +177,8 @@ def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str,
     header, tried = run.header, tried_of(evidence)
     if header.provenance.kind != "upload":
         return {}
+    if any(row.control == CHOSEN_TOKENS for row in evidence):
+        return {}  # no model can read its tokens
     if header.k is not None:
         return {"--model MODEL": "the model that is served, which measures the noise floor on the same tokens"}
     is_wide = header.compute_dtype == "float32"

@@ -13,8 +13,10 @@ import pytest
 
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import ingest
+from core.judging.inspect import headers_of, understood
 from core.runs.file import records
 from core.runs.importing import adopt
+from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.reports.gate import check_for_lists, parse_conditions
 from core.runs.reports.report_json import report_of_run
@@ -226,3 +228,14 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, tmp_path, monke
             check_for_lists(parse_conditions(["flips"]), report_of_run(run)[0])
     assert [card.positions for card in list_runs(store)[0]] == [300]
     assert adopt(store, store.path_of(run_id), name="again")
+
+
+@pytest.mark.parametrize("form", [lines, parquet])
+def test_a_file_is_described_and_no_command_is_named_that_could_not_run(form, rows, tmp_path):
+    store, path = Store(tmp_path / "runs"), form(tmp_path / "tokens.any", rows)
+    assert headers_of(path).kind == "responses"
+    found = understood([path])
+    assert (found["kind"], found["prompts"], found["positions"]) == ("responses", len(rows), 300)
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        assert run.pairs[0].verdict == "undecided"
+        assert next_command(run, run.pairs[0]) == ""
