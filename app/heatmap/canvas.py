@@ -85,6 +85,8 @@ def draw(view: selection.View, selected: Element | None) -> None:
     run, header, pair = view.run, view.run.header, view.pair
     starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
     window = heatmap_window.current(view)
+    if window != st.session_state.get("heatmap_followed"):  # a link or Back moved it: the browser follows
+        st.session_state["heatmap_serial"] = ""
     floor = floor_row_ulps(run, pair.index)
     data = {
         "address": routes.address(run, pair.index),
@@ -157,6 +159,7 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
             if window.get(name) in options[key]:
                 st.session_state[key] = window[name]
         st.session_state["heatmap_serial"] = str(event["serial"])
+        st.session_state["heatmap_followed"] = heatmap_window.current(view)
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
         selection.select(prompt=prompt, position=position, heatmap_token=str(int(event["token"])))

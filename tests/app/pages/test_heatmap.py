@@ -132,6 +132,8 @@ def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypa
     with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
         view = View(run, run.pairs[0], 0, 0, run.positions(0))
         canvas._follow(view, {"window": window, "serial": "s-1", "row": 445, "token": 7})
+    followed = session.pop("heatmap_followed")
+    assert (followed.rows, followed.columns) == ((2, 9), (0, 4096))
     assert session == {
         **{"heatmap_rows": "2:9", "heatmap_tokens": "", "heatmap_order": "id", "heatmap_cells": "ulps"},
         **{"heatmap_colours": "log", "heatmap_scale": "view", "heatmap_serial": "s-1"},

@@ -131,7 +131,8 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     shown = json.loads(cli("show", run_id[:17], "--json").stdout)
     from_dump = json.loads(cli("compare", source, "--json").stdout)
     from_run = json.loads(cli("compare", run_id, "--json").stdout)
-    assert from_run | {"because": ""} == from_dump | {"because": ""}  # which names the run
+    named = {"next_command": f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"}
+    assert from_run == from_dump | named
     assert {key: shown[key] for key in from_dump} == from_run
     assert cli("compare", run_id, "--fail-on", "flips").returncode == 1
     assert cli("export", run_id, tmp_path / "back.npz").returncode == 0

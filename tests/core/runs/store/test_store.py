@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path: Path, monk
     store, header = Store(tmp_path), header_of()
     sides = bits_of_sides(header)
     now = datetime(2026, 11, 20, tzinfo=UTC)
-    header = type(header)(**{**vars(header), "created": now})
+    header = replace(header, created=now)
     with RunWriter(store, header) as first:
         write_run(store, header, sides)
         for side, bits in enumerate(sides):
