@@ -29,7 +29,7 @@ from .tables.amounts import check_amounts, check_counts
 from .tables.remedies import RemedyRow
 from .tables.schema import check_tables
 from .tables.sides import StoredSide
-from .topk import tables as topk_tables
+from .topk import reading
 from .topk.records import ListSide
 
 if TYPE_CHECKING:
@@ -169,12 +169,12 @@ class RunReader(Figures):
 
     def check_digests(self) -> None:
         """StoreError if the sides of a run of lists did not send what their digests are of."""
-        topk_tables.check_digests(self._database)
+        reading.check_digests(self._database)
 
     def lists(self) -> tuple[ListSide, ...]:
         """What a server sent, of a run of lists."""
         self.header.check_short()
-        return topk_tables.read_sides(self._database)
+        return reading.read_sides(self._database)
 
     @cached_property
     def remedies(self) -> dict[int, list[RemedyRow]]:

@@ -32,8 +32,9 @@ from ..tables.sides import insert_sides
 from ..tables.verdicts import insert_evidence
 from .files import side_names
 from .placeholders import ROUNDING
+from .reading import digest_of, responses_of
 from .records import MAX_POSITIONS
-from .tables import About, digest_of, responses_of
+from .tables import About
 
 if TYPE_CHECKING:
     from ..revision import PairVerdict

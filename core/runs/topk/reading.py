@@ -1,0 +1,118 @@
+"""What the sides of a run of lists sent, read out of its tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from ..file.database import Database
+from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
+
+_CHUNK_ROWS = 1 << 18  # read at a time
+_PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
+SAME = (
+    "format",
+    "generated_from",
+    "asked",
+    "vocab",
+    "cached",
+    "model",
+    "text",
+)  # as `Response` and the table have them
+
+
+def digest_of(values: str, responses: Iterable[Response]) -> str:
+    """SHA-256 of what a side sent: rows, values and tokens of every response, in order."""
+    digest = hashlib.sha256(values.encode())
+    for response in responses:
+        digest.update(json.dumps([response.tokens, response.generated_from]).encode())
+        for name in ("positions", "offsets", "token_ids", "values", "best", "chosen", "missing", "full"):
+            digest.update(np.ascontiguousarray(getattr(response.rows, name)).data)
+    return digest.hexdigest()
+
+
+def read_sides(database: Database) -> tuple[ListSide, ...]:
+    """What the sides of a run of lists sent. StoreError if that is not what their digests are of."""
+    texts = dict(database.rows("SELECT token_id, text FROM vocabulary"))
+    with database.decoding("lists"):
+        sides = []
+        for index, name, holds, keys, sha256 in _stored_sides(database):
+            side = ListSide(name, tuple(responses_of(database, index, holds, keys, texts)))
+            _check_digest(name, digest_of(holds, side.responses), sha256)
+            sides.append(side)
+        return tuple(sides)
+
+
+def check_digests(database: Database) -> None:
+    """StoreError if a side of a run of lists, however long, did not send what its digest is of."""
+    with database.decoding("lists"):
+        for index, name, holds, keys, sha256 in _stored_sides(database):
+            _check_digest(name, digest_of(holds, responses_of(database, index, holds, keys, {})), sha256)
+
+
+def _stored_sides(database: Database) -> list[tuple]:
+    return database.rows("SELECT side, name, holds, keys, sha256 FROM side ORDER BY side")
+
+
+def _check_digest(name: str, digest: str, expected: str) -> None:
+    if digest != expected:
+        raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
+
+
+def responses_of(
+    database: Database, side: int, holds: Values, keys: Keys, texts: Mapping[int, str]
+) -> Iterator[Response]:
+    """The responses of a side, some hundred thousand rows read at a time."""
+    counts = np.array(database.rows("SELECT positions FROM prompt ORDER BY prompt"), np.int64).ravel()
+    chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
+    for number in np.unique(chunk):
+        first, last = np.flatnonzero(chunk == number)[[0, -1]]
+        yield from _read_responses(database, [side, first, last], holds, keys, texts)
+
+
+def _read_responses(
+    database: Database, place: list[int], holds: Values, keys: Keys, texts: Mapping[int, str]
+) -> Iterator[Response]:
+    def table(columns: str, name: str, order: str) -> list[np.ndarray]:
+        asked = f"SELECT prompt, position, {columns} FROM {name} {_PLACE} ORDER BY prompt, {order}"
+        return [column.to_numpy() for column in database.table(asked, place).columns]
+
+    prompts, positions, *rows = table(
+        f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full", "side_position", "position"
+    )
+    of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
+    places, starts = (each.astype(np.int64) << 32 | at for each, at in ((of_values, places), (prompts, positions)))
+    ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
+    columns = ", ".join(["prompt", *SAME, "is_start_known", "is_processed", "tokens", "settings", "warnings"])
+    for about in database.table(f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt", place).to_pylist():
+        first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
+        offsets = ends[first : last + 1]
+        listed = slice(int(offsets[0]), int(offsets[-1]))
+        tokens = tuple(json.loads(about["tokens"]))
+        sent = (*ids[listed].tolist(), *rows[1][first:last].tolist(), *tokens) if texts else ()
+        own = {int(token) for token in sent}
+        best, chosen, missing, full = (column[first:last] for column in rows)
+        yield Response(
+            **{name: about[name] for name in SAME},
+            values=holds,
+            keys=keys,
+            tokens=tokens,
+            rows=ListRows(
+                positions[first:last].astype(np.int64),
+                offsets - offsets[0],
+                ids[listed].astype(np.int64),
+                values[listed].astype(np.float64),
+                best.astype(np.int64),
+                chosen.astype(np.int64),
+                missing.astype(np.int64),
+                full.astype(np.bool_),
+            ),
+            start_known=about["is_start_known"],
+            processed=about["is_processed"],
+            texts={token: texts[token] for token in sorted(own & texts.keys())},
+            settings=json.loads(about["settings"]),
+            warnings=tuple(json.loads(about["warnings"])),
+        )
