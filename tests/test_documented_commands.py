@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from core.__main__ import app
 from tests.core.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[1]
+INSTALLED = Path(sys.prefix) / "bin" / "ulpscope"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # Pages that are not pasted: they need a server, root, a cluster, a bucket or other engines.
 NOT_PASTED = ("api", "hosting", "object_storage", "engines")
@@ -108,6 +110,17 @@ def test_the_launcher_runs_from_any_directory_and_passes_arguments_and_exit_code
     assert done.returncode == 2
     assert "fresh-against-cached" in done.stdout
     assert "'no such  run'" in done.stderr
+
+
+@pytest.mark.skipif(not INSTALLED.exists(), reason="this environment has no clone installed")
+def test_the_installed_command_takes_over_what_core_has_compiled(tmp_path):
+    """numba keeps the name of the module that compiled: `core` for the dashboard, `ulpscope` for the command."""
+    dump = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
+    for command in ([sys.executable, "-m", "core"], [INSTALLED]):
+        where = ROOT if len(command) > 1 else tmp_path
+        done = subprocess.run([*command, "compare", dump, "--json"], cwd=where, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["verdict"] == "likely rounding"
 
 
 @pytest.mark.parametrize("made", [0, 1])
