@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ..numerics.grid import Grid
 from ..runs.file.evidence import (
-    CHOSEN_TOKENS,
     FAILED,
     NOTED,
     PASSED,
@@ -237,7 +236,7 @@ def judge_tokens(compared: Compared) -> PairVerdict:
         )
     counts = SentFigures(positions=compared.positions, values=figures.finite, neq=figures.neq, flips=0)
     outcome = FAILED if constant else PASSED if name == IDENTICAL else NOTED
-    row = Evidence(Check.SENT, CHOSEN_TOKENS, counts, outcome, opening(says))
+    row = Evidence(Check.SENT, "the log-probabilities of chosen tokens", counts, outcome, opening(says))
     return PairVerdict(0, name, says, None, (row,))
 
 

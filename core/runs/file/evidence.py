@@ -20,7 +20,6 @@ from ...text import shown
 
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
-CHOSEN_TOKENS = "the log-probabilities of chosen tokens"  # control of a verdict on them, which no model decides
 
 VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
 RERUN, NEIGHBOURS = "rerun", "neighbours"

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ...command_name import COMMAND
 from ...text import number, plural, three_digits
 from ..file.evidence import (
-    CHOSEN_TOKENS,
     FAILED,
     FLOAT32,
     MISSING,
@@ -177,12 +176,11 @@ def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str,
     header, tried = run.header, tried_of(evidence)
     if header.provenance.kind != "upload":
         return {}
-    if any(row.control == CHOSEN_TOKENS for row in evidence):
-        return {}  # no model can read its tokens
-    if header.k is not None:
-        return {"--model MODEL": "the model that is served, which measures the noise floor on the same tokens"}
-    is_wide = header.compute_dtype == "float32"
     has_ids = all(prompt.token_ids for prompt in header.prompts)
+    if header.k is not None:
+        served = "the model that is served, which measures the noise floor on the same tokens"
+        return {"--model MODEL": served} if has_ids else {}
+    is_wide = header.compute_dtype == "float32"
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     first = "" if is_wide else f"{pair} "  # figures of an earlier pair in float32 are stored, not its logits
     controls = [
