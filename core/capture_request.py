@@ -6,6 +6,8 @@ import json
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
+import msgspec
+
 from .command_name import COMMAND, shell_command
 from .errors import UsageError
 
@@ -69,9 +71,10 @@ class Request:
     def from_json(cls, text: str | None) -> Self | None:
         """Read what `to_json` wrote; None for text that this version does not write."""
         try:
-            values = json.loads(text or "null")
-            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
-        except (ValueError, AttributeError, TypeError, UsageError):
+            values = msgspec.json.decode(text or "null", type=dict)
+            is_known = values.keys() <= {each.name for each in fields(cls)}
+            return msgspec.convert(values, cls) if is_known else None
+        except (msgspec.MsgspecError, RecursionError, UsageError, ValueError):
             return None
 
 

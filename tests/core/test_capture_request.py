@@ -91,7 +91,15 @@ def test_what_stands_at_its_default_is_neither_typed_nor_kept():
     assert PLAIN.to_json() == '{"model": "a/model", "prompts": ["one", "two\\nlines"], "variants": ["decode"]}'
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "5", "{}", '{"model": "m", "unheard_of": 1}'])
+OF_OTHER_TYPES = ('{"model": 5}', '{"model": "m", "prompts": "ab"}', '{"model": "m", "seed": 1e400}')
+NESTED = '{"model": "m", "prompts": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "[]", "5", "{}", '{"model": "m", "unheard_of": 1}', '{"model": "\ud800"}', *OF_OTHER_TYPES, NESTED],
+    ids=range(12),
+)
 def test_text_that_no_capture_wrote_is_no_request(text):
     assert CaptureRequest.from_json(text) is None
 
