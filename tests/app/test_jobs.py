@@ -144,6 +144,7 @@ def program(monkeypatch, tmp_path, source: str) -> None:
     """In place of the command line: a program that is given the job's arguments."""
     monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
     (tmp_path / "core").mkdir(exist_ok=True)
+    (tmp_path / "core" / "__init__.py").touch()  # or it is no match for a core that is installed
     (tmp_path / "core" / "__main__.py").write_text(source)
 
 

@@ -31,6 +31,7 @@ def in_place_of_the_command_line(monkeypatch, tmp_path, source: str) -> None:
     """A program that loads no torch."""
     monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
     (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "__init__.py").touch()
     (tmp_path / "core" / "__main__.py").write_text(source)
 
 
