@@ -100,7 +100,7 @@ def _check(view: selection.View, rung: Rung, row: Evidence, key: str) -> None:
     step = st.expander(label, type="step", icon=icon, key=key, on_change="rerun")
     with step:
         st.caption(f"Control: {widgets.escaped(row.control)}")
-        if not step.open:  # charts that nobody sees are not sent
+        if not step.open:  # charts that are not shown are not sent
             return
         shown = {
             name: widgets.escaped(wording.figure(value))

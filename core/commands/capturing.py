@@ -294,7 +294,7 @@ def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printe
         return command("show"), f"{deciding}{f' {shell_command(where)}' if where else ''}    # would decide"
     if any(pair.verdict is not None for pair in run.pairs):
         return command("show"), f"{command('verdict')}    # the evidence"
-    judge = typed_with(run.header.provenance, "judge", trusts_code=True)  # whoever reads this has just typed it
+    judge = typed_with(run.header.provenance, "judge", trusts_code=True)  # the reader has just typed it
     if judge is None or len(judge) > _LONGEST or "$'" in judge:  # a prompt of several lines
         return command("show"), "the same command with --judge: rounding, or a bug?"
     judge += f" {shell_command(where)}" if where else ""

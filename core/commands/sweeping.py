@@ -241,7 +241,7 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
             run_plan(cell.request, plan, store, say, run_id)
         if is_there:
             return CellOutcome(cell, DONE, run_id, was_there=True)
-        ((_, card),) = each_database([store.path_of(run_id)], read_card)  # here, so that nobody fetches the run for it
+        ((_, card),) = each_database([store.path_of(run_id)], read_card)  # here, so that the run is not fetched for it
         return CellOutcome(cell, DONE, run_id, card=card if isinstance(card, CellCard) else None)
     except UlpscopeError as error:
         if cell.asked in ledger.running():  # it began in the same moment

@@ -174,7 +174,7 @@ def judge_with_floor(earlier: PairVerdict, names: tuple[str, str], floor: ListFl
 
 
 def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
-    """The sides of a pair held against a model that they are said to be: the cause where one side or neither is what
+    """The sides of a pair compared with a model that they are said to be: the cause where one side or neither is what
     it computes, None where both are, or where the model has no floor there. names: of the reference and the variant.
     """
     if not floor.floor.any():
@@ -212,7 +212,7 @@ def judge_responses(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> lis
 
 
 def judge_tokens(compared: Compared) -> PairVerdict:
-    """The verdict on two files of chosen tokens: of one value a row no cause is looked for, and none is told."""
+    """The verdict on two files of chosen tokens: with one value a row no cause is looked for."""
     figures, (first, second) = compared.summary, compared.names
     sent = f"{out_of(figures.neq, figures.finite)} log-probabilities of chosen tokens that both sides have differ"
     constant = [

@@ -212,7 +212,7 @@ class Probe:
 
 
 def begun(call: Callable[[], T]) -> Future[T]:
-    """Run a call in a thread that nobody has to wait for: a probe that is stopped leaves its requests."""
+    """Run a call in a thread that the caller need not wait for: a probe that is stopped leaves its requests."""
     outcome: Future[T] = Future()
 
     def run() -> None:

@@ -174,7 +174,7 @@ def show(path, modules, decoder):
             output = f"{norm}/output_3"
             node = norms.get(f"{norm}/output_0")
             if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
-                node.output.extend(["", "", output])  # the sum, which nobody needed after the last block
+                node.output.extend(["", "", output])  # the sum, unused after the last block
                 known.add(output)
         name = module.rpartition(".")[2]
         if output not in known and name in ends:

@@ -290,7 +290,7 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
 
 
 def free_beside_weights(loaded: LoadedModel) -> int | None:
-    """Bytes free on the model's device, less its weights if they are not loaded yet; None where nobody says."""
+    """Bytes free on the model's device, less its weights if they are not loaded yet; None if unknown."""
     free = memory.free_bytes(torch.device(loaded.device))
     is_dry = next(loaded.model.parameters()).is_meta
     return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)

@@ -22,13 +22,13 @@ _LIMIT_FILES = (
 
 
 def free_host_bytes() -> int | None:
-    """Bytes of host memory this process may still take, a container's limit respected; None where nobody says."""
+    """Bytes of host memory this process may still take, a container's limit respected; None if unknown."""
     known = [free for free in (_free_in_machine(), _free_in_container()) if free is not None]
     return min(known) if known else None
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes free on the device, what torch holds but does not use included; None where nobody says."""
+    """Bytes free on the device, what torch holds but does not use included; None if unknown."""
     if device.type != "cuda":
         return free_host_bytes()
     free, _ = torch.cuda.mem_get_info(device)

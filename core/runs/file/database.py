@@ -95,7 +95,7 @@ class Database:
 
     @classmethod
     def to_change(cls, path: Path) -> Database:
-        """A file that nobody else can see yet, opened to be written to and shut in like a reader's."""
+        """A file that no other process sees yet, opened to be written to and shut in like a reader's."""
         with _edge(path):
             attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)"
             database = cls(path, _connected(attach, _SEARCH, _LOCKED))

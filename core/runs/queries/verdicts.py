@@ -241,8 +241,8 @@ def position_ratios(
 ) -> NDArray[np.float64]:
     """Pair over floor at every position of all prompts, as the verdict takes it. [positions]
 
-    A position whose floor is next to 0 has no scale of its own: in 16 bits it is held against the mean floor where that
-    is larger, in wider dtypes against a hundredth of the median one (core.judging.ladder.noise_ratio.floor_test).
+    A position whose floor is next to 0 has no scale of its own: in 16 bits it is compared with the mean floor if that
+    is larger, in wider dtypes with a hundredth of the median one (core.judging.ladder.noise_ratio.floor_test).
     """
     floor = floor_rms**2
     least = float(floor.mean()) if compute_dtype in ("bfloat16", "float16") else float(np.median(floor)) * 1e-4

@@ -134,7 +134,10 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     named = {"next_command": f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"}
     assert from_run == from_dump | named
     assert {key: shown[key] for key in from_dump} == from_run
-    assert cli("compare", run_id, "--fail-on", "flips").returncode == 1
+    gated = cli("compare", run_id, "--fail-on", "flips")
+    assert gated.returncode == 1
+    for printed in (gated, cli("verdict", run_id)):
+        assert f"next: {named['next_command']}\n" in printed.stderr
     assert cli("export", run_id, tmp_path / "back.npz").returncode == 0
     with np.load(source) as before, np.load(tmp_path / "back.npz") as after:
         for key in ("reference", "variant", "token_ids"):
