@@ -90,7 +90,7 @@ $(VENV)/.thorough: $(VENV)/.development requirements-thorough.txt
 # and commands that they start as well.
 $(VENV)/.compiled: $(VENV)/.development core/numerics/kernel.py
 	$(BIN)/python -c "from core.numerics.divergence import prepare; from core.numerics.formats import FORMATS; [prepare(f) for f in FORMATS.values()]" 2>/dev/null & \
-	$(BIN)/python -c "import core.inference.capture.throughput, app.routes, streamlit.testing.v1, hypothesis"; wait
+	$(BIN)/python -c "import core.inference.controls.judge_model, app.routes, streamlit.testing.v1, hypothesis"; wait
 	touch $@
 
 clean:
