@@ -24,7 +24,6 @@ from core.runs.file.evidence import (
     AloneFigures,
     DrawnFigures,
     Evidence,
-    ModulesFigures,
     PairFigures,
 )
 from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
@@ -111,19 +110,14 @@ def _check(view: selection.View, rung: Rung, row: Evidence, key: str) -> None:
             st.table(shown, border="horizontal")
         if isinstance(figures, PairFigures):
             _over_floor(view, figures)
-        elif isinstance(figures, ModulesFigures) and figures.modules:
-            pair, floor, first = figures.pair_rms, figures.floor_rms, figures.first_module
-            _over_modules(view, figures.modules, pair, floor, first, ("this pair", "noise floor"), "over_modules")
-            st.caption("RMS difference at the output of every module, in its own unit, and its noise floor.")
         elif isinstance(figures, AloneFigures) and figures.modules:
             alone, own, first = figures.alone_rms, figures.own_rounding_rms, next(iter(figures.modules_beyond), None)
-            names = ("this side", "own rounding")
-            _over_modules(view, figures.modules, alone, own, first, names, f"modules_alone_{row.side}")
+            _over_modules(view, figures.modules, alone, own, first, f"modules_alone_{row.side}")
             st.caption("RMS error of every module to float64 on the same input, and the rounding of the model itself.")
 
 
-def _over_modules(view: selection.View, names: tuple, rms: tuple, floor: tuple, first, called, key: str) -> None:
-    figure = charts.over_modules(list(names), np.array(rms, float), np.array(floor, float), first, called)
+def _over_modules(view: selection.View, names: tuple, rms: tuple, floor: tuple, first: str | None, key: str) -> None:
+    figure = charts.over_modules(list(names), np.array(rms, float), np.array(floor, float), first)
     plots.draw(figure, key=key, picture=exports.picture_of(view, key.replace("_", "-")))
 
 

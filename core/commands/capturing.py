@@ -15,6 +15,7 @@ from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
+from ..runs.file.evidence import PairVerdict
 from ..runs.file.kept import takes
 from ..runs.file.records import FAILING
 from ..runs.queries.verdicts import next_command
@@ -205,7 +206,8 @@ def run_extras(
             failures.append(f"'{name}' was not judged: {error}")
             continue
         verdict = judged.verdict
-        writer.write_verdict(pair, verdict.name, verdict.because, verdict.noise_ratio, verdict.evidence, judged.floors)
+        named = verdict.name, verdict.because, verdict.noise_ratio
+        writer.write_verdict(PairVerdict(pair, *named, verdict.evidence, judged.floors, verdict.first_place))
     return failures
 
 

@@ -162,6 +162,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
                     "verdict": pair.verdict,
                     "because": pair.because,
                     "noise_ratio": pair.noise_ratio,
+                    "first_place": pair.first_place,
                     "causes": causes,
                     "evidence": [row.to_json() for row in run.evidence(pair.index)],
                 }

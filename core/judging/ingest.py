@@ -105,8 +105,8 @@ def store_dump(
             writer.write_generation(generation)
         figures = writer.figures()
         checks = checks_of(figures, fillings)
-        for found in judge_upload(figures, checks, dump.generations):
-            writer.write_verdict(found.pair, found.name, found.because, found.noise_ratio, found.evidence, found.floors)
+        for verdict in judge_upload(figures, checks, dump.generations):
+            writer.write_verdict(verdict)
         return writer.finish()
 
 

@@ -25,7 +25,6 @@ from ..runs.file.evidence import (
     RERUN,
     SAMPLER,
     STRUCTURE,
-    SYMMETRY,
     VALIDITY,
     Check,
     DrawnFigures,
@@ -130,7 +129,7 @@ class _DumpLadder(Ladder):
         if self.broken is not None:
             first = first or self.broken.place(self.lengths)
         if self.before is not None:
-            ratio = self._carry_over(self.before, ratio)
+            ratio, first = self._carry_over(self.before, ratio, first)
         self._of_16_bits_alone()
         if not is_identical and not any(row.rung == FLOAT32 and row.outcome != MISSING for row in self.evidence):
             screened = screen(self.header, self.positions, self.causes, has_experts=controls.has_experts)
@@ -147,7 +146,15 @@ class _DumpLadder(Ladder):
         if verdict.because.startswith(tuple(self.causes if causes else [])):
             causes = []
         because = " ".join([*causes, verdict.because, *limits])
-        return PairVerdict(self.pair, verdict.name, because, verdict.noise_ratio, verdict.evidence, tuple(self.floors))
+        return PairVerdict(
+            self.pair,
+            verdict.name,
+            because,
+            verdict.noise_ratio,
+            verdict.evidence,
+            tuple(self.floors),
+            verdict.first_place,
+        )
 
     @cached_property
     def causes(self) -> list[str]:
@@ -412,10 +419,6 @@ class _DumpLadder(Ladder):
         if len(beyond) > 1 and not all(row.outcome == PASSED for row in lowered):
             self.drawn = [of_neither_side(row, model.name, header.compute_dtype) for row in self.drawn]
         self.evidence += [*self.drawn, *lowered]
-        if all(name in model.errors for name in names):
-            control = f"both sides as uploaded against {model.name} in float64"
-            errors = (model.errors[names[0]], model.errors[names[1]])
-            self.from_float64(control, errors)
 
     def _lowered(self, model: ModelControls, far: dict[str, float]) -> tuple[list[Evidence], list[str]]:
         """(rows on the lower precisions of this pair's sides, names of those that are no rounding of the model).
@@ -448,19 +451,21 @@ class _DumpLadder(Ladder):
             elif row in wide and not is_asked:
                 self.evidence[place] = replace(row, outcome=MISSING, says=row.says + way_out)
 
-    def _carry_over(self, before: PairVerdict, ratio: float | None) -> float | None:
-        """Add what earlier controls came to on rungs that those of now leave open; returns the noise ratio."""
-        for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, PRECISION, SYMMETRY):
+    def _carry_over(
+        self, before: PairVerdict, ratio: float | None, first: tuple[int, int] | None
+    ) -> tuple[float | None, tuple[int, int] | None]:
+        """Add what earlier controls came to on rungs that those of now leave open; returns noise ratio, first place."""
+        for rung in (RERUN, NEIGHBOURS, OWN_DTYPE, PRECISION):
             if not any(row.rung == rung for row in self.evidence):
                 self.evidence += [row for row in before.evidence if row.rung == rung]
         is_open = not any(row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
         decided = [row for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
         if is_open and decided:
             self.evidence = [row for row in self.evidence if row.rung != FLOAT32 or row.outcome == NOTED] + decided
-            ratio = before.noise_ratio
+            ratio, first = before.noise_ratio, before.first_place or first
         known = {floor.compute_dtype for floor in self.floors} | ({"float32"} if not is_open else set())
         self.floors += [floor for floor in before.floors if floor.compute_dtype not in known]
-        return ratio
+        return ratio, first
 
     @property
     def _tried(self) -> tuple[str, ...] | None:

@@ -52,4 +52,5 @@ def stored_verdict(run: RunReader, pair: StoredPair) -> PairVerdict:
         pair.noise_ratio,
         tuple(run.evidence(pair.index)),
         tuple(floors),
+        pair.first_place,
     )

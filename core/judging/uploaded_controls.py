@@ -41,11 +41,10 @@ class ModelControls:
     own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32
     [positions], None for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds,
     positions]; from_model: of each side of the run, by name, against the model's own prefill in the dump's dtype
-    [positions]; errors: rms of each side, by name, against a forward in float64, logits, empty where that is not to be
-    had; name: of the model; maps: linear maps that were reordered; drawn: of each side of a 16-bit dump without its
-    pair in float32, by name, its error beside roundings drawn anew; lowered: of a side that the model does not compute,
-    by name, whether it does in a lower precision; floor_row_ulps: 99.9th percentile of the reorderings in the dump's
-    dtype.
+    [positions]; name: of the model; maps: linear maps that were reordered; drawn: of each side of a 16-bit dump without
+    its pair in float32, by name, its error beside roundings drawn anew; lowered: of a side that the model does not
+    compute, by name, whether it does in a lower precision; floor_row_ulps: 99.9th percentile of the reorderings in the
+    dump's dtype.
     """
 
     name: str
@@ -53,7 +52,6 @@ class ModelControls:
     own_rounding: NDArray[np.float64] | None
     float32: NDArray[np.float64]
     from_model: dict[str, NDArray[np.float64]]
-    errors: dict[str, float]
     maps: int
     drawn: dict[str, Evidence] = field(default_factory=dict)
     lowered: dict[str, Evidence] = field(default_factory=dict)

@@ -47,6 +47,7 @@ class StoredPair:
     verdict: str | None
     because: str | None = None
     noise_ratio: float | None = None
+    first_place: tuple[int, int] | None = None  # (prompt, position)
 
 
 class RunReader(Figures):
@@ -110,8 +111,7 @@ class RunReader(Figures):
         found = pairs.read_pairs(self._database)
         with self.decoding("list of pairs"):
             return [
-                StoredPair(index, names[reference], names[variant], summary, *verdict)
-                for index, reference, variant, *verdict, summary in found
+                StoredPair(index, names[reference], names[variant], *rest) for index, reference, variant, *rest in found
             ]
 
     def evidence(self, pair: int) -> list[Evidence]:

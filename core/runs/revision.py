@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 
 from ..errors import StoreError
 from .file.database import Database
-from .file.evidence import Evidence
-from .file.records import FloorRows
+from .file.evidence import PairVerdict
 from .reader import RunReader
 from .store.store import Store
 from .tables.pairs import update_verdict
 from .tables.verdicts import delete_evidence, insert_evidence
-
-
-@dataclass(frozen=True)
-class PairVerdict:
-    """The verdict of one pair with all it rests on."""
-
-    pair: int
-    name: str
-    because: str
-    noise_ratio: float | None
-    evidence: tuple[Evidence, ...]
-    floors: tuple[FloorRows, ...] = ()
 
 
 class Revision:
@@ -76,6 +62,6 @@ class Revision:
         )
         for verdict in verdicts:
             delete_evidence(database, verdict.pair)
-            update_verdict(database, verdict.pair, (verdict.name, verdict.because, verdict.noise_ratio))
+            update_verdict(database, verdict)
             insert_evidence(database, verdict.pair, places, verdict.evidence, verdict.floors)
         database.execute("COMMIT")

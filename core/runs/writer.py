@@ -19,9 +19,9 @@ from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.database import Database
-from .file.evidence import Evidence
+from .file.evidence import PairVerdict
 from .file.kept import ALL, FIGURES, expected_bytes
-from .file.records import FloorRows, Generation, RunHeader
+from .file.records import Generation, RunHeader
 from .recent_rows import RecentRows, SpooledRows
 from .store.store import Store
 from .tables.amounts import check_amounts
@@ -64,7 +64,7 @@ class RunWriter:
         self._totals = [PairTotal() for _ in header.sides[1:]]
         self._recent = RecentRows(_REFERENCE_BYTES)
         self._figures: dict[str, list[pa.Table]] = {}
-        self._verdicts: dict[int, tuple[str, str, float | None]] = {}
+        self._verdicts: dict[int, PairVerdict] = {}
         self._figure_rows = 0
         side_bytes = header.rows * header.vocab * header.format.itemsize
         raw_bytes = expected_bytes(header.kept, len(header.sides), header.rows, side_bytes)
@@ -205,18 +205,10 @@ class RunWriter:
         """Write the sides' free continuations of a prompt. Once a prompt."""
         self._put(insert_generation, generation)
 
-    def write_verdict(
-        self,
-        pair: int,
-        name: str,
-        because: str,
-        noise_ratio: float | None,
-        evidence: Sequence[Evidence],
-        floors: Sequence[FloorRows] = (),
-    ) -> None:
-        """The verdict of a pair with the rows it rests on. Once a pair, before `finish`."""
-        self._verdicts[pair] = (name, because, noise_ratio)
-        self._put(insert_evidence, pair, self._places, tuple(evidence), tuple(floors))
+    def write_verdict(self, verdict: PairVerdict) -> None:
+        """Write the verdict of a pair with the rows it rests on. Once a pair, before `finish`."""
+        self._verdicts[verdict.pair] = verdict
+        self._put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)
 
     def _open_database(self) -> Database:
         if self._database is None:
@@ -322,7 +314,7 @@ class RunWriter:
         for pair, total in enumerate(self._totals):
             for pyramid in PYRAMIDS:
                 insert_levels(database, pyramid, self.header, pair)
-            insert_pair(database, pair, total, self._verdicts.get(pair, (None, None, None)))
+            insert_pair(database, pair, total, self._verdicts.get(pair))
         insert_sides(database, self.header, self.digests(), [digest.values() for digest in self._hashes])
         database.execute("COMMIT")
         database.close()

@@ -191,9 +191,6 @@ class _ModelLadder(Ladder):
         is_identical = digests[0] == digests[1]
         self._lower_precision(precisions)
         sixteen = None if is_identical else self._sixteen_bits(precisions)
-        if FLOAT32 in self.tests:
-            self.say("a forward in float64")
-            self._symmetry()
         return self._concluded(is_identical=is_identical, sixteen=sixteen)
 
     def _concluded(self, *, is_identical: bool, sixteen: SixteenTest | None) -> Judgement:
@@ -509,18 +506,6 @@ class _ModelLadder(Ladder):
             self.of_16_bits = [fault_of_16_bits_alone(row, self.loaded.dtype) for row in self.of_16_bits]
         self.evidence += [*self.of_16_bits, *(each.evidence for each in self.lowered)]
         return next((test for test in failed if test is not None), None)
-
-    def _symmetry(self) -> None:
-        """Compare both sides with float64: of two that only round, neither is further from it."""
-        control = "both sides in float32 against a plain forward of the same weights in float64"
-        try:
-            with foreign_errors_stop("float64", "choose a smaller model"):
-                errors = (self.session.error(self.sides[0]), self.session.error(self.sides[1]))
-        except CaptureError as error:
-            says = f"A forward in float64 is not to be had: {error}"
-            self.add(Check.FROM_FLOAT64, control, Unmeasured(), MISSING, says)
-        else:
-            self.from_float64(control, errors)
 
 
 class _StaysInFloat32Error(CaptureError):

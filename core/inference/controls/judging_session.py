@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...judging.divergence import Divergence, mean_squares
+from ...judging.divergence import Divergence
 from ...numerics.formats import LOGIT_FORMATS
-from ..models.dtypes import in_float32, in_float64
 from ..models.model import LoadedModel
 from ..paths.batch import CHUNK_BYTES, Emit, Run
-from ..paths.engines import PLAIN, RunnableSide, digests_of, divergence, whole_side
+from ..paths.engines import PLAIN, RunnableSide, digests_of, whole_side
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import Drawn
-from .rounding_floor import EXACT_BYTES, Floor, as_many_as, own_rounding_of, rounding_floor
+from .rounding_floor import Floor, own_rounding_of, rounding_floor
 
 KEPT_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 _WIDEST = 4  # bytes of a logit of another engine, some of which give float32 whatever they compute in
@@ -42,8 +41,6 @@ class JudgingSession:
         self._maps: dict[str, int] = {}  # linear maps reordered, by dtype
         self._floors: dict[tuple[str, int], tuple[Divergence, ...]] = {}  # by dtype and seed
         self._own_rounding: list[NDArray[np.float64] | None] = []
-        self._exact: list[torch.Tensor] = []
-        self._errors: dict[str, float] = {}
         self._narrow: dict[str, Narrow | None] = {}
         self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
         self._digests: dict[tuple[str, str], str] = {}
@@ -77,21 +74,6 @@ class JudgingSession:
         """sha256 of the bits of a call of the side in the dtype of `model`, over all prompts."""
         key = (side.name, model.dtype)
         return self._once(side, key, self._digests, lambda: digests_of(model, self.prompts, [side])[0])
-
-    def error(self, side: RunnableSide) -> float:
-        """rms of the side in float32 to prefill in float64, in logits; over as many prompts as fit."""
-        return self._once(side, side.name, self._errors, lambda: self._error(side))
-
-    def _error(self, side: RunnableSide) -> float:
-        chosen = as_many_as(self.prompts, EXACT_BYTES // (8 * self.loaded.vocab_size))
-        if not self._exact:
-            with in_float64(self.loaded) as widened:
-                plain = [torch.tensor([list(ids)], device=self.loaded.device) for ids in chosen]
-                self._exact = [widened.model(ids).logits[0] for ids in plain]
-        with in_float32(self.loaded) as widened:
-            run = self.kept(side).run_on(widened)
-            pairs = [divergence(exact, run, ids) for exact, ids in zip(self._exact, chosen, strict=True)]
-        return float(np.sqrt(mean_squares(pairs).mean()))
 
     @staticmethod
     def _once(side: RunnableSide, key: Key, kept: dict[Key, Computed], ask: Callable[[], Computed]) -> Computed:

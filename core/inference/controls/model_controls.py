@@ -21,18 +21,18 @@ from ...judging.uploaded_controls import FOREIGN, ModelControls, side_in_float32
 from ...numerics.formats import LOGIT_FORMATS, values_of
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
-from ..models.dtypes import in_float32, in_float64
+from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import Run
-from ..paths.engines import PLAIN, RunnableSide, divergence, divergences_of, whole_side
+from ..paths.engines import PLAIN, RunnableSide, divergences_of
 from ..paths.hooks import ModuleTrace
 from .drawn_roundings import sixteen_rows
 from .judge_model import SEEDS
 from .precisions.in_16_bits import not_drawn, sixteen_bits_alone
 from .precisions.lowered import checked_in_16_bits, lowered
 from .precisions.lowered_side import Lowered, Question, answering
-from .rounding_floor import EXACT_BYTES, as_many_as, check_prompts, own_rounding_of, rounding_floor
+from .rounding_floor import check_prompts, own_rounding_of, rounding_floor
 
 
 def model_controls(
@@ -78,8 +78,6 @@ def model_controls(
         from_model = {
             name: mean_squares(divergences_of(loaded, prompts, (PLAIN, side))) for name, side in sides.items()
         }
-        say("the uploaded sides against a forward in float64")
-        errors = _errors(loaded, prompts, sides)
         floor = own.squares.mean(axis=0)
         floor = floor if own_rounding is None else np.maximum(floor, own_rounding)
         question = Question(prompts, list(seeds), say=say)
@@ -91,7 +89,6 @@ def model_controls(
         own_rounding=own_rounding,
         float32=squares,
         from_model=from_model,
-        errors=errors,
         maps=own.maps,
         drawn=drawn,
         lowered=lowered_of,
@@ -174,18 +171,3 @@ def _uploaded(figures: Figures, index: int, prompts: Sequence[tuple[int, ...]]) 
         yield lambda ids, emit: emit(0, rows_of(ids))
 
     return RunnableSide(figures.header.sides[index].name, opened)
-
-
-def _errors(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: dict[str, RunnableSide]) -> dict[str, float]:
-    """rms of each side to prefill in float64, in logits; over as many prompts as fit, empty if none do."""
-    chosen = as_many_as(prompts, EXACT_BYTES // (8 * loaded.vocab_size))
-    try:
-        with in_float64(loaded) as widened:
-            exact = [whole_side(PLAIN.run_on(widened), ids) for ids in chosen]
-            pairs = {
-                name: [divergence(each, side.run_on(widened), ids) for each, ids in zip(exact, chosen, strict=True)]
-                for name, side in sides.items()
-            }
-    except CaptureError:
-        return {}
-    return {name: float(np.sqrt(mean_squares(of_side).mean())) for name, of_side in pairs.items()}

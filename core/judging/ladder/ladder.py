@@ -22,7 +22,6 @@ from ...runs.file.evidence import (
     OtherPromptsFigures,
     PairFigures,
     RerunFigures,
-    SymmetryFigures,
 )
 from ...runs.file.records import FloorRows
 from ...text import three_digits
@@ -30,7 +29,6 @@ from .noise_ratio import FloorTest, floor_test
 from .places import NotFinite, place_in_words
 from .structure import BLOCKS, structure_evidence, structure_of
 
-_LOPSIDED = 3.0  # one side further from float64 than the other by more than this is worth a word
 # The check of a rung that holds a pair against its floor, and that of a pair that needs none.
 PAIR = {OWN_DTYPE: Check.OWN_PAIR, FLOAT32: Check.WIDE_PAIR}
 _NOT_FINITE = {OWN_DTYPE: Check.OWN_NOT_FINITE, FLOAT32: Check.WIDE_NOT_FINITE}
@@ -173,20 +171,6 @@ class Ladder:
         shown = structure_of(test.outliers, self.lengths, blocks)
         self.evidence.append(structure_evidence(shown, test, self.lengths))
         return shown.first
-
-    def from_float64(self, control: str, errors: tuple[float, float]) -> None:
-        """Add which side is further from float64, by their rms in logits. Of two that only round, neither. Never
-        decides.
-        """
-        figures = SymmetryFigures(reference_rms_logits=errors[0], variant_rms_logits=errors[1])
-        low, high = sorted(errors)
-        outcome = PASSED
-        says = "Both sides are about equally far from float64: by this, neither is nearer to the exact result."
-        if high > _LOPSIDED * max(low, np.finfo(np.float64).tiny):
-            times = f"{three_digits(high / low)} times further from float64 than the other side" if low else ""
-            further = self.names[int(errors[1] > errors[0])]
-            outcome, says = NOTED, f"'{further}' is {times or 'the only one that is not at float64'}."
-        self.add(Check.FROM_FLOAT64, control, figures, outcome, says)
 
 
 def _floor_says(test: FloorTest, dtype: str, lengths: Sequence[int], whose: str) -> str:

@@ -24,7 +24,7 @@ from ...text import shown
 if TYPE_CHECKING:
     import duckdb
 
-FILE_VERSION = 6  # the only one that is read: 6 has runs of lists in the tables of all runs
+FILE_VERSION = 7  # the only one that is read
 
 _SMALL_RUN = 32 << 20  # bytes of logits
 # What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.

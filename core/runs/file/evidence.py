@@ -17,14 +17,15 @@ from msgspec import structs
 
 from ...errors import UsageError
 from ...text import shown
+from .records import FloorRows
 
-PASSED, FAILED, MISSING, NOTED = "passed", "failed", "missing", "noted"
+PASSED, FAILED, MISSING, NOTED = "passed", "failed", "not available", "informative"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
 
 VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
 RERUN, NEIGHBOURS = "rerun", "neighbours"
-OWN_DTYPE, FLOAT32, PRECISION, SYMMETRY = "own dtype", "float32", "precision", "symmetry"
-STRUCTURE, MODULES, ONE_ORDER = "structure", "modules", "one order"
+OWN_DTYPE, FLOAT32, PRECISION = "own dtype", "float32", "precision"
+STRUCTURE, MODULES = "structure", "modules"
 RUNGS = {  # in the order of the ladder, with their titles
     VALIDITY: "Dump validity",
     SAMPLER: "Sampler",
@@ -34,10 +35,8 @@ RUNGS = {  # in the order of the ladder, with their titles
     OWN_DTYPE: "Own dtype",
     FLOAT32: "float32 microscope",
     PRECISION: "Lower precision",
-    SYMMETRY: "Error symmetry",
     STRUCTURE: "Structure over positions",
     MODULES: "Structure over modules",
-    ONE_ORDER: "Every sum in one order",
 }
 
 
@@ -318,11 +317,6 @@ class SettingsFigures(CheckFigures):
     share_of_rounding_in_bits: Annotated[float, "distance over that of the model with every product in so many bits"]
 
 
-class SymmetryFigures(CheckFigures):
-    reference_rms_logits: Annotated[float, "rms of the reference to float64, logits"]
-    variant_rms_logits: Annotated[float, "rms of the variant to float64, logits"]
-
-
 class StructureFigures(CheckFigures, kw_only=True):
     positions: Annotated[int, "positions"]
     of: Annotated[int | None, "positions looked at"] = None
@@ -331,14 +325,6 @@ class StructureFigures(CheckFigures, kw_only=True):
     block: Annotated[int | None, "block size"]
     smaller_block: Annotated[int | None, "smaller block size that is not ruled out"]
     is_tail: Annotated[bool, "goes on to the end"]
-
-
-class ModulesFigures(CheckFigures):
-    compute_dtype: Annotated[str, "dtype"]
-    first_module: Annotated[str | None, "module at which it leaves the floor"]
-    modules: Annotated[tuple[str, ...], "modules as they run"]
-    pair_rms: Annotated[tuple[float | None, ...], "rms of the pair, in units of each module's output"]
-    floor_rms: Annotated[tuple[float | None, ...], "rms of the floor, in units of each module's output"]
 
 
 class AloneFigures(CheckFigures):
@@ -350,11 +336,6 @@ class AloneFigures(CheckFigures):
     modules: Annotated[tuple[str, ...], "modules as they run"]
     alone_rms: Annotated[tuple[float | None, ...], "rms of the side to float64, in units of each module's output"]
     own_rounding_rms: Annotated[tuple[float | None, ...], "rms of the model's own float32 to float64, likewise"]
-
-
-class OneOrderFigures(CheckFigures):
-    compute_dtype: Annotated[str, "dtype"]
-    bit_identical: Annotated[bool, "bit-identical"]
 
 
 class Check(StrEnum):
@@ -398,12 +379,9 @@ class Check(StrEnum):
     EXPLAINED = "one lower precision", PRECISION, ExplainedFigures
     SETTINGS = "an engine's settings", PRECISION, SettingsFigures
     DRAWN_PRECISION = "one precision in 16 bits", PRECISION, DrawnPrecisionFigures
-    FROM_FLOAT64 = "error against float64", SYMMETRY, SymmetryFigures
     OUTLIERS = "positions that stand out", STRUCTURE, StructureFigures
     DIFFERING = "positions that differ", STRUCTURE, StructureFigures
-    GROWTH = "outputs of modules", MODULES, ModulesFigures
     ALONE = "each module alone", MODULES, AloneFigures
-    IN_ONE_ORDER = "sums in one order", ONE_ORDER, OneOrderFigures
 
 
 @dataclass(frozen=True)
@@ -447,6 +425,21 @@ class Evidence:
             "outcome": self.outcome,
             "says": self.says,
         }
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """The verdict of one pair with all it rests on. first_place: (prompt, position) where a fault shows first, None if
+    none does.
+    """
+
+    pair: int
+    name: str
+    because: str
+    noise_ratio: float | None
+    evidence: tuple[Evidence, ...]
+    floors: tuple[FloorRows, ...] = ()
+    first_place: tuple[int, int] | None = None
 
 
 def figures_of(check: Check, text: str) -> CheckFigures:

@@ -23,7 +23,6 @@ from ..file.evidence import (
     MODULES,
     NEIGHBOURS,
     NOTED,
-    ONE_ORDER,
     OWN_DTYPE,
     PASSED,
     PRECISION,
@@ -32,12 +31,10 @@ from ..file.evidence import (
     SAMPLER,
     SCREENING,
     STRUCTURE,
-    SYMMETRY,
     VALIDITY,
     AloneFigures,
     Check,
     Evidence,
-    ModulesFigures,
     PairFigures,
     RatioFigures,
     ShrinkFigures,
@@ -69,7 +66,6 @@ _SUPPLY = {
         NEIGHBOURS: f"Run the prompt in a batch, then `{COMMAND} verdict {{run}} --neighbours BESIDE_OTHERS.npz`.",
         OWN_DTYPE: _MODEL,
         FLOAT32: f"Compute both sides in float32, then `{COMMAND} verdict {{run}} --float32 PAIR_IN_FLOAT32.npz`.",
-        SYMMETRY: _MODEL,
         STRUCTURE: "It says where differences begin.",
         MODULES: "It needs the engine as a callable of `judge`.",
     },
@@ -128,7 +124,7 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
     rungs = tuple(
         Rung(name, rows, _supply(run, pair, name, tried))
         for name, rows in by_name.items()
-        if rows or (name not in (PRECISION, SCREENING, ONE_ORDER) if run.header.k is None else name in _OF_LISTS)
+        if rows or (name not in (PRECISION, SCREENING) if run.header.k is None else name in _OF_LISTS)
     )
     name = shown_verdict(kind, pair.summary.bit_identical, pair.verdict)
     if pair.verdict is None:
@@ -146,7 +142,6 @@ def finding(run: RunReader, pair: StoredPair, positions: pd.DataFrame) -> Findin
             row.says
             for row in evidence
             if (isinstance(row.figures, StructureFigures) and (row.check is Check.OUTLIERS or row.figures.block))
-            or (isinstance(row.figures, ModulesFigures) and row.figures.first_module)
             or (isinstance(row.figures, AloneFigures) and row.figures.modules_beyond)
         ]
     return Finding(name, pair.because or "", rungs, True, " ".join(filter(None, more)))
@@ -213,7 +208,7 @@ def _supply(run: RunReader, pair: StoredPair, rung: str, tried: frozenset[str]) 
         return _OF_LISTS.get(rung, "").replace("{run}", run.run_id)
     if rung == OWN_DTYPE and run.header.compute_dtype == "float32":
         return "The run's own dtype is float32, which is the next check."
-    if rung in (OWN_DTYPE, SYMMETRY) and "model" in tried:
+    if rung == OWN_DTYPE and "model" in tried:
         return "The given model computes other logits than this dump's, so it says nothing here."
     supply = _SUPPLY[kind].get(rung, _JUDGE)
     if kind == "capture" and pair.verdict is not None and supply == _JUDGE:

@@ -62,8 +62,8 @@ def _over(count: int, of: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class PairReport:
-    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict and the
-    sentence for it.
+    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict, its sentence
+    and first place.
     """
 
     reference: str
@@ -73,6 +73,7 @@ class PairReport:
     rows: list[dict[str, Any]]
     verdict: str = ""
     because: str = ""
+    first_place: tuple[int, int] | None = None
     next_command: str = ""  # that would decide, '' if it is decided
     unit: str = "logits"
     is_list: bool = False
@@ -135,6 +136,7 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
             [],
             verdict,
             pair.because or "",
+            pair.first_place,
             next_command(run, pair),
             run.header.unit,
             is_list,
@@ -156,7 +158,12 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
 
 
 def _verdict_json(pair: PairReport) -> dict[str, Any]:
-    return {"verdict": pair.verdict or None, "because": pair.because or None, "next_command": pair.next_command or None}
+    return {
+        "verdict": pair.verdict or None,
+        "because": pair.because or None,
+        "first_place": pair.first_place,
+        "next_command": pair.next_command or None,
+    }
 
 
 def as_json(

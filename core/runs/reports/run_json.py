@@ -74,6 +74,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
             "verdict": pair.verdict,
             "because": pair.because,
             "noise_ratio": _finite(pair.noise_ratio),
+            "first_place": pair.first_place,
         }
         for pair in run.pairs
     ]

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
 from ..file.database import Database
+from ..file.evidence import PairVerdict
 from ..file.table import Table, column
 
 PAIR = Table(
@@ -20,6 +21,8 @@ PAIR = Table(
     verdict VARCHAR NULL -- identical, rounding, nondeterministic, bug suspected, invalid dump or undecided, with rows
     -- in evidence; null: not judged
     because VARCHAR NULL -- the verdict in a sentence, null: not judged
+    first_prompt INTEGER NULL -- prompt at which a fault shows first, null if none does
+    first_position INTEGER NULL -- position of that prompt
     noise_ratio DOUBLE NULL -- rms of the pair over rms of the rounding floor, both in float32 (float64 for a mixture
     -- of experts) if they could be had; null where not measured
     """,
@@ -48,11 +51,8 @@ ULP_HISTOGRAM = Table(
 _SUMMARY = [field.name for field in fields(Summary)]
 
 
-def insert_pair(
-    database: Database, pair: int, total: PairTotal | Summary, verdict: tuple[str | None, str | None, float | None]
-) -> None:
-    """Summary and histogram, of lists the summary alone; `verdict`: its name, the sentence for it, the noise ratio."""
-    name, because, noise_ratio = verdict
+def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdict: PairVerdict | None = None) -> None:
+    """Insert summary and histogram, of lists the summary alone, and the verdict if it was judged."""
     PAIR.insert_row(
         database,
         pair=pair,
@@ -60,27 +60,31 @@ def insert_pair(
         variant=pair + 1,
         **asdict(total if isinstance(total, Summary) else total.summary()),
         is_histogram_exact=isinstance(total, Summary) or total.is_histogram_exact,
-        verdict=name,
-        because=because,
-        noise_ratio=noise_ratio,
     )
+    if verdict is not None:
+        update_verdict(database, verdict)
     if isinstance(total, Summary):
         return
     histogram = total.histogram
     ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=list(histogram.values()))
 
 
-def update_verdict(database: Database, pair: int, verdict: tuple[str | None, str | None, float | None]) -> None:
-    """Put another verdict on a stored pair, as in `insert_pair`."""
-    database.execute("UPDATE pair SET verdict = ?, because = ?, noise_ratio = ? WHERE pair = ?", [*verdict, pair])
+def update_verdict(database: Database, verdict: PairVerdict) -> None:
+    """Put a verdict on a stored pair."""
+    prompt, position = verdict.first_place or (None, None)
+    columns = "verdict = ?, because = ?, noise_ratio = ?, first_prompt = ?, first_position = ?"
+    values = [verdict.name, verdict.because, verdict.noise_ratio, prompt, position]
+    database.execute(f"UPDATE pair SET {columns} WHERE pair = ?", [*values, verdict.pair])
 
 
 def read_pairs(database: Database) -> list[tuple]:
-    """Read of each pair: index, index of its reference and of its variant, verdict, because, noise ratio, summary."""
-    names = ", ".join(["pair", "reference", "variant", "verdict", "because", "noise_ratio", *_SUMMARY])
-    rows = database.rows(f"SELECT {names} FROM pair ORDER BY pair")
+    """Read of each pair: index, its sides' indices, summary, verdict, because, noise ratio, first place."""
+    names = ", ".join(["pair", "reference", "variant", *_SUMMARY, "verdict", "because", "noise_ratio"])
+    rows = database.rows(f"SELECT {names}, first_prompt, first_position FROM pair ORDER BY pair")
     with database.decoding("list of pairs"):
-        return [(*row[:6], Summary(*row[6:])) for row in rows]
+        return [
+            (*row[:3], Summary(*row[3:-5]), *row[-5:-2], None if row[-2] is None else tuple(row[-2:])) for row in rows
+        ]
 
 
 def read_histogram(database: Database, pair: int) -> dict[int, int]:

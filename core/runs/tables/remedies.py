@@ -56,25 +56,6 @@ REMEDY = Table(
     columns_of_record(RemedyRow),
 )
 
-# Nothing writes or reads it any more; files of version 5 have it.
-PRICE = Table(
-    "price",
-    """
-    -- throughput of the run's paths with every sum in one order, by batch size; no rows where it was not measured
-    ordinal INTEGER -- 0-based
-    path VARCHAR -- path, without the modifiers of its batch
-    batch INTEGER -- sequences in the batch
-    tokens INTEGER -- tokens of all rows together, in one turn
-    plain_tokens_per_second DOUBLE -- tokens of the batch a second on the path as it is, from the median of the turns
-    tokens_per_second DOUBLE -- the same with +invariant
-    share DOUBLE -- the latter over the former
-    share_low DOUBLE NULL -- lower end of the 95 % interval (sign test) of the median of the turns' own ratios; null
-    -- where fewer than six were run
-    share_high DOUBLE NULL -- its upper end
-    turns INTEGER NULL -- turns of the clock in which both ran
-    """,
-)
-
 _COLUMNS = REMEDY.names[2:]
 
 

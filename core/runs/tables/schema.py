@@ -49,7 +49,6 @@ TABLES = {
         kernels.KERNEL,
         kernels.KERNEL_SIDE,
         remedies.REMEDY,
-        remedies.PRICE,
         sides.RESPONSE,
     )
 }

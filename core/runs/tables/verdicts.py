@@ -25,8 +25,8 @@ EVIDENCE = Table(
     side_name VARCHAR NULL -- side that the row is about; null: the pair
     control VARCHAR -- what was run for it
     figures VARCHAR -- JSON object of the check's figures, empty where it could not be made
-    outcome VARCHAR -- passed, failed, missing or noted
-    says VARCHAR -- what that says, in a sentence
+    outcome VARCHAR -- passed, failed, not available or informative
+    says VARCHAR -- what that says, in a line
     """,
 )
 

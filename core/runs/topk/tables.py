@@ -89,11 +89,10 @@ def write_lists(
                 _insert_side(database, index, side)
             for index, pair in enumerate(pairs):
                 verdict = next((each for each in verdicts if each.pair == index), None)
-                named = (None, None, None) if verdict is None else (verdict.name, verdict.because, verdict.noise_ratio)
                 places = [(place.prompt, place.position) for place in pair.positions]
                 figures = [place.figures for place in pair.positions]
                 ulps = list(zip(*(place.margin_ulps for place in pair.positions), strict=True))
-                insert_pair(database, index, summary_of(figures), named)
+                insert_pair(database, index, summary_of(figures), verdict)
                 database.insert("position", list_position_rows(index, places, figures, ulps))
                 if verdict is not None:
                     insert_evidence(database, index, np.array(places, np.int32), verdict.evidence, verdict.floors)

@@ -266,7 +266,7 @@ def _fill(
     ]
     compared = Compared(names, positions, _summary(database), tuple(constants))
     verdict = judge(compared)
-    insert_pair(database, 0, compared.summary, (verdict.name, verdict.because, verdict.noise_ratio))
+    insert_pair(database, 0, compared.summary, verdict)
     insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
     on_progress(positions, positions)
 

@@ -13,17 +13,7 @@ from streamlit.testing.v1 import AppTest
 from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
-from core.runs.file.evidence import (
-    ONE_ORDER,
-    PRECISION,
-    RUNGS,
-    SCREENING,
-    Check,
-    Evidence,
-    ModulesFigures,
-    RerunFigures,
-    Unmeasured,
-)
+from core.runs.file.evidence import NOTED, PRECISION, RUNGS, SCREENING, Check, Evidence, RerunFigures, Unmeasured
 from tests.app.opening import codes, figures_of, followed
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
 
@@ -65,7 +55,7 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
         assert f"[{row.outcome}]" in step
         assert row.says in step
         assert f"Control: {row.control}" in said(app)
-    asked_always = [rung for rung in RUNGS if rung not in (PRECISION, SCREENING, ONE_ORDER)]
+    asked_always = [rung for rung in RUNGS if rung not in (PRECISION, SCREENING)]
     unrun = [rung for rung in asked_always if rung not in {row.rung for row in rows}]
     assert len([step for step in steps if "not run" in step]) == len(unrun)
     assert not [button for button in app.button if button.key == "judge"]
@@ -87,7 +77,7 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
         Check.UPLOADED_FLOOR,
         "'decode' against 'prefill', beside a floor",
         Unmeasured(),
-        "noted",
+        NOTED,
         "The uploaded floor is of two kinds. It is left aside.",
     )
     figures = {"nonfinite_mismatch": 1, "first_nonfinite": (0, 3, 7), "position_ratio_allowed": 4.4}
@@ -200,27 +190,3 @@ def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
     assert list(trace(drawn, "stands out")[0].x) == [32, 33]
     assert any(shape.y0 == 4.4 for shape in drawn.layout.shapes)
     assert not trace(charts.floor_ratio(np.arange(96), ratio, None, 0, "bfloat16", np.array([], int)), "stands out")
-
-
-MODULES = ModulesFigures(
-    compute_dtype="float32",
-    first_module="<b>x</b>",
-    modules=("model.embed_tokens", "model.layers.0.self_attn", "model.layers.0", "<b>x</b>"),
-    pair_rms=(0.0, 1e-6, 2e-6, 1e-3),
-    floor_rms=(0.0, 1e-6, 1e-6, 1e-6),
-)
-
-
-def test_the_structure_unfolds_to_the_growth_over_modules(own_store):
-    row = Evidence(Check.GROWTH, "outputs of 4 modules", MODULES, "noted", "In the model it enters at layer 0.")
-    run_id = judged_run(own_store, "bug suspected", evidence=[row])
-    app = opened(run=run_id, open_=("rung_modules_0",))
-    assert "output of every module" in said(app)
-    assert row.says.removesuffix(".") in said(app)
-    figure = charts.over_modules(
-        list(MODULES.modules), np.array(MODULES.pair_rms), np.array(MODULES.floor_rms), "<b>x</b>"
-    )
-    drawn = figure.to_json()
-    assert "<b>x" not in drawn.replace("\\u003c", "<")
-    assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
-    assert figure.data[1].y[3] == 1e-3

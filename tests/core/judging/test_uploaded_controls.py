@@ -456,7 +456,7 @@ def of_model(far: dict[str, float], lower: dict[str, str]) -> ModelControls:
     drawn = {name: row(Check.DRAWN, name, FAILED if name in lower else PASSED) for name in far}
     lowered = {name: row(Check.DRAWN_PRECISION, name, outcome) for name, outcome in lower.items() if outcome}
     squares = {name: own.mean(axis=0) * times**2 for name, times in far.items()}
-    return ModelControls("the model", own, None, wide, squares, {}, 9, drawn, lowered)
+    return ModelControls("the model", own, None, wide, squares, 9, drawn, lowered)
 
 
 @pytest.mark.parametrize(

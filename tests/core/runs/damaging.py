@@ -20,7 +20,6 @@ TEXTS = {
     "layer": ("module", "kind", "dtype"),
     "kernel": ("module", "name", "detail"),
     "remedy": ("what", "compute_dtype", "refusal"),
-    "price": ("path",),
 }
 _KNOWN = ("compute_dtype",)  # a figure that is looked up
 

@@ -11,9 +11,12 @@ import numpy as np
 
 from core.capture_request import CaptureRequest
 from core.runs.file.evidence import (
+    MISSING,
+    NOTED,
     Check,
     Evidence,
     PairFigures,
+    PairVerdict,
     PrecisionsFigures,
     RerunFigures,
     ScreeningFigures,
@@ -87,14 +90,14 @@ EXACT_MISSING = Evidence(
     Check.WIDE_PAIR,
     "'decode' against 'prefill' in float32",
     Unmeasured(),
-    "missing",
+    MISSING,
     "The pair cannot be run in float32: the weights take 64 GB, cpu has 8 GB free.",
 )
 BLOCKS = Evidence(
     Check.OUTLIERS,
     "positions of the float32 pair that stand out from the floor",
     StructureFigures(positions=9, first=(0, 32), starts=(32, 64, 80), block=16, smaller_block=None, is_tail=False),
-    "noted",
+    NOTED,
     "It begins at position 32; every place where it begins is a multiple of 16, a block's boundary.",
 )
 INVALID = Evidence(
@@ -226,14 +229,10 @@ def judged_run(
             because, noise_ratio, rows = CASES[verdict]
             outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()
             has_floor = any(row.check is Check.WIDE_PAIR and isinstance(row.figures, PairFigures) for row in rows)
-            writer.write_verdict(
-                0,
-                verdict,
-                because,
-                noise_ratio,
-                rows if evidence is None else evidence,
-                floors(outliers, wider_floor) if has_floor else (),
-            )
+            stored = tuple(rows if evidence is None else evidence)
+            by_position = floors(outliers, wider_floor) if has_floor else ()
+            place = (0, outliers[0]) if outliers else None
+            writer.write_verdict(PairVerdict(0, verdict, because, noise_ratio, stored, tuple(by_position), place))
         return writer.finish()
 
 

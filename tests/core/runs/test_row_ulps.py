@@ -74,11 +74,11 @@ def test_the_largest_of_a_row_is_its_figure(run_path):
 def test_a_file_of_another_version_is_refused_with_what_to_do(run_path):
     with duckdb.connect(str(run_path)) as shell:
         shell.execute("UPDATE run SET file_version = 4")
-    with pytest.raises(StoreError, match="version 4; this ULPscope reads version 6"):
+    with pytest.raises(StoreError, match="version 4; this ULPscope reads version 7"):
         RunReader(run_path)
     with duckdb.connect(str(run_path)) as shell:  # as the first versions wrote it: columns are missing too
         shell.execute("ALTER TABLE run DROP COLUMN kept")
-    with pytest.raises(StoreError, match="version 4; this ULPscope reads version 6"):
+    with pytest.raises(StoreError, match="version 4; this ULPscope reads version 7"):
         RunReader(run_path)
 
 

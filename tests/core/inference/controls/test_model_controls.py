@@ -24,7 +24,7 @@ from core.inference.paths.paths import open_path, parse_path
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, SYMMETRY
+from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import saved
@@ -81,7 +81,7 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_
     assert run.pairs[0].verdict == "rounding"
     assert 0.2 < run.pairs[0].noise_ratio < 4
     outcomes = _outcomes(run)
-    assert (outcomes[OWN_DTYPE], outcomes[FLOAT32], outcomes[SYMMETRY]) == (PASSED, PASSED, PASSED)
+    assert (outcomes[OWN_DTYPE], outcomes[FLOAT32]) == (PASSED, PASSED)
     assert set(run.rows("floor_position", pair=0)["compute_dtype"]) == {"bfloat16", "float32"}
 
 

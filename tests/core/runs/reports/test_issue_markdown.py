@@ -13,7 +13,6 @@ from core.errors import UsageError
 from core.judging.ladder.noise_ratio import floor_test
 from core.runs.file.evidence import (
     FLOAT32,
-    ONE_ORDER,
     OWN_DTYPE,
     PRECISION,
     RERUN,
@@ -22,6 +21,7 @@ from core.runs.file.evidence import (
     Check,
     Evidence,
     NarrowingFigures,
+    PairVerdict,
     Unmeasured,
 )
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
@@ -57,7 +57,7 @@ Run `Judged: rounding` · `model` · bfloat16 · http://localhost/overview?run=f
 """
 MOST_SHOWN = 25
 
-IN_SOME_CASES = (PRECISION, SCREENING, ONE_ORDER)  # rungs that are not listed if they have no row
+IN_SOME_CASES = (PRECISION, SCREENING)  # rungs that are not listed if they have no row
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_many_variants_and_flips_stay_within_25_lines_and_a_bug_comes_first(stor
     with RunWriter(store, header) as writer:
         for side in range(4):
             writer.write(side, 0, np.roll(calm_sides(header)[0], side, axis=1))
-        writer.write_verdict(2, "bug suspected", "Planted.", None, [], ())
+        writer.write_verdict(PairVerdict(2, "bug suspected", "Planted.", None, ()))
         run_id = writer.finish()
     text = report(store, run_id)
     assert len(unfolded(text).splitlines()) <= MOST_SHOWN

@@ -79,10 +79,10 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
     "an empty run": (lambda path: _shell(path, SCHEMA), "0 rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
-    "a newer form": (_changed("UPDATE run SET file_version = 9"), "of version 9; this ULPscope reads version 6"),
+    "a newer form": (_changed("UPDATE run SET file_version = 9"), "of version 9; this ULPscope reads version 7"),
     "a text for a version": (
         _changed("ALTER TABLE run ALTER file_version TYPE VARCHAR USING 'x'"),
-        "of version 'x'; this ULPscope reads version 6",
+        "of version 'x'; this ULPscope reads version 7",
     ),
     "a run that counts nothing": (_changed("ALTER TABLE run DROP file_version"), '"file_version" not found'),
     "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),

@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import UsageError
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.file.evidence import Check, Evidence, RerunFigures, Unmeasured
+from core.runs.file.evidence import NOTED, PASSED, Check, Evidence, PairVerdict, RerunFigures, Unmeasured
 from core.runs.file.records import FloorRows, Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -110,21 +110,19 @@ def test_more_tokens_than_were_asked_for_are_no_generation():
 def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
     store, header = Store(tmp_path), header_of()
     rows = [
-        Evidence(Check.UPLOADED_FLOOR, "a floor", Unmeasured(tried=("floor",)), "noted", "It is left aside."),
-        Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), "passed", "Same bits."),
+        Evidence(Check.UPLOADED_FLOOR, "a floor", Unmeasured(tried=("floor",)), NOTED, "It is left aside."),
+        Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
     ]
     floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
-        writer.write_verdict(0, "rounding", "It is rounding.", 1.0, rows, [floor])
+        writer.write_verdict(PairVerdict(0, "rounding", "It is rounding.", 1.0, tuple(rows), (floor,), (0, 3)))
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
-        assert (run.pairs[0].verdict, run.pairs[0].because, run.pairs[0].noise_ratio) == (
-            "rounding",
-            "It is rounding.",
-            1.0,
-        )
+        pair = run.pairs[0]
+        stored = pair.verdict, pair.because, pair.noise_ratio, pair.first_place
+        assert stored == ("rounding", "It is rounding.", 1.0, (0, 3))
         assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the ladder
         table = run.rows("floor_position", pair=0)
         assert table["pair_rms"].tolist() == floor.pair_rms.tolist()
