@@ -101,7 +101,9 @@ def _of_lists(run: RunReader, variant: str | None, dtype: str | None, load: Load
             from ..inference.controls.list_floor import tokens_read
 
             weights = _weights(loaded, tokens_read(pair, both[0]), rows_of_lists(pair, *both), say)
-        causes = sorted([*weights, *explanation.causes], key=lambda cause: cause.name != "placeholders")
+        causes = sorted(
+            [*weights, *explanation.causes], key=lambda cause: cause.name not in ("masking", "placeholders")
+        )
         explanations[stored.reference, stored.variant] = replace(explanation, causes=causes)
     return explanations
 

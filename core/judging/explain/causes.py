@@ -11,9 +11,9 @@ import numpy as np
 from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
 from ...runs.topk.pairing import ListPair, compare_sides
-from ...runs.topk.placeholders import clauses
+from ...runs.topk.placeholders import MASKED, clauses
 from ...runs.topk.records import ListSide
-from ...text import number, plural
+from ...text import number, opening, plural
 from .places import moved_ids, other_rows, other_tokens, shifted_rows, shifted_values
 from .rows import PairRows, rows_of_lists, rows_of_run
 from .scoring import LEAST_ROWS, LEAST_TOKENS, Cause, centered, halves
@@ -209,7 +209,8 @@ def in_floors(explanation: Explanation, floor_rms: float) -> Explanation:
 def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Explanation:
     """Causes of a pair of lists, values that are no values of a model before all."""
     explanation = explain(rows_of_lists(pair, reference, variant))
-    placeholders = [
-        Cause("placeholders", f"{clause[:1].upper()}{clause[1:]}.") for clause in clauses(pair.placeholders)
-    ]
-    return replace(explanation, causes=[*placeholders, *explanation.causes])
+    missing = []
+    for name, is_mask in (("masking", True), ("placeholders", False)):
+        kinds = [one for one in pair.placeholders if (one.kind == MASKED) == is_mask]
+        missing += [Cause(name, f"{opening(clause)}.") for clause in clauses(kinds)]
+    return replace(explanation, causes=[*missing, *explanation.causes])

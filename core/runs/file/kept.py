@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .records import RunHeader
 
 ALL, FIGURES = KEEPS = ("all", "figures")
+VALUE_NAMES = {"logit": "logits", "logprob": "log-probabilities", "prob": "probabilities"}
 NOTE = "figures only, no logits"
 REFUSAL = f"this run keeps {NOTE}; capture it again with --keep all."
 
@@ -32,7 +33,7 @@ def note_of(header: RunHeader) -> str:
     """Note on what the figures of a run are over; empty if all logits are there."""
     if header.k is None:
         return note(header.kept)
-    what = {"logit": "logits", "logprob": "log-probabilities", "prob": "probabilities"}[header.holds]
+    what = VALUE_NAMES[header.holds]
     sent = (
         f"the {what} of its top {header.k:,} tokens"
         if header.k > 1

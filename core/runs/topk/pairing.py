@@ -17,8 +17,11 @@ import numpy as np
 from ...errors import DumpError
 from ...numerics.grid import Grid, find_grid, margin_ulps
 from ...numerics.topk import ListedRow, ListFigures, compare_rows
+from ...text import plural
+from ..file.kept import VALUE_NAMES
+from ..file.records import UNITS
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
-from .placeholders import CERTAIN, ROUNDING, Placeholders, certain_placeholders, without_placeholders
+from .placeholders import CERTAIN, MASKED, ROUNDING, Placeholders, certain_placeholders, without_placeholders
 from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 
 NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
@@ -90,6 +93,30 @@ class ListPair:
         """Listed values that differ between the sides, over all positions."""
         return sum(place.figures.neq for place in self.positions)
 
+    @cached_property
+    def flips(self) -> int:
+        return sum(place.figures.is_flip is True for place in self.positions)
+
+    @cached_property
+    def differs(self) -> bool:
+        """Whether anything that was sent differs: a value, a top token, or an emitted one."""
+        return bool(self.differing) or any(place.differs_in_tokens for place in self.positions)
+
+    @property
+    def kind(self) -> str:
+        """Name of the values: `log-probabilities`."""
+        return VALUE_NAMES[self.values]
+
+    @property
+    def unit(self) -> str:
+        """Unit of a difference."""
+        return UNITS[self.values]
+
+    @property
+    def has_one_mask(self) -> bool:
+        """Whether one side alone masks tokens."""
+        return len({one.side for one in self.placeholders if one.kind == MASKED}) == 1
+
     @property
     def is_mostly_placeholders(self) -> bool:
         """Return whether placeholders leave no value to compare at more than half of the positions."""
@@ -159,7 +186,12 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
         tuple(meetings),
         texts,
         _notes(reference, variant, meetings),
-        (*placeholders[0], *placeholders[1], *certain_placeholders(sides, alone)),
+        tuple(
+            sorted(
+                (*placeholders[0], *placeholders[1], *certain_placeholders(sides, alone)),
+                key=lambda one: one.kind != MASKED,
+            )
+        ),
         sum(_zeros(response.rows) for side in sides for response in side.responses),
         both,
     )
@@ -272,6 +304,11 @@ def _notes(reference: ListSide, variant: ListSide, meetings: Sequence[Meeting]) 
             " equal."
         )
     in_prompt = [meeting for meeting in meetings if meeting.is_parting_in_prompt]
+    parted = [meeting for meeting in meetings if meeting.parting is not None and not meeting.is_parting_in_prompt]
+    if parted:
+        of = f" of prompt {parted[0].prompt}" if len(meetings) > 1 else ""
+        more = f", and in {plural(len(parted) - 1, 'more prompt')}" if len(parted) > 1 else ""
+        notes.append(f"Tokens differ from position {parted[0].parting:,}{of} on{more}; rows after it are not compared.")
     if in_prompt:
         notes.append(
             f"Prompt {in_prompt[0].prompt} has other tokens on the two sides from position {in_prompt[0].parting} on:"

@@ -23,6 +23,10 @@ _MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rou
 _REPEATS = 3  # rows of chosen tokens without lists that hold one whole number, and a quarter of all rows
 CERTAIN = {"logprob": 0.0, "prob": 1.0}  # the value of probability 1
 
+MASKED, MISSING = "masked", "missing"  # of one token; the rest of its list holds values
+_IMPOSSIBLE = "impossible values"
+_HEADS = {MASKED: "a mask (top-p or a grammar)", "out of range": _IMPOSSIBLE, "sum above 1": _IMPOSSIBLE}
+
 Rows = NDArray[np.bool_]
 
 
@@ -30,8 +34,8 @@ Rows = NDArray[np.bool_]
 class Placeholders:
     """Rows of one side that hold no values of a model.
 
-    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'contradicted', 'missing' or 'certain'.
-    tokens: such rows, of: all rows of the side. what: clause on their values.
+    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'contradicted', 'masked', 'missing' or
+    'certain'. tokens: such rows, of: all rows of the side. what: clause on their values.
     """
 
     side: str
@@ -53,8 +57,10 @@ def _clause(kind: str, what: str, alike: Sequence[Placeholders]) -> str:
     if kind == "probabilities":
         sides = joined([f"'{one.side}'" for one in alike])
         return f"the values of {sides} look like probabilities, not log-probabilities: {what}"
-    places = joined([f"{one.tokens:,} of {plural(one.of, 'token')} of '{one.side}'" for one in alike])
-    return f"{'impossible values' if kind in ('out of range', 'sum above 1') else 'placeholders'} at {places}: {what}"
+    first, *others = alike
+    places = [f"{first.tokens:,} of {plural(first.of, 'token')} of '{first.side}'"]
+    places += [f"{one.tokens:,} of {one.of:,} of '{one.side}'" for one in others]
+    return f"{_HEADS.get(kind, 'placeholders')} at {joined(places)}: {what}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +68,8 @@ class _Flat:
     """Finite values of a side, and what its rows hold of them, one response after another.
 
     largest, smallest: NaN in a row without values; total: of the values; missing: entries that the reader took for
-    placeholders, and -inf; lacks_chosen: the emitted token is one of these; probability: of the values together. [rows]
-    each, values: [entries]
+    placeholders, and -inf; is_masked: the prompt's own token is one of these, and others have values; lacks_chosen: any
+    other token that is given or was emitted is one; probability: of the values together. [rows] each, values: [entries]
     """
 
     values: NDArray[np.float64]
@@ -75,6 +81,7 @@ class _Flat:
     smallest: NDArray[np.float64]
     total: NDArray[np.float64]
     probability: NDArray[np.float64]
+    is_masked: Rows
     lacks_chosen: Rows
 
 
@@ -87,7 +94,7 @@ def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, 
         rows = rows & ~is_emptied
         if rows.any():
             found.append(Placeholders(side.name, kind, int(rows.sum()), len(rows), what))
-        if kind != "missing":  # of the emitted token; the rest of its list holds values
+        if kind not in (MASKED, MISSING):
             is_emptied |= rows
     if not is_emptied.any():
         return side, tuple(found)
@@ -101,10 +108,10 @@ def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, 
 
 def certain_placeholders(sides: Sequence[ListSide], counts: Sequence[int]) -> tuple[Placeholders, ...]:
     """Rows of either side that are certain of one token where the other side has a row that is not."""
-    what = "probability 1 for one token and 0 for the rest of its list, where the other side is not certain"
+    what = "probability 1 for one token only, unlike the other side"
     rows = [sum(len(response.rows) for response in side.responses) for side in sides]
     return tuple(
-        Placeholders(side.name, "certain", count, total, f"{what}: no log-probabilities of the model, or a mask")
+        Placeholders(side.name, "certain", count, total, what)
         for side, count, total in zip(sides, counts, rows, strict=True)
         if count
     )
@@ -126,17 +133,22 @@ def _flat(side: ListSide) -> _Flat:
     largest, smallest = np.full(rows, np.nan), np.full(rows, np.nan)
     largest[row_of[::-1]], smallest[row_of] = values[::-1], values  # best first within a row
     shares = np.exp(np.minimum(values, 1.0)) if side.values == "logprob" else values
+    counts = np.bincount(row_of, minlength=rows)
+    is_generated = np.concatenate([_is_generated(response) for response in side.responses])
+    lacks = ~has_chosen & (missing > 0) & ~of_all("full")
+    masked = lacks & (counts > 0) & ~is_generated
     return _Flat(
         values,
         of_all("positions"),
-        np.concatenate([_is_generated(response) for response in side.responses]),
-        np.bincount(row_of, minlength=rows),
+        is_generated,
+        counts,
         missing,
         largest,
         smallest,
         np.bincount(row_of, values, minlength=rows).astype(np.float64),
         np.bincount(row_of, shares, minlength=rows).astype(np.float64),
-        (chosen >= 0) & ~has_chosen & (missing > 0) & ~of_all("full"),
+        masked,
+        lacks & ~masked & (chosen >= 0),
     )
 
 
@@ -149,6 +161,7 @@ def _is_generated(response: Response) -> Rows:
 def _kinds(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that has it."""
     has_values, certain = flat.counts > 0, CERTAIN.get(side.values)
+    yield MASKED, flat.is_masked, "the prompt's own token has probability 0"
     if certain is not None and len(flat.values):
         yield from _impossible(side, flat)
     if has_values.sum() > 1 and flat.values.min() == flat.values.max():
@@ -162,9 +175,8 @@ def _kinds(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
         what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"
         yield "sum above 1", together > _MOST_TOGETHER, what
         rows = (flat.largest == certain) & (together > 1 + _most_beside_one(flat.values))
-        what = f"{_value(np.float64(certain), certain)}, though its list adds up to more{_of_drafts(side)}"
-        yield "contradicted", rows, what
-    yield "missing", flat.lacks_chosen, "null, -9999.0 or -inf for the emitted token"
+        yield "contradicted", rows, f"probability 1, though its list exceeds 1{_of_drafts(side)}"
+    yield MISSING, flat.lacks_chosen, "null, -9999.0 or -inf for the emitted token"
 
 
 def _most_beside_one(values: NDArray[np.float64]) -> float:
@@ -191,7 +203,7 @@ def _impossible(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     value = flat.largest[first] if is_log or flat.largest[first] > 1 else flat.smallest[first]
     what = f"{value:+.4g} is no {'log-probability' if is_log else 'probability'} (position {flat.positions[first]:,})"
     if is_positive:
-        what += "; all values are positive, as those of negative log-probabilities"
+        what += "; all are positive"
     yield "out of range", has_values if 2 * beyond.sum() > has_values.sum() else beyond, what
 
 
@@ -228,10 +240,7 @@ def _value(value: np.float64, certain: float | None) -> str:
 
 def _no_list(side: ListSide, flat: _Flat) -> str:
     asked = max((response.asked or 0 for response in side.responses), default=0)
-    if asked > 1:
-        return f" and no list, where {asked} values were asked for"
-    most = int((flat.counts + flat.missing).max())
-    return f" and no list, where other tokens have {most} values" if most > 1 else ""
+    return " and no list" if max(asked, int((flat.counts + flat.missing).max())) > 1 else ""
 
 
 def _drafted(side: ListSide) -> int:
@@ -239,7 +248,7 @@ def _drafted(side: ListSide) -> int:
 
 
 def _of_drafts(side: ListSide) -> str:
-    return "; the server sends this for drafted tokens: turn speculative decoding off" if _drafted(side) else ""
+    return "; turn speculative decoding off" if _drafted(side) else ""
 
 
 def _emptied(rows: ListRows, is_emptied: Rows) -> ListRows:

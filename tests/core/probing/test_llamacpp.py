@@ -91,7 +91,7 @@ def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
     by_name = {pair.variant: pair for pair in pairs}
     assert verdicts["warm"].name == ("undecided" if by_name["warm"].differing else "identical")
     if by_name["warm"].differing:
-        assert "repeats itself there too" in verdicts["warm"].because
+        assert "each repeats itself" in verdicts["warm"].because
     for pair in pairs:  # the same tokens, a little apart: no shape of a request changes what is computed
         assert all(meeting.is_prompt_checked and meeting.parting is None for meeting in pair.meetings)
 
