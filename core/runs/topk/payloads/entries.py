@@ -134,6 +134,8 @@ def response_of(
     def id_of(entry: Entry) -> int:
         if is_by_id:
             token = entry.token if entry.token is not None else UNKNOWN_TOKEN
+        elif entry.text is None and entry.value is None:
+            return UNKNOWN_TOKEN
         elif entry.text is None:
             raise DumpError(f"{where}: token {entry.token} has no text, and others have no id; expected one of both.")
         else:

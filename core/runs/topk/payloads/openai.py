@@ -173,17 +173,13 @@ def _prompt_rows(listed: Sequence[Any], prompt: Sequence[int], where: str) -> It
             )
         if not entries:
             raise DumpError(f"{at}: holds no token.")
-        chosen = _of_prompt(entries, prompt[index] if prompt else None)
-        if chosen is None:
-            raise DumpError(f"{at}: lacks token {prompt[index]}, which is the prompt's.")
+        chosen = entries[0]
+        if prompt:  # a server that masks tokens (top-p, a grammar) may leave it out
+            lacking = Entry(prompt[index], None, None)
+            chosen = next((entry for entry in entries if entry.token == prompt[index]), lacking)
         ranks = {entry.rank for entry in entries}
         best = next(rank for rank in range(len(entries) + 1) if rank + 1 not in ranks)
         yield Row(index - 1, tuple(entries), chosen, best if None not in ranks else None)
-
-
-def _of_prompt(entries: Sequence[Entry], token: int | None) -> Entry | None:
-    """The entry of the prompt's own token, None where the row lacks it."""
-    return entries[0] if token is None else next((entry for entry in entries if entry.token == token), None)
 
 
 def content_rows(listed: Any, start: int, where: str) -> list[Row]:

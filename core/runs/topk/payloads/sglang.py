@@ -30,7 +30,7 @@ def read_generate(payload: Mapping[str, Any], where: str, request: Mapping[str, 
     # The last rows of the prompt end at its last token; the first token of all has no row.
     given = [Row(length - len(before) - 1 + index, *row) for index, row in enumerate(before)]
     made = [Row(max(0, length - 1) + index, *row) for index, row in enumerate(_rows(meta, "output", where))]
-    rows = [row for row in given if row.position >= 0 and row.chosen is not None and row.chosen.value is not None]
+    rows = [row for row in given if row.position >= 0 and row.chosen and (row.top or row.chosen.value is not None)]
     generated = payload.get("output_ids")
     return response_of(
         [*rows, *made],

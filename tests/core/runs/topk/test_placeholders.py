@@ -232,6 +232,73 @@ def test_a_certain_row_on_one_side_alone_is_not_compared() -> None:
     assert (pair.placeholders, pair.certain, verdict.name) == ((), 5, UNDECIDED)
 
 
+PAYLOADS = Path(__file__).with_name("payloads")
+
+
+def vllm(change: Any = None) -> dict[str, Any]:
+    """A real answer of vLLM with rows of its prompt, each changed by `change(own token, row)`."""
+    payload = json.loads((PAYLOADS / "vllm_token_ids.json").read_text())
+    (choice,) = payload["response"]["choices"]
+    if change is not None:
+        own = choice["prompt_token_ids"]
+        choice["prompt_logprobs"][1:] = map(change, own[1:], choice["prompt_logprobs"][1:])
+    return payload
+
+
+def moved(_: int, row: dict[str, Any]) -> dict[str, Any]:
+    return {token: {**entry, "logprob": entry["logprob"] + 1e-3} for token, entry in row.items()}
+
+
+def as_a_grammar(own: int, row: dict[str, Any]) -> dict[str, Any]:
+    """Tokens without letters alone are allowed, and others sent as vLLM clamps -inf."""
+    return {
+        token: {**entry, "logprob": entry["logprob"] if not entry["decoded_token"].strip().isalpha() else -9999.0}
+        for token, entry in row.items()
+    }
+
+
+@pytest.mark.parametrize(("payload", "tokens"), [("vllm_masked.json", 5), (as_a_grammar, 3)])
+def test_a_side_that_masks_the_prompts_own_tokens_is_a_run_that_names_the_mask(payload: Any, tokens: int) -> None:
+    """vllm_masked.json has the rows of the real answer after top-p 0.5, which leaves five of twelve own tokens out."""
+    masked = json.loads((PAYLOADS / payload).read_text()) if isinstance(payload, str) else vllm(payload)
+    sides = sides_of(vllm(), masked)
+    (pair,) = pairs_of(sides)
+    (verdict,) = judge_responses(sides, [pair])
+    first = pair.placeholders[0]
+    assert (first.side, first.kind, first.tokens) == ("B", "masked", tokens)
+    assert verdict.name == INVALID_DUMP
+    assert "top-p or a grammar" in verdict.because
+    assert explain_lists(pair, *sides).causes[0].name == "masking"
+    assert len(pair.positions) == 15
+
+
+def test_a_mask_of_both_sides_and_a_difference_of_values_are_no_finding() -> None:
+    pair, verdict = judged(*[json.loads((PAYLOADS / "vllm_masked.json").read_text())] * 2)
+    assert (verdict.name, pair.differing) == (UNDECIDED, 0)
+    pair, verdict = judged(vllm(), vllm(moved))
+    assert (verdict.name, pair.placeholders) == (UNDECIDED, ())
+    pair, verdict = judged(vllm(), vllm())
+    assert (verdict.name, pair.placeholders) == (IDENTICAL, ())
+
+
+def test_masked_rows_of_other_formats_are_kept() -> None:
+    """SGLang's prompt without a value for its second token; a list by text of a token that has no text."""
+    top = [[-0.5, 7, "d"], [-1.0, 8, "e"]]
+    meta = {"prompt_tokens": 2, "output_token_logprobs": [[-0.1, 9, "f"]], "output_top_logprobs": [[[-0.1, 9, "f"]]]}
+    own = {"input_token_logprobs": [[None, 4, "a"], [None, 5, "b"]], "input_top_logprobs": [None, top]}
+    (found,) = read_payload({"text": "f", "meta_info": meta | own}, "A")
+    assert (found.rows.positions.tolist(), found.rows.missing.tolist()) == ([0, 1], [1, 0])
+    payload = vllm(lambda own, row: {token: entry for token, entry in row.items() if token != str(own)} or row)
+    choice = payload["response"]["choices"][0]
+    del choice["token_ids"]
+    lists = choice["logprobs"]
+    lists["tokens"] = ["x", "y", "z"]
+    lists["top_logprobs"] = [{"x": -0.5}, {"y": -0.5}, {"z": -0.5}]
+    lists["token_logprobs"] = [-0.5] * 3
+    (found,) = read_payload(payload, "A")
+    assert (found.keys, int(found.rows.missing.sum())) == ("text", 12)
+
+
 def test_an_emitted_value_that_its_list_contradicts_is_left_out() -> None:
     rows = [(word, 0.0, top) for word, _, top in sound(3)]
     pair, verdict = judged(answer(*sound(3)), answer(*rows))
