@@ -24,8 +24,6 @@ from core.runs.file.evidence import FLOAT32, MISSING, OWN_DTYPE, Unmeasured
 from tests.core.inference.controls.test_judge_model import rows
 from tests.covering import few, thorough
 
-SENTENCE = "the engine computes in bfloat16 whatever it is asked"
-
 
 @pytest.fixture(scope="module")
 def held(narrow: LoadedModel) -> Any:
@@ -102,7 +100,7 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
     engine = side_of(lambda model, ids: head_in_float32_rounded_as_asked(model, held, ids))
     found = narrow_answers(narrow, [range(5, 29)], engine)
     assert found is not None
-    assert "returns the same logits" in found.seen
+    assert found.dtype == "bfloat16"
 
 
 def always_in_float32(weights: Any, compute: Engine) -> Engine:
@@ -170,12 +168,9 @@ def test_a_correct_engine_of_bfloat16_is_no_suspect(
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
     verdict = judged(narrow, short(narrow), *sides)
     assert verdict.name == "undecided"
-    assert SENTENCE in verdict.because
-    assert "float32" in verdict.because.split(SENTENCE)[1]  # the way out
     evidence = rows(verdict)
     assert evidence[FLOAT32].outcome == MISSING
     assert evidence[FLOAT32].figures == Unmeasured(computes_in={"engine": "bfloat16"})
-    assert SENTENCE in evidence[FLOAT32].says
 
 
 @pytest.mark.model
