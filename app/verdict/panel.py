@@ -141,7 +141,7 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
     floors = floors[floors["compute_dtype"] == dtype]
     if floors.empty:
         return
-    ratios = position_ratios(floors["pair_rms"].to_numpy(float), floors["floor_rms"].to_numpy(float), dtype)
+    ratios = position_ratios(floors["pair_rms"].to_numpy(float), floors["floor_rms"].to_numpy(float))
     if figures.nonfinite_mismatch:  # over the finite logits alone a ratio would look small
         ratios = np.where(view.table["nonfinite_mismatch"].to_numpy(int) > 0, np.nan, ratios)
     here = (floors["prompt"] == view.prompt).to_numpy()

@@ -25,7 +25,7 @@ from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, side_of, whole_side
-from core.judging.ladder.structure import BLOCKS
+from core.judging.statistic import BLOCKS
 from core.runs.file.evidence import FAILED
 
 DTYPES = ("bfloat16", "float16")

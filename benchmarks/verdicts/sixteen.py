@@ -25,7 +25,8 @@ from core.inference.controls.drawn_roundings import DRAWS, errors_of
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of
-from core.judging.sixteen_bits import SixteenTest, sixteen_test
+from core.judging.judge import DRAWN
+from core.judging.statistic import FloorTest, floor_test
 
 MODELS = (*(f"{name} bfloat16" for name in CONFIGS if name != "mixtral-ties"), "llama float16", SHIPPED[0])
 COUNTS = (1, 10, 100)
@@ -43,7 +44,7 @@ class Tried:
     prompts: int
     case: str
     is_bug: bool
-    test: SixteenTest
+    test: FloorTest
 
     @property
     def is_seen(self) -> bool:
@@ -71,7 +72,7 @@ def cases_of(loaded: LoadedModel) -> list[Mutation]:
     return [case for case in known if not case.name.startswith(_SLOW)]
 
 
-def run_trial(name: str, count: int, cases: Sequence[Mutation] | None = None) -> tuple[list[Tried], list[SixteenTest]]:
+def run_trial(name: str, count: int, cases: Sequence[Mutation] | None = None) -> tuple[list[Tried], list[FloorTest]]:
     """(every case, every draw held against the others)"""
     loaded, _ = model_named(name)
     prompts = prompts_for(name, loaded, count)
@@ -82,10 +83,12 @@ def run_trial(name: str, count: int, cases: Sequence[Mutation] | None = None) ->
             loaded, prompts, [side_of(case.path or case.engine or "prefill") for case in able], range(DRAWS)
         )
     tests = [
-        Tried(name, count, case.name, case.changes(loaded), sixteen_test(one, drawn, lengths))
+        Tried(name, count, case.name, case.changes(loaded), floor_test(one, drawn, DRAWN, lengths=lengths))
         for case, one in zip(able, found, strict=True)
     ]
-    return tests, [sixteen_test(one, [*drawn[:k], *drawn[k + 1 :]], lengths) for k, one in enumerate(drawn)]
+    return tests, [
+        floor_test(one, [*drawn[:k], *drawn[k + 1 :]], DRAWN, lengths=lengths) for k, one in enumerate(drawn)
+    ]
 
 
 def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
@@ -96,21 +99,20 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
     return True
 
 
-def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[SixteenTest]]) -> Iterator[str]:
+def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
     """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in rms of the
     rounding.
     """
     yield (
         "| model | prompts | bugs | seen | same function | accused | largest ratio | draws accused | at one position |"
-        " over all | of one token | of one sign |"
+        " over all | of one token |"
     )
-    yield f"|{'---|' * 12}"
+    yield f"|{'---|' * 11}"
     for (model, count), of_draws in draws.items():
         own = [one for one in tried if (one.model, one.prompts) == (model, count)]
         bugs, same = ([one for one in own if one.is_bug == is_bug] for is_bug in (True, False))
-        limits = same[0].test.limits()
-        keys = ("at_one_position", "over_all", "of_one_token", "of_one_sign")
-        smallest = [f"{limits[f'fault_seen_{key}']:.2g}" if f"fault_seen_{key}" in limits else "" for key in keys]
+        sizes = [same[0].test.smallest_fault(kind) for kind in ("position", "", "token")]
+        smallest = ["" if size is None else f"{size:.2g}" for size in sizes]
         yield (
             f"| {model} | {count} | {len(bugs)} | {sum(one.is_seen for one in bugs)} | {len(same)} |"
             f" {sum(one.is_seen for one in same)} | {max(one.test.ratio for one in same):.2f} |"
@@ -137,7 +139,7 @@ def limits(name: str, count: int) -> Iterator[str]:
     """Lines of Markdown: how far one cached value vector of one head must be scaled to be seen."""
     cases = [Mutation(f"{factor:g}", scaled_value(factor)) for factor in FACTORS]
     for one in run_trial(name, count, cases)[0]:
-        position = next(places for places in one.test.places if places.what == "position")
+        position = next(places for places in one.test.places if places.kind == "position")
         first = f"{position.worst:.2f} at {position.worst_place % TOKENS}"
         yield (
             f"| {name} | {count} | {one.case} | {one.test.ratio:.2f} | {first} |"
@@ -153,7 +155,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     tried: list[Tried] = []
-    draws: dict[tuple[str, int], list[SixteenTest]] = {}
+    draws: dict[tuple[str, int], list[FloorTest]] = {}
     for name in given.model or MODELS:
         for count in given.prompts or COUNTS:
             found, draws[name, count] = run_trial(name, count)

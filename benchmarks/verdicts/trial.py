@@ -28,8 +28,8 @@ from core.inference.controls.judging_session import JudgingSession
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
-from core.judging.ladder.verdict import Verdict, conclude
 from core.judging.validity import sampler_evidence
+from core.judging.verdict import Verdict, conclude
 from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, SAMPLER, AloneFigures, PairFigures, RatioFigures
 from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, LOWER_PRECISION, NONDETERMINISTIC, ROUNDING
 

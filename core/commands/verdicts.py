@@ -86,23 +86,24 @@ def verdict(
                 "This dump has no token_ids, so no model can run on its tokens; save them with the logits."
             )
         with stoppable(), steps() as say:
-            measured = None
+            added: dict[str, Any] = {}
             if model:
                 say("loading the model")
-                from ..inference.controls.model_controls import model_controls
+                from ..inference.controls.model_controls import model_of_dump
 
-                measured = model_controls(load(run.header.compute_dtype), run, float32=float32 or (), on_progress=say)
+                loaded = load(run.header.compute_dtype)
+                added["with_model"] = model_of_dump(loaded, run, float32=float32 or (), on_progress=say)
             controls = measure_controls(
                 run,
                 **{what: paths or () for what, paths in dumps.items()},
                 has_experts=mixture_of_experts,
-                model=measured,
+                with_model=bool(model),
                 on_progress=partial(say, "reading controls"),
             )
             names = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in dumps.items() if paths]
             names += [f"model {model}"] if model else []
             names += ["a mixture of experts"] if mixture_of_experts else []
-            judged = judge_stored(target, run, controls, name=name, note=f"Controls: {', '.join(names)}.")
+            judged = judge_stored(target, run, controls, name=name, note=f"Controls: {', '.join(names)}.", **added)
         _tell(target, judged, as_json_)
 
 

@@ -21,7 +21,7 @@ from ..runs.topk.tables import About, write_lists
 from ..runs.topk.tokens import are_tokens, write_tokens
 from ..runs.writer import RunWriter
 from .constant_rows import Filling
-from .judge_dump import judge_upload
+from .dump import judge_upload
 from .judge_lists import judge_responses, judge_tokens
 from .validity import checks_of
 

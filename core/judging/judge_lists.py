@@ -25,7 +25,7 @@ from ..text import number, opening, plural, shown, three_digits
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
-from .ladder.noise_ratio import LARGEST_RATIO
+from .judge import WIDE
 
 LARGEST_AT_ONE = 10.0  # floors at one position: of twenty tokens a mean square varies more than of a vocabulary
 FAR_FROM_MODEL = 10.0  # floors that engines in one dtype are apart at most
@@ -148,7 +148,7 @@ def judge_with_floor(earlier: PairVerdict, names: tuple[str, str], floor: ListFl
     size += f", {three_digits(worst)}x at one position"
     cause = other_weights(names, floor)
     name, because = UNDECIDED, f"the pair is {size}: a lower precision, or a fault."
-    if ratio <= LARGEST_RATIO and worst <= LARGEST_AT_ONE and max(distances) <= FAR_FROM_MODEL:
+    if ratio <= WIDE.over_all and worst <= LARGEST_AT_ONE and max(distances) <= FAR_FROM_MODEL:
         name, because = ROUNDING, f"rounding noise: the pair is {size}."
     elif cause is not None:
         because = cause.says

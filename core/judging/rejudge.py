@@ -9,8 +9,8 @@ from ..runs.file.records import FloorRows
 from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import PairVerdict, Revision
 from ..runs.store.store import Store
-from .judge_dump import judge_upload
-from .uploaded_controls import Controls
+from .dump import WithModel, judge_upload
+from .uploaded_controls import UploadedControls
 
 
 def check_upload(run: RunReader) -> None:
@@ -23,7 +23,15 @@ def check_upload(run: RunReader) -> None:
         raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
 
 
-def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str | None = None, note: str = "") -> str:
+def judge_stored(
+    store: Store,
+    run: RunReader,
+    controls: UploadedControls,
+    *,
+    with_model: WithModel = lambda dump: dump,
+    name: str | None = None,
+    note: str = "",
+) -> str:
     """Store `run` once more with the verdict that its controls come to; returns the new run's id. The old run stays as
     it is; lists show the new one in its place.
     """
@@ -33,7 +41,7 @@ def judge_stored(store: Store, run: RunReader, controls: Controls, *, name: str 
         with run.decoding("figures"):
             before = [stored_verdict(run, pair) for pair in run.pairs]
             checks = [[row for row in verdict.evidence if row.rung == VALIDITY] for verdict in before]
-            found = judge_upload(run, checks, generations, controls, before)
+            found = judge_upload(run, checks, generations, controls, before, with_model)
         judged = revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
     store.mark_judged(run.run_id, judged)
     return judged

@@ -16,7 +16,7 @@ from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, Screeni
 from ..runs.file.records import RunHeader
 from ..runs.queries.flips import beyond_noise, dominating
 from ..text import number, plural
-from .ladder.places import place_in_words
+from .places import place_in_words
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,6 @@ from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, values_of
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
-from ..runs.file.evidence import Evidence
 from ..runs.file.records import RunHeader
 from .divergence import Divergence, joined, means
 from .validity import first_mismatch
@@ -31,31 +30,6 @@ _UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16
 _SWAPPED = 10.0
 _CROSSED = 8  # sides of which each is held against every other
 _LEAST_WAYS = 3  # distinct ones of a floor, the first among them
-FOREIGN = 10.0  # further from the model's own logits than this many of its floors: not what the model computes
-
-
-@dataclass(frozen=True)
-class ModelControls:
-    """Figures of the model itself on a dump's tokens, where it is at hand.
-
-    own: mean squares of reorderings in the dump's dtype [seeds, positions]; own_rounding: of 16 bits against float32
-    [positions], None for a float32 dump or where it does not fit; float32: of reorderings in float32 [seeds,
-    positions]; from_model: of each side of the run, by name, against the model's own prefill in the dump's dtype
-    [positions]; name: of the model; maps: linear maps that were reordered; drawn: of each side of a 16-bit dump without
-    its pair in float32, by name, its error beside roundings drawn anew; lowered: of a side that the model does not
-    compute, by name, whether it does in a lower precision; floor_row_ulps: 99.9th percentile of the reorderings in the
-    dump's dtype.
-    """
-
-    name: str
-    own: NDArray[np.float64]
-    own_rounding: NDArray[np.float64] | None
-    float32: NDArray[np.float64]
-    from_model: dict[str, NDArray[np.float64]]
-    maps: int
-    drawn: dict[str, Evidence] = field(default_factory=dict)
-    lowered: dict[str, Evidence] = field(default_factory=dict)
-    floor_row_ulps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +56,7 @@ class Ways:
 
 
 @dataclass(frozen=True)
-class Controls:
+class UploadedControls:
     """Figures measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
 
     float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself
@@ -97,11 +71,10 @@ class Controls:
     narrowing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     floor: Ways | None = None
     has_experts: bool = False
-    model: ModelControls | None = None
     given: frozenset[str] = frozenset()
 
 
-NO_CONTROLS = Controls({}, {}, {})
+NO_CONTROLS = UploadedControls({}, {}, {})
 
 
 def measure_controls(
@@ -112,9 +85,9 @@ def measure_controls(
     float32: Sequence[Path] = (),
     floor: Sequence[Path] = (),
     has_experts: bool = False,
-    model: ModelControls | None = None,
+    with_model: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Controls:
+) -> UploadedControls:
     """Reads the controls' dumps against the run. DumpError if one is not of the run's positions, sides or dtype."""
     header = figures.header
     with ExitStack() as stack:
@@ -141,9 +114,9 @@ def measure_controls(
         rerun_of, beside = (_against_run(figures, dump, tick) if dump is not None else {} for dump in (again, others))
         pairs, narrowing = _pairs(figures, wide, tick) if wide is not None else ({}, {})
         floor_ways = _ways(figures, wide, ways, tick) if ways is not None else None
-    named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": model is not None}
+    named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": with_model}
     given = frozenset(name for name, is_there in named.items() if is_there)
-    return Controls(rerun_of, beside, pairs, narrowing, floor_ways, has_experts, model, given)
+    return UploadedControls(rerun_of, beside, pairs, narrowing, floor_ways, has_experts, given)
 
 
 def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:

@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.formats import FLOAT32 as FLOAT32_FORMAT
-from ..runs.file.evidence import FAILED, FLOAT32, PASSED, PairFigures
 from ..runs.file.records import RunHeader
-from ..runs.revision import PairVerdict
 from ..text import three_digits
-from .ladder.noise_ratio import floor_test
-from .ladder.places import place_in_words
-from .uploaded_controls import Controls, Ways
+from .places import place_in_words
+from .uploaded_controls import UploadedControls, Ways
 
 FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
 # An uploaded floor that holds the fault itself would make rounding of it.
@@ -37,9 +34,7 @@ def ways_in_words(ways: Ways) -> str:
     return f"the uploaded floor: {names}{left_out}"
 
 
-def usable_floor(
-    header: RunHeader, ways: Ways, controls: Controls, before: PairVerdict | None
-) -> tuple[NDArray[np.float64] | None, str]:
+def usable_floor(header: RunHeader, ways: Ways, controls: UploadedControls) -> tuple[NDArray[np.float64] | None, str]:
     """(the floor, with positions that its ways leave alone at the height of the median one; None and why it decides
     nothing)
 
@@ -59,8 +54,7 @@ def usable_floor(
             f"The uploaded floor is too narrow: two of its ways differ at only {moves.mean():.0%} of the positions;"
             " bring ways that reorder every sum, such as other batch sizes of decoding or another attention kernel."
         )
-    doubt = _of_two_kinds(header, ways) or _beyond_float32(header, ways, controls)
-    if doubt := doubt or _beyond_the_model(ways, controls, before):
+    if doubt := _of_two_kinds(header, ways) or _beyond_float32(header, ways, controls):
         return None, doubt
     filled = floor.copy()
     filled[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
@@ -101,7 +95,7 @@ def _of_two_kinds(header: RunHeader, ways: Ways) -> str:
     )
 
 
-def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
+def _beyond_float32(header: RunHeader, ways: Ways, controls: UploadedControls) -> str:
     """Reason why this is wider than rounding in float32; '' if it is not. Rounding shrinks with the precision, and ways
     with a fault each do not.
     """
@@ -126,37 +120,3 @@ def _beyond_float32(header: RunHeader, ways: Ways, controls: Controls) -> str:
         f"The uploaded floor is wider than float32 rounds: its ways are {rms:.3g} logits (rms) apart, {how}. They do"
         " not differ by rounding alone."
     )
-
-
-def _beyond_the_model(ways: Ways, controls: Controls, before: PairVerdict | None) -> str:
-    """Reason why a way fails the test that a pair on trial has to pass, against the model's own floor, of now or of
-    earlier; '' where none does.
-    """
-    earlier = earlier_model_floor(before)
-    known = controls.model.float32 if controls.model is not None else earlier[0] if earlier is not None else None
-    if known is None:
-        return ""
-    for name, squares in zip(ways.names[1:], ways.squares, strict=True):
-        test = floor_test(squares, known)
-        if not test.is_passed:
-            far = max(test.ratio, test.worst if len(test.outliers) else 0.0)
-            return (
-                f"The uploaded floor is not this model's: '{name}' is up to {three_digits(far)} times the model's own"
-                f" rounding floor away from '{ways.names[0]}', and another way to compute the same stays below"
-                f" {test.largest_ratio:g}."
-            )
-    return ""
-
-
-def earlier_model_floor(before: PairVerdict | None) -> tuple[NDArray[np.float64], int] | None:
-    """(mean squares of the model's floor in float32 that an earlier verdict of the pair rested on, as two reorderings
-    alike [2, positions]; linear maps that were reordered)
-    """
-    if before is None:
-        return None
-    decided = [row.figures for row in before.evidence if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
-    kept = next((each for each in before.floors if each.compute_dtype == "float32"), None)
-    last = decided[-1] if decided else None
-    if kept is None or not isinstance(last, PairFigures) or last.linear_maps is None:
-        return None
-    return np.stack([kept.floor_rms**2] * 2), last.linear_maps

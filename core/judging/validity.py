@@ -34,8 +34,9 @@ from ..runs.file.evidence import (
 from ..runs.file.records import Generation, RunHeader
 from ..text import plural
 from .constant_rows import Filling
-from .ladder.places import FLOAT16_MAX, NotFinite, place_in_words
-from .ladder.structure import BLOCKS, structure_of
+from .places import FLOAT16_MAX, NotFinite, place_in_words
+from .statistic import BLOCKS
+from .structure import structure_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
-from ...judging.sixteen_bits import Errors, SixteenTest, of_neither_side, sixteen_evidence, sixteen_test
-from ...runs.file.evidence import FAILED, MISSING, Evidence
+from ...judging.judge import Exact, checked_by_own_paths, error_evidence
+from ...judging.statistic import Errors, FloorTest
+from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
@@ -29,7 +30,6 @@ from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
-from .precisions.catalogue import Precision
 from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of
 
@@ -119,63 +119,47 @@ def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
 
 @dataclass
 class _Sums:
-    """An Errors in the making. directions: of rounding, orthonormal [directions, vocab]"""
+    """Errors of one path, summed up prompt by prompt. directions: of rounding, orthonormal [directions, vocab]"""
 
     directions: torch.Tensor | None = None
     rest: list[NDArray[np.float64]] = field(default_factory=list)
     squares: list[NDArray[np.float64]] = field(default_factory=list)
     by_token: Any = 0.0
-    means: Any = 0.0
-    mean_squares: Any = 0.0
-    gains: list[float] = field(default_factory=list)
     nonfinite: int = 0
     along: list[NDArray[np.float64]] = field(default_factory=list)
     made: list[NDArray[np.float64]] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor] = ()) -> None:
         """Add a prompt: logits, the float32 forward's, those without each precision. [positions, vocab] each"""
-        total = torch.zeros(exact.shape[1], dtype=torch.float64, device=exact.device)
-        along, size, done = 0.0, 0.0, 0
+        start = 0
         rows = max(1, _CHUNK_BYTES // (8 * exact.shape[1]))
         for mine, plain in zip(logits.split(rows), exact.split(rows), strict=True):
             finite = mine.isfinite() & plain.isfinite()
             same = (mine == plain) | (mine.isnan() & plain.isnan())
             self.nonfinite += int((~finite & ~same).sum())
             error = torch.where(finite, mine.double() - plain.double(), 0.0)
-            centred = torch.where(finite, plain.double(), 0.0)
-            centred -= centred.mean(dim=1, keepdim=True)
-            squares = error.square()
-            self.squares.append((squares.sum(1) / finite.sum(1).clamp_min(1)).cpu().numpy())
+            squares, count = error.square(), finite.sum(1).clamp_min(1)
+            self.squares.append((squares.sum(1) / count).cpu().numpy())
             if self.directions is not None:
                 off = squares.sum(1) - (error @ self.directions.T).square().sum(1)
-                self.rest.append((off.clamp_min(0) / finite.sum(1).clamp_min(1)).cpu().numpy())
+                self.rest.append((off.clamp_min(0) / count).cpu().numpy())
             self.by_token = self.by_token + squares.sum(0)
-            total += error.sum(0)
-            along += float((error * centred).sum())
-            size += float(centred.square().sum())
             if without:
-                apart = [plain.double() - other[done : done + len(plain)].double() for other in without]
+                apart = [plain.double() - other[start : start + len(plain)].double() for other in without]
                 made = torch.where(finite, torch.stack(apart), 0.0)
-                count = finite.sum(1).clamp_min(1)
                 self.along.append(((error * made).sum(2) / count).cpu().numpy())
                 self.made.append((made.square().sum(2) / count).cpu().numpy())
-            done += len(plain)
-        mean = total / len(exact)
-        self.means, self.mean_squares = self.means + mean, self.mean_squares + mean.square()
-        self.gains.append(along / size if size else 0.0)
+            start += len(plain)
 
     def errors(self) -> Errors:
         squares = np.concatenate(self.squares)
-        by_token, means, mean_squares = (each.cpu().numpy() for each in (self.by_token, self.means, self.mean_squares))
         rest = np.concatenate(self.rest) if self.rest else None
-        found = Errors(
-            squares, by_token / len(squares), means, mean_squares, np.array(self.gains), self.nonfinite, rest
-        )
+        errors = Errors(squares, self.by_token.cpu().numpy() / len(squares), rest, self.nonfinite)
         if not self.made:
-            return found
+            return errors
         made = np.concatenate(self.made, axis=1)
         held = 1 + np.concatenate(self.along, axis=1) / np.maximum(made, np.finfo(np.float64).tiny)
-        return replace(found, made=made, held=held)
+        return replace(errors, made=made, held=held)
 
 
 @dataclass
@@ -274,82 +258,38 @@ def sixteen_rows(
     sides: Sequence[RunnableSide],
     blocks: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
-    draws: Drawn | None = None,
-    *,
-    decides: bool = True,
-) -> tuple[list[Evidence], list[SixteenTest | None]]:
-    """(a row for each side, the test of each that failed). decides: the draws must be shown to be a measure at all."""
-    rows, tests = _tested(loaded, prompts, sides, blocks, say, PLAIN, (), draws, decides=decides)
-    failed = [test if row.outcome == FAILED else None for row, test in zip(rows, tests, strict=True)]
-    if len(sides) > 1 and all(failed):
-        return [of_neither_side(row, f"'{loaded.name}'", loaded.dtype) for row in rows], [None] * len(rows)
-    return rows, failed
+    plain: RunnableSide = PLAIN,
+    without: Sequence[RunnableSide] = (),
+) -> tuple[list[Evidence], list[FloorTest]]:
+    """Compare each side's error in 16 bits with roundings of `plain` drawn anew: a row and a test each.
 
-
-def beside_a_precision(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    side: RunnableSide,
-    blocks: Sequence[int],
-    precision: Precision,
-    say: Callable[[str], None] = lambda _: None,
-) -> tuple[Evidence, SixteenTest]:
-    """Draw roundings for one side that ought to compute the model's own forward in a lower precision."""
-    (row,), (test,) = _tested(loaded, prompts, [side], blocks, say, precision.side, [PLAIN])
-    return row, test
-
-
-def _tested(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    sides: Sequence[RunnableSide],
-    blocks: Sequence[int],
-    say: Callable[[str], None],
-    plain: RunnableSide,
-    without: Sequence[RunnableSide],
-    draws: Drawn | None = None,
-    *,
-    decides: bool = True,
-) -> tuple[list[Evidence], list[SixteenTest]]:
-    """A row and a test of each side. plain: what they ought to compute; the others: as of `errors_of`."""
-    lengths = [len(ids) for ids in prompts]
-    ways, draws = _ways_of(loaded, prompts, plain), draws or Drawn(plain)
-
-    def tests_of(wanted: Sequence[RunnableSide]) -> list[SixteenTest]:
-        found, drawn = errors_of(loaded, prompts, wanted, range(DRAWS), say, plain, without, draws)
-        return [sixteen_test(one, drawn, lengths, blocks=blocks) for one in found]
-
-    of_all = tests_of([*sides, *(ways if decides else [])])
-    tests, of_ways = of_all[: len(sides)], of_all[len(sides) :]
-    if not of_ways and not all(test.is_passed for test in tests):
-        of_ways = tests_of(ways)
-    ratios = [test.ratio for test in of_ways]
-    rows = [
-        sixteen_evidence(test, side.name, loaded.dtype, DRAWS, lengths, ratios)
-        for side, test in zip(sides, tests, strict=True)
+    plain: the forward that the sides ought to compute; without: as of `errors_of`.
+    """
+    lengths, draws = [len(ids) for ids in prompts], Drawn(plain)
+    paths = own_paths(loaded, prompts, plain)
+    errors, drawn = errors_of(loaded, prompts, [*sides, *paths], range(DRAWS), say, plain, without, draws)
+    own = {path.name: each for path, each in zip(paths, errors[len(sides) :], strict=True)}
+    exact = Exact({}, drawn, lambda: own)
+    tested = [
+        error_evidence(side.name, each, exact, loaded.dtype, lengths, blocks)
+        for side, each in zip(sides, errors, strict=False)
     ]
-    odd = [way.name for way, test in zip(ways, of_ways, strict=False) if not test.is_passed]
-    if odd:
-        why = (
-            f"The model's own '{odd[0]}' does not look like its rounding drawn anew, so the draws are no measure of"
-            " this model's rounding."
-        )
-        rows = [replace(row, outcome=MISSING, says=why) for row in rows]
-    return rows, tests
+    rows = checked_by_own_paths([row for row, _ in tested], exact, loaded.dtype, lengths, blocks, always=True)
+    return rows, [test for _, test in tested]
 
 
-def _ways_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide) -> list[RunnableSide]:
-    """The model's own ways, which the draws must be a measure of."""
+def own_paths(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide = PLAIN) -> list[RunnableSide]:
+    """The model's own paths, which the draws must be a measure of."""
 
     @contextmanager
     def reordering(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         with plain.open(loaded, trace) as run, reordered(loaded.model, 0):
             yield run
 
-    ways = [plain]
+    paths = [plain]
     if plain is PLAIN:  # eager attention rounds its weights too, which others do not
         names = ["prefill+attn:eager", *(["decode"] if sum(map(len, prompts)) <= _DECODED else [])]
-        ways += [side_of(name) for name in names if parse_path(name).refusal(loaded) is None]
+        paths += [side_of(name) for name in names if parse_path(name).refusal(loaded) is None]
     if reordering_refusal(loaded.model) is None:
-        ways.append(RunnableSide(f"{plain.name}, every sum in another order", reordering))
-    return ways
+        paths.append(RunnableSide(f"{plain.name}, every sum in another order", reordering))
+    return paths

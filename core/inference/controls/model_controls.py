@@ -1,13 +1,9 @@
-"""Controls of an uploaded dump that its model supplies: the rounding floor on the dump's own tokens, and how far each
-uploaded side lies from the model.
-"""
+"""Controls of an uploaded dump that its model supplies: it runs on the dump's own tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,158 +12,135 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
 from ...judging.divergence import mean_squares
-from ...judging.ladder.noise_ratio import floor_test
-from ...judging.uploaded_controls import FOREIGN, ModelControls, side_in_float32
-from ...numerics.formats import LOGIT_FORMATS, values_of
+from ...judging.dump import DumpControls, WithModel
+from ...judging.judge import OtherRows, Pair, Rerun
+from ...judging.uploaded_controls import side_in_float32
+from ...numerics.formats import values_of
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
-from ..models.dtypes import in_float32
-from ..models.model import LoadedModel, has_experts
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.model import LoadedModel
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, divergences_of
 from ..paths.hooks import ModuleTrace
-from .drawn_roundings import sixteen_rows
-from .judge_model import SEEDS
-from .precisions.in_16_bits import not_drawn, sixteen_bits_alone
-from .precisions.lowered import checked_in_16_bits, lowered
-from .precisions.lowered_side import Lowered, Question, answering
-from .rounding_floor import check_prompts, own_rounding_of, rounding_floor
+from .judge_model import SEEDS, ModelControls, model_errors_stop
+from .judging_session import JudgingSession
+from .precisions.catalogue import Precision
+from .rounding_floor import check_prompts
 
 
-def model_controls(
+def model_of_dump(
     loaded: LoadedModel,
     figures: Figures,
     *,
     float32: Sequence[Path] = (),
     seeds: Sequence[int] = range(SEEDS),
+    precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
-) -> ModelControls:
-    """Run the model on a dump's tokens, in its dtype. float32: dumps of the pair in float32."""
-    say = on_progress or (lambda _: None)
+) -> WithModel:
+    """Add a model's controls to those of a dump. float32: dumps of the pair in float32.
+
+    Raises:
+        UsageError: the dump has no token ids, or is not of this model's vocabulary or dtype.
+    """
     header = figures.header
     prompts = [tuple(int(token) for token in prompt.token_ids) for prompt in header.prompts]
     if not all(prompts):
-        raise UsageError("this dump has no token_ids, so no model can be run on its tokens; save them with the logits.")
+        raise UsageError("This dump has no token_ids, so no model can run on its tokens; save them with the logits.")
     if loaded.vocab_size != header.vocab:
-        raise UsageError(
-            f"model '{loaded.name}' has logits of {loaded.vocab_size} tokens, the dump of {header.vocab}; they are not"
-            " of one model."
-        )
+        raise UsageError(f"Model '{loaded.name}' has {loaded.vocab_size} tokens, the dump {header.vocab}.")
     if loaded.dtype != header.compute_dtype:
-        raise UsageError(
-            f"model '{loaded.name}' is loaded in {loaded.dtype}, the dump was computed in {header.compute_dtype}."
-        )
+        raise UsageError(f"Model '{loaded.name}' is loaded in {loaded.dtype}; the dump is in {header.compute_dtype}.")
     check_prompts(loaded, prompts)
-    is_wide = loaded.dtype == "float32"
-    with (
-        quiet(),
-        torch.inference_mode(),
-        foreign_errors_stop("the model's controls", "choose a smaller model or another device"),
-    ):
-        say(f"{len(seeds)} reorderings in {loaded.dtype}")
-        own = rounding_floor(loaded, prompts, list(seeds), row_ulps_of=LOGIT_FORMATS.get(loaded.dtype))
-        own_rounding = None if is_wide else own_rounding_of(loaded, prompts)
-        squares = own.squares
-        if not is_wide:
-            say(f"{len(seeds)} reorderings in float32")
-            with in_float32(loaded) as widened:
-                squares = rounding_floor(widened, prompts, list(seeds)).squares
-        say("the uploaded sides against the model")
-        sides = {side.name: _uploaded(figures, index, prompts) for index, side in enumerate(header.sides)}
-        from_model = {
-            name: mean_squares(divergences_of(loaded, prompts, (PLAIN, side))) for name, side in sides.items()
+    session = JudgingSession(loaded, prompts)
+
+    def with_model(dump: DumpControls) -> _DumpOfModel:
+        sides = [_recorded(figures, index, prompts, float32) for index in (0, dump.index + 1)]
+        return _DumpOfModel(dump, session, (sides[0], sides[1]), seeds, precisions, on_progress)
+
+    return with_model
+
+
+class _DumpOfModel(ModelControls):
+    """A dump whose noise floor and float32 forward the model computes; the sides themselves are recorded."""
+
+    def __init__(self, dump: DumpControls, session: JudgingSession, *rest: object) -> None:
+        super().__init__(session, *rest)  # type: ignore[arg-type]
+        self.dump, self.names = dump, dump.names
+        self.has_experts = self.has_experts or dump.has_experts
+        self.tried = tuple(sorted({*(dump.tried or ()), "model"}))
+
+    @property
+    def causes(self) -> Sequence[str]:
+        return self.dump.causes
+
+    @property
+    def only_16_bits(self) -> Mapping[str, str]:
+        return {}
+
+    def validity(self) -> list[Evidence]:
+        return self.dump.rows
+
+    def pair(self, dtype: str) -> Pair:
+        return self.dump.pair(dtype)
+
+    def rerun(self) -> Rerun:
+        return self.dump.rerun()
+
+    def neighbours(self) -> list[OtherRows]:
+        return self.dump.neighbours()
+
+    floor = model_errors_stop()(ModelControls.floor)
+    exact = model_errors_stop()(ModelControls.exact)
+    _errors_of_own_paths = model_errors_stop()(ModelControls._errors_of_own_paths)
+    lower_precision = model_errors_stop()(ModelControls.lower_precision)
+
+    @model_errors_stop()
+    def from_model(self) -> Mapping[str, NDArray[np.float64]]:
+        self.say("the uploaded sides compared with the model")
+        return {
+            side.name: mean_squares(divergences_of(self.loaded, self.prompts, (PLAIN, side))) for side in self.sides
         }
-        floor = own.squares.mean(axis=0)
-        floor = floor if own_rounding is None else np.maximum(floor, own_rounding)
-        question = Question(prompts, list(seeds), say=say)
-        wide_of = partial(side_in_float32, figures, float32) if float32 else None
-        drawn, lowered_of = _precisions(question, loaded, sides, from_model, floor, squares, wide_of)
-    return ModelControls(
-        name=f"'{loaded.name}'",
-        own=own.squares,
-        own_rounding=own_rounding,
-        float32=squares,
-        from_model=from_model,
-        maps=own.maps,
-        drawn=drawn,
-        lowered=lowered_of,
-        floor_row_ulps=own.row_ulps,
-    )
+
+    def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
+        return self.dump.differences(row, dtype)
+
+    def modules(self, *_: object) -> list[Evidence]:
+        return []
+
+    def source_of(self, _: object) -> str:
+        return ""
+
+    def differing(self) -> list[Evidence]:
+        return self.dump.differing()
+
+    def arrays_alone(self) -> Evidence | None:
+        return self.dump.arrays_alone()
 
 
-def _precisions(
-    question: Question,
-    loaded: LoadedModel,
-    sides: dict[str, RunnableSide],
-    from_model: dict[str, NDArray[np.float64]],
-    own: NDArray[np.float64],
-    floor: NDArray[np.float64],
-    wide_of: Callable[[str], NDArray[np.float32] | None] | None,
-) -> tuple[dict[str, Evidence], dict[str, Evidence]]:
-    """(rows of 16 bits alone, rows of lower precisions), by the side's name: as `judge` asks it, but what was uploaded
-    is not computed again.
-
-    own, floor: mean squares of the floor in the dump's dtype [positions] and in float32 [seeds, positions]; wide_of:
-    gives a side in float32, None if no such dumps were given.
-    """
-
-    def is_beyond(squares: NDArray[np.float64]) -> bool:
-        """True of a distance to the model in float32 [positions] that is no rounding."""
-        if squares.mean() > FOREIGN**2 * floor.mean():
-            return True
-        return not (has_experts(loaded.model) or floor_test(squares, floor).is_passed)
-
-    def lowered_side(widened: LoadedModel, side: RunnableSide) -> Lowered:
-        found = lowered(question, widened, (PLAIN, side), floor, is_fixed=True)
-        return next(each for each in found if each.evidence.side == side.name)
-
-    def of_both(side: RunnableSide, wide: NDArray[np.float32]) -> Lowered | None:
-        """A side of 16 bits that was uploaded in float32 as well, where less of a fault is hidden."""
-        parts = np.split(wide, np.cumsum(question.lengths)[:-1])
-        recorded = answering(side.name, question.prompts, [torch.from_numpy(part).to(loaded.device) for part in parts])
-        with in_float32(loaded) as widened:
-            apart = mean_squares(divergences_of(widened, question.prompts, (recorded, PLAIN)))
-            lower = lowered_side(widened, recorded) if is_beyond(apart) else None
-        if from_model[side.name].mean() <= FOREIGN**2 * own.mean():
-            return lower
-        if lower is not None:
-            return checked_in_16_bits(question, loaded, replace(lower, side=side))
-        _, _, found = sixteen_bits_alone(question, loaded, [side])
-        return found[0] if found else None
-
-    is_wide, every = loaded.dtype == "float32", list(sides.values())
-    if not is_wide and wide_of is None:
-        rows, _, lower = sixteen_bits_alone(question, loaded, every)
-        return dict(zip(sides, rows, strict=True)), {str(each.evidence.side): each.evidence for each in lower}
-    rows = []
-    if not is_wide:  # a fault of the 16-bit kernels alone leaves the pair in float32 as it is
-        try:
-            rows, _ = sixteen_rows(loaded, question.prompts, every, question.blocks, question.say, decides=False)
-        except CaptureError as error:
-            rows = [not_drawn(loaded.dtype, side.name, error) for side in every]
-    found: dict[str, Evidence] = {}
-    for name, side in sides.items():
-        with suppress(CaptureError), foreign_errors_stop("lower precisions", "choose a smaller model"):
-            wide = None if wide_of is None or is_wide else wide_of(name)
-            one = None if wide is None else of_both(side, wide)
-            if is_wide and is_beyond(from_model[name]):
-                one = lowered_side(loaded, side)
-            if one is not None:
-                found[name] = one.evidence
-    return dict(zip(sides, rows, strict=False)), found
-
-
-def _uploaded(figures: Figures, index: int, prompts: Sequence[tuple[int, ...]]) -> RunnableSide:
-    """An uploaded side, by the prompts of this record, as float32, which holds each of its values."""
-    begins = {id(ids): sum(map(len, prompts[:number])) for number, ids in enumerate(prompts)}
+def _recorded(
+    figures: Figures, index: int, prompts: Sequence[tuple[int, ...]], float32: Sequence[Path]
+) -> RunnableSide:
+    """An uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded in it too."""
+    header, name = figures.header, figures.header.sides[index].name
+    starts = {ids: sum(map(len, prompts[:number])) for number, ids in reversed(list(enumerate(prompts)))}
+    wide: list[NDArray[np.float32] | None] = []
 
     @contextmanager
     def opened(loaded: LoadedModel, _: ModuleTrace | None) -> Iterator[Run]:
+        if loaded.dtype != header.compute_dtype and not wide:
+            wide.append(side_in_float32(figures, float32, name) if float32 else None)
+
         def rows_of(ids: Sequence[int]) -> torch.Tensor:
-            bits = figures.read_rows(index, begins[id(ids)], begins[id(ids)] + len(ids))
-            return torch.from_numpy(values_of(bits, figures.header.format).astype(np.float32)).to(loaded.device)
+            start = starts[tuple(ids)]
+            stop = start + len(ids)
+            if loaded.dtype == header.compute_dtype:
+                values = values_of(figures.read_rows(index, start, stop), header.format).astype(np.float32)
+            elif wide and wide[0] is not None and loaded.dtype == "float32":
+                values = wide[0][start:stop]
+            else:
+                raise CaptureError(f"'{name}' was not uploaded in {loaded.dtype}.")
+            return torch.from_numpy(values).to(loaded.device)
 
         yield lambda ids, emit: emit(0, rows_of(ids))
 
-    return RunnableSide(figures.header.sides[index].name, opened)
+    return RunnableSide(name, opened)

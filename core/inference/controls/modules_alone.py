@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
-from ...judging.ladder.places import place_of
 from ...judging.module_evidence import alone_evidence
+from ...judging.places import place_of
 from ...runs.file.evidence import MISSING, AloneFigures, Check, Evidence, Unmeasured
 from ..models.bits import row_sums
 from ..models.dtypes import in_float32, in_float64

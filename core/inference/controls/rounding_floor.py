@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares, pooled_rms, row_ulp_percentile
-from ...judging.ladder.places import NotFinite
+from ...judging.places import NotFinite
 from ...numerics.formats import FloatFormat
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel

@@ -246,17 +246,9 @@ class DrawnFigures(RatioFigures, kw_only=True):
     ratio_outside_roundings_directions: Annotated[float | None, "ratio outside the directions of rounding"]
     nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
     fault_seen_at_one_position: Annotated[float | None, "smallest fault seen at one position, in roundings"] = None
-    fault_seen_at_a_place_in_all_prompts: Annotated[float | None, "at one place in all prompts"] = None
-    fault_seen_of_one_prompt: Annotated[float | None, "over one prompt"] = None
     fault_seen_of_one_token: Annotated[float | None, "of one token"] = None
     fault_seen_over_all: Annotated[float, "over all positions"]
-    fault_seen_of_one_sign: Annotated[float | None, "of one sign over the prompts"] = None
-    fault_seen_of_one_token_and_sign: Annotated[float | None, "of one token and sign over the prompts"] = None
     beyond: Annotated[Mapping[str, tuple[int, ...]], "what stands out"]
-    signed_mean: Annotated[float | None, "mean error left over the prompts, in roundings"]
-    signed_mean_allowed: Annotated[float, "largest of rounding"]
-    share_of_logits: Annotated[float | None, "mean error as a share of the logits"]
-    share_of_logits_allowed: Annotated[float, "largest share of rounding"]
 
 
 class ShrinkFigures(CheckFigures):

@@ -231,17 +231,13 @@ def _in_own_dtype(evidence: Sequence[Evidence], compute_dtype: str) -> str:
     return f"In {compute_dtype} it is {times(row.figures.noise_ratio)} times the floor."
 
 
-def position_ratios(
-    pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64], compute_dtype: str
-) -> NDArray[np.float64]:
-    """Pair over floor at every position of all prompts, as the verdict takes it. [positions]
+def position_ratios(pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Noise ratio at every position of all prompts, as core.judging.statistic.floor_test computes it. [positions]
 
-    A position whose floor is next to 0 has no scale of its own: in 16 bits it is compared with the mean floor if that
-    is larger, in wider dtypes with a hundredth of the median one (core.judging.ladder.noise_ratio.floor_test).
+    A position whose floor is next to 0 has no scale of its own: it is compared with a hundredth of the median floor.
     """
     floor = floor_rms**2
-    least = float(floor.mean()) if compute_dtype in ("bfloat16", "float16") else float(np.median(floor)) * 1e-4
-    return pair_rms / np.sqrt(np.maximum(floor, max(least, np.finfo(np.float64).tiny)))
+    return pair_rms / np.sqrt(np.maximum(floor, max(float(np.median(floor)) * 1e-4, np.finfo(np.float64).tiny)))
 
 
 @dataclass(frozen=True)

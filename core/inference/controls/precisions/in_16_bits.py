@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import torch
 from msgspec import structs
 
 from ....errors import CaptureError
-from ....judging.ladder.structure import structure_of
-from ....judging.sixteen_bits import LARGEST_ERROR, SixteenTest
+from ....judging.judge import DRAWN
+from ....judging.statistic import FloorTest
+from ....judging.structure import structure_of
 from ....runs.file.evidence import (
     FAILED,
     MISSING,
@@ -22,14 +22,13 @@ from ....runs.file.evidence import (
     DrawnPrecisionFigures,
     Evidence,
     PrecisionsFigures,
-    Unmeasured,
 )
 from ....text import three_digits
 from ...models.dtypes import converted, in_float32
 from ...models.model import LoadedModel
-from ...paths.engines import RunnableSide, whole_side
+from ...paths.engines import PLAIN, RunnableSide, whole_side
 from ..answer_precision import grid_of
-from ..drawn_roundings import Drawn, beside_a_precision, sixteen_rows
+from ..drawn_roundings import sixteen_rows
 from ..rounding_floor import EXACT_BYTES, as_many_as
 from .catalogue import CACHE, LAYERS, Precision
 from .lowered_side import Far, Lowered, Question, answering
@@ -89,35 +88,7 @@ def _beside_draws(row: Evidence, ratio: float, precision: str) -> DrawnPrecision
     return DrawnPrecisionFigures(**of_draws, precision=precision, ratio_over_draws=row.figures.noise_ratio)
 
 
-def sixteen_bits_alone(
-    question: Question,
-    loaded: LoadedModel,
-    sides: Sequence[RunnableSide],
-    draws: Drawn | None = None,
-    *,
-    decides: bool = True,
-) -> tuple[list[Evidence], list[SixteenTest | None], list[Lowered]]:
-    """(row of each side, test of each that failed, lower precisions of those). draws, decides: `sixteen_rows`."""
-    prompts, blocks, say = question.prompts, question.blocks, question.say
-    try:
-        rows, failed = sixteen_rows(loaded, prompts, sides, blocks, say, draws, decides=decides)
-    except CaptureError as error:
-        return [not_drawn(loaded.dtype, side.name, error) for side in sides], [None] * len(sides), []
-    found = []
-    for side, test in zip(sides, failed, strict=True):
-        if test is not None and not test.nonfinite:
-            with suppress(CaptureError):
-                found.append(lowered_in_16_bits(question, loaded, side, test))
-    return rows, failed, found
-
-
-def not_drawn(dtype: str, side: str, error: CaptureError) -> Evidence:
-    """The row of a side where no roundings can be drawn."""
-    says = f"Roundings in {dtype} cannot be drawn anew: {error}"
-    return Evidence(Check.DRAWN, f"rounding in {dtype} drawn anew", Unmeasured(), MISSING, says, side)
-
-
-def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: SixteenTest) -> Lowered:
+def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: FloorTest) -> Lowered:
     """`lowered` for a side that has nothing but 16 bits. loaded: in its 16 bits; failed: its error's test."""
     outliers = np.zeros(sum(question.lengths), bool)
     outliers[failed.outliers] = True
@@ -138,10 +109,12 @@ def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSi
         )
         return Lowered(Evidence(check, control, figures, outcome, says, side.name), place)
 
-    tried: list[tuple[Precision, Evidence, SixteenTest]] = []
+    tried: list[tuple[Precision, Evidence, FloorTest]] = []
     for precision in _as_good(found):
         question.say(f"roundings drawn anew with {precision.name}")
-        row, test = beside_a_precision(loaded, question.prompts, side, question.blocks, precision, question.say)
+        (row,), (test,) = sixteen_rows(
+            loaded, question.prompts, [side], question.blocks, question.say, precision.side, [PLAIN]
+        )
         if row.outcome == PASSED and test.holds_its_precisions and explains(failed.ratio, test.ratio):
             says = (
                 f"'{side.name}' is the model's own function in {loaded.dtype} with its {precision.name},"
@@ -180,7 +153,7 @@ def _as_good(found: Sequence[PrecisionFit]) -> list[Precision]:
     return [best.precision, *(each.precision for each in others[:1] if each.left <= _NEARLY * best.left)]
 
 
-def _is_part(failed: SixteenTest, beside: SixteenTest) -> bool:
+def _is_part(failed: FloorTest, beside: FloorTest) -> bool:
     """Return whether a side holds a precision that explains the first positions: a fault begins behind them."""
     places = beside.outliers
     explained = failed.outliers[failed.outliers < places[0]] if len(places) else places
@@ -198,4 +171,4 @@ def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
 
 def explains(before: float, after: float) -> bool:
     """Return whether a precision takes away half of the squared error beyond rounding: less may do so by chance."""
-    return before <= LARGEST_ERROR or after**2 - 1 <= _EXCESS_LEFT * (before**2 - 1)
+    return before <= DRAWN.over_all or after**2 - 1 <= _EXCESS_LEFT * (before**2 - 1)

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ....errors import CaptureError
 from ....judging.divergence import mean_squares
-from ....judging.ladder.noise_ratio import FloorTest, floor_test
-from ....judging.ladder.places import place_in_words
-from ....judging.ladder.structure import structure_of
+from ....judging.judge import OWN, WIDE
+from ....judging.places import place_in_words
+from ....judging.statistic import FloorTest, floor_test
+from ....judging.structure import structure_of
 from ....runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ExplainedFigures, PrecisionsFigures
 from ....text import short_percent, three_digits
 from ...models.dtypes import WIDENING, in_float32, in_float64
@@ -143,7 +144,7 @@ def _further(
 
     def is_own(far: Far) -> bool:
         is_near = float(far.distance.mean()) <= _ALIKE**2 * scale
-        return is_near and (is_torn or floor_test(far.distance, floor).is_passed)
+        return is_near and (is_torn or floor_test(far.distance, floor, WIDE).is_passed)
 
     beyond = [far for far in found if not is_own(far)]
     return beyond or [max(found, key=lambda far: float(far.distance.mean()))]
@@ -205,7 +206,7 @@ def _residual(question: Question, loaded: LoadedModel, far: Far, precision: Prec
     )
     squares = mean_squares(pair)
     left = float(np.sqrt(squares.mean() / far.distance.mean())) if is_finite else float("inf")
-    return _Trial(precision, left, floor_test(squares, floor), loaded.dtype, ties.share)
+    return _Trial(precision, left, floor_test(squares, floor, WIDE), loaded.dtype, ties.share)
 
 
 class _Ties:
@@ -242,8 +243,8 @@ def _explained(trial: _Trial, far: Far, dtype: str, lengths: Sequence[int]) -> L
         compute_dtype=trial.dtype,
         share_left=trial.left,
         left_noise_ratio=test.noise_ratio,
-        worst_position_ratio=test.finite_worst,
-        position_ratio_allowed=test.threshold,
+        worst_position_ratio=test.worst,
+        position_ratio_allowed=test.position.allowed,
         positions_beyond=len(test.outliers),
     )
     if trial.is_passed:
@@ -260,7 +261,7 @@ def _explained(trial: _Trial, far: Far, dtype: str, lengths: Sequence[int]) -> L
     where = f", {place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
     says = (
         f"A lower precision is part of it: its {name}. What that leaves is"
-        f" {three_digits(max(test.ratio, test.worst))} times this precision's own rounding floor in"
+        f" {three_digits(max(test.ratio, test.worst or 0.0))} times this precision's own rounding floor in"
         f" {trial.dtype}{where}: a fault on top of it."
     )
     row = Evidence(Check.EXPLAINED, far.control, figures, FAILED, says, side.name)
@@ -276,7 +277,7 @@ def checked_in_16_bits(question: Question, loaded: LoadedModel, found: Lowered) 
     question.say(f"{len(seeds)} reorderings in {loaded.dtype} with {own.name}")
     pair, floor, _ = beside_reorderings(loaded, question.prompts, own, found.side, seeds)
     own_rounding = own_rounding_of(loaded, question.prompts, own.run_on)
-    test = floor_test(mean_squares(pair), floor, is_16_bits=True, own_rounding=own_rounding)
+    test = floor_test(mean_squares(pair), floor if own_rounding is None else np.maximum(floor, own_rounding), OWN)
     if any(one.nonfinite_mismatch for one in pair):
         says = f"{row.says} In {loaded.dtype} that precision cannot be computed: logits are NaN or infinite."
         return Lowered(replace(row, outcome=NOTED, says=says))

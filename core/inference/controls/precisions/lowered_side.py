@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ....judging import judge
 from ....judging.divergence import Divergence, mean_squares
-from ....judging.ladder.structure import BLOCKS
-from ....runs.file.evidence import Evidence
+from ....judging.statistic import BLOCKS
 from ...models.model import LoadedModel
 from ...paths.batch import Emit, Run, ignore
 from ...paths.engines import RunnableSide, divergence, seen_by, whole_side
@@ -46,11 +46,9 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """A row of evidence; place: of a fault on top; side, precision: which is what, None of a whole model in 16 bits."""
+class Lowered(judge.Lowered):
+    """side, precision: which is what, None of a whole model in 16 bits."""
 
-    evidence: Evidence
-    place: tuple[int, int] | None = None
     side: RunnableSide | None = None
     precision: Precision | None = None
 

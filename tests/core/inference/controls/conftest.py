@@ -11,7 +11,7 @@ from benchmarks.verdicts.tiny_models import tiny_model
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
 from core.inference.models.model import LoadedModel
-from core.judging.ladder.verdict import Verdict
+from core.judging.verdict import Verdict
 
 
 @pytest.fixture(scope="session")

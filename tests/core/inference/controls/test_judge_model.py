@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.verdicts.engines import prefill, replaced
-from benchmarks.verdicts.mutations import norm_epsilon_of_layer, scaled_value
+from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls import judge_model, judging_session
@@ -19,22 +19,17 @@ from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.models.dtypes import in_float64
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digests_of
-from core.judging.ladder.verdict import Verdict
+from core.judging.verdict import Verdict
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
-    MODULES,
     NEIGHBOURS,
     NOTED,
     OWN_DTYPE,
     PASSED,
-    PRECISION,
-    RUNGS,
-    SAMPLER,
-    SCREENING,
+    RERUN,
     STRUCTURE,
-    VALIDITY,
     Check,
     Evidence,
     OtherRowFigures,
@@ -103,8 +98,9 @@ def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
         "identical" if torch.equal(*sides) else "rounding"
     )  # on some processors bfloat16 rounds all of it away
     evidence = rows(verdict)
-    not_asked = (VALIDITY, SAMPLER, SCREENING, PRECISION, MODULES)  # of dumps, and of a pair beyond its floor
-    assert list(evidence) == [rung for rung in RUNGS if rung not in not_asked]
+    drawn = [] if verdict.name == "identical" else [OWN_DTYPE]
+    assert list(evidence) == [RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32]
+    assert [row.check for row in verdict.evidence].count(Check.DRAWN) == len(drawn)
     assert {row.outcome for row in verdict.evidence} == {PASSED}
     assert verdict.noise_ratio == evidence[FLOAT32].figures.noise_ratio
     assert verdict.first_place is None
@@ -145,7 +141,6 @@ def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel,
     assert verdict.because.startswith(
         f"In float32, 'engine' is {shown} at position 3, token 7 ({text!r}), where 'prefill' is "
     )
-    assert "no ratio is given" in verdict.because
     assert verdict.first_place == (0, 3)
     assert verdict.noise_ratio is None
     figures = rows(verdict)[FLOAT32].figures
@@ -231,13 +226,13 @@ def only_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.model
-def test_an_engine_without_float32_leaves_it_undecided(narrow: LoadedModel, judged) -> None:
+def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(narrow: LoadedModel, judged) -> None:
     verdict = judged(narrow, [PROMPT], "prefill", only_in_bfloat16)
-    assert verdict.name == "undecided"
+    assert verdict.name == "likely rounding"
     row = rows(verdict)[FLOAT32]
     assert row.outcome == MISSING
     assert "kernel takes bfloat16" in row.says
-    assert rows(verdict)[OWN_DTYPE].outcome == PASSED
+    assert {row.outcome for row in verdict.evidence if row.rung == OWN_DTYPE} == {PASSED}
 
 
 @pytest.mark.model
@@ -287,40 +282,18 @@ def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseExcep
     assert state(narrow) == before
 
 
-# A fault as small as rounding.
-
-
 @pytest.mark.model
-def test_a_fault_of_two_float32_floors_is_decided_in_float64(small: LoadedModel) -> None:
-    """One norm with ten times its epsilon, behind activations so large that float32 hardly shows it."""
-    verdict = judge_pair(small, tiny_prompts(small)[:1], "prefill", norm_epsilon_of_layer(1)).verdict
-    single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
-    assert 1.5 < single.figures.noise_ratio < single.figures.largest_ratio_allowed
-    assert single.outcome == NOTED
-    assert "Rounding seldom goes as far" in single.says
-    assert (double.outcome, double.figures.compute_dtype) == (FAILED, "float64")
-    assert verdict.is_bug_suspected
-    assert alone(verdict).figures.modules_beyond == ("model.layers.1.input_layernorm",)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("keeps_float32", [True, False])
-def test_noise_as_large_as_float32_rounds_is_not_accused_by_float64(keeps_float32: bool, small: LoadedModel) -> None:
-    """Twice the floor: of an engine that computes in float32 whatever it is asked, and of one with a part that does."""
+def test_a_difference_of_two_float32_floors_is_below_what_a_dense_model_is_accused_of(small: LoadedModel) -> None:
     prompt = tiny_prompts(small)[0]
-    noise = np.random.default_rng(0).standard_normal((len(prompt), small.vocab_size))
+    noise = torch.from_numpy(3e-6 * np.random.default_rng(0).standard_normal((len(prompt), small.vocab_size)))
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        logits = prefill(model, ids).numpy() + 3e-6 * noise
-        return torch.from_numpy(logits.astype(np.float32).astype(np.float64) if keeps_float32 else logits).to(
-            model.dtype
-        )
+        return prefill(model, ids) + noise.to(model.dtype)
 
     verdict = judge_pair(small, [prompt], "prefill", engine).verdict
-    single = rows(verdict)[FLOAT32]
-    assert 1.5 < single.figures.noise_ratio < single.figures.largest_ratio_allowed
-    assert (single.outcome, single.figures.compute_dtype, verdict.name) == (PASSED, "float32", "rounding")
-    assert ("computes in float32 whatever it is asked" in single.says) == keeps_float32
+    assert verdict.name == "rounding"
+    assert verdict.noise_ratio is not None
+    assert 1.5 < verdict.noise_ratio < 4
 
 
 # Experts.
@@ -334,7 +307,6 @@ def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> Non
     assert verdict.name == "rounding"
     single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
     assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
-    assert "mixture of experts" in single.says
     assert (double.outcome, double.figures.compute_dtype) == (PASSED, "float64")
     assert double.figures.floor_rms_logits < 1e-13 < 1e-3 < single.figures.floor_rms_logits  # torn by the router's ties
     assert verdict.noise_ratio == double.figures.noise_ratio

@@ -28,7 +28,7 @@ from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import divergence, divergences_of, side_of
 from core.inference.paths.grammar import Base
 from core.judging.divergence import Divergence, pooled_rms
-from core.judging.ladder.noise_ratio import LARGEST_RATIO_16_BITS
+from core.judging.judge import OWN
 from core.numerics.formats import format_named
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens
@@ -202,7 +202,7 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
             noise = rounding_floor(model, shipped_prompts, range(2))
         pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype))
         ratios[dtype] = pair / noise.rms
-    assert ratios["bfloat16"] < LARGEST_RATIO_16_BITS
+    assert ratios["bfloat16"] < OWN.over_all
     assert ratios["float32"] > 10
 
 

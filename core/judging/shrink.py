@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runs.file.evidence import FAILED, MISSING, PASSED
+from ..runs.file.evidence import FAILED, MISSING, PASSED
 
 # How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by;
 # docs/verdict_calibration.md has the trial. Between the two it is undecided.
@@ -24,8 +24,8 @@ class ShrinkTest:
 
     shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over
     full; moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest
-    position in float32 over the median one; worst_row: where; stands_out: does a position fail by itself? outcome:
-    passed, failed, or missing, which says that a floor is needed.
+    position in float32 over the median one; first_row: first position that does not shrink, else the largest;
+    stands_out: does a position fail by itself? outcome: passed, failed, or missing, which says that a floor is needed.
     """
 
     shrink: float
@@ -33,7 +33,7 @@ class ShrinkTest:
     share: float
     moved: float
     worst: float
-    worst_row: int
+    first_row: int
     stands_out: bool
     outcome: str
 
@@ -56,12 +56,16 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
     shrink = float(np.sqrt(narrow[differs].mean() / wide[differs].mean()))
     moved = float((narrow[differs] > 0).mean())
     relative = fine / np.median(fine[differs])
-    stands_out = (relative > STANDS_OUT_ALONE) & (coarse > 0) & (coarse < SHRINKS_TOO_LITTLE * full * fine)
+    lags = (coarse > 0) & (coarse < SHRINKS_TOO_LITTLE * full * fine)
+    stands_out = (relative > STANDS_OUT_ALONE) & lags
     worst_row = int(np.argmax(relative))
     outcome = MISSING
     if stands_out.any() or (shrink < SHRINKS_TOO_LITTLE * full and moved >= 0.5):
         outcome = FAILED
     elif SHRINKS_LIKE_ROUNDING * full <= shrink <= SHRINKS_TOO_MUCH * full and relative[worst_row] <= ASKS_FOR_A_FLOOR:
         outcome = PASSED
+    first_row = (
+        int(np.argmax(stands_out if stands_out.any() else lags)) if outcome == FAILED and lags.any() else worst_row
+    )
     worst = float(relative[worst_row])
-    return ShrinkTest(shrink, full, shrink / full, moved, worst, worst_row, bool(stands_out.any()), outcome)
+    return ShrinkTest(shrink, full, shrink / full, moved, worst, first_row, bool(stands_out.any()), outcome)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runs.file.evidence import NOTED, PASSED, Check, Evidence, StructureFigures
-from .noise_ratio import FloorTest
+from ..runs.file.evidence import NOTED, Check, Evidence, StructureFigures
 from .places import place_in_words
+from .statistic import BLOCKS, FloorTest
 
-BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
 _LEAST_PLACES = 3  # that name a block: one place is a multiple of a larger block than its own every other time
 _NO_BLOCK = 0.01  # chance that places anywhere are all multiples of a size, above which no block is named
 _SMALLER_BLOCK = 0.05  # chance that places of a smaller block are, above which that one is named beside it
@@ -92,41 +91,16 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
     return best, next((size for size in fitting[:-1] if (size / best) ** len(places) > _SMALLER_BLOCK), None)
 
 
-def structure_evidence(shown: Structure, test: FloorTest, lengths: Sequence[int]) -> Evidence:
-    """The row on where positions stand out from the deciding floor. Never decides."""
-    outcome, says = PASSED, "No position stands out from the floor."
-    if shown.rows:
-        outcome = NOTED
-        reach = " and is everywhere" if shown.rows == sum(lengths) else " and goes on to the end" * shown.is_tail
-        block = f"; every place where it begins is {shown.block_in_words}" if shown.block else ""
-        first = place_in_words(int(test.outliers[0]), lengths)
-        says = f"It begins at {first}{_of_position_0(shown, test)}{reach}{block}."
-    elif test.ratio > test.largest_ratio:
-        outcome, says = NOTED, "No position stands out from the floor, it is larger everywhere alike."
-    control = "positions of the pair that stand out from the floor, in the dtype that decided"
-    return Evidence(Check.OUTLIERS, control, shown.figures(), outcome, says)
-
-
-def structure_in_16_bits(shown: Structure, dtype: str, lengths: Sequence[int]) -> Evidence:
-    """The row on where a side stands out from roundings drawn anew in 16 bits. Never decides."""
-    says = "No single position stands out."
+def outliers_evidence(shown: Structure, test: FloorTest, dtype: str, lengths: Sequence[int]) -> Evidence:
+    """The row on where the difference begins, in the dtype that decided. It never decides."""
+    says = "No single position is an outlier: the difference is larger everywhere alike."
     if shown.first is not None:
         prompt, position = shown.first
-        says = f"It begins at {place_in_words(sum(lengths[:prompt]) + position, lengths)}."
-    control = f"positions that stand out from roundings drawn anew in {dtype}"
+        row = sum(lengths[:prompt]) + position
+        reach = ", at every position" if shown.rows == sum(lengths) else ", and goes on to the end" * shown.is_tail
+        block = f"; every start is {shown.block_in_words}" if shown.block else ""
+        says = f"It begins at {place_in_words(row, lengths)}{reach}{block}."
+        if position == 1 and not test.by_position[row - 1]:
+            says += " Position 0 has one key only, so a fault of keys, masks or scales cannot show there."
+    control = f"positions beyond what rounding reaches in {dtype}"
     return Evidence(Check.OUTLIERS, control, shown.figures(), NOTED, says)
-
-
-def _of_position_0(shown: Structure, test: FloorTest) -> str:
-    """Reason why a fault that begins at position 1 may have been made at 0: one key has all the weight there, whatever
-    the key and the scale are.
-    """
-    if shown.first is None or shown.first[1] != 1:
-        return ""
-    ratio = float(test.by_position[test.outliers[0] - 1])
-    if ratio:
-        return f" (at position 0 it is {ratio:.2f} times the floor)"
-    return (
-        " (position 0, where attention has one key only, is equal: a fault of keys, masks, scales or positions cannot"
-        " show there)"
-    )

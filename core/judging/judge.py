@@ -1,0 +1,783 @@
+"""Judge a pair: is its difference rounding, a bug, or nondeterminism?
+
+Evidence comes from `Controls`, which a model answers by running, a dump by reading and lists of top tokens by queries.
+Nothing is judged by a constant number of logits or ULPs: a difference is compared with what rounding does to this
+checkpoint on these prompts. docs/verdict_calibration.md has the measurements behind every limit.
+"""
+
+# ruff: noqa: ARG002  (a control that is not available takes arguments for those that are)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from ..errors import CaptureError
+from ..runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    PRECISION,
+    RERUN,
+    SAMPLER,
+    STRUCTURE,
+    VALIDITY,
+    AloneFigures,
+    Check,
+    CheckFigures,
+    DrawnFigures,
+    Evidence,
+    FromModelFigures,
+    NotFiniteFigures,
+    OtherPromptsFigures,
+    OtherRowFigures,
+    OtherRowFloorFigures,
+    PairFigures,
+    RerunFigures,
+    ShrinkFigures,
+    Unmeasured,
+)
+from ..runs.file.records import FloorRows
+from ..runs.revision import PairVerdict
+from ..text import number, plural, three_digits
+from .places import NotFinite, place_in_words
+from .statistic import BLOCKS, Errors, FloorTest, Limits, floor_test
+from .structure import outliers_evidence, structure_of
+from .verdict import Verdict, conclude
+
+# Limits, in noise floors (rms over rms), each with what it was measured on.
+# float32 and float64: 1,076 pairs of the same function reach 1.09 over all; the smallest fault of the trial is 13.
+WIDE = Limits(over_all=4.0, at_a_place=4.0, uses_own_spread=True)
+# 16 bits, each side's error over that of roundings drawn anew: engines that round more often (partial sums of ranks,
+# unfused kernels) reach 1.5; a place stands out from twice on, whatever the draws say.
+DRAWN = Limits(over_all=2.0, at_a_place=2.0)
+# 16 bits, the pair over reorderings of sums: kernels round where the model does not, which reordering does not show,
+# and single positions jump by orders of magnitude in rounding too, so they are not tested.
+OWN = Limits(over_all=10.0, at_a_place=float("inf"))
+# The same if an engine computes in the other 16-bit dtype: bfloat16 is 8 times coarser than float16.
+OTHER_16_BITS = Limits(over_all=80.0, at_a_place=float("inf"))
+FOREIGN = 10.0  # a side further than this from the model's own logits is not what the model computes
+# float64 rounds 2^-29 of what float32 does. A pair that differs by what float32 rounds stays in float32 somewhere.
+_FLOAT32_OVER_FLOAT64 = 2.0**29
+_OF_ONE_TOKEN = 0.9  # of the squared difference at a position: the fault is in one column of the vocabulary
+_LONGEST = 25  # words of a verdict's sentence
+_OF_ARRAYS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, STRUCTURE)  # rungs that need no model and no other dtype
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sides in one dtype. squares: mean squares of their difference [positions]."""
+
+    squares: NDArray[np.float64]
+    not_finite: NotFinite | None = None
+    is_identical: bool = False
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """What rounding does in one dtype. squares: mean squares of draws [draws, positions]; control: how they were made;
+    maps: linear maps that were reordered; row_ulps: 99.9th percentile of the draws; None if not measured.
+    """
+
+    squares: NDArray[np.float64]
+    control: str
+    maps: int | None = None
+    row_ulps: float | None = None
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """Sides that were called twice. moved: those whose bits differ; squares: the largest difference of a side from
+    itself [positions], None if not measured; mismatches: logits that are not finite in one call only.
+    """
+
+    control: str
+    called: tuple[str, ...]
+    moved: tuple[str, ...]
+    squares: NDArray[np.float64] | None = None
+    mismatches: int = 0
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OtherRows:
+    """A side computed with other prompts in the other rows, or in another row. figures: of the check; difference: of
+    the logits in a dtype with a noise floor, None if the bits are the same or it cannot be measured.
+    """
+
+    side: str
+    control: str
+    figures: OtherPromptsFigures | OtherRowFigures
+    dtype: str = ""
+    difference: Pair | None = None
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Errors in 16 bits to the model's float32 forward. errors: of each side; draws: of forwards with roundings drawn
+    anew; own_paths: errors of the model's own paths, which must look like one more draw, or the draws measure nothing.
+    """
+
+    errors: Mapping[str, Errors]
+    draws: Sequence[Errors]
+    own_paths: Callable[[], Mapping[str, Errors]]
+    model: str = "the model"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Evidence on the lower precision of one side. place: (prompt, position) of a fault on top of it."""
+
+    evidence: Evidence
+    place: tuple[int, int] | None = None
+
+
+class NotAvailableError(CaptureError):
+    """A control that cannot be had, with the reason."""
+
+
+class Controls:
+    """What can be asked about one pair; what a source cannot answer stays as it is here.
+
+    Each method raises NotAvailableError, or the CaptureError that stopped it, with the reason for a reader who can mend
+    it; '' if there is nothing to say. blocks: sizes that a fault may begin at multiples of; only_16_bits: sides that
+    compute in 16 bits whatever they are asked, and the dtype; tried: controls that were given; causes: sentences of
+    simple causes that explain the difference, best first.
+    """
+
+    names: tuple[str, str]
+    lengths: list[int]
+    dtype: str
+    has_experts: bool = False
+    blocks: Sequence[int] = BLOCKS
+    tried: tuple[str, ...] | None = None
+
+    @property
+    def only_16_bits(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def causes(self) -> Sequence[str]:
+        return ()
+
+    def validity(self) -> list[Evidence]:
+        """Can the sides be compared at all, and is each emitted token the argmax?"""
+        return []
+
+    def pair(self, dtype: str) -> Pair:
+        """Both sides in a dtype."""
+        raise NotAvailableError("")
+
+    def floor(self, dtype: str) -> NoiseFloor:
+        """What rounding does in a dtype."""
+        raise NotAvailableError("")
+
+    def rerun(self) -> Rerun:
+        """The sides called again."""
+        raise NotAvailableError("")
+
+    def neighbours(self) -> list[OtherRows]:
+        """A side with other prompts in the other rows of its batch, and in another row."""
+        return []
+
+    def exact(self) -> Exact:
+        """Errors of the sides in 16 bits to the model's float32 forward."""
+        raise NotAvailableError("")
+
+    def from_model(self) -> Mapping[str, NDArray[np.float64]]:
+        """Mean squares of each recorded side to the model's own prefill, in the dtype of the pair. [positions]"""
+        raise NotAvailableError("")
+
+    def without_floor(self, wide: Pair) -> list[Evidence]:
+        """What the pair in float32 says without a noise floor."""
+        return []
+
+    def lower_precision(
+        self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
+    ) -> Sequence[Lowered]:
+        """Is a side that failed in a dtype the same function in a lower precision? tests: by dtype, or by side."""
+        return []
+
+    def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
+        """Which modules alone differ. row: the worst position; bugs: sides with a fault on top of a precision."""
+        return []
+
+    def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
+        """Squared differences of the two sides at one position. [vocab]"""
+        return None
+
+    def source_of(self, broken: NotFinite) -> str:
+        """The first module that is not finite; '' if unknown."""
+        return ""
+
+    def differing(self) -> list[Evidence]:
+        """Positions that differ at all."""
+        return []
+
+    def arrays_alone(self) -> Evidence | None:
+        """What the arrays say without any control."""
+        return None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict with the noise floors by position that a run stores beside its evidence."""
+
+    verdict: Verdict
+    floors: tuple[FloorRows, ...]
+
+
+def judge(controls: Controls, earlier: PairVerdict | None = None) -> Judgement:
+    """Ask every control in order and conclude. earlier: a verdict by other controls, for checks not made now."""
+    trial = _Trial(controls)
+    trial.evidence += controls.validity()  # and the sampler: is each emitted token the argmax?
+    own = trial.own_pair()
+    trial.rerun()
+    trial.in_float32(own)  # decides
+    if controls.has_experts:
+        trial.in_float64()
+    trial.in_16_bits(own)  # decides too
+    trial.rerun_size()
+    trial.neighbours()
+    trial.lower_precision()
+    return trial.conclusion(own, earlier)
+
+
+class _Trial:
+    """A pair on trial. tests: of the pair by dtype; drawn: of each side in 16 bits; floors: noise floors by dtype."""
+
+    def __init__(self, controls: Controls) -> None:
+        self.controls, self.names, self.lengths = controls, controls.names, controls.lengths
+        self.dtype, self.is_16_bits = controls.dtype, controls.dtype not in ("float32", "float64")
+        self.evidence: list[Evidence] = []
+        self.rows: list[FloorRows] = []
+        self.tests: dict[str, FloorTest] = {}
+        self.floors: dict[str, NDArray[np.float64]] = {}
+        self.drawn: dict[str, FloorTest] = {}
+        self.not_finite: NotFinite | None = None
+        self.lowered: Sequence[Lowered] = []
+
+    def add(
+        self, check: Check, control: str, figures: CheckFigures, outcome: str, says: str, side: str | None = None
+    ) -> None:
+        self.evidence.append(Evidence(check, control, figures, outcome, says, side))
+
+    def not_available(self, check: Check, control: str, reason: str, side: str | None = None) -> None:
+        figures = Unmeasured()
+        if check is Check.WIDE_PAIR:
+            figures = Unmeasured(tried=self.controls.tried, computes_in=dict(self.controls.only_16_bits) or None)
+        self.add(check, control, figures, MISSING, reason, side)
+
+    # ---- checks, in order
+
+    def own_pair(self) -> Pair:
+        """Compare the pair in its own dtype; in 16 bits with reorderings, and what is not finite there."""
+        own = self.controls.pair(self.dtype)
+        if self.is_16_bits:
+            limits = OWN
+            if any(dtype != self.dtype for dtype in self.controls.only_16_bits.values()):
+                limits = OTHER_16_BITS
+            self.compare(self.dtype, own, limits)
+            self.from_model()
+        return own
+
+    def rerun(self) -> None:
+        """Does each side give the same bits when it is called again?"""
+        try:
+            rerun = self.controls.rerun()
+        except NotAvailableError:
+            return
+        self.called_twice = rerun
+        figures = RerunFigures(not_repeatable=rerun.moved, **rerun.figures)
+        others = [name for name in self.names if name not in rerun.called]
+        says = "Each side repeats its own bits."
+        if rerun.moved:
+            says = f"{_quoted(rerun.moved)} {'does' if len(rerun.moved) == 1 else 'do'} not repeat the same bits."
+            if figures.rerun_row_ulps is not None:
+                says = f"{says[:-1]}: two calls differ by up to {number(figures.rerun_row_ulps, 3)} row ULPs."
+        elif others:
+            says = f"{_quoted(rerun.called)} repeats its own bits; {_quoted(others)} was not called again."
+        self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.moved else PASSED, says)
+
+    def in_float32(self, own: Pair) -> None:
+        """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of summation."""
+        control = f"'{self.names[1]}' compared with '{self.names[0]}' in float32"
+        try:
+            pair = self.controls.pair("float32") if self.is_16_bits else own
+        except CaptureError as error:
+            return self.not_available(Check.WIDE_PAIR, control, f"{error}")
+        if not self.compare("float32", pair, WIDE):
+            self.evidence += self.controls.without_floor(pair)
+        elif not self.is_16_bits:
+            self.from_model()
+        return None
+
+    def in_float64(self) -> None:
+        """Compare a mixture of experts in float64: in float32 near ties of the router choose other experts."""
+        single = self.tests.get("float32")
+        if single is None or single.nonfinite or single.is_larger_everywhere:
+            return
+        place = next(n for n, row in enumerate(self.evidence) if row.check is Check.WIDE_PAIR)
+        try:
+            pair, floor = self.controls.pair("float64"), self.controls.floor("float64")
+            double = floor_test(pair.squares, floor.squares, WIDE, not_finite=pair.not_finite)
+            median = float(np.median(double.by_position))
+            if not double.is_passed and WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64:
+                raise NotAvailableError("in float64 the pair differs by what float32 rounds")
+        except CaptureError as error:
+            reason = str(error).rstrip(".")
+            doubt = f"Near ties of the router make float32 uncertain, and float64 is not available: {reason}."
+            row = self.evidence[place]
+            outcome = MISSING if row.outcome == FAILED and "differs by what" not in reason else row.outcome
+            self.evidence[place] = replace(row, outcome=outcome, says=doubt if outcome == MISSING else row.says)
+            return
+        size = f"In float32 the difference is {_times(single.ratio)} the noise floor"
+        says = f"{size}; near ties of the router make it uncertain, so float64 decides."
+        self.evidence[place] = replace(self.evidence[place], outcome=NOTED, says=says)
+        self.floors["float64"] = floor.squares
+        self.compare("float64", pair, WIDE)
+
+    def in_16_bits(self, own: Pair) -> None:
+        """Compare each side's error to the model's float32 forward with that of roundings drawn anew."""
+        if not self.is_16_bits or own.is_identical or own.not_finite is not None:
+            return
+        other = next(
+            (f"'{side}' computes in {d}" for side, d in self.controls.only_16_bits.items() if d != self.dtype), ""
+        )
+        try:
+            if other:
+                raise NotAvailableError(f"{other}: load the model in that dtype to compare its rounding.")
+            exact = self.controls.exact()
+        except CaptureError as error:
+            if str(error):
+                self.not_available(Check.DRAWN, f"roundings to {self.dtype} drawn anew", f"{error}")
+            return
+        rows = []
+        for name, errors in exact.errors.items():
+            row, test = error_evidence(name, errors, exact, self.dtype, self.lengths, self.controls.blocks)
+            rows.append(row)
+            self.drawn[name] = test
+        is_alone = "float32" not in self.tests
+        rows = checked_by_own_paths(rows, exact, self.dtype, self.lengths, self.controls.blocks, always=is_alone)
+        failed = [row for row in rows if row.outcome == FAILED]
+        if len(rows) > 1 and len(failed) == len(rows):
+            why = f"Neither side is what {exact.model} computes in {self.dtype}: another checkpoint, or other weights."
+            rows = [replace(row, outcome=MISSING, says=why) for row in rows]
+        self.drawn = {str(row.side): self.drawn[str(row.side)] for row in rows if row.outcome != MISSING}
+        self.evidence += rows
+
+    def rerun_size(self) -> None:
+        """Compare the difference of a side from itself with the noise floor in the same dtype."""
+        rerun = getattr(self, "called_twice", None)
+        if rerun is None or rerun.squares is None or self.dtype not in self.floors:
+            return
+        limits = OWN if self.is_16_bits else WIDE
+        test = floor_test(rerun.squares, self.floors[self.dtype], limits)
+        at_one = limits.over_all if not self.controls.has_experts or not self.is_16_bits else np.inf
+        at_one = max(at_one, test.position.allowed if np.isfinite(test.position.allowed) else 0.0)
+        worst = test.worst or 0.0
+        is_beyond = bool(rerun.mismatches) or test.is_larger or worst > at_one
+        place = next(n for n, row in enumerate(self.evidence) if row.check is Check.AGAIN)
+        row = self.evidence[place]
+        assert isinstance(row.figures, RerunFigures)
+        figures = structs.replace(
+            row.figures,
+            rerun_rms_logits=float(np.sqrt(rerun.squares.mean())),
+            rerun_noise_ratio=None if rerun.mismatches else test.noise_ratio,
+            largest_ratio_allowed=limits.over_all,
+            rerun_worst_position_ratio=None if rerun.mismatches else worst,
+            beyond_noise_floor=is_beyond,
+        )
+        moved, where = _quoted(rerun.moved), place_in_words(test.worst_row, self.lengths)
+        says = f"{moved} differs between two calls by {_times(test.ratio)} the noise floor, like another order of sums."
+        if rerun.mismatches:
+            says = f"{moved}: {plural(rerun.mismatches, 'logit is', 'logits are')} NaN or infinite in one of two calls."
+        elif is_beyond:
+            size = f"{_times(test.ratio)} the noise floor, up to {_times(worst)} at {where}"
+            says = f"{moved} differs between two calls by {size}: more than an order of sums can do."
+        self.evidence[place] = replace(row, figures=figures, says=says)
+
+    def neighbours(self) -> None:
+        """Do other prompts in the batch, or another row of it, change a side's logits?"""
+        for each in self.controls.neighbours():
+            if isinstance(each.figures, OtherPromptsFigures):
+                self._other_prompts(each)
+            else:
+                self._other_row(each)
+
+    def lower_precision(self) -> None:
+        """Is a side that fails the same function in a lower precision?"""
+        dtype = next((name for name in ("float64", "float32") if name in self.tests), "")
+        test = self.tests.get(dtype)
+        if test is not None and test.is_passed:
+            test = None
+        fails_in_own = any(row.rung == OWN_DTYPE and row.outcome == FAILED for row in self.evidence)
+        if test is None and any(not each.is_passed for each in self.drawn.values()):
+            dtype, tests = self.dtype, {side: each for side, each in self.drawn.items() if not each.is_passed}
+        elif test is not None:
+            tests = {dtype: test}
+        else:
+            return
+        if any(each.nonfinite for each in tests.values()):
+            return
+        try:
+            self.lowered = self.controls.lower_precision(dtype, tests, also_in_16_bits=fails_in_own)
+        except CaptureError as error:
+            if str(error):
+                self.not_available(Check.PRECISIONS, "lower precisions that engines offer", f"{error}")
+        self.evidence += [each.evidence for each in self.lowered]
+
+    # ---- one row each
+
+    def compare(self, dtype: str, pair: Pair, limits: Limits) -> bool:
+        """Add the row of a pair and its noise floor in one dtype; return whether there is one."""
+        is_wide = dtype in ("float32", "float64")
+        control = f"'{self.names[1]}' compared with '{self.names[0]}' in {dtype}"
+        self.not_finite = self.not_finite or pair.not_finite
+        try:
+            floor = self.controls.floor(dtype)
+        except CaptureError as error:
+            if pair.not_finite is not None:
+                check = Check.WIDE_NOT_FINITE if is_wide else Check.OWN_NOT_FINITE
+                self.add(check, control, *self._not_finite(pair.not_finite, dtype))
+            elif str(error):
+                self.not_available(Check.WIDE_PAIR if is_wide else Check.OWN_PAIR, control, f"{error}")
+            return False
+        squares = self.floors[dtype] = floor.squares
+        test = self.tests[dtype] = floor_test(pair.squares, squares, limits, not_finite=pair.not_finite)
+        self.rows.append(FloorRows(dtype, np.sqrt(pair.squares), np.sqrt(squares.mean(axis=0))))
+        first = test.not_finite
+        figures = PairFigures(
+            compute_dtype=dtype,
+            noise_ratio=test.noise_ratio,
+            largest_ratio_allowed=limits.over_all,
+            pair_rms_logits=float(np.sqrt(pair.squares.mean())),
+            floor_rms_logits=float(np.sqrt(squares.mean())),
+            seed_ratios=test.seed_ratios,
+            worst_position_ratio=test.worst,
+            position_ratio_allowed=_finite(test.position.allowed),
+            positions=len(pair.squares),
+            positions_beyond=len(test.outliers),
+            log_spread=test.spread,
+            nonfinite_mismatch=test.nonfinite,
+            linear_maps=floor.maps,
+            floor_row_ulps=floor.row_ulps,
+            first_nonfinite=None if first is None else (*first.place(self.lengths), first.token),
+        )
+        says = _broken(first, dtype, self.lengths) if first is not None else _pair_says(test, dtype, self.lengths)
+        outcome = PASSED if test.is_passed else FAILED
+        check = Check.WIDE_PAIR if is_wide else Check.OWN_PAIR
+        self.add(check, f"{control}, over {floor.control}", figures, outcome, says)
+        return True
+
+    def _not_finite(self, broken: NotFinite, dtype: str) -> tuple[NotFiniteFigures, str, str]:
+        figures = NotFiniteFigures(
+            compute_dtype=dtype,
+            noise_ratio=None,
+            nonfinite_mismatch=broken.logits,
+            positions_beyond=len(broken.rows),
+            first_nonfinite=(*broken.place(self.lengths), broken.token),
+        )
+        return figures, FAILED, _broken(broken, dtype, self.lengths)
+
+    def from_model(self) -> None:
+        """Is each recorded side what the model computes for these tokens? If neither is, its floor says nothing."""
+        try:
+            squares = self.controls.from_model()
+        except NotAvailableError:
+            return
+        floor = max(float(self.floors[self.dtype].mean()), np.finfo(float).tiny)
+        ratios = {name: float(np.sqrt(squares[name].mean() / floor)) for name in self.names}
+        near, far = sorted(self.names, key=ratios.__getitem__)
+        figures = FromModelFigures(
+            reference_noise_ratio=ratios[self.names[0]], variant_noise_ratio=ratios[self.names[1]]
+        )
+        control = f"each side compared with the model's own prefill in {self.dtype}"
+        outcome, says = PASSED, ""
+        if ratios[near] > FOREIGN:
+            outcome = MISSING
+            says = (
+                f"Neither side is what the model computes: they are {three_digits(ratios[near])} and"
+                f" {three_digits(ratios[far])} noise floors away. Another checkpoint, or other tokens?"
+            )
+        elif ratios[far] > FOREIGN:
+            outcome = FAILED
+            says = (
+                f"'{far}' is not what the model computes: {three_digits(ratios[far])} noise floors away;"
+                f" '{near}' is, at {_times(ratios[near])}."
+            )
+        if says:
+            self.add(Check.FROM_MODEL, control, figures, outcome, says, far if outcome == FAILED else None)
+
+    def _other_prompts(self, each: OtherRows) -> None:
+        figures = each.figures
+        assert isinstance(figures, OtherPromptsFigures)
+        outcome = PASSED if figures.bit_identical else NOTED if self.controls.has_experts else FAILED
+        says = f"Other prompts in the batch do not change a bit of '{each.side}'."
+        if outcome == NOTED:
+            says = (
+                f"Other prompts change bits of '{each.side}': in a mixture of experts rows share products, so no leak."
+            )
+        elif outcome == FAILED:
+            says = f"Other prompts in the batch change the logits of '{each.side}': data leaks between rows."
+        self.add(Check.OTHER_PROMPTS, each.control, figures, outcome, says, each.side)
+
+    def _other_row(self, each: OtherRows) -> None:
+        of_rows = each.figures
+        assert isinstance(of_rows, OtherRowFigures)
+        where = f"Row {of_rows.other_row} of {of_rows.rows}"
+        if each.difference is None:
+            same = of_rows.bit_identical
+            says = f"{where} gives {'the same' if same else 'other'} bits {'as' if same else 'than'} row {of_rows.row}."
+            self.add(Check.OTHER_ROW, each.control, of_rows, PASSED if same else NOTED, says, each.side)
+            return
+        broken = each.difference.not_finite
+        test = floor_test(each.difference.squares, self.floors[each.dtype], WIDE, not_finite=broken)
+        figures = OtherRowFloorFigures(
+            **structs.asdict(of_rows),
+            compute_dtype=each.dtype,
+            noise_ratio=test.noise_ratio,
+            worst_position_ratio=test.worst,
+            positions_beyond=len(test.outliers),
+            nonfinite_mismatch=test.nonfinite,
+        )
+        size = f"{_times(max(test.ratio, test.worst or 0.0))} the noise floor in {each.dtype}"
+        says = f"{where} differs from row {of_rows.row} by {size}, as rounding does."
+        if broken is not None:
+            says = f"{where} differs from row {of_rows.row}: {broken.says(self.lengths)}."
+        elif not test.is_passed:
+            says = f"{where} differs from row {of_rows.row} by up to {size}: the result depends on the row."
+        outcome = PASSED if test.is_passed else FAILED
+        self.add(Check.OTHER_ROW_FLOOR, each.control, figures, outcome, says, each.side)
+
+    # ---- conclusion
+
+    def conclusion(self, own: Pair, earlier: PairVerdict | None) -> Judgement:
+        """Say where it begins, carry over what earlier controls showed, and name the verdict."""
+        controls, lengths = self.controls, self.lengths
+        wide = next((self.tests[name] for name in ("float64", "float32") if name in self.tests), None)
+        failed = next((each for each in self.drawn.values() if not each.is_passed), None)
+        deciding, dtype = wide, "float64" if "float64" in self.tests else "float32"
+        if failed is not None and (wide is None or wide.is_passed):
+            deciding, dtype = failed, self.dtype
+        ratio = None if deciding is None else deciding.noise_ratio
+        if deciding is None and self.dtype in self.tests:
+            ratio = self.tests[self.dtype].noise_ratio
+        first, module = None, ""
+        if self.not_finite is not None and (deciding is None or not deciding.nonfinite):
+            first, ratio = self.not_finite.place(lengths), None
+            module = controls.source_of(self.not_finite)
+        elif deciding is not None and (not deciding.is_passed or len(deciding.outliers)):
+            shown = structure_of(deciding.outliers, lengths, controls.blocks)
+            first = shown.first
+            self.evidence.append(outliers_evidence(shown, deciding, dtype, lengths))
+        elif deciding is None:
+            self.evidence += controls.differing()
+            first = next((figures.worst_position for figures in self._shrinking()), None)
+        if deciding is not None and deciding is wide and not deciding.is_passed:
+            bugs = [each.evidence.side for each in self.lowered if each.evidence.outcome == FAILED]
+            rows = controls.modules(deciding.worst_row, bugs, dtype)
+            self.evidence += rows
+            module = next((_module(row) for row in rows if _module(row)), "")
+        if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
+            # the fault's own place, not the precision's
+            first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
+        if earlier is not None and self._carry_over(earlier.evidence):
+            ratio, first = earlier.noise_ratio, earlier.first_place
+        if not own.is_identical and not any(
+            row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence
+        ):
+            self._add_arrays_alone()
+        verdict = conclude(
+            self.evidence,
+            is_bit_identical=own.is_identical,
+            noise_ratio=ratio,
+            first_place=first,
+            causes=controls.causes,
+        )
+        token = None if deciding is None or not verdict.is_bug_suspected else self._token(deciding, dtype)
+        sentence = self._sentence(verdict, [each for each in (token, module) if each])
+        return Judgement(replace(verdict, because=sentence), tuple(self.rows))
+
+    def _shrinking(self) -> list[ShrinkFigures]:
+        """Figures of a pair that does not shrink from 16 bits to float32."""
+        rows = [row.figures for row in self.evidence if row.outcome == FAILED]
+        return [figures for figures in rows if isinstance(figures, ShrinkFigures)]
+
+    def _token(self, test: FloorTest, dtype: str) -> str:
+        """`token 31`, if the difference is in one column of the vocabulary; else ''."""
+        if test.nonfinite or not len(test.outliers):
+            return ""
+        tokens = set()
+        for row in {int(test.outliers[0]), test.worst_row}:
+            squares = self.controls.differences(row, dtype)
+            if squares is None or squares.max() < _OF_ONE_TOKEN * squares.sum():
+                return ""
+            tokens.add(int(squares.argmax()))
+        return f"token {tokens.pop()}" if len(tokens) == 1 else ""
+
+    def _sentence(self, verdict: Verdict, sources: Sequence[str]) -> str:
+        """The verdict's sentence with where it begins, as far as its words go. sources: a token, a module."""
+        sentence = verdict.because
+        if not verdict.is_bug_suspected:
+            return sentence
+        clauses = []
+        if verdict.first_place is not None and "position" not in sentence:
+            prompt, position = verdict.first_place
+            clauses.append(f", from {place_in_words(sum(self.lengths[:prompt]) + position, self.lengths)}")
+        clauses += [f", at {source}" for source in sources if source not in sentence]
+        for clause in clauses:
+            longer = f"{sentence.rstrip('.')}{clause}."
+            if len(longer.split()) <= _LONGEST:
+                sentence = longer
+        return sentence
+
+    def _add_arrays_alone(self) -> None:
+        """Screen the arrays themselves. If any other control was given, they can accuse and not excuse."""
+        screened = self.controls.arrays_alone()
+        is_alone = all(row.rung in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
+        if screened is not None and (is_alone or screened.outcome == FAILED):
+            self.evidence.append(screened)
+
+    def _carry_over(self, earlier: Sequence[Evidence]) -> bool:
+        """Add the evidence of earlier controls on every check not made now; return whether it decides."""
+        is_open = not any(row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
+        decided = [row for row in earlier if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
+        if is_open and decided:
+            self.evidence = [row for row in self.evidence if row.rung != FLOAT32] + decided
+        made = {row.rung for row in self.evidence}
+        self.evidence += [row for row in earlier if row.rung in (RERUN, NEIGHBOURS, OWN_DTYPE) and row.rung not in made]
+        lowered = [row for row in earlier if row.rung == PRECISION and row.outcome == PASSED]
+        if lowered and PRECISION not in made:  # shown in 16 bits, which hide a fault on top of it
+            says = (
+                "In 16 bits it is a lower precision, which float32 does not show: give the model and float32 at once."
+            )
+            self.evidence = [
+                replace(row, outcome=MISSING, says=says) if row.rung == FLOAT32 and row.outcome == FAILED else row
+                for row in self.evidence
+            ]
+        return bool(is_open and decided)
+
+
+def error_evidence(
+    name: str, errors: Errors, exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int] = BLOCKS
+) -> tuple[Evidence, FloorTest]:
+    """The row of one side's error in 16 bits over that of roundings drawn anew, and its test."""
+    test = floor_test(errors, exact.draws, DRAWN, lengths=lengths, blocks=blocks)
+    position = test.position
+    figures = DrawnFigures(
+        compute_dtype=dtype,
+        noise_ratio=test.ratio,
+        largest_ratio_allowed=DRAWN.over_all,
+        draws=len(exact.draws),
+        model_ways_ratios=(),
+        worst_position_ratio=position.worst,
+        position_ratio_allowed=position.allowed,
+        positions=sum(lengths),
+        positions_beyond=len(test.outliers),
+        ratio_outside_roundings_directions=test.ratio_elsewhere,
+        nonfinite_mismatch=test.nonfinite,
+        fault_seen_at_one_position=test.smallest_fault("position"),
+        fault_seen_of_one_token=test.smallest_fault("token"),
+        fault_seen_over_all=test.smallest_fault() or 0.0,
+        beyond={each.kind: tuple(map(int, each.outliers[:8])) for each in test.places if len(each.outliers)},
+    )
+    control = (
+        f"'{name}' in {dtype} compared with the model's float32 forward, over {len(exact.draws)} forwards whose"
+        " roundings are drawn anew"
+    )
+    outcome = PASSED if test.is_passed else FAILED
+    return Evidence(Check.DRAWN, control, figures, outcome, _error_says(test, name, dtype, lengths), name), test
+
+
+def checked_by_own_paths(
+    rows: list[Evidence], exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int], *, always: bool
+) -> list[Evidence]:
+    """The rows, or none of them decides because a path of the model itself does not look like its roundings drawn
+    anew. always: ask also if every row passed, because the draws alone decide.
+    """
+    if not always and all(row.outcome == PASSED for row in rows):
+        return rows
+    tests = {
+        name: error_evidence(name, own, exact, dtype, lengths, blocks)[1] for name, own in exact.own_paths().items()
+    }
+    ratios = tuple(test.ratio for test in tests.values())
+    odd = next((name for name, test in tests.items() if not test.is_passed), None)
+    checked = []
+    for row in rows:
+        row = replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios))
+        if odd is not None:
+            says = f"The model's own '{odd}' does not look like its roundings drawn anew, so they are no measure here."
+            row = replace(row, outcome=MISSING, says=says)
+        checked.append(row)
+    return checked
+
+
+def _pair_says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
+    limit = test.limits.over_all
+    if test.ratio > limit:
+        return f"In {dtype} the difference is {_times(test.ratio)} the noise floor (rounding: at most {limit:g}x)."
+    if len(test.outliers):
+        where, most = place_in_words(int(test.outliers[0]), lengths), test.position
+        more = f" ({len(test.outliers) - 1:,} more)" if len(test.outliers) > 1 else ""
+        return (
+            f"In {dtype} {where}{more} is an outlier: up to {_times(most.worst)} the noise floor; rounding stays below"
+            f" {most.allowed:.3g}x."
+        )
+    nothing = ", and no position is an outlier" if np.isfinite(test.position.allowed) else ""
+    return f"In {dtype} the difference is {_times(test.ratio)} the noise floor{nothing}."
+
+
+def _error_says(test: FloorTest, name: str, dtype: str, lengths: Sequence[int]) -> str:
+    size = f"In {dtype} the error of '{name}' to float32 is {_times(test.ratio)} that of rounding"
+    if test.nonfinite:
+        return f"In {dtype} {plural(test.nonfinite, 'logit')} of '{name}' are NaN or infinite, unlike in float32."
+    if test.ratio > DRAWN.over_all:
+        return f"{size} (at most {DRAWN.over_all:g}x)."
+    if (test.ratio_elsewhere or 0.0) > DRAWN.over_all:
+        return f"{size}, but {_times(test.ratio_elsewhere or 0.0)} outside the directions that rounding takes."
+    if len(test.outliers):
+        most, where = test.position, place_in_words(int(test.outliers[0]), lengths)
+        return (
+            f"{size}, but {where} is an outlier: {_times(most.worst)}, where rounding stays below {most.allowed:.3g}x."
+        )
+    beyond = [each for each in test.places if len(each.outliers)]
+    if beyond:
+        most = max(beyond, key=lambda each: each.excess)
+        place = f"{most.kind} {most.worst_place}"
+        return f"{size}, but {place} is an outlier: {_times(most.worst)}, allowed {most.allowed:.3g}x."
+    smallest = test.smallest_fault("position") or 0.0
+    return (
+        f"{size}; a fault of {smallest:.2g}x at one position, {test.smallest_fault() or 0.0:.2g}x over all would show."
+    )
+
+
+def _broken(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
+    return f"In {dtype}, {broken.says(lengths)}."
+
+
+def _module(row: Evidence) -> str:
+    """The first module that alone differs; '' if none does."""
+    beyond = row.figures.modules_beyond if isinstance(row.figures, AloneFigures) else ()
+    return beyond[0] if beyond else ""
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}x" if ratio < 10 else f"{number(ratio, 3)}x"
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return " and ".join(f"'{name}'" for name in names)

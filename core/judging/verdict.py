@@ -1,0 +1,161 @@
+"""Verdict of a pair from all of its evidence: the first check that fails decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import UsageError
+from ..runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    PRECISION,
+    RERUN,
+    RUNGS,
+    SAMPLER,
+    SCREENING,
+    VALIDITY,
+    Check,
+    Evidence,
+    OtherPromptsFigures,
+    RerunFigures,
+    Unmeasured,
+)
+from ..runs.file.records import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    INVALID_DUMP,
+    LIKELY_ROUNDING,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    ROUNDING,
+    UNDECIDED,
+    VERDICTS,
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all evidence comes to. because: one sentence; noise_ratio: size of the difference in noise floors, in the
+    dtype that decided; first_place: (prompt, position) at which a fault shows first.
+    """
+
+    name: str
+    because: str
+    evidence: tuple[Evidence, ...]
+    noise_ratio: float | None = None
+    first_place: tuple[int, int] | None = None
+
+    @property
+    def is_bug_suspected(self) -> bool:
+        return self.name == BUG_SUSPECTED
+
+    def table(self) -> str:
+        """Return the verdict and its checks as plain text, a line each."""
+        rungs = max((len(row.rung) for row in self.evidence), default=0)
+        outcomes = max((len(row.outcome) for row in self.evidence), default=0)
+        rows = [f"  {row.rung:<{rungs}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
+        return "\n".join([f"{self.name}: {self.because}", *rows])
+
+    def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
+        """Raise AssertionError with the evidence unless the verdict is one of `allowed`; return it."""
+        __tracebackhide__ = True
+        unknown = [name for name in allowed if name not in VERDICTS]
+        if unknown:
+            raise UsageError(f"'{unknown[0]}' is not a verdict; expected one of {', '.join(VERDICTS)}.")
+        if self.name not in allowed:
+            raise AssertionError(self.table())
+        return self
+
+
+_MORE_THAN_A_RERUN = 4.0  # times as far as from one call to the next, beyond which other prompts are a leak
+
+
+def conclude(
+    evidence: Sequence[Evidence],
+    *,
+    is_bit_identical: bool,
+    noise_ratio: float | None = None,
+    first_place: tuple[int, int] | None = None,
+    causes: Sequence[str] = (),
+) -> Verdict:
+    """Name the verdict: the first check that fails decides, and one that is not available decides nothing.
+
+    causes: sentences of simple causes that explain the difference, best first; they replace the check's sentence.
+    """
+    rows = tuple(sorted(_without_leaks_of_unsteady_sides(evidence), key=lambda row: row.height))
+    by_rung = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
+
+    def failed(rung: str) -> Evidence | None:
+        """The first row that failed, one that names the side before others."""
+        rows = [row for row in by_rung[rung] if row.outcome == FAILED]
+        return next((row for row in rows if row.side is not None), next(iter(rows), None))
+
+    def verdict(name: str, because: str) -> Verdict:
+        return Verdict(name, because, rows, noise_ratio, first_place)
+
+    cause = causes[0] if causes else ""
+    if (invalid := failed(VALIDITY)) is not None:
+        return verdict(INVALID_DUMP, cause or invalid.says)
+    precisions = by_rung[PRECISION]  # both sides may be in one, and each has to be nothing else
+    is_lower = bool(precisions) and all(row.outcome == PASSED for row in precisions)
+    deciding = (SAMPLER, NEIGHBOURS) if is_lower else (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE)
+    bug = next((row for rung in deciding if (row := failed(rung)) is not None), None)
+    rerun = failed(RERUN)
+    if bug is None and rerun is not None and _is_beyond_the_floor(rerun):
+        bug = rerun
+    if bug is not None:
+        part = failed(PRECISION)
+        return verdict(BUG_SUSPECTED, cause or (part or bug).says)
+    if rerun is not None:
+        return verdict(NONDETERMINISTIC, rerun.says)
+    if is_lower:
+        return verdict(LOWER_PRECISION, precisions[0].says)
+    if is_bit_identical:
+        return verdict(IDENTICAL, "Both sides are equal bit for bit.")
+    decided = next((row for row in by_rung[FLOAT32] if row.outcome == PASSED), None)
+    if decided is not None:
+        return verdict(ROUNDING, decided.says)
+    screened = next(iter(by_rung[SCREENING]), None)
+    if screened is not None and screened.outcome == FAILED:
+        return verdict(BUG_SUSPECTED, cause or screened.says)
+    drawn = [row for row in by_rung[OWN_DTYPE] if row.check is Check.DRAWN]
+    if drawn and all(row.outcome == PASSED for row in drawn):
+        largest = max(drawn, key=lambda row: row.figures.noise_ratio)  # type: ignore[attr-defined]
+        return verdict(LIKELY_ROUNDING, largest.says)
+    if screened is not None and screened.outcome == PASSED:
+        return verdict(LIKELY_ROUNDING, screened.says)
+    lacking = next(
+        (row.says for rung in (FLOAT32, OWN_DTYPE) for row in by_rung[rung] if row.outcome == MISSING),
+        "The pair in float32, compared with a noise floor, would decide.",
+    )
+    given = any(isinstance(row.figures, Unmeasured) and row.figures.tried for row in by_rung[FLOAT32])
+    return verdict(UNDECIDED, cause or (screened.says if screened is not None and not given else lacking))
+
+
+def _is_beyond_the_floor(rerun: Evidence) -> bool:
+    return isinstance(rerun.figures, RerunFigures) and bool(rerun.figures.beyond_noise_floor)
+
+
+def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Rows in which a side that does not repeat its own bits is not accused of a leak because they moved again beside
+    other prompts, if that is at most _MORE_THAN_A_RERUN times as far.
+    """
+    far: dict[str, float | None] = {}
+    for row in evidence:
+        if isinstance(row.figures, RerunFigures):
+            far |= dict.fromkeys(row.figures.not_repeatable, row.figures.rerun_rms_logits)
+    rows = []
+    for row in evidence:
+        if isinstance(row.figures, OtherPromptsFigures) and row.outcome == FAILED and row.side in far:
+            here, again = row.figures.rms_logits, far[row.side]
+            if here is None or again is None or here <= _MORE_THAN_A_RERUN * again:
+                says = f"Other prompts change bits of '{row.side}', but so does a rerun of the same: no leak shown."
+                row = replace(row, outcome=NOTED, says=says)
+        rows.append(row)
+    return rows

@@ -1,0 +1,347 @@
+"""The judge on made controls: what decides, in which order, and what the verdict's sentence says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from core.errors import UsageError
+from core.judging.judge import Controls, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
+from core.judging.places import NotFinite
+from core.judging.shrink import shrink_test
+from core.judging.statistic import Errors
+from core.judging.structure import structure_of
+from core.judging.validity import sampler_evidence
+from core.judging.verdict import conclude
+from core.runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    RERUN,
+    SAMPLER,
+    VALIDITY,
+    Check,
+    Evidence,
+    OtherPromptsFigures,
+    SamplerFigures,
+    Unmeasured,
+)
+from core.runs.revision import PairVerdict
+
+POSITIONS = 300
+
+
+class MadeControls(Controls):
+    """A pair of 2 prompts in bfloat16, by default of rounding alone. wide, narrow: factor on the pair's rounding in
+    float32, and on a side's error in 16 bits, at each position.
+    """
+
+    def __init__(
+        self, dtype: str = "bfloat16", wide: object = 1.0, narrow: object = 1.0, *, has_wide: bool = True
+    ) -> None:
+        rng = np.random.default_rng(0)
+        self.names, self.lengths, self.dtype = ("prefill", "engine"), [100, 200], dtype
+        self.wide = rng.chisquare(50, (5, POSITIONS)) / 50
+        self.errors = rng.chisquare(50, (9, POSITIONS)) / 50
+        self.wide[0] *= np.asarray(wide) ** 2
+        self.errors[0] *= np.asarray(narrow) ** 2
+        self.has_wide = has_wide
+        self.not_finite: NotFinite | None = None
+        self.moved: tuple[str, ...] = ()
+        self.rerun_squares: np.ndarray | None = None
+        self.other_prompts: bool | None = None
+
+    def pair(self, dtype: str) -> Pair:
+        if dtype == "float32" and not self.has_wide:
+            raise NotAvailableError("The engine takes bfloat16 only.")
+        return Pair(self.wide[0], self.not_finite)
+
+    def floor(self, dtype: str) -> NoiseFloor:
+        return NoiseFloor(self.wide[1:], "4 reorderings")
+
+    def rerun(self) -> Rerun:
+        return Rerun("each called twice", self.names, self.moved, self.rerun_squares)
+
+    def neighbours(self) -> list[OtherRows]:
+        if self.other_prompts is None:
+            return []
+        return [OtherRows("engine", "other prompts", OtherPromptsFigures(rows=8, bit_identical=self.other_prompts))]
+
+    def exact(self) -> Exact:
+        draws = [Errors(squares) for squares in self.errors[1:]]
+        return Exact({"engine": Errors(self.errors[0])}, draws, lambda: self.own_paths)
+
+    @property
+    def own_paths(self) -> Mapping[str, Errors]:
+        return {"prefill": Errors(np.random.default_rng(1).chisquare(50, POSITIONS) / 50)}
+
+
+def at(row: int, factor: float) -> np.ndarray:
+    factors = np.ones(POSITIONS)
+    factors[row] = factor
+    return factors
+
+
+def rows(verdict, check: Check) -> list[Evidence]:
+    return [row for row in verdict.evidence if row.check is check]
+
+
+def test_both_comparisons_have_to_pass() -> None:
+    sound = judge(MadeControls()).verdict
+    assert (sound.name, sound.first_place) == ("rounding", None)
+    assert sound.noise_ratio == pytest.approx(1, abs=0.1)
+    wide = judge(MadeControls(wide=17.8)).verdict
+    assert (wide.name, wide.noise_ratio) == ("bug suspected", pytest.approx(17.8, rel=0.1))
+    narrow = judge(MadeControls(narrow=3.0)).verdict
+    assert (narrow.name, narrow.noise_ratio) == ("bug suspected", pytest.approx(3.0, rel=0.1))
+    assert {row.outcome for row in narrow.evidence if row.rung == FLOAT32} == {PASSED}
+    (drawn,) = rows(narrow, Check.DRAWN)
+    assert drawn.outcome == FAILED
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fault_at_one_position_has_its_place_and_is_said(dtype: str) -> None:
+    verdict = judge(MadeControls(dtype, wide=at(164, 30))).verdict
+    assert (verdict.name, verdict.first_place) == ("bug suspected", (1, 64))
+    assert "position 64 of prompt 1" in verdict.because
+    narrow = judge(MadeControls(narrow=at(164, 30))).verdict
+    assert (narrow.name, narrow.first_place) == ("bug suspected", (1, 64))
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.99, True), (0.5, False)])
+def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share: float, is_named: bool) -> None:
+    class Column(MadeControls):
+        def differences(self, row: int, dtype: str) -> np.ndarray:
+            return np.where(np.arange(50) == 31, share, (1 - share) / 49)
+
+    verdict = judge(Column("float32", wide=at(164, 30))).verdict
+    assert ("token 31" in verdict.because) is is_named
+
+
+def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() -> None:
+    verdict = judge(MadeControls(has_wide=False)).verdict
+    assert verdict.name == "likely rounding"
+    (drawn,) = rows(verdict, Check.DRAWN)
+    assert verdict.because == drawn.says
+    assert f"{drawn.figures.fault_seen_at_one_position:.2g}x" in verdict.because
+    assert rows(verdict, Check.WIDE_PAIR)[0].says == "The engine takes bfloat16 only."
+    assert judge(MadeControls(narrow=3.0, has_wide=False)).verdict.name == "bug suspected"
+
+
+def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> None:
+    class Odd(MadeControls):
+        @property
+        def own_paths(self) -> Mapping[str, Errors]:
+            return {"decode": Errors(np.full(POSITIONS, 9.0))}
+
+    for narrow in (1.0, 3.0):
+        verdict = judge(Odd(narrow=narrow, has_wide=False)).verdict
+        assert verdict.name == "undecided"
+        assert rows(verdict, Check.DRAWN)[0].outcome == MISSING
+    assert judge(Odd(narrow=3.0)).verdict.name == "rounding"  # float32 decides then
+
+
+def test_a_mixture_of_experts_is_decided_in_float64() -> None:
+    class Experts(MadeControls):
+        has_experts = True
+        double = 1.0
+
+        def pair(self, dtype: str) -> Pair:
+            return Pair(self.wide[1] * self.double**2) if dtype == "float64" else super().pair(dtype)
+
+    controls = Experts("float32", wide=at(7, 100))  # a near tie chose another expert
+    assert judge(controls).verdict.name == "rounding"
+    controls.double = 1e12
+    assert judge(controls).verdict.is_bug_suspected
+    controls.double = 2.0**29  # as large as float32 rounds: a part of it stays in float32
+    assert judge(controls).verdict.is_bug_suspected  # so float32 decides
+    controls = Experts("float32")
+    controls.double = 2.0**29
+    assert judge(controls).verdict.name == "rounding"
+
+
+def test_a_side_that_does_not_repeat_its_bits() -> None:
+    controls = MadeControls("float32")
+    controls.moved, controls.rerun_squares = ("engine",), controls.wide[2]
+    verdict = judge(controls).verdict
+    assert verdict.name == "nondeterministic"
+    assert rows(verdict, Check.AGAIN)[0].figures.beyond_noise_floor is False
+    controls.rerun_squares = controls.wide[2] * at(7, 1000) ** 2
+    verdict = judge(controls).verdict
+    assert verdict.name == "bug suspected"
+    assert "position 7 of prompt 0" in verdict.because
+
+
+@pytest.mark.parametrize("has_experts", [True, False])
+def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts: bool) -> None:
+    controls = MadeControls()
+    controls.has_experts, controls.other_prompts = has_experts, False
+    controls.moved = ()
+    verdict = judge(controls).verdict
+    assert verdict.is_bug_suspected is not has_experts
+    controls.moved = ("engine",)  # other bits with the same prompts too
+    assert judge(controls).verdict.name == "nondeterministic"
+
+
+def test_a_nan_needs_no_floor() -> None:
+    class NoFloor(MadeControls):
+        def floor(self, dtype: str) -> NoiseFloor:
+            raise NotAvailableError("its weights are int8")
+
+    controls = NoFloor("float32")
+    assert judge(controls).verdict.name == "undecided"
+    by_row = np.zeros(POSITIONS, np.int64)
+    by_row[103] = 2
+    controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
+    verdict = judge(controls).verdict
+    assert (verdict.name, verdict.first_place, verdict.noise_ratio) == ("bug suspected", (1, 3), None)
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [
+        MadeControls(),
+        MadeControls(wide=1e6),
+        MadeControls(wide=at(164, 30)),
+        MadeControls(narrow=at(164, 30)),
+        MadeControls(narrow=1e3),
+        MadeControls(has_wide=False),
+    ],
+)
+def test_sentences_have_at_most_25_words(controls: MadeControls) -> None:
+    verdict = judge(controls).verdict
+    assert len(verdict.because.split()) <= 25
+    assert max(len(row.says.split()) for row in verdict.evidence) <= 25
+
+
+def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
+    before = judge(MadeControls(wide=at(164, 30))).verdict
+    stored = PairVerdict(0, before.name, before.because, before.noise_ratio, before.evidence, (), before.first_place)
+    verdict = judge(MadeControls(has_wide=False), stored).verdict
+    assert (verdict.is_bug_suspected, verdict.first_place) == (True, (1, 64))
+    assert [row.outcome for row in verdict.evidence if row.rung == FLOAT32] == [FAILED]
+
+
+# Order.
+
+
+def row(rung, outcome, says="so it is."):
+    return Evidence(next(check for check in Check if check.rung == rung), "a control", Unmeasured(), outcome, says)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "is_identical", "name"),
+    [
+        ([row(VALIDITY, FAILED), row(FLOAT32, PASSED)], False, "invalid dump"),
+        ([row(SAMPLER, FAILED), row(FLOAT32, PASSED)], True, "bug suspected"),
+        ([row(FLOAT32, PASSED), row(RERUN, PASSED)], False, "rounding"),
+        ([row(FLOAT32, PASSED), row(RERUN, FAILED)], False, "nondeterministic"),
+        ([row(FLOAT32, FAILED), row(RERUN, FAILED)], False, "bug suspected"),
+        ([row(OWN_DTYPE, FAILED), row(FLOAT32, PASSED)], False, "bug suspected"),
+        ([row(NEIGHBOURS, FAILED), row(FLOAT32, PASSED)], False, "bug suspected"),
+        ([row(NEIGHBOURS, NOTED), row(FLOAT32, PASSED)], False, "rounding"),
+        ([row(RERUN, PASSED)], True, "identical"),
+        ([row(RERUN, FAILED)], False, "nondeterministic"),
+        ([row(OWN_DTYPE, PASSED), row(FLOAT32, MISSING)], False, "undecided"),
+        ([], False, "undecided"),
+        ([], True, "identical"),
+    ],
+)
+def test_the_first_check_that_fails_decides(evidence, is_identical, name):
+    assert conclude(evidence, is_bit_identical=is_identical).name == name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "argmaxes", "wrong"),
+    [
+        ([5, 6, 7], [5, 6, 7], []),
+        ([5, 9, 8], [5, 6, 7], [1, 2]),
+        ([5, 6], [{5, 9}, (6, 7)], []),  # ties: any of them may be taken
+        ([5, 8], [{5, 9}, (6, 7)], [1]),
+        ([np.int64(5)], np.array([5]), []),
+        ([], [], []),
+    ],
+)
+def test_a_token_that_is_not_the_argmax_of_its_own_logits_is_the_samplers_fault(tokens, argmaxes, wrong):
+    sampled = sampler_evidence(tokens, argmaxes)
+    assert (sampled.rung, sampled.outcome) == (SAMPLER, FAILED if wrong else PASSED)
+    first = wrong[0] if wrong else None
+    assert sampled.figures == SamplerFigures(tokens=len(tokens), not_the_argmax=len(wrong), first=first)
+
+
+def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
+    rounding = conclude([row(RERUN, PASSED), row(FLOAT32, PASSED, "one floor.")], is_bit_identical=False)
+    assert rounding.check() is rounding
+    bug = conclude([row(RERUN, PASSED), row(FLOAT32, FAILED, "24 times the floor.")], is_bit_identical=False)
+    with pytest.raises(AssertionError, match="bug suspected: 24 times the floor"):
+        bug.check()
+    assert bug.check(allowed=["bug suspected"]) is bug
+    with pytest.raises(UsageError):
+        rounding.check(allowed=["fine"])
+
+
+# A pair in 16 bits and in float32, without a floor.
+
+
+@pytest.mark.parametrize(("bits", "full"), [(8, 65536), (11, 8192)])
+def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fails(bits, full):
+    """Unit roundoffs: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32 (IEEE 754)."""
+    wide = np.random.default_rng(3).chisquare(9, 1000)
+    test = shrink_test(wide * (full * 0.2) ** 2, wide, bits)
+    assert (test.outcome, test.full, test.share) == (PASSED, full, pytest.approx(0.2))
+    assert shrink_test(wide, wide, bits).outcome == FAILED
+    assert shrink_test(wide * (full * 0.01) ** 2, wide, bits).outcome == MISSING
+
+
+def test_a_position_that_does_not_shrink_is_not_averaged_away():
+    wide = np.random.default_rng(4).chisquare(9, 1000)
+    narrow = wide * (65536 * 0.2) ** 2
+    wide[500] *= 1e5**2
+    narrow[500] = wide[500]
+    test = shrink_test(narrow, wide, 8)
+    assert (test.outcome, test.first_row) == (FAILED, 500)
+
+
+def test_if_hardly_a_position_moves_in_16_bits_only_a_floor_decides():
+    wide = np.random.default_rng(5).chisquare(9, 1000)
+    narrow = np.zeros_like(wide)
+    narrow[:9] = wide[:9]
+    assert shrink_test(narrow, wide, 8).outcome == MISSING
+    assert shrink_test(narrow, np.zeros_like(wide), 8).outcome == PASSED
+
+
+# Where it begins.
+
+
+def test_blocks_are_recognised_by_where_faults_begin():
+    places = structure_of(np.array([32, 33, 34, 64, 65, 160]), [200])
+    assert (places.block, places.first, places.starts, places.is_tail) == (32, (0, 32), (32, 64, 160), False)
+    assert structure_of(np.array([32, 33, 70, 160]), [200]).block is None  # 70 is no multiple of 8
+    assert structure_of(np.arange(48, 100), [100]).is_tail
+    assert structure_of(np.array([], int), [100]).first is None
+
+
+@pytest.mark.thorough
+def test_random_places_are_hardly_ever_called_boundaries():
+    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) /
+    C(511, 3) = 0.18 %.
+    """
+    rng = np.random.default_rng(11)
+    draws = 10_000
+    named = sum(
+        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block is not None
+        for _ in range(draws)
+    )
+    expected = draws * math.comb(63, 3) / math.comb(511, 3)
+    assert abs(named - expected) < 5 * math.sqrt(expected)
+    aligned = [
+        structure_of(np.sort(rng.choice(np.arange(16, 512, 16), 3, replace=False)), [512]).block for _ in range(1000)
+    ]
+    assert None not in aligned  # the twin: faults at blocks of 16 are always seen

@@ -1,0 +1,262 @@
+"""The statistic on made figures: rounding drawn by numpy is never accused, planted faults are seen and placed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from core.judging.judge import DRAWN, OWN, WIDE
+from core.judging.places import NotFinite
+from core.judging.statistic import FALSE_ALARM, Errors, FloorTest, floor_test
+
+POSITIONS = 4096
+
+
+def rounding(rng: np.random.Generator, seeds: int, positions: int = POSITIONS, spread: float = 0.3) -> np.ndarray:
+    """Mean squares: a scale of its own at each position, times log-normal noise. [seeds, positions]"""
+    scale = np.exp(rng.normal(0, 1, positions)) * 1e-6
+    return (scale * np.exp(rng.normal(0, spread, (seeds, positions)))) ** 2
+
+
+# A pair over reorderings.
+
+
+def test_rounding_is_rarely_called_a_fault():
+    """200 pairs drawn as the floor is: at a false-alarm rate of 1 in 1000, more than 2 have probability 1e-3."""
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(200):
+        drawn = rounding(rng, 5, 512)
+        alarms += not floor_test(drawn[0], drawn[1:], WIDE).is_passed
+    assert FALSE_ALARM == 1e-3
+    assert alarms <= 2
+
+
+@pytest.mark.parametrize("factor", [24, 100, 1e4])
+def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
+    drawn = rounding(np.random.default_rng(1), 5)
+    pair = drawn[0].copy()
+    row = int(np.argsort(drawn[1:].mean(0))[POSITIONS // 2])  # a position of ordinary scale
+    pair[row] *= factor**2
+    test = floor_test(pair, drawn[1:], WIDE)
+    assert not test.is_passed
+    assert test.outliers.tolist() == [row]
+    assert test.worst_row == row
+    if factor == 24:
+        assert test.ratio < 4  # over all positions it is invisible
+
+
+def test_a_pair_larger_everywhere_fails_as_a_whole():
+    drawn = rounding(np.random.default_rng(2), 5)
+    test = floor_test(drawn[0] * 24**2, drawn[1:], WIDE)
+    assert test.ratio == pytest.approx(24, rel=0.5)
+    assert not test.is_passed
+    assert test.is_larger_everywhere
+    assert floor_test(drawn[0] * 2**2, drawn[1:], WIDE).is_passed
+
+
+def test_a_fault_at_most_positions_still_begins_where_it_begins():
+    """Two positions of three: the pair's own median is then the fault, and would hide where it starts."""
+    drawn = rounding(np.random.default_rng(7), 5, 300)
+    pair = drawn[0].copy()
+    pair[100:] *= 1e4**2
+    test = floor_test(pair, drawn[1:], WIDE)
+    assert test.outliers.tolist() == list(range(100, 300))
+    assert not test.is_larger_everywhere
+
+
+def test_a_jump_of_one_draw_does_not_hide_where_a_fault_begins():
+    """Half of the positions of a draw may jump by 1e5: a value in the middle of two falls to the other."""
+    drawn = rounding(np.random.default_rng(7), 5, 300)
+    drawn[2, 10:40] *= 1e5**2
+    pair = drawn[0].copy()
+    pair[100:] *= 1e6**2
+    assert floor_test(pair, drawn[1:], WIDE).outliers[0] == 100
+
+
+def test_a_fault_at_the_only_position_that_differs_is_found():
+    drawn = rounding(np.random.default_rng(8), 5, 300)
+    pair = np.zeros(300)
+    pair[40] = drawn[1:, 40].mean() * 30**2
+    assert floor_test(pair, drawn[1:], WIDE).outliers.tolist() == [40]
+    pair[40] = drawn[1:, 40].mean() * 2**2
+    assert floor_test(pair, drawn[1:], WIDE).is_passed
+
+
+@pytest.mark.parametrize("limits", [OWN, WIDE])
+def test_a_nan_on_one_side_fails_whatever_the_figures(limits):
+    drawn = rounding(np.random.default_rng(5), 5)
+    by_row = np.zeros(POSITIONS, np.int64)
+    by_row[[7, 9]] = 1, 2
+    broken = NotFinite(by_row, 3, " the", ("a", "b"), (1.25, float("nan")))
+    test = floor_test(drawn[0], drawn[1:], limits, not_finite=broken)
+    assert not test.is_passed
+    assert (test.noise_ratio, test.nonfinite, test.outliers.tolist(), test.worst_row) == (None, 3, [7, 9], 7)
+    assert broken.place([5, POSITIONS]) == (1, 2)
+
+
+def test_a_pair_in_16_bits_is_compared_as_a_whole():
+    """Single positions jump by orders of magnitude there; ten times the whole floor is no rounding."""
+    drawn = rounding(np.random.default_rng(6), 5)
+    drawn[1:, 7] = 0
+    assert floor_test(drawn[0], drawn[1:], OWN).is_passed
+    assert not floor_test(drawn[0] * 20**2, drawn[1:], OWN).is_passed
+
+
+def test_no_floor_and_no_difference_is_no_fault():
+    assert floor_test(np.zeros(8), np.zeros((4, 8)), WIDE).is_passed
+    assert not floor_test(np.full(8, 1e-12), np.zeros((4, 8)), WIDE).is_passed
+
+
+# Errors in 16 bits over roundings drawn anew.
+
+VOCAB, LENGTH, DRAWS = 60, 40, 8
+Fault = Callable[[NDArray[np.float64]], None]
+
+
+def errors_of_rounding(generator: np.random.Generator, prompts: int, mixing: NDArray[np.float64]) -> NDArray:
+    """A dozen directions, positions whose size varies by a fifth. [positions, vocab], rms about 1"""
+    rows = prompts * LENGTH
+    size = np.exp(0.2 * generator.standard_normal((rows, 1)))
+    return size * (generator.standard_normal((rows, len(mixing))) @ mixing)
+
+
+def errors(of: NDArray[np.float64]) -> Errors:
+    return Errors((of**2).mean(1), (of**2).mean(0))
+
+
+def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
+    """A path whose rounding is one more draw, with a fault planted into its errors."""
+    generator = np.random.default_rng(seed)
+    mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
+    engine, *draws = (errors_of_rounding(generator, prompts, mixing) for _ in range(DRAWS + 1))
+    fault(engine)
+    return floor_test(errors(engine), [errors(one) for one in draws], DRAWN, lengths=[LENGTH] * prompts)
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize(("prompts", "engines"), [(1, 200), (5, 40), (20, 10)])
+def test_roundings_drawn_anew_are_not_accused(prompts: int, engines: int) -> None:
+    assert [seed for seed in range(engines) if not tried(seed, prompts).is_passed] == []
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.7, 1.5])
+def test_fewer_roundings_and_half_as_many_again_are_not_accused(factor: float) -> None:
+    def scaled(engine: NDArray[np.float64]) -> None:
+        engine *= factor
+
+    assert tried(1, 10, scaled).is_passed
+
+
+def directed(rms: float, seed: int = 9) -> NDArray[np.float64]:
+    """A vector over the vocabulary of that rms."""
+    vector = np.random.default_rng(seed).standard_normal(VOCAB)
+    return rms * vector / np.sqrt((vector**2).mean())
+
+
+@pytest.mark.parametrize("prompts", [1, 10])
+@pytest.mark.parametrize(("times", "is_seen"), [(1.5, True), (0.3, False)])
+def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(prompts: int, times: float, is_seen: bool) -> None:
+    limit = tried(3, prompts).smallest_fault("position")
+    assert limit is not None
+
+    def plant(engine: NDArray[np.float64]) -> None:
+        engine[17] += directed(times * limit)
+
+    test = tried(3, prompts, plant)
+    assert test.outliers.tolist() == ([17] if is_seen else [])
+    assert test.is_passed is not is_seen
+
+
+def every_16th(engine: NDArray[np.float64]) -> None:
+    engine[np.arange(len(engine)) % LENGTH % 16 == 0] *= 3
+
+
+def one_prompt(engine: NDArray[np.float64]) -> None:
+    engine[2 * LENGTH : 3 * LENGTH] *= 3
+
+
+def one_place(engine: NDArray[np.float64]) -> None:
+    engine[23::LENGTH] *= 3
+
+
+def one_token(engine: NDArray[np.float64]) -> None:
+    engine[:, 31] *= 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "place"),
+    [
+        (every_16th, "place in a block of 16", 0),
+        (one_prompt, "prompt", 2),
+        (one_place, "place in the prompt", 23),
+        (one_token, "token", 31),
+    ],
+    ids=lambda case: getattr(case, "__name__", str(case)),
+)
+def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(fault: Fault, kind: str, place: int) -> None:
+    test = tried(5, 10, fault)
+    assert not test.is_passed
+    assert place in next(each.outliers for each in test.places if each.kind == kind)
+    assert test.ratio < 2.0
+
+
+def test_a_fault_outside_the_direction_of_rounding_is_seen_at_its_position() -> None:
+    """As in a trained model: nine tenths of rounding is one number times one direction."""
+    generator, prompts = np.random.default_rng(11), 3
+    axis = directed(1.0)
+    mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
+
+    def one(fault: float) -> Errors:
+        error = errors_of_rounding(generator, prompts, mixing)
+        error += 3 * generator.standard_normal((prompts * LENGTH, 1)) * axis
+        error[50] += directed(fault, seed=4)
+        unit = axis / np.linalg.norm(axis)
+        return replace(errors(error), rest=((error - np.outer(error @ unit, unit)) ** 2).mean(1))
+
+    engine, wrong, *draws = (one(fault) for fault in (0.0, 8.0, *[0.0] * DRAWS))
+    lengths = [LENGTH] * prompts
+    assert floor_test(engine, draws, DRAWN, lengths=lengths).is_passed
+    test = floor_test(wrong, draws, DRAWN, lengths=lengths)
+    assert test.outliers.tolist() == [50]
+    by_size = floor_test(replace(wrong, rest=None), draws, DRAWN, lengths=lengths)
+    assert by_size.is_passed  # the twin: by its size alone it is nothing
+    assert test.smallest_fault("position") < 0.5 * by_size.smallest_fault("position")
+
+
+def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median() -> None:
+    def tail(engine: NDArray[np.float64]) -> None:
+        engine[12:] *= 20
+
+    test = tried(2, 1, tail)
+    assert test.ratio > 10
+    assert test.outliers.tolist() == list(range(12, LENGTH))
+
+
+def with_precision(of_engine: NDArray[np.float64], of_draws: float, made: NDArray[np.float64]) -> FloorTest:
+    """A path and draws that hold so much of what one precision makes. [positions]; made: mean squares"""
+    generator = np.random.default_rng(5)
+    mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
+    engine, *draws = (errors(errors_of_rounding(generator, 1, mixing)) for _ in range(DRAWS + 1))
+    noise = 0.05 * generator.standard_normal((DRAWS, 1, LENGTH))
+    theirs = [replace(each, made=made[None], held=of_draws + one) for each, one in zip(draws, noise, strict=True)]
+    return floor_test(replace(engine, made=made[None], held=of_engine[None]), theirs, DRAWN, lengths=[LENGTH])
+
+
+def test_a_path_holds_a_precision_if_the_draws_do_and_a_fault_of_its_size_does_not() -> None:
+    """Positions before a cache is rounded say nothing, and another expert at a few of them is not asked either."""
+    made, engine = np.full(LENGTH, 4.0), np.full(LENGTH, 0.7)
+    made[:16], engine[:16] = 1e-9, 30.0  # not rounded yet: a share of next to nothing
+    engine[20:24] = -8.0
+    test = with_precision(engine, 0.75, made)
+    assert test.holds_its_precisions
+    assert test.held == (pytest.approx(0.7 / 0.75, rel=0.02),)
+    assert not with_precision(np.full(LENGTH, 0.02), 0.75, made).holds_its_precisions
+    assert not with_precision(np.full(LENGTH, 2.0), 0.75, made).holds_its_precisions
+    assert with_precision(engine, 0.01, made).held == (None,)  # the draws hold too little of it to agree
+    assert with_precision(engine, 0.75, np.full(LENGTH, 1e-9)).held == (None,)
+    assert tried(1, 1).holds_its_precisions  # of the model's own forward there is nothing to hold
