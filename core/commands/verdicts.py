@@ -81,6 +81,8 @@ def verdict(
             _tell(target, run.run_id, as_json_)
             return
         check_upload(run)
+        if model and floor:
+            raise UsageError("Give --floor or --model, not both: the model measures its own noise floor.")
         if model and not all(prompt.token_ids for prompt in run.header.prompts):
             raise UsageError(
                 "This dump has no token_ids, so no model can run on its tokens; save them with the logits."

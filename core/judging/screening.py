@@ -1,4 +1,4 @@
-"""Screening: what two arrays say by themselves, if no control is there to decide.
+"""Screen a pair by what its two arrays say, if no control is there to decide.
 
 Every limit is a multiple of what harmless paths did in the trial (`python -m benchmarks.verdicts.screening`,
 docs/verdict_calibration.md): other batches, chunks, caches, kernels and reduction orders of eight
@@ -42,10 +42,9 @@ LIMITS = {
 # Largest rms at one position over the median of the others: harmless 15 in dense models, 50 with experts.
 STANDS_OUT_MOST, STANDS_OUT = 20, 100
 KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
-# float32 arrays may hold what a 16-bit model computed, where a cast, softcap or log-softmax hid its grid. Only a dtype
+# float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its grid. Only a dtype
 # that somebody named is taken for the one of the computation.
 NAMED = ("compute dtype declared:", "compute dtype override:")
-EXPERTS = "In a mixture of experts the router alone can do this: then add --mixture-of-experts."
 FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
 
 
@@ -67,6 +66,45 @@ def screen(
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
     flips = int(beyond_noise(positions).sum())
     first = outliers[0] if len(outliers) else dominating(rms)
+    of_16_bits = size / FLOAT32_STEPS
+    may_be_16_bits = dtype == "float32" and not header.provenance.note.startswith(NAMED)
+    measured = f"The rms difference is {number(size, 3)} row ULPs of {dtype}"
+    outcome = FAILED
+    if causes:
+        says = causes[0]
+    elif kl > KL:
+        says = f"The mean KL is {number(kl, 3)} nats (rounding: up to 0.02): a bug, or other weights."
+    elif len(outliers) and not has_experts:
+        where = place_in_words(int(outliers[0]), [prompt.positions for prompt in header.prompts])
+        ratio = number(float(over_typical[outliers[0]]), 3)
+        says = (
+            f"The difference at {where} is {ratio}x the median position's (rounding: up to {STANDS_OUT_MOST}x). A"
+            " mixture of experts may do this (--mixture-of-experts)."
+        )
+    elif size > limits.bug and may_be_16_bits and of_16_bits <= LIMITS["bfloat16"].bug:
+        outcome = NOTED
+        says = f"{measured}, {number(of_16_bits, 3)} if the model computes in bfloat16. Name its --compute-dtype."
+    elif size > limits.bug and not has_experts:
+        says = (
+            f"{measured} (rounding: up to {limits.rounding:g}): a bug, other weights, lower precision, or a mixture of"
+            " experts (--mixture-of-experts)."
+        )
+    elif size > limits.rounding:
+        outcome, says = NOTED, f"{measured}, which does not decide; rounding usually stays below {limits.rounding:g}."
+    elif worst > STANDS_OUT_MOST:
+        outcome = NOTED
+        says = f"{measured}, which does not decide: one position differs {number(worst, 3)}x as much as the median one."
+    elif flips:
+        outcome, says = (
+            NOTED,
+            f"{measured}, which does not decide: {plural(flips, 'flip is', 'flips are')} beyond the noise.",
+        )
+    else:
+        outcome = PASSED
+        says = (
+            f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms). A fault below"
+            f" {limits.rounding:g} row ULPs, or {STANDS_OUT_MOST}x at one position, would not show."
+        )
     figures = ScreeningFigures(
         compute_dtype=dtype,
         rms_row_ulps=size,
@@ -79,47 +117,4 @@ def screen(
         first=None if first is None else header.places()[first],
         causes=tuple(causes),
     )
-    lengths = [prompt.positions for prompt in header.prompts]
-    measured = f"The difference is {number(size, 3)} row ULPs of {dtype} (rms)"
-    beyond = f"beyond any rounding (harmless: up to {limits.rounding:g})"
-    in_16_bits = size / FLOAT32_STEPS if dtype == "float32" and not header.provenance.note.startswith(NAMED) else None
-    outcome = FAILED
-    if causes:
-        says = causes[0]
-    elif kl > KL:
-        says = (
-            f"The mean KL is {number(kl, 3)} nats, beyond any rounding (harmless: up to 0.02): a bug, or other weights."
-        )
-    elif len(outliers) and not has_experts:
-        where = place_in_words(int(outliers[0]), lengths)
-        others = f" (and {len(outliers) - 1:,} more)" if len(outliers) > 1 else ""
-        ratio = number(float(over_typical[outliers[0]]), 3)
-        says = (
-            f"The difference at {where}{others} is {ratio}x that of the median position, beyond any rounding (harmless:"
-            f" up to {STANDS_OUT_MOST}x). {EXPERTS}"
-        )
-    elif size > limits.bug and in_16_bits is not None and in_16_bits <= LIMITS["bfloat16"].bug:
-        outcome = NOTED
-        says = (
-            f"{measured}, {beyond}. If the model computes in bfloat16, it is {number(in_16_bits, 3)} row ULPs there"
-            f" (harmless: up to {LIMITS['bfloat16'].rounding:g}). Name the dtype with --compute-dtype."
-        )
-    elif size > limits.bug and not has_experts:
-        says = f"{measured}, {beyond}: a bug, other weights, or a lower precision on one side. {EXPERTS}"
-    else:
-        doubts = []
-        if size > limits.rounding:
-            doubts.append(f"rounding usually stays below {limits.rounding:g}")
-        if worst > STANDS_OUT_MOST:
-            doubts.append(f"one position differs {number(worst, 3)}x as much as the median one")
-        if flips:
-            doubts.append(f"{plural(flips, 'flip is', 'flips are')} beyond the noise")
-        outcome, says = NOTED, f"{measured}, and the arrays alone do not decide: {'; '.join(doubts)}."
-        if not doubts:
-            outcome = PASSED
-            says = (
-                f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms), and no position stands out. A"
-                f" fault below {limits.rounding:g} row ULPs, or below {STANDS_OUT_MOST}x the median at one position,"
-                " would not show."
-            )
     return Evidence(Check.ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)

@@ -1,15 +1,14 @@
-"""Controls that a team brings for its dump: a rerun, other neighbours, the pair in float32, a rounding floor. Each a
-dump of its own.
+"""Measure control dumps of an uploaded run: a rerun, other neighbours, the pair in float32, a noise floor.
 
-Only figures of them are kept, with the run whose verdict they decide; what is to be looked at is uploaded as a run.
+Only their figures are stored, with the run that they judge.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -21,26 +20,26 @@ from ..numerics.formats import FLOAT32, FloatFormat, values_of
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
+from ..text import joined as in_words
 from .divergence import Divergence, joined, means
 from .validity import first_mismatch
 
 Tick = Callable[[int], None]
 _UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do
 _UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
-_SWAPPED = 10.0
-_CROSSED = 8  # sides of which each is held against every other
-_LEAST_WAYS = 3  # distinct ones of a floor, the first among them
+_SWAPPED = 10.0  # times nearer to another side in float32 than to itself
+_CROSSED = 8  # sides of which each is compared with every other
+_LEAST_PATHS = 3  # distinct ones of a floor, the first among them
 
 
 @dataclass(frozen=True)
-class Ways:
-    """An uploaded rounding floor: ways to compute the pair's reference in float32 that are equal in exact arithmetic,
-    each once.
+class FloorSamples:
+    """An uploaded noise floor: paths that compute the pair's reference in float32 and are equal in exact arithmetic.
 
-    names: of the ways, the first of the dump first; same: (a way that was left out, the one that it equals bit for
-    bit); between: mean squares of two of them by name [positions], every two of the first few and each against the
-    first; start: of the first against the pair's reference [positions]; spread: standard deviation of the first one's
-    logits over the vocabulary.
+    names: of the distinct paths, the dump's first one first; same: (a path left out, the one that it equals bit for
+    bit); between: mean squares of two paths by name [positions], every two of the first few and each against the first;
+    start: of the first against the pair's reference [positions]; spread: standard deviation of the first one's logits
+    over the vocabulary.
     """
 
     names: tuple[str, ...]
@@ -51,25 +50,24 @@ class Ways:
 
     @property
     def squares(self) -> NDArray[np.float64]:
-        """Each further way against the first. [ways - 1, positions]"""
+        """Mean squares of each further path against the first. [paths - 1, positions]"""
         return np.stack([self.between[(self.names[0], name)] for name in self.names[1:]])
 
 
 @dataclass(frozen=True)
 class UploadedControls:
-    """Figures measured of the controls of a run. rerun, neighbours: of the sides that were called again, by name.
+    """Figures of a run's controls. rerun, neighbours: of the sides that were called again, by name.
 
-    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side of the run against itself
-    in float32, by name [positions], empty for a float32 run; floor: an uploaded one; has_experts: a mixture of experts,
-    whose rows share the experts' products; given: which controls there were, `float32`, `floor` and `model` among them:
-    no sentence asks for one of them again.
+    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side against itself in float32,
+    by name [positions], empty for a float32 run; has_experts: a mixture of experts, whose rows share the experts'
+    products; given: which controls there were, `float32`, `floor` and `model` among them.
     """
 
     rerun: dict[str, Divergence]
     neighbours: dict[str, Divergence]
     float32: dict[str, Divergence]
     narrowing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    floor: Ways | None = None
+    floor: FloorSamples | None = None
     has_experts: bool = False
     given: frozenset[str] = frozenset()
 
@@ -88,19 +86,21 @@ def measure_controls(
     with_model: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> UploadedControls:
-    """Reads the controls' dumps against the run. DumpError if one is not of the run's positions, sides or dtype."""
-    header = figures.header
+    """Compare the control dumps with the run. DumpError if one has other positions, sides or another dtype."""
+    fmt = figures.header.format
+    if floor and not float32 and fmt is not FLOAT32:
+        raise UsageError("A noise floor in float32 needs the pair in float32: give --float32 with --floor.")
     with ExitStack() as stack:
-        again, others, wide, ways = (
-            stack.enter_context(_opened(paths, header, fmt, what, fewest)) if paths else None
-            for paths, fmt, what, fewest in (
-                (rerun, header.format, "a rerun", 1),
-                (neighbours, header.format, "other neighbours", 1),
+        again, others, wide, paths = (
+            stack.enter_context(_opened(files, figures.header, expected, what, fewest)) if files else None
+            for files, expected, what, fewest in (
+                (rerun, fmt, "a rerun", 1),
+                (neighbours, fmt, "other neighbours", 1),
                 (float32, FLOAT32, "the pair in float32", 2),
-                (floor, FLOAT32, "a rounding floor in float32", 3),
+                (floor, FLOAT32, "a noise floor in float32", _LEAST_PATHS),
             )
         )
-        total = sum(dump.rows for dump in (again, others, wide, ways) if dump is not None)
+        total = sum(dump.rows for dump in (again, others, wide, paths) if dump is not None)
         done = 0
 
         def tick(rows: int) -> None:
@@ -109,20 +109,16 @@ def measure_controls(
             if on_progress is not None:
                 on_progress(done, total)
 
-        if ways is not None and wide is None and header.format is not FLOAT32:
-            raise UsageError("a rounding floor in float32 is for the pair in float32: give --float32 beside --floor.")
-        rerun_of, beside = (_against_run(figures, dump, tick) if dump is not None else {} for dump in (again, others))
-        pairs, narrowing = _pairs(figures, wide, tick) if wide is not None else ({}, {})
-        floor_ways = _ways(figures, wide, ways, tick) if ways is not None else None
+        repeated, neighboured = (_against_run(figures, dump, tick) if dump else {} for dump in (again, others))
+        pairs, narrowing = _pairs(figures, wide, tick) if wide else ({}, {})
+        samples = _floor(figures, wide, paths, tick) if paths else None
     named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": with_model}
-    given = frozenset(name for name, is_there in named.items() if is_there)
-    return UploadedControls(rerun_of, beside, pairs, narrowing, floor_ways, has_experts, given)
+    given = frozenset(name for name, control in named.items() if control)
+    return UploadedControls(repeated, neighboured, pairs, narrowing, samples, has_experts, given)
 
 
 def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:
-    """Logits of the run's side `name` out of the dumps of the pair in float32 [positions, vocab]; None where it is not
-    among them.
-    """
+    """Return the run's side `name` from the pair in float32 [positions, vocab]; None if it is not there."""
     with _opened(paths, figures.header, FLOAT32, "the pair in float32", 2) as dump:
         names = _names_of(figures.header, dump, only=False)
         if name not in names:
@@ -132,7 +128,7 @@ def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArr
 
 
 def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:
-    """A control's dump, in `fmt`, of as many positions and tokens as the run."""
+    """Open a control's dump, in `fmt`, with the run's positions and tokens."""
     dtype = None if fmt is FLOAT32 else fmt.name  # detected: an upcast of 16-bit logits is no pair in float32
     dump = open_dump(paths, compute_dtype=dtype, holds=LOGITS, fewest_sides=fewest)
     ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
@@ -140,11 +136,9 @@ def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: st
     if dump.compute_dtype != fmt.name:
         wrong = f"holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits computed in {fmt.name}"
     elif (dump.rows, dump.vocab) != (header.rows, header.vocab):
-        wrong = f"is of {dump.rows} positions x {dump.vocab} tokens; the run has {header.rows} x {header.vocab}"
+        wrong = f"has {dump.rows} positions x {dump.vocab} tokens; expected {header.rows} x {header.vocab} like the run"
     elif ids and ours and ids != ours:
-        wrong = "is of other token_ids than the run; a control is of the same tokens"
-    elif len(dump.sides) < fewest:
-        wrong = f"has {len(dump.sides)} sides; expected at least {fewest}"
+        wrong = "has other token_ids than the run"
     if wrong:
         dump.close()
         raise DumpError(f"{' and '.join(path.name for path in paths)}: {what} {wrong}.")
@@ -152,7 +146,7 @@ def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: st
 
 
 def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
-    """The run's side that each side of the dump is: by name, or in order where as many have other names.
+    """Return the run's side that each side of the dump is: by name, or in order if all names differ.
 
     only: every side of the dump must be one of the run's; else sides of other names are left out.
     """
@@ -164,172 +158,141 @@ def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
     if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
         return ours
     raise DumpError(
-        f"sides {', '.join(repr(name) for name in theirs[:4])} of the control are not sides of the run; it has "
-        f"{', '.join(repr(name) for name in ours[:4])}: name them alike."
+        f"The control has sides {in_words([repr(name) for name in theirs[:4]])}; expected the run's"
+        f" {in_words([repr(name) for name in ours[:4]])}."
     )
 
 
+def _walk(
+    figures: Figures, sides: Sequence[int], dumps: Sequence[Dump], tick: Tick
+) -> Iterator[list[list[NDArray[np.unsignedinteger]]]]:
+    """Yield the same rows of some sides of the run, then of every side of each dump, as bits. [rows, vocab] each"""
+    most = max(len(dump.sides) for dump in dumps)  # by which the chunks of all dumps have as many rows
+    for parts in zip(*(dump.chunks(CHUNK_BYTES_TOGETHER // max(2, most)) for dump in dumps), strict=True):
+        row, stop = parts[0][0], parts[0][0] + len(parts[0][1][0])
+        yield [[figures.read_rows(side, row, stop) for side in sides], *(bits for _, bits in parts)]
+        tick(stop - row)
+
+
 def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Divergence]:
-    """Each side of the dump against the side of the run that it repeats."""
+    """Compare each side of the dump with the side of the run that it repeats."""
     header = figures.header
-    places = {side.name: index for index, side in enumerate(header.sides)}
+    ours = [side.name for side in header.sides]
     names = _names_of(header, dump, only=True)
     parts: dict[str, list[Divergence]] = {name: [] for name in names}
-    for row, sides in dump.chunks():
-        for name, bits in zip(names, sides, strict=True):
-            parts[name].append(_divergence(figures.read_rows(places[name], row, row + len(bits)), bits, header.format))
-        tick(len(sides[0]))
-    return {name: joined(found) for name, found in parts.items()}
+    for first, again in _walk(figures, [ours.index(name) for name in names], [dump], tick):
+        for name, reference, variant in zip(names, first, again, strict=True):
+            parts[name].append(_divergence(reference, variant, header.format))
+    return {name: joined(of_name) for name, of_name in parts.items()}
 
 
 def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, NDArray[np.float64]]]:
-    """(every variant that the dump has against its reference, by name; each side of the run against itself in float32
-    [positions])
+    """Compare the pair in float32: (every variant with its reference, by name; each side of the run with itself in
+    float32 [positions]).
 
-    DumpError if the two are not of the same sides: a pair of another model would shrink, or be equal, whatever the run
-    holds.
+    DumpError if it is not of the run's sides: another model's pair would shrink, or be equal, whatever the run holds.
     """
-    header = figures.header
-    names = _names_of(header, dump, only=False)
+    header, fmt = figures.header, figures.header.format
     ours = [side.name for side in header.sides]
-    if ours[0] not in names:
-        raise DumpError(
-            f"the pair in float32 lacks the reference '{ours[0]}'; it has {', '.join(map(repr, names[:4]))}."
-        )
+    names = _names_of(header, dump, only=False)
     known = [name for name in names if name in ours]
+    if ours[0] not in known:
+        raise DumpError(f"The pair in float32 has {in_words([repr(name) for name in known])}, not '{ours[0]}'.")
     parts: dict[str, list[Divergence]] = {name: [] for name in known if name != ours[0]}
-    cross: dict[tuple[str, str], list[NDArray[np.float64]]] = {}  # (side of the run, side in float32)
-    upcast, spread = dict.fromkeys(known, 0), _Spread()
-    for row, sides in dump.chunks():
-        by_name = dict(zip(names, sides, strict=True))
+    narrow = [] if fmt is FLOAT32 else known
+    crossed = [two for two in product(narrow, narrow) if len(known) <= _CROSSED or two[0] == two[1]]
+    squares: dict[tuple[str, str], list[NDArray[np.float64]]] = {two: [] for two in crossed}
+    upcast, variances = dict.fromkeys(narrow, 0), []
+    for of_run, of_dump in _walk(figures, [ours.index(name) for name in narrow], [dump], tick):
+        bits, wide_bits = dict(zip(narrow, of_run, strict=True)), dict(zip(names, of_dump, strict=True))
         for name, of_name in parts.items():
-            of_name.append(_divergence(by_name[ours[0]], by_name[name], FLOAT32))
-        if header.format is not FLOAT32:
-            wide = {name: values_of(by_name[name], FLOAT32) for name in known}
-            spread.add(wide[ours[0]])
-            for name in known:
-                bits = figures.read_rows(ours.index(name), row, row + len(sides[0]))
-                with np.errstate(over="ignore", invalid="ignore"):
-                    narrowed = wide[name].astype(header.format.values).view(header.format.carrier)
-                upcast[name] += int((narrowed == bits).sum())
-                for other in known if len(known) <= _CROSSED else [name]:
-                    squares = _mean_squares(values_of(bits, header.format), wide[other])
-                    cross.setdefault((name, other), []).append(squares)
-        tick(len(sides[0]))
-    pairs = {name: joined(divergences) for name, divergences in parts.items()}
-    if header.format is FLOAT32:
+            of_name.append(_divergence(wide_bits[ours[0]], wide_bits[name], FLOAT32))
+        wide = {name: values_of(wide_bits[name], FLOAT32) for name in known}
+        for name in narrow:
+            with np.errstate(over="ignore", invalid="ignore"):
+                upcast[name] += int((wide[name].astype(fmt.values).view(fmt.carrier) == bits[name]).sum())
+        for name, other in crossed:
+            squares[(name, other)].append(_mean_squares(values_of(bits[name], fmt), wide[other]))
+        variances.append(_variances(wide[ours[0]]))
+    pairs = {name: joined(of_name) for name, of_name in parts.items()}
+    if not narrow:
         return pairs, {}
-    apart = {pair: np.concatenate(squares) for pair, squares in cross.items()}
-    _refuse_other_sides(header, apart, known, spread.deviation)
-    elements = header.rows * header.vocab
-    if (share := min(upcast.values()) / elements) > _UPCAST:
+    apart = {two: np.concatenate(each) for two, each in squares.items()}
+    rms = {two: float(np.sqrt(each.mean())) for two, each in apart.items()}
+    least = min(rms[(name, name)] for name in known)
+    if least > _UNRELATED * (spread := float(np.sqrt(np.concatenate(variances).mean()))):
         raise DumpError(
-            f"the pair in float32 is the run's own {header.compute_dtype}, upcast: {share:.1%} of its logits round back"
-            " to the run's bits; expected both sides computed in float32."
+            f"The pair in float32 has other weights or tokens: it differs from the run by {least:.3g} logits (rms), and"
+            f" logits vary by {spread:.3g} over the vocabulary."
+        )
+    for (name, other), far in rms.items():
+        if far * _SWAPPED < rms[(name, name)]:
+            raise DumpError(
+                f"'{name}' in {fmt.name} is nearer to '{other}' in float32 than to '{name}'. Are the names swapped?"
+            )
+    if (share := min(upcast.values()) / (header.rows * header.vocab)) > _UPCAST:
+        raise DumpError(
+            f"The pair in float32 is the run's own {fmt.name}, upcast: {share:.1%} of logits round back to the run's"
+            " bits. Compute both sides in float32."
         )
     return pairs, {name: apart[(name, name)] for name in known}
 
 
-class _Spread:
-    """Standard deviation of logits over the vocabulary, of rows as they pass by."""
+def _floor(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> FloorSamples:
+    """Compare the distinct paths of a floor's dump with each other; beyond _CROSSED of them with the first alone.
 
-    def __init__(self) -> None:
-        self._squares, self._elements = 0.0, 0
+    pair: in float32, None if the run is. DumpError if fewer than three are distinct, or if one is the variant itself.
+    """
+    ours = [side.name for side in figures.header.sides]
+    names = [side.name for side in dump.sides]
+    judged = _names_of(figures.header, pair, only=False) if pair else ours
+    count, reference = len(names), len(names) + judged.index(ours[0])
+    crossed = [(a, b) for a, b in combinations(range(count), 2) if a == 0 or b < _CROSSED]
+    squares: dict[tuple[int, int], list[NDArray[np.float64]]] = {two: [] for two in crossed}
+    is_equal = dict.fromkeys(combinations(range(count + len(judged)), 2), True)
+    start, variances = [], []
+    dumps, sides = ([dump, pair], []) if pair else ([dump], range(len(ours)))
+    for of_run, *of_dumps in _walk(figures, sides, dumps, tick):
+        paths, of_pair = of_dumps if pair else (of_dumps[0], of_run)
+        values = [values_of(bits, FLOAT32) for bits in (*paths, *of_pair)]
+        for two in [two for two, is_it in is_equal.items() if is_it]:
+            is_equal[two] = np.array_equal(values[two[0]], values[two[1]], equal_nan=True)
+        for two in crossed:
+            squares[two].append(_mean_squares(values[two[0]], values[two[1]]))
+        start.append(_mean_squares(values[0], values[reference]))
+        variances.append(_variances(values[0]))
+    first = [next((a for a in range(b) if is_equal[(a, b)]), b) for b in range(count + len(judged))]
+    variants = set(first[count:]) - {first[reference]}
+    if copies := [name for name, each in zip(names, first, strict=False) if each in variants]:
+        raise DumpError(
+            f"'{copies[0]}' of the noise floor is the variant itself, bit for bit; expected other paths of the"
+            " reference."
+        )
+    distinct = tuple(name for place, name in enumerate(names) if first[place] == place)
+    same = tuple((name, names[first[place]]) for place, name in enumerate(names) if first[place] != place)
+    if len(distinct) < _LEAST_PATHS:
+        raise DumpError(
+            f"The noise floor has {len(distinct)} distinct of {count} paths; expected at least {_LEAST_PATHS}, such as"
+            " other batch sizes or kernels."
+        )
+    between = {(names[a], names[b]): np.concatenate(each) for (a, b), each in squares.items()}
+    between = {two: each for two, each in between.items() if {*two} <= {*distinct}}
+    spread = float(np.sqrt(np.concatenate(variances).mean()))
+    return FloorSamples(distinct, same, between, np.concatenate(start), spread)
 
-    def add(self, rows: NDArray[np.float32]) -> None:
-        wide = rows.astype(np.float64)
-        apart = np.where(np.isfinite(wide), wide - wide.mean(axis=1, keepdims=True), 0.0)
-        self._squares += float(np.nansum(apart**2))
-        self._elements += wide.size
 
-    @property
-    def deviation(self) -> float:
-        return float(np.sqrt(self._squares / max(self._elements, 1)))
-
-
-def _mean_squares(narrow: NDArray[np.float32], wide: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Mean squares of the differences that are numbers. [rows]"""
+def _variances(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the variance of each row over the vocabulary; 0 if a logit is not finite. [rows]"""
     with np.errstate(invalid="ignore"):
-        squares = (narrow.astype(np.float64) - wide) ** 2
+        return np.nan_to_num(logits.var(axis=1, dtype=np.float64))
+
+
+def _mean_squares(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return mean squares of the differences that are numbers. [rows]"""
+    with np.errstate(invalid="ignore"):
+        squares = (first.astype(np.float64) - second) ** 2
     is_number = np.isfinite(squares)
     return means(np.where(is_number, squares, 0.0).sum(axis=1), is_number.sum(axis=1))
-
-
-def _refuse_other_sides(
-    header: RunHeader, apart: dict[tuple[str, str], NDArray[np.float64]], known: Sequence[str], spread: float
-) -> None:
-    """spread: standard deviation of the reference's logits over the vocabulary."""
-    rms = {pair: float(np.sqrt(squares.mean())) for pair, squares in apart.items()}
-    if min(rms[(name, name)] for name in known) > _UNRELATED * spread:
-        raise DumpError(
-            f"the pair in float32 is not of the run's logits: they are {min(rms[(name, name)] for name in known):.3g}"
-            f" apart, which is as much as logits vary over the vocabulary ({spread:.3g}); expected the same weights and"
-            " tokens."
-        )
-    for name in known:
-        nearest = min((other for other in known if (name, other) in rms), key=lambda other: rms[(name, other)])
-        if rms[(name, nearest)] * _SWAPPED < rms[(name, name)]:
-            raise DumpError(
-                f"'{name}' in {header.compute_dtype} is nearer to '{nearest}' in float32 than to '{name}': are the"
-                " names swapped?"
-            )
-
-
-def _ways(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Ways:
-    """The distinct ways of a floor's dump, every two of them against each other; beyond _CROSSED of them against the
-    first alone.
-
-    DumpError if fewer than three are distinct, or if one is the variant on trial.
-    """
-    names = [side.name for side in dump.sides]
-    crossed = [(a, b) for b in range(len(names)) for a in range(b) if a == 0 or b < _CROSSED]
-    squares: dict[tuple[int, int], list[NDArray[np.float64]]] = {two: [] for two in crossed}
-    start, spread = [], _Spread()
-    ours = [side.name for side in figures.header.sides]
-    sides_of_pair = ours if pair is None else _names_of(figures.header, pair, only=False)
-    digests, of_pair = [hashlib.sha256() for _ in names], [hashlib.sha256() for _ in sides_of_pair]
-    max_bytes = CHUNK_BYTES_TOGETHER // max(len(names), len(sides_of_pair))  # so that chunks of both have as many rows
-    chunks_of_pair = pair.chunks(max_bytes) if pair is not None else None
-    for row, sides in dump.chunks(max_bytes):
-        if chunks_of_pair is not None:
-            on_trial = next(chunks_of_pair)[1]
-        else:
-            on_trial = [figures.read_rows(side, row, row + len(sides[0])) for side in range(len(ours))]
-        values, pair_values = ([values_of(bits, FLOAT32) for bits in each] for each in (sides, on_trial))
-        for digest, logits in zip((*digests, *of_pair), (*values, *pair_values), strict=True):
-            digest.update((logits + np.float32(0)).tobytes())  # -0 and 0 are one way to say it
-        for a, b in crossed:
-            squares[(a, b)].append(_mean_squares(values[a], values[b]))
-        start.append(_mean_squares(values[0], pair_values[sides_of_pair.index(ours[0])]))
-        spread.add(values[0])
-        tick(len(sides[0]))
-    bits_of_pair = {name: digest.hexdigest() for name, digest in zip(sides_of_pair, of_pair, strict=True)}
-    variants = set(bits_of_pair.values()) - {bits_of_pair[ours[0]]}
-    first_of: dict[str, str] = {}
-    same = []
-    for name, bits in zip(names, [digest.hexdigest() for digest in digests], strict=True):
-        if bits in variants:
-            raise DumpError(
-                f"'{name}' of the rounding floor is the variant on trial itself, bit for bit; a floor is of other ways"
-                " to compute the reference."
-            )
-        if bits in first_of:
-            same.append((name, first_of[bits]))
-        first_of.setdefault(bits, name)
-    kept = tuple(first_of.values())
-    if len(kept) < _LEAST_WAYS:
-        equal = ", ".join(f"'{name}' is '{first}'" for name, first in same)
-        raise DumpError(
-            f"the rounding floor has {len(kept)} distinct {'way' if len(kept) == 1 else 'ways'} ({equal}, bit for bit),"
-            f" and equal ones show no rounding; expected at least {_LEAST_WAYS}: other batch sizes of decoding, kernels"
-            " or orders of summation."
-        )
-    between = {
-        (names[a], names[b]): np.concatenate(parts)
-        for (a, b), parts in squares.items()
-        if {names[a], names[b]} <= set(kept)
-    }
-    return Ways(kept, tuple(same), between, np.concatenate(start), spread.deviation)
 
 
 def _divergence(
@@ -337,17 +300,14 @@ def _divergence(
 ) -> Divergence:
     rows = compare(reference, variant, fmt)
     broken = np.flatnonzero(rows.nonfinite_mismatch)
-    first = None
-    if len(broken):
-        first = first_mismatch(values_of(reference[broken[0]], fmt), values_of(variant[broken[0]], fmt))
-    mismatches, is_same = np.asarray(rows.nonfinite_mismatch), bool(np.all(rows.bit_identical))
+    mismatch = [values_of(bits[broken[0]], fmt) for bits in (reference, variant)] if len(broken) else []
     ulps = rows.max_row_ulps[np.isfinite(rows.max_row_ulps)]
     return Divergence(
         rows.sum_squares,
         rows.finite,
-        mismatches,
-        first,
+        np.asarray(rows.nonfinite_mismatch),
+        first_mismatch(*mismatch) if mismatch else None,
         int(rows.neq.sum()),
-        is_same,
+        bool(np.all(rows.bit_identical)),
         largest_row_ulps=float(ulps.max()) if len(ulps) else None,
     )

@@ -27,7 +27,7 @@ def test_the_stored_verdict_is_printed_with_its_evidence(cli, dump):
     done = cli("verdict", dump[0])
     assert done.returncode == 0, done.stderr
     assert "likely rounding" in done.stdout
-    assert "No row repeats one value" in done.stdout
+    assert "truncation" in done.stdout
 
 
 def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
@@ -53,6 +53,7 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
         (("nothing",), "no run 'nothing'"),
         (("RUN", "--float32", "no_such.npz"), "there is no such file"),
         (("RUN", "--model", "no/such/model"), "model 'no/such/model'"),
+        (("RUN", "--model", "no/such/model", "--floor", "no_such.npz"), "--floor or --model, not both"),
         (("RUN", "--rerun", "PAIR"), "is no bfloat16 value"),
     ],
 )
