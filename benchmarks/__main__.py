@@ -15,7 +15,7 @@ _MODULES = {
     "position": "position",
     "capture": "capture",
     "capture_memory": "capture_memory",
-    "session": "verdicts.session",
+    "session": "judging_session",
     "pages": "serving.pages",
     "heatmap": "serving.heatmap",
     "memory": "memory",

@@ -21,7 +21,7 @@ SIDE_FLOAT32 = TOKENS * 128256 * 4
 _CHILD = """
 import sys
 from pathlib import Path
-from benchmarks.verdicts.random_models import random_model, random_prompt
+from benchmarks.random_models import random_model, random_prompt
 from core.inference.capture.capture import plan_capture, run_capture
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.random_models import SHAPES, random_model, random_prompt
 from benchmarks.scratch import scratch
-from benchmarks.verdicts.random_models import SHAPES, random_model, random_prompt
 from core.errors import UlpscopeError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.devices import usable_device

@@ -12,9 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -76,12 +75,10 @@ def complete(pair: Pair, x: Values, y: Values) -> PairRows:
 
 def lists(pair: Pair, x: Values, y: Values, size: int = LISTED) -> PairRows:
     """The two sides as a server sends them: log-probabilities of the top tokens, or of the next one alone."""
-    sides = [ListSide(name, (_response(values, pair.tokens, size),)) for name, values in _named(x, y)]
+    sides = [
+        ListSide(name, (_response(values, pair.tokens, size),)) for name, values in (("reference", x), ("variant", y))
+    ]
     return rows_of_lists(compare_sides(*sides), *sides)
-
-
-def _named(x: Values, y: Values) -> tuple[tuple[str, Values], ...]:
-    return ("reference", x), ("variant", y)
 
 
 def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
@@ -93,8 +90,8 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
             best = np.array([tokens[position + 1]] if position + 1 < len(tokens) else [0])
         best = best[np.isfinite(row[best])]
         sent = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
-        given = tokens[position + 1] if position + 1 < len(tokens) else -1
-        rows.append(ListRow(position, tuple(zip(best.tolist(), sent.tolist(), strict=True)), len(best), given))
+        chosen = tokens[position + 1] if position + 1 < len(tokens) else -1
+        rows.append(ListRow(position, tuple(zip(best.tolist(), sent.tolist(), strict=True)), len(best), chosen))
     return Response("made", "logprob", "token_id", tokens, list_rows(rows, "made"), vocab=values.shape[1])
 
 
@@ -103,25 +100,13 @@ def _log_sum(row: Values) -> float:
     return top + float(np.log(np.exp(row - top).sum()))
 
 
-def _before(pair: Pair) -> list[dict[int, int]]:
-    found: list[dict[int, int]] = []
-    counts: dict[int, int] = {}
-    for token in pair.tokens:
-        counts[token] = counts.get(token, 0) + 1
-        found.append(dict(counts))
-    return found
-
-
 def _in_text(pair: Pair, change: Callable[[Values, NDArray[np.int64]], Values]) -> tuple[Values, Values]:
+    """The logits of the tokens that stand in the text already are change(logits, how often they do)."""
     y = pair.y.copy()
-    for row, counts in zip(y, _before(pair), strict=False):
-        ids, times = np.array(list(counts)), np.array(list(counts.values()))
+    for at, row in enumerate(y):
+        ids, times = np.unique(pair.tokens[: at + 1], return_counts=True)
         row[ids] = change(row[ids], times)
     return pair.x, y
-
-
-def temperature(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return pair.x, pair.y / strength
 
 
 def constant(pair: Pair, strength: float) -> tuple[Values, Values]:
@@ -166,25 +151,28 @@ def biased(pair: Pair, strength: float) -> tuple[Values, Values]:
 
 def top_k(pair: Pair, strength: float) -> tuple[Values, Values]:
     ids = np.argsort(-pair.y, axis=1, kind="stable")[:, : int(strength)]
-    kept = np.full(pair.y.shape, -np.inf)
-    np.put_along_axis(kept, ids, np.take_along_axis(pair.y, ids, 1), 1)
-    return pair.x, kept
+    masked = np.full(pair.y.shape, -np.inf)
+    np.put_along_axis(masked, ids, np.take_along_axis(pair.y, ids, 1), 1)
+    return pair.x, masked
 
 
 def top_p(pair: Pair, strength: float) -> tuple[Values, Values]:
-    kept = np.full(pair.y.shape, -np.inf)
-    for row, made in zip(pair.y, kept, strict=True):
+    masked = np.full(pair.y.shape, -np.inf)
+    for row, made in zip(pair.y, masked, strict=True):
         order = np.argsort(-row, kind="stable")
         weights = np.exp(row[order] - row.max())
         count = int(np.searchsorted(np.cumsum(weights) / weights.sum(), strength)) + 1
         made[order[:count]] = row[order[:count]]
-    return pair.x, kept
+    return pair.x, masked
 
 
-def cut(pair: Pair, strength: float) -> tuple[Values, Values]:
-    y = pair.y.copy()
-    y[:, -int(strength) :] = -np.inf
-    return pair.x, y
+def _last_ids(value: float) -> Inject:
+    def inject(pair: Pair, strength: float) -> tuple[Values, Values]:
+        y = pair.y.copy()
+        y[:, -int(strength) :] = value
+        return pair.x, y
+
+    return inject
 
 
 _ROUNDED = {1: ml_dtypes.bfloat16, 2: np.float16, 3: ml_dtypes.float8_e4m3fn, 4: ml_dtypes.float8_e5m2}
@@ -213,8 +201,8 @@ def jumping(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, y
 
 
-def masked_with(pair: Pair, strength: float) -> tuple[Values, Values]:
-    x, y = top_k(pair, 20)
+def masked_with(pair: Pair, strength: float, best: int = 20) -> tuple[Values, Values]:
+    x, y = top_k(pair, best)
     return x, np.where(np.isfinite(y), y, strength)
 
 
@@ -231,12 +219,6 @@ def banned(pair: Pair, strength: float) -> tuple[Values, Values]:
     y = pair.y.copy()
     for at in range(5, len(y)):
         y[at, np.array(pair.tokens[max(0, at - int(strength)) : at])] = -np.inf
-    return pair.x, y
-
-
-def padded(pair: Pair, strength: float) -> tuple[Values, Values]:
-    y = pair.y.copy()
-    y[:, -int(strength) :] = 0.0
     return pair.x, y
 
 
@@ -257,19 +239,9 @@ def swapped(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, y
 
 
-def renormalized(pair: Pair, strength: float) -> tuple[Values, Values]:
-    """Top-k before the log-softmax, at a temperature of `strength`."""
-    return pair.x, top_k(pair, 3)[1] / strength
-
-
-def bias_and_temperature(pair: Pair, strength: float) -> tuple[Values, Values]:
-    x, y = biased(pair, 5.0)
-    return x, y / strength
-
-
-def presence_and_temperature(pair: Pair, strength: float) -> tuple[Values, Values]:
-    x, y = presence(pair, 2.0)
-    return x, y / strength
+def and_temperature(other: Inject, size: float) -> Inject:
+    """Another injection, and then a temperature."""
+    return lambda pair, strength: (pair.x, other(pair, size)[1] / strength)
 
 
 def presence_and_frequency(pair: Pair, strength: float) -> tuple[Values, Values]:
@@ -277,15 +249,12 @@ def presence_and_frequency(pair: Pair, strength: float) -> tuple[Values, Values]
     return x, y
 
 
-def temperature_and_mask(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return pair.x, np.where(np.isfinite(top_k(pair, 50)[1]), pair.y / strength, -1e9)
-
-
+TEMPERATURE = and_temperature(lambda pair, _: (pair.x, pair.y), 1)
 BF16, FLOAT32 = "fresh-against-cached", "batch-1-against-n"
 # name: (causes, the first one first; injection; strengths; the sample pair; lists of how many that can show it)
 INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tuple[int, ...]]] = {
-    "temperature": (("temperature",), temperature, (1.001, 1.01, 1.1, 0.7, 2.0), BF16, SIZES),
-    "temperature, float32": (("temperature",), temperature, (1.00001, 1.0001, 1.01, 0.7, 2.0), FLOAT32, SIZES),
+    "temperature": (("temperature",), TEMPERATURE, (1.001, 1.01, 1.1, 0.7, 2.0), BF16, SIZES),
+    "temperature, float32": (("temperature",), TEMPERATURE, (1.00001, 1.0001, 1.01, 0.7, 2.0), FLOAT32, SIZES),
     "constant": (("constant",), constant, (0.1, 1.0, 5.0, 20.0, np.inf), BF16, ()),
     "rows shifted": (("shifted rows",), shifted, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
     "rows swapped": (("other rows",), swapped, (1, 2, 5), BF16, ()),
@@ -298,18 +267,36 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "presence and frequency": (("penalty",), presence_and_frequency, (0.4, 1.0, 2.0), FLOAT32, SIZES),
     "repetition": (("penalty",), repetition, (1.01, 1.05, 1.1, 1.3, 1.5), BF16, SIZES),
     "logit bias": (("logit bias",), biased, (0.2, 0.5, 1.0, 5.0, -5.0), BF16, SIZES),
-    "bias and temperature": (("temperature", "logit bias"), bias_and_temperature, (0.7, 0.9, 1.5), FLOAT32, SIZES),
-    "presence and temperature": (("temperature", "penalty"), presence_and_temperature, (0.7, 0.9, 1.5), FLOAT32, SIZES),
+    "bias and temperature": (
+        ("temperature", "logit bias"),
+        and_temperature(biased, 5.0),
+        (0.7, 0.9, 1.5),
+        FLOAT32,
+        SIZES,
+    ),
+    "presence and temperature": (
+        ("temperature", "penalty"),
+        and_temperature(presence, 2.0),
+        (0.7, 0.9, 1.5),
+        FLOAT32,
+        SIZES,
+    ),
     "top-k": (("masking",), top_k, (5, 20, 50, 1000, 20000), BF16, ()),
     "top-k 20, a number": (("masking",), masked_with, (-1e4, -1e9, -65504.0, -3.4028235e38, -100.0), BF16, ()),
-    "top-k and temperature": (("temperature", "masking"), temperature_and_mask, (0.7, 2.0), BF16, ()),
+    "top-k and temperature": (
+        ("temperature", "masking"),
+        and_temperature(partial(masked_with, best=50), -1e9),
+        (0.7, 2.0),
+        BF16,
+        (),
+    ),
     "top-p": (("masking",), top_p, (0.3, 0.5, 0.9, 0.99, 0.999), BF16, ()),
     "tokens masked": (("masking",), masked_ids, (1, 3, 100), BF16, ()),
     "n-grams banned": (("masking",), banned, (1, 3), BF16, ()),
-    "cut vocabulary": (("cut vocabulary",), cut, (1, 16, 64, 1000, 20000), BF16, ()),
-    "padded with 0": (("padded vocabulary",), padded, (8, 64, 1000), BF16, ()),
-    "renormalized top-3": (("renormalized",), renormalized, (1.0,), BF16, (3, 5)),
-    "the same, temperature": (("temperature", "renormalized"), renormalized, (0.7, 2.0), FLOAT32, (3, 5)),
+    "cut vocabulary": (("cut vocabulary",), _last_ids(-np.inf), (1, 16, 64, 1000, 20000), BF16, ()),
+    "padded with 0": (("padded vocabulary",), _last_ids(0.0), (8, 64, 1000), BF16, ()),
+    "renormalized top-3": (("renormalized",), and_temperature(top_k, 3), (1.0,), BF16, (3, 5)),
+    "the same, temperature": (("temperature", "renormalized"), and_temperature(top_k, 3), (0.7, 2.0), FLOAT32, (3, 5)),
     "rounded": (("rounded",), rounded, (1, 2, 3, 4, 1), FLOAT32, ()),
     "bits a row": (("rounded",), gridded, (4, 6, 8, 10, 12), FLOAT32, ()),
     "decimals": (("rounded",), decimals, (1, 2, 3, 4, 5), FLOAT32, ()),
@@ -321,17 +308,8 @@ CLEAN = (BF16, FLOAT32, "continuations-that-part", "where-it-starts", "injected-
 
 def rounded_pair(pair: Pair, dtype: str) -> Pair:
     """Both sides rounded to a dtype of 16 bits."""
-    fmt = FORMATS[dtype].values
-    return replace(pair, dtype=dtype, x=_rounded(pair.x, fmt), y=_rounded(pair.y, fmt))
-
-
-def _rounded(values: Values, dtype: Any) -> Values:
-    return values.astype(np.float32).astype(dtype).astype(np.float64)
-
-
-def row_of(pair: Pair, position: int) -> Pair:
-    """One position of a pair alone."""
-    return replace(pair, x=pair.x[position : position + 1], y=pair.y[position : position + 1], tokens=())
+    x, y = (one.astype(np.float32).astype(FORMATS[dtype].values).astype(np.float64) for one in (pair.x, pair.y))
+    return replace(pair, dtype=dtype, x=x, y=y)
 
 
 def tried(kind: str, strength: float, size: int = 0) -> list[Cause]:
@@ -346,22 +324,23 @@ def _cell(kind: str, size: int) -> str:
     wanted, _, strengths, _, sizes = INJECTIONS[kind]
     if size not in (sizes if kind in OF_LISTS else (0, *sizes)):
         return ""
-    found = [[cause.name for cause in tried(kind, one, size)] for one in strengths]
-    named = [set(wanted) <= set(one) and one[0] in wanted for one in found]
+    causes = [[cause.name for cause in tried(kind, one, size)] for one in strengths]
+    named = [set(wanted) <= set(one) and one[0] in wanted for one in causes]
     missed = [f"{one:g}" for one, is_named in zip(strengths, named, strict=True) if not is_named]
-    others = sorted({name for one in found for name in one} - set(wanted))
-    said = f"{sum(named)} of {len(named)}" + (f", not {', '.join(missed)}" if missed else "")
-    return said + (f"; also {', '.join(others)}" if others else "")
+    others = sorted({name for one in causes for name in one} - set(wanted))
+    cell = f"{sum(named)} of {len(named)}" + (f", not {', '.join(missed)}" if missed else "")
+    return cell + (f"; also {', '.join(others)}" if others else "")
 
 
 def claimed_of_clean(pair: Pair) -> dict[str, list[str]]:
     """False alarms: what is claimed of a pair into which nothing was injected."""
-    found = {"complete": explain(complete(pair, pair.x, pair.y)).causes}
+    causes = {"complete": explain(complete(pair, pair.x, pair.y)).causes}
     for size in (1, *SIZES):
-        found[f"lists of {size}"] = explain(lists(pair, pair.x, pair.y, size)).causes
-    alone = [row_of(pair, position) for position in range(len(pair.x))]
-    found["rows alone"] = [cause for one in alone for cause in explain(complete(one, one.x, one.y)).causes]
-    return {kind: [cause.name for cause in causes] for kind, causes in found.items()}
+        causes[f"lists of {size}"] = explain(lists(pair, pair.x, pair.y, size)).causes
+    one = replace(pair, tokens=())
+    rows = [complete(one, pair.x[at : at + 1], pair.y[at : at + 1]) for at in range(len(pair.x))]
+    causes["rows alone"] = [cause for row in rows for cause in explain(row).causes]
+    return {kind: [cause.name for cause in every] for kind, every in causes.items()}
 
 
 def main() -> None:

@@ -1,22 +1,25 @@
-"""What mutations and variations of a path are made of: forwards with a cache between them, and changes that last for
-one call.
+"""What mutations and variations of a path are made of: forwards with a cache between them, and changes of a model.
 
-An engine here is what core.inference.controls.judge_model takes for a side: (model, token_ids [positions]) -> logits
-[positions, vocab].
+An engine is what `judge` takes for a side: (model, token_ids [positions]) -> logits [positions, vocab]. A change is
+model -> context manager; `under(change)` is the engine that computes in it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Engine = Callable[[Any, torch.Tensor], torch.Tensor]
+Change = Callable[[Any], AbstractContextManager[None]]
+CacheChange = Callable[[Any, torch.Tensor, Any, int], None]  # model, ids, cache, tokens in it
 PREFIX = 16  # tokens that an earlier call computed
 BLOCK = 4  # tokens of a block of the cache: fits into the smallest window
 
@@ -27,23 +30,28 @@ def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     return logits[0]
 
 
+def in_16_bits_only(engine: Engine) -> Engine:
+    """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
+    return lambda model, ids: engine(model, ids) if model.dtype.itemsize == 2 else prefill(model, ids)
+
+
 def walk(
     model: Any,
     ids: torch.Tensor,
     stops: Sequence[int],
     after: Callable[[Any, int], None] = lambda *_: None,
-    arguments: Callable[[int, int], dict[str, Any]] = lambda *_: {},
+    positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Forwards that end before each of `stops` and before the end; `after`(cache, stop) is called after each. ->
     [positions, vocab]
 
-    arguments(start, stop): what else a forward is given.
+    positions(places) -> position ids of a forward's tokens.
     """
     cache = DynamicCache(config=model.config)
     parts, start = [], 0
     for stop in [*(stop for stop in stops if stop < len(ids)), len(ids)]:
-        given = arguments(start, stop)
-        parts.append(model(input_ids=ids[None, start:stop], past_key_values=cache, use_cache=True, **given).logits[0])
+        options = {} if positions is None else {"position_ids": positions(torch.arange(start, stop))[None]}
+        parts.append(model(input_ids=ids[None, start:stop], past_key_values=cache, use_cache=True, **options).logits[0])
         after(cache, stop)
         start = stop
     return torch.cat(parts)
@@ -83,38 +91,120 @@ def has_rotary_positions(model: Any) -> bool:
     return hasattr(model, "model") and hasattr(model.model, "rotary_emb")
 
 
-@contextmanager
-def attention(model: Any, change: Callable[..., Any]) -> Iterator[None]:
-    """Every layer's attention is change(original, module, query, key, value, mask, options), for this call.
+def cached(stops: int | Sequence[int], *changes: CacheChange, inner: Change | None = None) -> Engine:
+    """Forwards that end at `stops`, or every so many tokens; each change is made to the cache after each of them."""
+
+    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        def after(cache: Any, at: int) -> None:
+            for change in changes:
+                change(model, ids, cache, at)
+
+        return walk(model, ids, range(stops, len(ids), stops) if isinstance(stops, int) else stops, after)
+
+    return engine if inner is None else under(inner, engine)
+
+
+def rewriting(change: Callable[[torch.Tensor], torch.Tensor], layer: int | None = None) -> CacheChange:
+    """Keys and values, of all layers or of one, are change(keys or values)."""
+
+    def changed(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+        for each in cache.layers if layer is None else [cache.layers[layer]]:
+            each.keys, each.values = change(each.keys), change(each.values)
+
+    return changed
+
+
+def left_by(
+    other: Callable[[Any, torch.Tensor], Any], stop: int, slots: slice | int, share: float = 1.0
+) -> CacheChange:
+    """At `stop` some slots are moved by a share of the way to what `other`(model, ids), a cache, holds there."""
+
+    def change(model: Any, ids: torch.Tensor, cache: Any, at: int) -> None:
+        if at != stop:
+            return
+        for layer, stale in zip(cache.layers, other(model, ids).layers, strict=True):
+            for own, old in ((layer.keys, stale.keys), (layer.values, stale.values)):
+                own[:, :, slots] = moved(own[:, :, slots], old[:, :, slots], share)
+
+    return change
+
+
+def moved(values: torch.Tensor, towards: torch.Tensor, share: float) -> torch.Tensor:
+    """Values, a share of the way on to others."""
+    return towards if share == 1 else (values.float() + share * (towards.float() - values.float())).to(values.dtype)
+
+
+def under(change: Change, engine: Engine = prefill) -> Engine:
+    """The engine on the changed model."""
+
+    def changed(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        with change(model):
+            return engine(model, ids)
+
+    return changed
+
+
+def hooking(modules: Callable[[Any], Iterable[Any]], change: Callable[[Any, Any, Any], Any]) -> Change:
+    """The first output of each of these modules of a model is change(module, arguments, output)."""
+
+    @contextmanager
+    def changed(model: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in modules(model):
+                stack.enter_context(hooked(module, partial(of_first, module)))
+            yield
+
+    def of_first(module: Any, arguments: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (change(module, arguments, output[0]), *output[1:])
+        return change(module, arguments, output)
+
+    return changed
+
+
+def replacing(values: Callable[[Any], Iterable[tuple[Any, str, Any]]]) -> Change:
+    """Attributes are other values: (owner, name, value) of a model."""
+
+    @contextmanager
+    def changed(model: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner, name, value in values(model):
+                stack.enter_context(replaced(owner, name, value))
+            yield
+
+    return changed
+
+
+def attending(change: Callable[..., Any]) -> Change:
+    """Every layer's attention is change(original, module, query, key, value, mask, options).
 
     original takes the same; query [rows, heads, queries, dim]; mask [rows or 1, heads or 1, queries, keys], True where
     seen, as it would be if a kernel did not make its own; the result is ([rows, queries, heads, dim], ...).
     """
-    name = model.config._attn_implementation
-    written = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
-    plain = ALL_ATTENTION_FUNCTIONS.get(name, written)
 
-    def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
-        if name == "eager":  # an additive mask
-            mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
-        return plain(module, query, key, value, mask, **options)
+    @contextmanager
+    def attention(model: Any) -> Iterator[None]:
+        name = model.config._attn_implementation
+        written = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
+        plain = ALL_ATTENTION_FUNCTIONS.get(name, written)
 
-    def changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-        queries, keys = query.shape[2], key.shape[2]
-        if mask is None:
-            mask = torch.ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
-        elif mask.dtype != torch.bool:
-            mask = mask >= 0
-        return change(original, module, query, key, value, mask.clone(), options)
+        def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+            if name == "eager":  # an additive mask
+                mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+            return plain(module, query, key, value, mask, **options)
 
-    before = ALL_ATTENTION_FUNCTIONS._local_mapping.get(name)
-    ALL_ATTENTION_FUNCTIONS[name] = changed
-    try:
-        yield
-    finally:
-        del ALL_ATTENTION_FUNCTIONS[name]
-        if before is not None:
-            ALL_ATTENTION_FUNCTIONS[name] = before
+        def changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+            queries, keys = query.shape[2], key.shape[2]
+            if mask is None:
+                mask = torch.ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
+            elif mask.dtype != torch.bool:
+                mask = mask >= 0
+            return change(original, module, query, key, value, mask.clone(), options)
+
+        with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {name: changed}):
+            yield
+
+    return attention
 
 
 @contextmanager

@@ -168,12 +168,12 @@ def fed(change: Callable[[Sequence[int]], list[int]]) -> AbstractContextManager[
     run = EngineProcess.run
 
     def run_changed(process: EngineProcess, ids: Sequence[int]) -> Iterator[EngineRows]:
-        given = change(ids)
-        more = len(given) - len(ids)
-        for rows in run(process, given):
-            kept = rows.bits[max(0, more - rows.start) :]
-            if len(kept):
-                yield dataclasses.replace(rows, start=max(0, rows.start - more), bits=kept)
+        fed_ids = change(ids)
+        more = len(fed_ids) - len(ids)
+        for rows in run(process, fed_ids):
+            bits = rows.bits[max(0, more - rows.start) :]
+            if len(bits):
+                yield dataclasses.replace(rows, start=max(0, rows.start - more), bits=bits)
 
     return mock.patch.object(EngineProcess, "run", run_changed)
 
@@ -191,79 +191,63 @@ def chat(loaded: LoadedModel, positions: int) -> tuple[tuple[int, ...], Abstract
 
     opening, other, words = tokens(OPENING), tokens(OTHER_OPENING), tokens(PROMPT.read_text())
     ids = (*opening, *words)[:positions]
-    return ids, fed(lambda given: [*other, *given[len(opening) :]])
+    return ids, fed(lambda fed_ids: [*other, *fed_ids[len(opening) :]])
 
 
 def _is_here(path: str) -> bool:
     return described(path.partition(":")[0]).is_here
 
 
-def main(arguments: Sequence[str]) -> int:
+def _row(loaded: LoadedModel, path: str, fault: str, wanted: str, prompt: tuple[int, ...]) -> bool:
+    """Print a line of the table; returns whether the verdict is another than it should be."""
+    began = time.perf_counter()
+    verdict = judge(loaded, [prompt], variant=path)
+    seconds = time.perf_counter() - began
+    ratio = "" if verdict.noise_ratio is None else f"{verdict.noise_ratio:.3g}"
+    each = ""
+    for row in verdict.evidence:
+        figures: Any = row.figures
+        if fault == "none" and row.check == "an engine's settings":
+            pairs = zip(figures.settings, figures.setting_noise_ratios, strict=True)
+            alone = ", ".join(f"{name} {value:.3g}" for name, value in pairs)
+            each = f"{alone}; all wide {figures.widest_noise_ratio:.2f}"
+        elif fault != "none" and row.check == "each module alone":
+            each = in_words(figures.modules_beyond, figures.modules)
+    mark = "" if verdict.name == wanted else f" (expected {wanted})"
+    print(f"| `{path}` | {fault} | {verdict.name}{mark} | {ratio} | {each} | {seconds:.1f} |", flush=True)
+    return bool(mark)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--positions", type=int, default=60)
     parser.add_argument("--only-faults", action="store_true", help="leave the settings out")
     parser.add_argument("--sides", nargs="+", metavar="SIDE", help="faults in these of the folder's sides only")
-    asked = parser.parse_args(arguments)
-    loaded = load_model(asked.model, dtype="float32", device="cpu")
-    ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: asked.positions])
-    wrong = 0
-
-    def row(path: str, fault: str, wanted: str, prompt: tuple[int, ...] = ids) -> int:
-        began = time.perf_counter()
-        found = judge(loaded, [prompt], variant=path)
-        seconds = time.perf_counter() - began
-        ratio = "" if found.noise_ratio is None else f"{found.noise_ratio:.3g}"
-        alone = next((one for one in found.evidence if one.check == "an engine's settings"), None)
-        each = ""
-        if alone is not None and fault == "none":
-            figures: Any = alone.figures
-            pairs = zip(figures.settings, figures.setting_noise_ratios, strict=True)
-            each = (
-                ", ".join(f"{name} {value:.3g}" for name, value in pairs)
-                + f"; all wide {figures.widest_noise_ratio:.2f}"
-            )
-        taken = next((one for one in found.evidence if one.check == "each module alone"), None)
-        if taken is not None and fault != "none":
-            of_modules: Any = taken.figures
-            each = in_words(of_modules.modules_beyond, of_modules.modules)
-        mark = "" if found.name == wanted else f" (expected {wanted})"
-        sys.stdout.write(f"| `{path}` | {fault} | {found.name}{mark} | {ratio} | {each} | {seconds:.1f} |\n")
-        sys.stdout.flush()
-        return int(bool(mark))
-
-    sys.stdout.write(
-        "| side | fault | verdict | floors | each setting, or which modules, alone | s |\n|---|---|---|---|---|---|\n"
-    )
-    settings = (
-        {} if asked.only_faults else SETTINGS | {path: wanted for path, wanted in IF_HERE.items() if _is_here(path)}
-    )
-    for path, wanted in settings.items():
-        wrong += row(path, "none", wanted)
-    tried = len(settings)
+    options = parser.parse_args()
+    loaded = load_model(options.model, dtype="float32", device="cpu")
+    ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: options.positions])
+    llamacpp = [] if options.sides else [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"]
+    others = [path for path in options.sides or FOLDER_SIDES if _is_here(path)]
+    settings = SETTINGS | {path: wanted for path, wanted in IF_HERE.items() if _is_here(path)}
+    print("| side | fault | verdict | floors | each setting, or which modules, alone | s |\n|---|---|---|---|---|---|")
+    wrong = [_row(loaded, path, "none", settings[path], ids) for path in ([] if options.only_faults else settings)]
     with tempfile.TemporaryDirectory() as folder:
-        for number, fault in enumerate([] if asked.sides else [*PLANTED, SCALED]):
-            edited = planted(loaded, fault, Path(folder) / f"{number}.gguf")
-            with mock.patch.object(engine_side, "gguf_of", lambda *_, edited=edited: edited):
-                for path in (f"llamacpp:prefill+{WIDE}", "llamacpp:decode"):
-                    wrong += row(path, fault, "bug suspected")
-                    tried += 1
-        others = [path for path in asked.sides or FOLDER_SIDES if _is_here(path)]
-        for number, fault in enumerate(PLANTED):
-            edited = planted_folder(loaded, fault, Path(folder) / str(number))
-            with mock.patch.object(engine_side, "folder_of", lambda *_, edited=edited: edited):
-                for path in others:
-                    wrong += row(path, fault, "bug suspected")
-                    tried += 1
-    templated, in_another = chat(loaded, asked.positions)
+        for name, paths, faults, plant in (
+            ("gguf_of", llamacpp, [*PLANTED, SCALED], planted),
+            ("folder_of", others, [*PLANTED], planted_folder),
+        ):
+            for number, fault in enumerate(faults if paths else []):
+                edited = plant(loaded, fault, Path(folder) / f"{name}{number}.gguf")
+                with mock.patch.object(engine_side, name, lambda *_, edited=edited: edited):
+                    wrong += [_row(loaded, path, fault, "bug suspected", ids) for path in paths]
+    templated, in_another = chat(loaded, options.positions)
     for fault, context, prompt in ((FED, fed_one_more(ids[0]), ids), (TEMPLATE, in_another, templated)):
         with context:
-            for path in (*(() if asked.sides else (f"llamacpp:prefill+{WIDE}", "llamacpp:decode")), *others):
-                wrong += row(path, fault, "bug suspected", prompt)
-                tried += 1
-    sys.stdout.write(f"{wrong} of {tried} otherwise than expected\n")
-    return int(wrong > 0)
+            wrong += [_row(loaded, path, fault, "bug suspected", prompt) for path in (*llamacpp, *others)]
+    print(f"{sum(wrong)} of {len(wrong)} otherwise than expected")
+    return int(any(wrong))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

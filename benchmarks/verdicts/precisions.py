@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from benchmarks.verdicts.engines import PREFIX, Engine, cache_of, other_tokens, prefill, replaced, walk
+from benchmarks.verdicts.engines import PREFIX, Engine, cached, left_by, prefill, replacing, rewriting, under
 from benchmarks.verdicts.mutations import (
     Mutation,
     another_prompt,
@@ -34,12 +34,12 @@ Rounding = Callable[[np.ndarray], np.ndarray]
 
 def q4_0(rows: np.ndarray) -> np.ndarray:
     """GGUF's Q4_0: groups of 32, the value of largest magnitude at -8 of 16 steps, the step in float16."""
-    found = rows.copy()
+    stored_rows = rows.copy()
     for start in range(0, rows.shape[1], 32):
         part = rows[:, start : start + 32]
         step = np.take_along_axis(part, np.abs(part).argmax(axis=1)[:, None], axis=1) / -8
-        found[:, start : start + 32] = (np.clip(np.floor(part / step + 8.5), 0, 15) - 8) * step.astype(np.float16)
-    return found
+        stored_rows[:, start : start + 32] = (np.clip(np.floor(part / step + 8.5), 0, 15) - 8) * step.astype(np.float16)
+    return stored_rows
 
 
 def eight_bits(rows: np.ndarray) -> np.ndarray:
@@ -60,39 +60,26 @@ def _nf4(rows: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _weights(model: Any, rounding: Rounding) -> Iterator[None]:
+def _weights(model: Any, format: Rounding) -> Iterator[None]:
     """Those of the layers, but norms."""
-    kept = []
+    originals = []
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and ("layers." in name or ".h." in name):
             across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__  # [in, out]
             plain = (parameter.data.T if across else parameter.data).double().numpy()
-            rounded = torch.from_numpy(rounding(plain)).to(parameter.dtype)
-            kept.append((parameter, parameter.data))
+            rounded = torch.from_numpy(format(plain)).to(parameter.dtype)
+            originals.append((parameter, parameter.data))
             parameter.data = (rounded.T if across else rounded).contiguous()
     try:
         yield
     finally:
-        for parameter, data in kept:
+        for parameter, data in originals:
             parameter.data = data
 
 
-def with_weights(rounding: Rounding, inner: Engine = prefill) -> Engine:
+def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
     """The layers' matrices hold only what the format holds."""
-
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        with _weights(model, rounding):
-            return inner(model, ids)
-
-    return engine
-
-
-def _token_by_token(round_trip: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
-    def after(cache: Any, _: int) -> None:
-        for layer in cache.layers:
-            layer.keys, layer.values = round_trip(layer.keys), round_trip(layer.values)
-
-    return lambda model, ids: walk(model, ids, range(5, len(ids)), after)
+    return under(lambda model: _weights(model, format), inner)
 
 
 def _e5m2(values: torch.Tensor) -> torch.Tensor:
@@ -100,14 +87,7 @@ def _e5m2(values: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(plain).to(values.dtype)
 
 
-def _eager(inner: Engine) -> Engine:
-    """By the attention that is written out, whose sums go another way."""
-
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        with replaced(model.config, "_attn_implementation", "eager"):
-            return inner(model, ids)
-
-    return engine
+_eager = replacing(lambda model: [(model.config, "_attn_implementation", "eager")])  # whose sums go another way
 
 
 def logits_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -129,17 +109,8 @@ def _in_bfloat16(inner: Engine) -> Engine:
     return engine
 
 
-def stale_slot_in_fp8(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """A cache in float8, and in it one slot of an earlier request."""
-    left = cache_of(model, other_tokens(ids)[:PREFIX])
-
-    def after(cache: Any, at: int) -> None:
-        for layer, stale in zip(cache.layers, left.layers, strict=True):
-            layer.keys, layer.values = fp8(layer.keys), fp8(layer.values)
-            if at == PREFIX:
-                layer.keys[:, :, -3], layer.values[:, :, -3] = stale.keys[:, :, -3], stale.values[:, :, -3]
-
-    return walk(model, ids, range(8, len(ids), 8), after)
+# A cache in float8, and in it one slot of an earlier request.
+stale_slot_in_fp8 = cached(8, rewriting(fp8), left_by(another_prompt, PREFIX, -3))
 
 
 def _tokens_in_layers(loaded: LoadedModel) -> bool:
@@ -149,16 +120,11 @@ def _tokens_in_layers(loaded: LoadedModel) -> bool:
     return loaded.model.config.model_type != "mixtral"
 
 
-def _at_the_stale_slot(_: Any) -> int:
-    """First position that reads it: behind those at which the cache alone differs."""
-    return PREFIX
-
-
 PRECISIONS: tuple[Mutation, ...] = tuple(
     Mutation(name, engine, applies=applies, is_precision=True)
     for name, engine, applies in (
-        ("fp8 cache (e5m2), token by token", _token_by_token(_e5m2), lambda _: True),
-        ("fp8 cache, attention written out", _eager(stored(fp8)), lambda _: True),
+        ("fp8 cache (e5m2), token by token", cached(range(5, 48), rewriting(_e5m2)), lambda _: True),
+        ("fp8 cache, attention written out", under(_eager, stored(fp8)), lambda _: True),
         ("weights in Q4_0", with_weights(q4_0), _tokens_in_layers),
         ("weights in NF4", with_weights(_nf4), _tokens_in_layers),
         ("weights of 8 bits", with_weights(eight_bits), _tokens_in_layers),
@@ -167,7 +133,7 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
     )
 )
 ON_TOP: tuple[Mutation, ...] = (
-    Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8, position=_at_the_stale_slot),
+    Mutation("a stale slot in an fp8 cache", stale_slot_in_fp8, position=PREFIX),
     Mutation(
         "one head's output x 1.01 over weights in Q4_0",
         with_weights(q4_0, scaled_head(1.01)),

@@ -18,7 +18,6 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.verdicts.mutations import Mutation
 from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import MODELS, cases_of, model_named, registered
 from core.errors import CaptureError
@@ -62,44 +61,37 @@ def screened(
     names its compute dtype.
     """
     references: dict[str, list[NDArray]] = {}
-    for case in cases_of(loaded):
-        if case.sample is not None:
-            continue
+    header = SimpleNamespace(
+        compute_dtype=loaded.dtype,
+        prompts=[SimpleNamespace(positions=len(ids)) for ids in prompts],
+        provenance=SimpleNamespace(note=NAMED[0] if is_named else ""),
+    )
+    for case in (case for case in cases_of(loaded) if case.sample is None):
         try:
             with registered(case):
                 if case.reference not in references:
                     references[case.reference] = _logits(loaded, prompts, case.reference)
-                variant = case.path or case.engine
-                assert variant is not None
-                table = positions_of(references[case.reference], _logits(loaded, prompts, variant), loaded.dtype)
+                sides = references[case.reference], _logits(loaded, prompts, case.path or case.engine or "prefill")
         except CaptureError:
             continue  # not possible on this model
-        yield _outcome(name, loaded, case, table, is_named)
-
-
-def _outcome(name: str, loaded: LoadedModel, case: Mutation, table: pd.DataFrame, is_named: bool) -> Screened:
-    is_bug = case.changes(loaded) and not case.is_precision
-    kind = "injected bug" if is_bug else "lower precision" if case.is_precision else "same function"
-    size = float(np.sqrt(np.nanmean(table["rms_row_ulps"].to_numpy(float) ** 2)))
-    if not table["neq"].any():
-        return Screened(name, case.name, kind, EQUAL, 0.0)
-    if table["nonfinite_mismatch"].any():  # validity names it before anything is screened
-        return Screened(name, case.name, kind, FAILED, size)
-    lengths = table.groupby("prompt")["position"].count()
-    header = SimpleNamespace(
-        compute_dtype=loaded.dtype,
-        prompts=[SimpleNamespace(positions=int(count)) for count in lengths],
-        provenance=SimpleNamespace(note=NAMED[0] if is_named else ""),
-    )
-    return Screened(name, case.name, kind, screen(header, table).outcome, size)  # type: ignore[arg-type]
+        table = positions_of(*sides, loaded.dtype)
+        is_bug = case.changes(loaded) and not case.is_precision
+        kind = "injected bug" if is_bug else "lower precision" if case.is_precision else "same function"
+        if not table["neq"].any():
+            yield Screened(name, case.name, kind, EQUAL, 0.0)
+            continue
+        size = float(np.sqrt(np.nanmean(table["rms_row_ulps"].to_numpy(float) ** 2)))
+        # validity names NaN and infinity before anything is screened
+        is_broken = table["nonfinite_mismatch"].any()
+        yield Screened(name, case.name, kind, FAILED if is_broken else screen(header, table).outcome, size)
 
 
 def _logits(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: str | Engine) -> list[NDArray]:
     """Bits of a side, an array [positions, vocab] a prompt."""
     carrier = format_named(loaded.dtype).carrier
     with torch.inference_mode(), side_of(side).open(loaded, None) as run:
-        found = [whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous() for ids in prompts]
-    return [logits.view(_BITS[loaded.dtype]).numpy().view(carrier) for logits in found]
+        rows = [whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous() for ids in prompts]
+    return [logits.view(_BITS[loaded.dtype]).numpy().view(carrier) for logits in rows]
 
 
 def positions_of(reference: Sequence[NDArray], variant: Sequence[NDArray], dtype: str) -> pd.DataFrame:
@@ -112,17 +104,17 @@ def positions_of(reference: Sequence[NDArray], variant: Sequence[NDArray], dtype
     return pd.concat(tables, ignore_index=True)
 
 
-def table_of(found: Sequence[Screened]) -> Iterator[str]:
+def table_of(outcomes: Sequence[Screened]) -> Iterator[str]:
     """Lines of Markdown: a line a model and kind."""
     yield "| model | kind | cases | bug suspected | undecided | likely rounding | changed nothing | rms, row ULPs |"
     yield f"|{'---|' * 8}"
-    for model, kind in dict.fromkeys((each.model, each.kind) for each in found):
-        own = [each for each in found if (each.model, each.kind) == (model, kind)]
+    for model, kind in dict.fromkeys((each.model, each.kind) for each in outcomes):
+        own = [each for each in outcomes if (each.model, each.kind) == (model, kind)]
         counts = Counter(each.outcome for each in own)
         sizes = [each.rms_row_ulps for each in own if each.outcome != EQUAL and np.isfinite(each.rms_row_ulps)]
         span = f"{min(sizes):.2g} to {max(sizes):.2g}" if sizes else ""
-        outcomes = " | ".join(str(counts[outcome]) for outcome in (FAILED, NOTED, PASSED, EQUAL))
-        yield f"| {model} | {kind} | {len(own)} | {outcomes} | {span} |"
+        cells = " | ".join(str(counts[outcome]) for outcome in (FAILED, NOTED, PASSED, EQUAL))
+        yield f"| {model} | {kind} | {len(own)} | {cells} | {span} |"
 
 
 def main() -> int:
@@ -131,18 +123,18 @@ def main() -> int:
     parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(_BITS))
     parser.add_argument("--unnamed", action="store_true", help="as if the dumps did not name their compute dtype")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    found: list[Screened] = []
+    outcomes: list[Screened] = []
     with quiet():
-        if given.folder:
-            loaded = load_model(given.folder, dtype=given.dtype, device="cpu")
+        if options.folder:
+            loaded = load_model(options.folder, dtype=options.dtype, device="cpu")
             prompts = [tuple(loaded.tokenizer(text)["input_ids"][:TOKENS]) for text in list(PROMPTS.values())[:2]]
-            found += screened(f"{given.folder} {given.dtype}", loaded, prompts, is_named=not given.unnamed)
-        for name in () if given.folder else given.model or (*MODELS, *IN_FLOAT16):
-            found += screened(name, *model_named(name), is_named=not given.unnamed)
-    print(*table_of(found), sep="\n")
-    accused = [each for each in found if each.kind == "same function" and each.outcome == FAILED]
+            outcomes += screened(f"{options.folder} {options.dtype}", loaded, prompts, is_named=not options.unnamed)
+        for name in () if options.folder else options.model or (*MODELS, *IN_FLOAT16):
+            outcomes += screened(name, *model_named(name), is_named=not options.unnamed)
+    print(*table_of(outcomes), sep="\n")
+    accused = [each for each in outcomes if each.kind == "same function" and each.outcome == FAILED]
     print(*(f"ACCUSED {each}" for each in accused), sep="\n")
     return int(bool(accused))
 

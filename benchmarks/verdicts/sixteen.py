@@ -1,49 +1,142 @@
-"""16 bits alone on trial: engines that hold bfloat16 weights and have nothing else, with 1, 10 and 100 prompts
-(docs/verdict_calibration.md).
+"""16 bits alone on trial: faults of a given size and other kernels of the same function, each side's error compared
+with roundings drawn anew (docs/verdict_calibration.md).
 
-python -m benchmarks.verdicts.sixteen                                      # every model of 16 bits: the tables of
-docs/verdict_calibration.md python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
+python -m benchmarks.verdicts.sixteen                # every model and dtype: the tables of the docs
+python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
+python -m benchmarks.verdicts.sixteen --folder DIR --dtype bfloat16   # a real model, as SmolLM2
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
-from benchmarks.verdicts.mutations import MUTATIONS, Mutation, scaled_value
+from benchmarks.verdicts.engines import (
+    PREFIX,
+    Engine,
+    attending,
+    cached,
+    hooking,
+    layers,
+    left_by,
+    moved,
+    prefill,
+    under,
+)
+from benchmarks.verdicts.mutations import (
+    MUTATIONS,
+    Mutation,
+    another_prompt,
+    first_norm,
+    head_of,
+    in_a_batch,
+    second_layer,
+)
 from benchmarks.verdicts.tiny_models import CONFIGS
-from benchmarks.verdicts.trial import SHIPPED, model_named
-from benchmarks.verdicts.variations import VARIATIONS
+from benchmarks.verdicts.trial import SHIPPED, TOKENS, model_named
+from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves, norms_in_float64, scores_rounded
 from core.errors import CaptureError
 from core.inference.controls.drawn_roundings import DRAWS, errors_of
-from core.inference.models.model import LoadedModel
+from core.inference.models.dtypes import in_float32
+from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.engines import side_of
+from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.judging.judge import DRAWN
 from core.judging.statistic import FloorTest, floor_test
 
-MODELS = (*(f"{name} bfloat16" for name in CONFIGS if name != "mixtral-ties"), "llama float16", SHIPPED[0])
-COUNTS = (1, 10, 100)
-TOKENS = 48
-FACTORS = (1.01, 1.1, 1.3, 1.5, 2.0, 3.0)  # of one cached value vector of one head
+DTYPES = ("bfloat16", "float16")
+MODELS = (*(f"{name} {dtype}" for name in CONFIGS if name != "mixtral-ties" for dtype in DTYPES), SHIPPED[0])
+SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # of the whole fault
+SIZES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, np.inf)  # ends of ranges, in roundings at the position where it is largest
+PLACE = -5  # token at which faults of one token are
 # Token by token through every prompt: these say nothing that chunks do not, and take most of the time.
 _SLOW = ("decode", "static", "chunks of 1, 2, 3")
+
+Share = Callable[[float], Engine]
+
+
+def _towards(
+    modules: Callable[[Any], Any], where: Any, other: Callable[[Any, Any], torch.Tensor], inner: Engine = prefill
+) -> Share:
+    """Part of a module's output is moved by a share of the way to other(output, input)."""
+
+    def of_share(share: float) -> Engine:
+        def change(_: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+            changed = output.clone()
+            changed[where] = moved(output[where], other(output, arguments[0]), share)
+            return changed
+
+        return under(hooking(modules, change), inner)
+
+    return of_share
+
+
+def _norm(model: Any) -> list[Any]:
+    return [first_norm(layers(model)[1])]
+
+
+def _two_tokens_swapped(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The embeddings of the first two different tokens of the prompt are swapped."""
+    first, second = tokens[0].unique()[:2]
+    swapped = output.clone()
+    for token, other in ((first, second), (second, first)):
+        swapped[0, tokens[0] == token] = output[0, tokens[0] == other][:1]
+    return swapped
+
+
+def attention_reads_ahead(share: float) -> Engine:
+    """One query of the first layer reads the value after its own."""
+
+    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+        output, *rest = original(module, query, key, value, mask, options)
+        if module.layer_idx == 0:
+            output = output.clone()
+            other = value[:, :, PLACE + 1].repeat_interleave(query.shape[1] // value.shape[1], 1)
+            output[:, PLACE] = moved(output[:, PLACE], other, share)
+        return (output, *rest)
+
+    return under(attending(change))
+
+
+_HERE, _BEFORE = (slice(None), PLACE), (slice(None), PLACE - 1)
+_TILE = slice(16, 32)
+FAULTS: dict[str, Share] = {
+    "attention reads ahead": attention_reads_ahead,
+    "stale cache slot": lambda share: cached([PREFIX], left_by(another_prompt, PREFIX, -3, share)),
+    "norm of the token before": _towards(_norm, _HERE, lambda output, _: output[_BEFORE]),
+    "residual added twice": _towards(second_layer, _HERE, lambda output, x: output[_HERE] + x[_HERE]),
+    "embedding rows swapped": _towards(lambda model: [model.get_input_embeddings()], ..., _two_tokens_swapped),
+    "tile of the head": _towards(head_of, (*_HERE, _TILE), lambda output, _: output[(*_BEFORE, _TILE)]),
+    "last chunk shifted": _towards(second_layer, (0, slice(-7, None)), lambda output, _: output[0, -8:-1]),
+    "another row of the batch": _towards(second_layer, (0, PLACE), lambda output, _: output[1, PLACE], in_a_batch),
+}
+TWINS: dict[str, Engine] = {
+    "scores rounded to 16 bits": scores_rounded,
+    "products in two halves": in_two_halves,
+    "norms in float64": norms_in_float64,
+    "float64, rounded at the end": in_float64,
+}
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One case on one model with so many prompts."""
+    """One case on one model with so many prompts. size: of a fault in float32, in roundings drawn anew at the position
+    where it is largest, 0 of another way to compute the same.
+    """
 
     model: str
     prompts: int
     case: str
-    is_bug: bool
+    size: float
     test: FloorTest
 
     @property
@@ -52,8 +145,8 @@ class Tried:
 
 
 def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
-    """TOKENS tokens each: random ones for random weights, Python's own sources for the model that learnt on such."""
-    if name not in SHIPPED:
+    """TOKENS tokens each: random ones for random weights, Python's own sources for a model that learnt on such."""
+    if name in MODELS and name not in SHIPPED:
         generator = torch.Generator().manual_seed(1)
         return [
             tuple(torch.randint(1, loaded.token_limit, (TOKENS,), generator=generator).tolist()) for _ in range(count)
@@ -64,31 +157,42 @@ def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, .
     return [tuple(ids[number * step : number * step + TOKENS]) for number in range(count)]
 
 
-def cases_of(loaded: LoadedModel) -> list[Mutation]:
-    """Those that are engines or paths by themselves and have logits of their own."""
+def cases_of(loaded: LoadedModel, shares: Sequence[float] = SHARES) -> list[Mutation]:
+    """Faults at every size, and the trial's cases that are engines or paths and have logits of their own."""
     known = [
         case for case in (*MUTATIONS, *VARIATIONS) if case.applies(loaded) and case.sample is None and case.base is None
     ]
-    return [case for case in known if not case.name.startswith(_SLOW)]
+    twin = Mutation("scores rounded to 16 bits", scores_rounded, changes=lambda _: False)
+    faults = [Mutation(name, make(share)) for name, make in FAULTS.items() for share in shares]
+    return [*faults, *(case for case in known if not case.name.startswith(_SLOW)), twin]
 
 
-def run_trial(name: str, count: int, cases: Sequence[Mutation] | None = None) -> tuple[list[Tried], list[FloorTest]]:
-    """(every case, every draw held against the others)"""
-    loaded, _ = model_named(name)
-    prompts = prompts_for(name, loaded, count)
+def run_trial(
+    name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]], cases: Sequence[Mutation]
+) -> tuple[list[Tried], list[FloorTest]]:
+    """(every case that the model can run, every draw compared with the others)"""
     lengths = [len(ids) for ids in prompts]
     with quiet(), torch.inference_mode():
-        able = [case for case in (cases_of(loaded) if cases is None else cases) if _runs(case, loaded, prompts[0])]
-        found, drawn = errors_of(
-            loaded, prompts, [side_of(case.path or case.engine or "prefill") for case in able], range(DRAWS)
-        )
-    tests = [
-        Tried(name, count, case.name, case.changes(loaded), floor_test(one, drawn, DRAWN, lengths=lengths))
-        for case, one in zip(able, found, strict=True)
+        able = [case for case in cases if _runs(case, loaded, prompts[0])]
+        sides = [side_of(case.path or case.engine or "prefill") for case in able]
+        errors, drawn = errors_of(loaded, prompts, sides, range(DRAWS))
+        rounding = np.mean([each.squares for each in drawn], axis=0)
+        sizes = []
+        with in_float32(loaded) as widened:
+            plain = torch.cat([whole_side(PLAIN.run_on(widened), ids) for ids in prompts]).double()
+            for case, side in zip(able, sides, strict=True):
+                size = 0.0
+                if case.changes(loaded):
+                    logits = torch.cat([whole_side(side.run_on(widened), ids) for ids in prompts]).double()
+                    fault = (logits - plain).nan_to_num(posinf=np.inf, nan=np.inf)
+                    size = float(np.sqrt((fault.square().mean(1).numpy() / rounding).max()))
+                sizes.append(size)
+    tried = [
+        Tried(name, len(prompts), case.name, size, floor_test(one, drawn, DRAWN, lengths=lengths))
+        for case, size, one in zip(able, sizes, errors, strict=True)
     ]
-    return tests, [
-        floor_test(one, [*drawn[:k], *drawn[k + 1 :]], DRAWN, lengths=lengths) for k, one in enumerate(drawn)
-    ]
+    others = [[*drawn[:number], *drawn[number + 1 :]] for number in range(len(drawn))]
+    return tried, [floor_test(one, rest, DRAWN, lengths=lengths) for one, rest in zip(drawn, others, strict=True)]
 
 
 def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
@@ -100,79 +204,61 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
 
 
 def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
-    """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in rms of the
-    rounding.
-    """
-    yield (
-        "| model | prompts | bugs | seen | same function | accused | largest ratio | draws accused | at one position |"
-        " over all | of one token |"
-    )
-    yield f"|{'---|' * 11}"
+    """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in roundings."""
+    kinds = {"at one position": "position", "over all": "", "of one token": "token"}
+    columns = "model | prompts | faults | seen | same function | accused | largest ratio | draws accused"
+    yield f"| {columns} | {' | '.join(kinds)} |"
+    yield f"|{'---|' * (8 + len(kinds))}"
     for (model, count), of_draws in draws.items():
         own = [one for one in tried if (one.model, one.prompts) == (model, count)]
-        bugs, same = ([one for one in own if one.is_bug == is_bug] for is_bug in (True, False))
-        sizes = [same[0].test.smallest_fault(kind) for kind in ("position", "", "token")]
-        smallest = ["" if size is None else f"{size:.2g}" for size in sizes]
-        yield (
-            f"| {model} | {count} | {len(bugs)} | {sum(one.is_seen for one in bugs)} | {len(same)} |"
-            f" {sum(one.is_seen for one in same)} | {max(one.test.ratio for one in same):.2f} |"
-            f" {sum(not test.is_passed for test in of_draws)} of {len(of_draws)} | {' | '.join(smallest)} |"
-        )
+        faults, same = ([one for one in own if bool(one.size) == is_fault] for is_fault in (True, False))
+        limits = [same[0].test.smallest_fault(kind) for kind in kinds.values()]
+        smallest = ["" if limit is None else f"{limit:.2g}" for limit in limits]
+        cells = [model, count, len(faults), sum(one.is_seen for one in faults), len(same)]
+        cells += [sum(one.is_seen for one in same), f"{max(one.test.ratio for one in same):.2f}"]
+        cells += [f"{sum(not test.is_passed for test in of_draws)} of {len(of_draws)}", *smallest]
+        yield f"| {' | '.join(map(str, cells))} |"
 
 
-def missed(tried: Sequence[Tried]) -> Iterator[str]:
-    """Lines of Markdown: a line a bug that is not seen with every number of prompts, a column a model and number of
-    prompts.
-    """
-    columns = list(dict.fromkeys((one.model, one.prompts) for one in tried))
-    found = {(one.case, one.model, one.prompts): one for one in tried if one.is_bug}
-    yield f"| bug | {' | '.join(f'{model}, {count}' for model, count in columns)} |"
-    yield f"|---|{'---|' * len(columns)}"
-    for case in dict.fromkeys(case for case, _, _ in found):
-        row = [found.get((case, model, count)) for model, count in columns]
-        if any(one is not None and not one.is_seen for one in row):
-            cells = ["" if one is None else f"{'seen' if one.is_seen else 'no'}, {one.test.ratio:.2f}" for one in row]
-            yield f"| {case} | {' | '.join(cells)} |"
-
-
-def limits(name: str, count: int) -> Iterator[str]:
-    """Lines of Markdown: how far one cached value vector of one head must be scaled to be seen."""
-    cases = [Mutation(f"{factor:g}", scaled_value(factor)) for factor in FACTORS]
-    for one in run_trial(name, count, cases)[0]:
-        position = next(places for places in one.test.places if places.kind == "position")
-        first = f"{position.worst:.2f} at {position.worst_place % TOKENS}"
-        yield (
-            f"| {name} | {count} | {one.case} | {one.test.ratio:.2f} | {first} |"
-            f" {'seen' if one.is_seen else 'below the limit'} |"
-        )
+def table(tried: Sequence[Tried]) -> Iterator[str]:
+    """Lines of Markdown: a line a fault, a column a size, seen of planted."""
+    ranges = list(itertools.pairwise(SIZES))
+    ends = [f"{low:g} to {high:g}" if high < np.inf else f"{low:g} and more" for low, high in ranges]
+    yield f"| fault | {' | '.join(ends)} |"
+    yield f"|{'---|' * (1 + len(ends))}"
+    groups = {name: {name} for name in FAULTS} | {"the trial's": {case.name for case in MUTATIONS}}
+    for group, names in (groups | {"together": {one.case for one in tried}}).items():
+        cells = []
+        for low, high in ranges:
+            own = [one for one in tried if one.case in names and low < one.size <= high]
+            cells.append(f"{sum(one.is_seen for one in own)} of {len(own)}" if own else "")
+        yield f"| {group} | {' | '.join(cells)} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
-    parser.add_argument("--prompts", action="append", type=int, help="only so many; may be given several times")
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    parser.add_argument("--prompts", action="append", type=int, help="so many; may be given several times")
+    parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the folder's model")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
     tried: list[Tried] = []
     draws: dict[tuple[str, int], list[FloorTest]] = {}
-    for name in given.model or MODELS:
-        for count in given.prompts or COUNTS:
-            found, draws[name, count] = run_trial(name, count)
-            tried += found
-            for one in found:
-                if one.is_seen != one.is_bug:
-                    print(
-                        f"{'missed' if one.is_bug else 'ACCUSED':8}{name:24}{count:4} "
-                        f" {one.case:52}{one.test.ratio:.2f}",
-                        flush=True,
-                    )
-    print("", *summary(tried, draws), "", *missed(tried), "", sep="\n")
-    print("| model | prompts | scaled by | ratio | worst position | |", f"|{'---|' * 6}", sep="\n")
-    for name in given.model or MODELS:
-        for count in given.prompts or COUNTS[:2]:
-            print(*limits(name, count), sep="\n", flush=True)
-    return int(any(one.is_seen and not one.is_bug for one in tried))
+    for name in [options.folder] if options.folder else options.model or MODELS:
+        if options.folder:
+            loaded = load_model(name, dtype=options.dtype, device="cpu")
+        else:
+            loaded = model_named(name)[0]
+        for count in options.prompts or (2,):
+            cases = cases_of(loaded)
+            cases_of_model, draws[name, count] = run_trial(name, loaded, prompts_for(name, loaded, count), cases)
+            tried += cases_of_model
+            for one in cases_of_model:
+                if one.is_seen and not one.size:
+                    print(f"ACCUSED {name:24}{count:4} {one.case:52}{one.test.ratio:.2f}", flush=True)
+    print(*summary(tried, draws), "", *table(tried), sep="\n")
+    return int(any(one.is_seen and not one.size for one in tried))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ is no fault.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,41 +34,35 @@ PROMPTS = (
 )
 TOKENS = 48
 WINDOW = 8  # of the windowed layers: far shorter than the prompts, so that caches do drop tokens
-_SHAPE = {
+_COMMON: dict[str, Any] = {
     "vocab_size": 384,
+    "initializer_range": 0.15,  # with the usual 0.02 attention is so even that a wrong key would hardly show
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_SHAPE: dict[str, Any] = {
+    **_COMMON,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 96,
-    "initializer_range": 0.15,  # with the usual 0.02 attention is so even that a wrong key would hardly show
-    "bos_token_id": 0,
-    "eos_token_id": 0,
 }
-CONFIGS = {
+
+
+def _mixtral() -> MixtralConfig:
+    return MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+
+
+# One windowed and one full layer in turn; soft caps low enough to bite at these weights.
+_GEMMA2 = {"head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
+CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**_SHAPE),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=384,
-        n_embd=64,
-        n_layer=3,
-        n_head=4,
-        n_positions=96,
-        initializer_range=0.15,
-        bos_token_id=0,
-        eos_token_id=0,
-    ),
-    # One windowed and one full layer in turn; soft caps low enough to bite at these weights.
-    "gemma2": lambda: Gemma2Config(
-        **_SHAPE,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=WINDOW,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=10.0,
-    ),
-    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
-    "mixtral-ties": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "gpt2": lambda: GPT2Config(**_COMMON, n_embd=64, n_layer=3, n_head=4, n_positions=96),
+    "gemma2": lambda: Gemma2Config(**_SHAPE, **_GEMMA2, sliding_window=WINDOW),
+    "mixtral": _mixtral,
+    "mixtral-ties": _mixtral,
     "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
 }
 

@@ -1,24 +1,31 @@
 """The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same that it must not
 (docs/verdict_calibration.md).
 
-python -m benchmarks.verdicts.trial            # every model, every case: the tables of docs/verdict_calibration.md
-python -m benchmarks.verdicts.trial --model llama --quick  # one model, without what compiles python -m
-benchmarks.verdicts.trial --precisions           # only lower precisions, and faults on top of them python -m
-benchmarks.verdicts.trial --drawn 20             # false alarms: pairs of pure rounding on models of other weights
+python -m benchmarks.verdicts.trial                          # every model, every case, and the tables of the docs
+python -m benchmarks.verdicts.trial --model llama --quick    # one model, without what compiles
+python -m benchmarks.verdicts.trial --kinds                  # kinds that no threshold was chosen on, words counted
+python -m benchmarks.verdicts.trial --against OLD.txt        # what differs from an earlier output of this command
+python -m benchmarks.verdicts.trial --against OLD.txt NEW.txt   # the same of two outputs, nothing is run
+python -m benchmarks.verdicts.trial --drawn 20               # pairs of pure rounding on models of other weights
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
+from typing import Any
 
 import torch
 
+from benchmarks.verdicts import kinds
 from benchmarks.verdicts.engines import prefill
-from benchmarks.verdicts.mutations import MUTATIONS, Mutation, scaled_value
+from benchmarks.verdicts.kinds import KINDS, problems_of
+from benchmarks.verdicts.kinds_of_files import FILE_CASES, FileCase, judged_files
+from benchmarks.verdicts.mutations import FAULTS, HARMLESS, MUTATIONS, Mutation, scaled_value
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
@@ -30,8 +37,8 @@ from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
 from core.judging.validity import sampler_evidence
 from core.judging.verdict import Verdict, conclude
-from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, SAMPLER, AloneFigures, PairFigures, RatioFigures
-from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, LOWER_PRECISION, NONDETERMINISTIC, ROUNDING
+from core.runs.file.evidence import FAILED, FLOAT32, RUNGS
+from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, LOWER_PRECISION, NONDETERMINISTIC, VERDICTS
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
 TOKENS = 48
@@ -42,54 +49,55 @@ COMPILED = ("llama", "gpt2", SHIPPED[1])  # half a minute of compiling each
 MODELS = (*IN_FLOAT32, *IN_BFLOAT16)
 DRAWN = ("decode", "chunked:5", "reuse:31", "prefill+attn:eager", "decode+batch:3", in_two_halves, reordering(101))
 FACTORS = (1.00001, 1.0001, 1.001, 1.01, 1.1)
-_FAULTS = (BUG_SUSPECTED, INVALID_DUMP)
-_HARMLESS = (IDENTICAL, ROUNDING, NONDETERMINISTIC)
+REFUSED, CHANGED_NOTHING = "refused", "changed nothing"
+CLEAR = 10  # floors: a fault of so many must never be missed
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One case on one model. verdict None: the model cannot take this path, `because` says why.
+    """One case on one model. verdict: REFUSED if the case cannot be judged, `because` says why.
 
-    rung: that decided, '' where none failed; noise_ratio and worst: over all positions and the largest at one, in the
-    dtype that decided; own_ratio: in the model's own dtype where that has 16 bits; nonfinite: logits NaN or infinite on
-    one side only; is_precision: the same function in a lower precision; is_equal: the dtype that decided shows no
-    difference at all; module, position: where the verdict says that it begins, '' and None where it names none;
-    is_misplaced: not where the case says that it is.
+    wanted: verdicts that are right; noise_ratio and worst: over all positions and the largest at one; failed: names of
+    the checks that failed; module, position: where the verdict says that it begins, '' and None if it names none;
+    problems: what else is wrong with the verdict.
     """
 
     model: str
     case: str
-    is_bug: bool
-    verdict: str | None
+    wanted: tuple[str, ...]
+    verdict: str
     because: str
-    rung: str = ""
     noise_ratio: float | None = None
     worst: float | None = None
-    own_ratio: float | None = None
-    nonfinite: int = 0
-    is_precision: bool = False
-    is_equal: bool = False
+    failed: tuple[str, ...] = ()
     module: str = ""
     position: int | None = None
-    is_misplaced: bool = False
+    problems: tuple[str, ...] = ()
+
+    @property
+    def is_bug(self) -> bool:
+        return BUG_SUSPECTED in self.wanted
+
+    @property
+    def is_precision(self) -> bool:
+        return self.wanted == (LOWER_PRECISION,)
 
     @property
     def changed_nothing(self) -> bool:
         """A bug that on this model and these prompts changed no bit: neither caught nor missed."""
-        return self.is_bug and self.verdict == IDENTICAL and self.is_equal
-
-    @property
-    def kind(self) -> str:
-        return "injected bug" if self.is_bug else "lower precision" if self.is_precision else "the same function"
+        return self.is_bug and self.verdict == IDENTICAL
 
     @property
     def is_right(self) -> bool:
-        """A bug that was called one, and named where it is, a lower precision that was named, or the same function that
-        was neither; undecided is none of them.
+        return self.verdict in self.wanted and not self.problems
+
+    @property
+    def is_wrong(self) -> bool:
+        """A miss, a false alarm, a precision or a place that was not named; no fault that changed nothing, nor a path
+        that the model does not have.
         """
-        return not self.is_misplaced and self.verdict in (
-            _FAULTS if self.is_bug else (LOWER_PRECISION,) if self.is_precision else _HARMLESS
-        )
+        is_left_out = self.verdict == REFUSED and not self.problems
+        return not (self.is_right or self.changed_nothing or is_left_out)
 
 
 def model_named(name: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
@@ -109,58 +117,46 @@ def try_case(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
     session: JudgingSession | None = None,
+    *,
+    is_strict: bool = False,
 ) -> Trial:
     """The case judged on the model, with everything that the judgement runs by itself. session: of the model and
-    prompts, where several cases are.
+    prompts, where several cases are; is_strict: the words of the verdict count too.
     """
-    is_bug = case.changes(loaded) and not case.is_precision
+    wanted = FAULTS if case.changes(loaded) else HARMLESS
+    if case.is_precision or case.is_undeclared:
+        wanted = (LOWER_PRECISION, *((BUG_SUSPECTED,) if case.is_undeclared else ()))
     try:
         verdict = _verdict(case, loaded, prompts, session)
     except CaptureError as error:
-        return Trial(name, case.name, is_bug, None, str(error), is_precision=case.is_precision)
-    decided = [row.rung for row in verdict.evidence if row.outcome == FAILED and verdict.because.startswith(row.says)]
-    measured = _of_pair(verdict)
-    is_float64 = bool(measured) and measured[-1].compute_dtype == "float64"
-    rung = "float64" if decided == [FLOAT32] and is_float64 else "".join(decided)
-    own = [
-        row.figures.noise_ratio
-        for row in verdict.evidence
-        if row.rung == OWN_DTYPE and isinstance(row.figures, RatioFigures)
-    ]
-    modules = [
-        name for row in verdict.evidence if isinstance(row.figures, AloneFigures) for name in row.figures.modules_beyond
-    ]
+        return Trial(name, case.name, wanted, REFUSED, str(error), problems=(REFUSED,) * is_strict)
+    problems = problems_of(verdict, case) if is_strict else []
+    return _placed(_trial(name, case.name, wanted, verdict, problems), case, loaded)
+
+
+def try_files(case: FileCase, name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Trial:
+    """The files judged by the commands, which have no floor for what servers sent."""
+    verdict = judged_files(case, loaded, prompts)
+    problems = [REFUSED] if verdict.name == REFUSED else problems_of(verdict, case)
+    return _placed(_trial(name, case.name, case.wanted, verdict, problems), case, loaded)
+
+
+def _trial(model: str, case: str, wanted: tuple[str, ...], verdict: Any, problems: Sequence[str] = ()) -> Trial:
+    worst = [getattr(row.figures, "worst_position_ratio", None) for row in verdict.evidence if row.rung == FLOAT32]
+    modules = [getattr(row.figures, "modules_beyond", ()) for row in verdict.evidence]
+    failed = tuple(row.rung for row in verdict.evidence if row.outcome == FAILED)
+    sizes = verdict.noise_ratio, worst[-1] if worst else None
+    module = next((each[0] for each in modules if each), "")
     position = None if verdict.first_place is None else verdict.first_place[1]
-    found = Trial(
-        name,
-        case.name,
-        is_bug,
-        verdict.name,
-        verdict.because,
-        rung,
-        verdict.noise_ratio,
-        measured[-1].worst_position_ratio if measured else None,
-        own[0] if own else None,
-        measured[-1].nonfinite_mismatch if measured else 0,
-        case.is_precision,
-        is_equal=bool(measured) and not measured[-1].pair_rms_logits and not measured[-1].nonfinite_mismatch,
-        module=next(filter(None, modules), ""),
-        position=position,
-    )
-    return replace(found, is_misplaced=found.verdict == BUG_SUSPECTED and _is_elsewhere(case, found, loaded))
+    return Trial(model, case, wanted, verdict.name, verdict.because, *sizes, failed, module, position, tuple(problems))
 
 
-def _is_elsewhere(case: Mutation, found: Trial, loaded: LoadedModel) -> bool:
-    """True where the case says where it is, and the verdict named another place or none."""
-    module = found.module if case.module is None else case.module(loaded.model)
-    position = found.position if case.position is None else case.position(loaded.model)
-    return (found.module, found.position) != (module, position)
-
-
-def _of_pair(verdict: Verdict) -> list[PairFigures]:
-    """Figures of the rows that held the pair against its floor in float32, or in float64."""
-    rows = [row.figures for row in verdict.evidence if row.rung == FLOAT32]
-    return [figures for figures in rows if isinstance(figures, PairFigures)]
+def _placed(trial: Trial, case: Mutation | FileCase, loaded: LoadedModel) -> Trial:
+    """The case with one more problem if the verdict names another place than it should."""
+    place = case.place(loaded.model, trial.module, trial.position)
+    if trial.verdict != BUG_SUSPECTED or (trial.module, trial.position) == place:
+        return trial
+    return replace(trial, problems=(f"expected {place[0] or '-'} at {place[1]}", *trial.problems))
 
 
 def _verdict(
@@ -204,117 +200,63 @@ def run_trial(
     most_prompts: int | None = None,
 ) -> list[Trial]:
     """All cases on all models named, or those that are wanted, over all of their prompts or so many."""
-    found = []
+    trials = []
     for name in names:
         loaded, prompts = model_named(name)
         for case in filter(wanted, cases_of(loaded, is_quick or name not in COMPILED)):
-            found.append(try_case(case, name, loaded, prompts[:most_prompts]))
-            on_trial(found[-1])
-    return found
+            trials.append(try_case(case, name, loaded, prompts[:most_prompts]))
+            on_trial(trials[-1])
+    return trials
+
+
+def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None]) -> list[Trial]:
+    """The kinds that no threshold was chosen on, on all models named that have them, words and all."""
+    trials = []
+    for name in (name for name in names if name in kinds.MODELS):
+        loaded, prompts = model_named(name)
+        session = JudgingSession(loaded, prompts[:2])
+        cases = [case for case in KINDS if case.applies(loaded)]
+        for case in (*cases, *(FILE_CASES if name == SHIPPED[0] else ())):
+            if isinstance(case, FileCase):
+                trials.append(try_files(case, name, loaded, prompts[:2]))
+            else:
+                trials.append(try_case(case, name, loaded, prompts[:2], session, is_strict=True))
+            on_trial(trials[-1])
+    return trials
 
 
 def summary(trials: Sequence[Trial]) -> Iterator[str]:
     """Lines of Markdown: a line a model."""
-    yield (
-        "| model | bugs injected | called bugs | changed nothing | lower precision | so named | same function |"
-        " called bugs | otherwise | not possible here |"
-    )
-    yield f"|{'---|' * 10}"
-    names = list(dict.fromkeys(trial.model for trial in trials))
-    for name in [*names, "together"]:
+    columns = "model | bugs | called bugs | changed nothing | lower precision | so named | same function | called bugs"
+    yield f"| {columns} | otherwise | refused | same: largest ratio | at one position | bugs: smallest ratio |"
+    yield f"|{'---|' * 13}"
+    for name in [*dict.fromkeys(trial.model for trial in trials), "together"]:
         own = [trial for trial in trials if name in (trial.model, "together")]
-        nothing = sum(trial.changed_nothing for trial in own)
-        bugs = [trial for trial in own if trial.is_bug and trial.verdict and not trial.changed_nothing]
-        lower = [trial for trial in own if trial.is_precision and trial.verdict]
-        same = [trial for trial in own if not trial.is_bug and not trial.is_precision and trial.verdict]
-        caught, alarms = (sum(trial.verdict in _FAULTS for trial in group) for group in (bugs, same))
-        named = sum(trial.verdict == LOWER_PRECISION for trial in lower)
-        other = sum(trial.verdict not in (*_FAULTS, *_HARMLESS) for trial in (*bugs, *same))
-        left_out = sum(trial.verdict is None for trial in own)
-        yield (
-            f"| {name} | {len(bugs)} | {caught} | {nothing} | {len(lower)} | {named} | {len(same)} | {alarms} |"
-            f" {other} | {left_out} |"
-        )
-
-
-def table(trials: Sequence[Trial]) -> Iterator[str]:
-    """Lines of Markdown: a line a case, a column a model: rung that decided, noise ratio, worst position; or the
-    verdict.
-    """
-    names = list(dict.fromkeys(trial.model for trial in trials))
-    for title in ("injected bug", "lower precision", "the same function"):
-        found = {(trial.case, trial.model): trial for trial in trials if trial.kind == title}
-        if not found:
-            continue
-        yield f"| {title} | {' | '.join(names)} |"
-        yield f"|---{'|---' * len(names)}|"
-        for case in dict.fromkeys(case for case, _ in found):
-            yield f"| {case} | {' | '.join(_cell(found.get((case, name))) for name in names)} |"
-        yield ""
-
-
-def margins(trials: Sequence[Trial]) -> Iterator[str]:
-    """Lines of Markdown: how far the same function stays below the thresholds, and bugs that are decided by a floor
-    above them.
-    """
-    yield (
-        "| model | same function: largest ratio | at one position | in 16 bits | bugs: smallest ratio | at one"
-        " position |"
-    )
-    yield "|---|---|---|---|---|---|"
-    for name in dict.fromkeys(trial.model for trial in trials):
-        own = [
-            trial
-            for trial in trials
-            if trial.model == name and trial.noise_ratio is not None and trial.worst is not None
-        ]
-        same = [trial for trial in own if not trial.is_bug and not trial.is_precision]
-        bugs = [
-            trial
-            for trial in own
-            if trial.is_bug and not trial.nonfinite and trial.rung != SAMPLER and not trial.changed_nothing
-        ]
-        figures = [
+        judged = [trial for trial in own if trial.verdict != REFUSED]
+        nothing = [trial for trial in judged if trial.changed_nothing]
+        bugs = [trial for trial in judged if trial.is_bug and not trial.changed_nothing]
+        lower = [trial for trial in judged if trial.is_precision]
+        same = [trial for trial in judged if not trial.is_bug and not trial.is_precision]
+        caught, alarms = (sum(trial.verdict in FAULTS for trial in group) for group in (bugs, same))
+        counts = [len(bugs), caught, len(nothing), len(lower)]
+        counts += [sum(trial.verdict == LOWER_PRECISION for trial in lower), len(same), alarms]
+        counts += [sum(trial.verdict not in (*FAULTS, *HARMLESS) for trial in (*bugs, *same)), len(own) - len(judged)]
+        sizes = [
             max((trial.noise_ratio or 0 for trial in same), default=0),
             max((trial.worst or 0 for trial in same), default=0),
-            max((trial.own_ratio for trial in same if trial.own_ratio is not None), default=None),
-            min((trial.noise_ratio or 0 for trial in bugs), default=0),
-            min((trial.worst or 0 for trial in bugs), default=0),
+            min((trial.noise_ratio for trial in bugs if trial.noise_ratio), default=0),
         ]
-        yield f"| {name} | {' | '.join('' if figure is None else _short(figure) for figure in figures)} |"
-
-
-def is_wrong(trial: Trial) -> bool:
-    """True of a miss, a false alarm, a precision that was not named and a place that was not; not of what could not be
-    run, nor of a fault that changed nothing.
-    """
-    return trial.verdict is not None and not trial.is_right and not trial.changed_nothing
+        yield f"| {' | '.join([name, *map(str, counts), *map(_short, sizes)])} |"
 
 
 def line_of(trial: Trial) -> str:
-    """A case as it is printed when it is done."""
-    sign = "-" if trial.verdict is None or trial.changed_nothing else "WRONG" if is_wrong(trial) else "ok"
-    place = "" if not trial.is_bug else f"{trial.module or '-'} at {trial.position}"
-    because = trial.because if is_wrong(trial) else ""
-    return f"{sign:6}{trial.model:18}{trial.case:52}{_cell(trial):44}{place:36}{because}"
-
-
-def _cell(trial: Trial | None) -> str:
-    if trial is None:
-        return ""
-    if trial.verdict is None:
-        return "refused"
-    if trial.changed_nothing:
-        return "changed nothing"
-    figures = "" if trial.noise_ratio is None else f" {_short(trial.noise_ratio)}"
-    if trial.worst is not None:
-        figures += f", {_short(trial.worst)}"
-    if trial.nonfinite:
-        figures = " NaN or infinite"
-    if trial.rung == SAMPLER:
-        figures = ""
-    mark = "" if trial.is_right else "**MISPLACED** " if trial.is_misplaced else "**WRONG** "
-    return f"{mark}{trial.rung or trial.verdict}{figures}"
+    """A case as it is printed when it is done; `read_line` reads it."""
+    sign = "WRONG" if trial.is_wrong else "ok" if trial.is_right else "-"
+    verdict = CHANGED_NOTHING if trial.changed_nothing else trial.verdict
+    sizes = ", ".join(_short(size) for size in (trial.noise_ratio, trial.worst) if size is not None)
+    place = f"{trial.module or '-'} at {trial.position}" if trial.is_bug else ""
+    tail = [f"{len(trial.because.split())} words", *trial.problems, *([trial.because] if trial.is_wrong else [])]
+    return f"{sign:6}{trial.model:18}{trial.case:52}{f'{verdict} {sizes}':44}{place:36} {'; '.join(tail)}"
 
 
 def _short(ratio: float) -> str:
@@ -323,77 +265,84 @@ def _short(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio < 1000 else f"{ratio:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
-def places(trials: Sequence[Trial]) -> Iterator[str]:
-    """Lines of Markdown: where planted faults were named, module and position; a line a case that says where it is."""
-    names = list(dict.fromkeys(trial.model for trial in trials))
-    found = {(trial.case, trial.model): trial for trial in trials}
-    yield f"| planted in one place | {' | '.join(names)} |"
-    yield f"|---{'|---' * len(names)}|"
-    for case in (case.name for case in MUTATIONS if case.module is not None):
-        row = [found.get((case, name)) for name in names]
-        if any(row):
-            yield f"| {case} | {' | '.join(map(_place, row))} |"
+@dataclass(frozen=True)
+class Line:
+    """What a line says of a case. place: `module at position` of a bug, '' otherwise; ratio: 0 if it has none."""
+
+    verdict: str
+    ratio: float
+    place: str
 
 
-def _place(trial: Trial | None) -> str:
-    if trial is None or trial.verdict is None:
-        return ""
-    if trial.verdict != BUG_SUSPECTED:
-        return "changed nothing" if trial.changed_nothing else trial.verdict
-    mark = "**MISPLACED** " if trial.is_misplaced else ""
-    return f"{mark}{f'`{trial.module}`' if trial.module else 'after the modules'}, {trial.position}"
+def read_line(text: str) -> tuple[tuple[str, str], Line] | None:
+    """((model, case), what it says), None of a line of another kind. Older lines name the check that decided."""
+    model = next((name for name in sorted(MODELS, key=len, reverse=True) if text[6:].startswith(name)), None)
+    if model is None:
+        return None
+    rest = text[6 + max(18, len(model)) :]
+    cell = re.sub(r"^\*\*\w+\*\* ", "", rest[52:96].strip())
+    place = re.match(r"\S+ at (?:\d+|None)(?!\d)", rest[96:])
+    names = sorted((*VERDICTS, *RUNGS, "float64", REFUSED, CHANGED_NOTHING), key=len, reverse=True)
+    name = next((name for name in names if cell.startswith(name)), cell)
+    if name not in (*VERDICTS, REFUSED, CHANGED_NOTHING):
+        is_harmless = text.startswith("ok") and place is None
+        name = NONDETERMINISTIC if is_harmless else BUG_SUSPECTED
+    ratio = re.search(r" (\d\S*?)(?:,|$)", cell)
+    return (model, rest[:52].strip()), Line(name, float(ratio[1]) if ratio else 0.0, "" if place is None else place[0])
+
+
+def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool]:
+    """(a line a case whose verdict or place differs, whether one is grave: a clear bug is none any more, or what was
+    none is one).
+    """
+    before, after = (dict(filter(None, map(read_line, lines))) for lines in (old, new))
+    lines, is_grave = [], False
+    for key, now in after.items():
+        then = before.get(key)
+        if then is None or (then.verdict, then.place) == (now.verdict, now.place):
+            continue
+        was_bug, is_bug = (line.verdict in FAULTS for line in (then, now))
+        grave = (was_bug and not is_bug and bool(now.place) and then.ratio >= CLEAR) or (
+            is_bug and not was_bug and then.verdict in HARMLESS
+        )
+        is_grave |= grave
+        texts = [f"{line.verdict} {_short(line.ratio)} {line.place}".strip() for line in (then, now)]
+        lines.append(f"{'GRAVE ' if grave else '':6}{key[0]:24}{key[1]:52}{texts[0]} -> {texts[1]}")
+    return [*lines, f"{len(lines)} of {len(after.keys() & before.keys())} cases differ"], is_grave
 
 
 def limits(names: Sequence[str]) -> Iterator[str]:
     """Lines of Markdown: how small a fault is still seen. One cached value vector (one token, one head, one layer) is
     scaled.
     """
-    yield from limits_header()
+    yield "| model | scaled by | noise ratio | worst position | verdict |"
+    yield "|---|---|---|---|---|"
     for name in names:
         loaded, prompts = model_named(name)
         for factor in FACTORS:
-            case = Mutation(f"{factor:g}", scaled_value(factor))
-            yield limit_row(try_case(case, name, loaded, prompts), case.name)
-
-
-def limits_header() -> Iterator[str]:
-    yield "| model | scaled by | noise ratio in its own dtype | float32 noise ratio | worst position | verdict |"
-    yield "|---|---|---|---|---|---|"
-
-
-def limit_row(trial: Trial, factor: str) -> str:
-    """A line of `limits`."""
-    own = trial.noise_ratio if trial.own_ratio is None else trial.own_ratio
-    figures = " | ".join("" if figure is None else _short(figure) for figure in (own, trial.noise_ratio, trial.worst))
-    return f"| {trial.model} | {factor} | {figures} | {trial.verdict} |"
+            trial = try_case(Mutation(f"{factor:g}", scaled_value(factor)), name, loaded, prompts)
+            sizes = ("" if size is None else _short(size) for size in (trial.noise_ratio, trial.worst))
+            yield f"| {name} | {trial.case} | {' | '.join(sizes)} | {trial.verdict} |"
 
 
 def drawn(names: Sequence[str], count: int) -> Iterator[str]:
     """Lines of Markdown: pairs of pure rounding on tiny models of `count` other weights each, two prompts of 90 random
     tokens.
     """
-    yield (
-        "| model | pairs of pure rounding | called bugs | largest ratio | at one position | share of what is allowed"
-        " there |"
-    )
-    yield "|---|---|---|---|---|---|"
+    yield "| model | pairs of pure rounding | called bugs | largest ratio | at one position |"
+    yield "|---|---|---|---|---|"
     for name in (name for name in names if name in CONFIGS):
-        figures, alarms = [], 0
+        trials = []
         for seed in range(count):
             loaded = tiny_model(name, seed=100 + seed)
             generator = torch.Generator().manual_seed(seed)
             prompts = torch.randint(1, loaded.token_limit, (2, 90), generator=generator).tolist()
             for variant in DRAWN:
                 verdict = judge_pair(loaded, prompts, "prefill", variant).verdict
-                figures.append(_of_pair(verdict)[-1])
-                alarms += verdict.name not in _HARMLESS
-        ratios = [each.noise_ratio for each in figures]
-        worst = [each.worst_position_ratio for each in figures]
-        shares = [each.worst_position_ratio / each.position_ratio_allowed for each in figures]
-        yield (
-            f"| {name} | {len(figures)} | {alarms} | {_short(max(ratios))} | {_short(max(worst))} |"
-            f" {_short(max(shares))} |"
-        )
+                trials.append(_trial(name, "", HARMLESS, verdict))
+        sizes = (max(trial.noise_ratio or 0 for trial in trials), max(trial.worst or 0 for trial in trials))
+        alarms = sum(not trial.is_right for trial in trials)
+        yield f"| {name} | {len(trials)} | {alarms} | {' | '.join(map(_short, sizes))} |"
 
 
 def main() -> int:
@@ -401,34 +350,44 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
     parser.add_argument("--quick", action="store_true", help="leave out what compiles, and the detection limits")
     parser.add_argument("--precisions", action="store_true", help="only lower precisions and faults on top of them")
+    parser.add_argument("--kinds", action="store_true", help="only kinds that no threshold was chosen on")
     parser.add_argument(
-        "--drawn", type=int, metavar="N", help="instead: false alarms on models of N other weights each"
+        "--against", nargs="+", type=FilePath, metavar="FILE", help="an earlier output; and a newer one"
     )
+    parser.add_argument("--drawn", type=int, metavar="N", help="only false alarms on models of N other weights each")
     parser.add_argument("--threads", type=int, default=1, help="of torch, where a case does not say otherwise")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    names = given.model or MODELS
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    names, printed, is_wrong = options.model or MODELS, [], False
 
-    def say(trial: Trial) -> None:
-        print(line_of(trial), flush=True)
+    def show(trial: Trial) -> None:
+        printed.append(line_of(trial))
+        print(printed[-1], flush=True)
 
-    if given.drawn:
+    if options.against and len(options.against) > 1:
+        printed = options.against[1].read_text().splitlines()
+    elif options.drawn:
         with quiet():
-            for line in drawn(names, given.drawn):
+            for line in drawn(names, options.drawn):
                 print(line, flush=True)
-        return 0
-    with quiet():
-        wanted = (lambda case: case.is_precision or case in ON_TOP) if given.precisions else (lambda _: True)
-        trials = run_trial(names, given.quick, say, wanted)
-        print()
-        for line in (*summary(trials), "", *margins(trials), "", *places(trials)):
-            print(line)
-        for group in (IN_FLOAT32, IN_BFLOAT16):
-            print("", *table([trial for trial in trials if trial.model in group]), sep="\n")
-        if not (given.quick or given.precisions):
-            for line in limits([name for name in names if name in ("llama", "gpt2", "gemma2", "mixtral", SHIPPED[0])]):
-                print(line, flush=True)
-    return int(any(is_wrong(trial) for trial in trials))
+    else:
+        with quiet():
+            wanted = (lambda case: case.is_precision or case in ON_TOP) if options.precisions else (lambda _: True)
+            trials = [] if options.kinds else run_trial(names, options.quick, show, wanted)
+            trials += [] if options.precisions else run_kinds(names, show)
+            print("", *summary(trials), sep="\n")
+            if not (options.quick or options.kinds or options.precisions):
+                limited = ("llama", "gpt2", "gemma2", "mixtral", SHIPPED[0])
+                for line in limits([name for name in names if name in limited]):
+                    print(line, flush=True)
+        wrong = sum(line.startswith("WRONG") for line in printed)
+        print(f"\n{wrong} of {len(trials)} wrong")
+        is_wrong = bool(wrong)
+    if options.against:
+        lines, is_grave = differences(options.against[0].read_text().splitlines(), printed)
+        print("", *lines, sep="\n")
+        return int(is_grave)
+    return int(is_wrong)
 
 
 if __name__ == "__main__":

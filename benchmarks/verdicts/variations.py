@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.verdicts.engines import PREFIX, Engine, attention, hooked, is_windowed, layers, prefill, replaced, walk
-from benchmarks.verdicts.mutations import Mutation, _of
+from benchmarks.verdicts.engines import (
+    PREFIX,
+    Engine,
+    attending,
+    cached,
+    hooking,
+    is_windowed,
+    prefill,
+    rewriting,
+    under,
+    walk,
+)
+from benchmarks.verdicts.mutations import Mutation, _of, activated, head_of
 from core.inference.controls.reordering import reordered
 from core.inference.models.model import LoadedModel
 
@@ -68,37 +78,38 @@ def in_two_halves(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return prefill(model, ids)
 
 
-def attention_in_parts(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Keys in parts of 7, each with its own softmax, put together by their sums: flash decoding."""
+def _without_groups(change: Callable[..., torch.Tensor]) -> Engine:
+    """Attention is change(query, keys and values of each query head, mask, scaling), but where scores are capped."""
 
-    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+    def changed(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
         if options.get("softcap") is not None:
             return original(module, query, key, value, mask, options)
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = (query.float() @ key.float().transpose(2, 3) * options["scaling"]).masked_fill(~mask, -torch.inf)
-        largest = scores.amax(-1, keepdim=True)
-        total = torch.zeros_like(largest)
-        output = torch.zeros_like(query, dtype=scores.dtype)
-        for start in range(0, key.shape[2], 7):
-            weights = (scores[..., start : start + 7] - largest).exp()
-            total = total + weights.sum(-1, keepdim=True)
-            output = output + weights @ value[:, :, start : start + 7].to(scores.dtype)
-        return (output / total).to(query.dtype).transpose(1, 2), None
+        return change(query, key, value, mask, options["scaling"]).to(query.dtype).transpose(1, 2), None
 
-    with attention(model, change):
-        return prefill(model, ids)
+    return under(attending(changed))
 
 
-def slots_in_another_order(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Cached tokens lie in another order: keys carry their positions, and a sum has no order."""
+def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+    """Keys in parts of 7, each with its own softmax, put together by their sums: flash decoding."""
+    scores = (query.float() @ key.float().transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
+    largest = scores.amax(-1, keepdim=True)
+    total, output = torch.zeros_like(largest), torch.zeros_like(query, dtype=scores.dtype)
+    for start in range(0, key.shape[2], 7):
+        weights = (scores[..., start : start + 7] - largest).exp()
+        total = total + weights.sum(-1, keepdim=True)
+        output = output + weights @ value[:, :, start : start + 7].to(scores.dtype)
+    return output / total
 
-    def after(cache: Any, at: int) -> None:
-        if at == PREFIX:
-            for layer in cache.layers:
-                layer.keys, layer.values = layer.keys.flip(2), layer.values.flip(2)
 
-    return walk(model, ids, [PREFIX], after)
+def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+    """Scores and weights are rounded to the dtype of the model, as an unfused kernel does."""
+    scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+scores_rounded = _without_groups(_rounded_scores)
 
 
 def in_uneven_chunks(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -113,63 +124,28 @@ def last_row_of_a_batch(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits[-1]
 
 
-def head_token_by_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _head_by_tokens(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
     """The head multiplies one position at a time."""
-
-    def change(arguments: Any, _: torch.Tensor) -> torch.Tensor:
-        head = model.get_output_embeddings()
-        return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[None]
-
-    with hooked(model.get_output_embeddings(), change):
-        return prefill(model, ids)
+    return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[None]
 
 
-def norms_in_float64(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Norms are computed once more in float64 and rounded."""
-
-    def change(module: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-        def again(arguments: Any, output: torch.Tensor) -> torch.Tensor:
-            x = arguments[0].double()
-            eps = getattr(module, "variance_epsilon", None) or module.eps
-            if isinstance(module, torch.nn.LayerNorm):
-                x = x - x.mean(-1, keepdim=True)
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-            weight = module.weight.double() + (1 if "Gemma" in type(module).__name__ else 0)
-            bias = getattr(module, "bias", None)
-            return (x * weight + (0 if bias is None else bias.double())).to(output.dtype)
-
-        return again
-
-    with ExitStack() as stack:
-        for module in model.modules():
-            if "Norm" in type(module).__name__:
-                stack.enter_context(hooked(module, change(module)))
-        return prefill(model, ids)
+def _norm_in_float64(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+    """A norm is computed once more in float64 and rounded."""
+    x = arguments[0].double()
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    if isinstance(module, torch.nn.LayerNorm):
+        x = x - x.mean(-1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    weight = module.weight.double() + (1 if "Gemma" in type(module).__name__ else 0)
+    bias = getattr(module, "bias", None)
+    return (x * weight + (0 if bias is None else bias.double())).to(output.dtype)
 
 
-def fused_gelu(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """torch's own kernel of the tanh GELU for the one spelled out (huggingface/transformers/pull/40048)."""
-    with ExitStack() as stack:
-        for layer in layers(model):
-            name = "act" if hasattr(layer.mlp, "act") else "act_fn"
-            stack.enter_context(replaced(layer.mlp, name, torch.nn.GELU(approximate="tanh")))
-        return prefill(model, ids)
+def _norms(model: Any) -> list[Any]:
+    return [module for module in model.modules() if "Norm" in type(module).__name__]
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def on_three_threads(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Decode, its kernels shared among three threads."""
-    with _threads(3):
-        return walk(model, ids, range(1, len(ids)))
+norms_in_float64 = under(hooking(_norms, _norm_in_float64))
 
 
 def nondeterministic_sums(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -184,37 +160,24 @@ def _full(loaded: LoadedModel) -> bool:
     return not is_windowed(loaded.model)
 
 
+_MODIFIERS = {
+    "prefill": (
+        *(f"batch:{rows}" for rows in (2, 8)),
+        *("batch:3+neighbours:random", "batch:3+row:1+pad:left:2", "pad:left:5", "pad:right:5"),
+        *("attn:eager", "threads:2", "sdpa:math"),
+    ),
+    "decode": (
+        *(f"batch:{rows}" for rows in ("3", "4+row:2", "4+neighbours:same")),
+        *("pad:left:5", "attn:eager", "threads:3"),
+    ),
+    "static": ("batch:4", "pad:left:5"),
+    "blocks:8": ("batch:3+row:2+neighbours:random",),
+    "reuse:9": ("pad:left:5",),
+}
 PATHS = (
-    "prefill",
-    "decode",
-    "chunked:5",
-    "chunked:16",
-    "reuse:1",
-    "reuse:7",
-    "reuse:16",
-    "reuse:31",
-    "blocks:8",
-    "blocks:16",
-    "static",
-    "prefill+batch:2",
-    "prefill+batch:8",
-    "decode+batch:3",
-    "decode+batch:4+row:2",
-    "decode+batch:4+neighbours:same",
-    "prefill+batch:3+neighbours:random",
-    "static+batch:4",
-    "blocks:8+batch:3+row:2+neighbours:random",
-    "prefill+pad:left:5",
-    "prefill+pad:right:5",
-    "decode+pad:left:5",
-    "static+pad:left:5",
-    "prefill+batch:3+row:1+pad:left:2",
-    "reuse:9+pad:left:5",
-    "prefill+attn:eager",
-    "decode+attn:eager",
-    "prefill+threads:2",
-    "decode+threads:3",
-    "prefill+sdpa:math",
+    *("prefill", "decode", "static", "chunked:5", "chunked:16", "blocks:8", "blocks:16"),
+    *(f"reuse:{tokens}" for tokens in (1, 7, 16, 31)),
+    *(f"{base}+{modifiers}" for base, every in _MODIFIERS.items() for modifiers in every),
 )
 SLOW_PATHS = ("prefill+compile", "decode+compile")
 
@@ -225,13 +188,12 @@ VARIATIONS: tuple[Mutation, ...] = (
     *(_same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
     _same("float64, rounded at the end", in_float64),
     _same("products in two halves", in_two_halves),
-    _same("attention in parts of 7 keys", attention_in_parts, lambda loaded: not _of("gemma2")(loaded)),
-    _same("cached slots in another order", slots_in_another_order, _full),
+    _same("attention in parts of 7 keys", _without_groups(_in_parts), lambda loaded: not _of("gemma2")(loaded)),
+    _same("cached slots in another order", cached([PREFIX], rewriting(lambda slots: slots.flip(2))), _full),
     _same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
     _same("last of five rows", last_row_of_a_batch),
-    _same("head one position at a time", head_token_by_token),
+    _same("head one position at a time", under(hooking(head_of, _head_by_tokens))),
     _same("norms in float64", norms_in_float64),
-    _same("fused tanh GELU", fused_gelu, _of("gpt2", "gemma2")),
-    _same("decode on three threads", on_three_threads),
+    _same("fused tanh GELU", under(activated(torch.nn.GELU(approximate="tanh"))), _of("gpt2", "gemma2")),
     _same("sums in another order at every call", nondeterministic_sums),
 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.verdicts.kernel_faults import FAULTS, PLACE, TWINS, in_16_bits_only, residual_twice
+from benchmarks.verdicts.engines import in_16_bits_only
+from benchmarks.verdicts.sixteen import FAULTS, PLACE, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from core.inference.controls.model_controls import model_of_dump
 from core.inference.models.dtypes import in_float32
@@ -52,7 +53,7 @@ def test_another_16_bit_kernel_of_the_same_function_is_rounding(case: str, dtype
 
 
 def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged) -> None:
-    engine = in_16_bits_only(residual_twice(1.0))
+    engine = in_16_bits_only(FAULTS["residual added twice"](1.0))
     verdict = judged(narrow, tiny_prompts(narrow), engine, "decode")
     assert verdict.is_bug_suspected
     outcomes = {row.side: row.outcome for row in verdict.evidence if row.check is Check.DRAWN}
@@ -85,7 +86,7 @@ def _judged_dump(loaded: LoadedModel, engine: Engine, folder: Path) -> RunReader
 
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [(residual_twice(1.0), "bug suspected"), (TWINS["products in two halves"], "rounding")],
+    [(FAULTS["residual added twice"](1.0), "bug suspected"), (TWINS["products in two halves"], "rounding")],
     ids=["fault", "harmless"],
 )
 def test_a_dump_with_its_float32_and_the_model_says_the_same(

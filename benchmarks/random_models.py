@@ -14,50 +14,20 @@ from core.inference.models.devices import name_of_device, usable_device
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 
-TOKENIZER = Path(__file__).parents[2] / "sample_runs" / "model"
+TOKENIZER = Path(__file__).parents[1] / "sample_runs" / "model"
+_KEYS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
 SHAPES: dict[str, dict[str, int]] = {
-    # hidden, MLP, layers, heads, key/value heads, vocabulary: of the published Llama 3 configurations
-    "8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "3b": {
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    # not published: small enough for a processor, and for a test of this script
-    "wide": {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 128256,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 4096,
-    },
+    name: dict(zip(_KEYS, sizes, strict=True))
+    for name, sizes in {
+        "8b": (4096, 14336, 32, 32, 8, 128256),  # of the published Llama 3 configurations
+        "3b": (3072, 8192, 28, 24, 8, 128256),
+        "1b": (2048, 8192, 16, 32, 8, 128256),
+        "wide": (128, 256, 1, 4, 2, 128256),  # small enough for a processor
+        "tiny": (64, 128, 2, 4, 2, 4096),
+    }.items()
 }
 
 
