@@ -160,8 +160,8 @@ def run_extras(
     request: CaptureRequest, plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession
 ) -> list[str]:
     """Run what a request asks for besides the sides, into the run; return a sentence for each part that failed."""
+    from ..inference.capture.remedies import floor_of, remedies_of
     from ..inference.controls.judge_model import judge_pair
-    from ..inference.controls.remedies import floor_of, remedies_of
     from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of
 

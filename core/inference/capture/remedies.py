@@ -18,6 +18,7 @@ from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.totals import PairTotal
 from ...runs.tables.remedies import RemedyRow
+from ..controls.judging_session import JudgingSession
 from ..models.bits import own_bits
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
@@ -27,7 +28,6 @@ from ..paths.engines import whole_side
 from ..paths.grammar import Step
 from ..paths.paths import Path, open_path, parse_path
 from ..paths.sliced_head import attribute_replaced
-from .judging_session import JudgingSession
 
 ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
 TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
