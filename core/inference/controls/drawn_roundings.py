@@ -34,7 +34,6 @@ from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of
 
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
-_AMOUNT = 0.5  # of a unit in the last place, over which a value is moved; 1 would be stochastic rounding
 _CHUNK_BYTES = 64 << 20  # of errors at once
 _KEPT_BYTES = 256 << 20  # of draws that the directions are found from, so that they are not drawn twice
 DRAWS = 8
@@ -89,12 +88,13 @@ class DrawnRounding(TorchDispatchMode):
         return torch.float32 if value is self._dtype else value
 
     def _rounded(self, wide: torch.Tensor) -> torch.Tensor:
-        is_kept = (wide.to(self._dtype).float() == wide) | ~wide.isfinite()  # copies, gathered rows, negations
-        bits = wide.contiguous().view(torch.int32)
-        share = _hashed(bits, self._seed * 1_000_003 + self._calls)
-        moved = share.mul_(_AMOUNT * 2.0 ** _SPARE_BITS[self._dtype]).int().add_(bits).view(torch.float32)
+        """Move values by up to a quarter of a unit in the last place and round; what is exact in 16 bits stays."""
+        bits, spare = wide.contiguous().view(torch.int32), _SPARE_BITS[self._dtype]
+        mixed = _mixed(bits, self._seed * 1_000_003 + self._calls)
+        moved = mixed.bitwise_right_shift_(33 - spare).add_(bits)
+        is_exact = bits.bitwise_and((1 << spare) - 1) == 0  # copies, gathered rows, infinities
         self.moved += 1
-        return torch.where(is_kept, wide, moved).to(self._dtype)
+        return torch.where(is_exact, bits, moved).view(torch.float32).to(self._dtype)
 
 
 def _first(result: Any) -> Any:
@@ -109,12 +109,10 @@ def _makes_views(func: Any) -> bool:
     return any(each.alias_info is not None for each in func._schema.returns)
 
 
-def _hashed(bits: torch.Tensor, seed: int) -> torch.Tensor:
-    """A number in [-0.5, 0.5) for each int32, the same for the same: multiply and shift, as in splitmix."""
-    mixed = (bits ^ ((seed * 0x9E3779B1) & 0x7FFFFFFF)).mul_(-1640531535)
-    mixed = mixed.bitwise_xor_(mixed >> 15).mul_(-2048144777)
-    mixed = mixed.bitwise_xor_(mixed >> 13).mul_(-1028477379)
-    return mixed.bitwise_right_shift_(8).float().mul_(2.0**-24)
+def _mixed(bits: torch.Tensor, seed: int) -> torch.Tensor:
+    """An int32 for each int32, the same for the same: multiply and shift, as in splitmix."""
+    mixed = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
+    return mixed.bitwise_xor_(mixed >> 15).mul_(-2048144777)
 
 
 @dataclass

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.capture.remedies import REMEDIES, TIMED_FORWARDS, remedies_of
 from core.inference.capture import remedies
+from core.inference.capture.remedies import REMEDIES, TIMED_FORWARDS, remedies_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
 from core.runs.tables.remedies import RemedyRow, advice
