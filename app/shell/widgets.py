@@ -166,7 +166,7 @@ def causes(view: selection.View) -> None:
         with st.spinner("Fitting simple causes to half of the positions"):
             found = store_cache.causes(view)
         for cause in found.causes:
-            st.markdown(f"**{escaped(cause.name)}**: {escaped(cause.says)}")
+            st.markdown(f"**{escaped(cause.name)}**: {escaped(cause.text)}")
         if not found.causes:
             st.markdown("No simple cause found.")
         st.caption(f"{found.says} Fitted to half of the rows, scored on the other half (docs/causes.md).")

@@ -62,7 +62,7 @@ def explain(
     for (reference, name), explanation in explanations.items():
         out.print(f"{name} against {reference}:", markup=False)
         for cause in explanation.causes:
-            print_text(f"  {cause.name}: {cause.says}")
+            print_text(f"  {cause.name}: {cause.text}")
         if not explanation.causes:
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 

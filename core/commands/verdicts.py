@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -157,7 +156,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
     with steps() as say:
         for pair in run.pairs:
             say("looking for causes", pair.index, len(run.pairs), "pairs")
-            causes = [asdict(cause) for cause in explain_pair(run, pair.index).causes] if run.has_all_logits else None
+            causes = [cause.to_json() for cause in explain_pair(run, pair.index).causes] if run.has_all_logits else None
             found.append(
                 {
                     "reference": pair.reference,
@@ -179,7 +178,7 @@ def print_verdicts(run: RunReader, pairs_as_json: Sequence[dict[str, Any]]) -> N
         sides = f"{pair.variant} against {pair.reference}"
         for cause in as_json_["causes"] or ():
             if cause["says"] not in (pair.because or ""):
-                print_text(f"{cause['name']}  {sides}: {cause['says']}")
+                print_text(f"{cause['name']}  {sides}: {cause['text']}")
         if pair.verdict is None:
             continue
         out.print(f"[bold]{escape(pair.verdict)}[/bold]  {escape(sides)}: {escape(pair.because or '')}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.formats import FloatFormat, format_named, spacings, values_of
+from ...numerics.formats import format_named, spacings, values_of
 from ...numerics.topk import ListedRow
 from ...runs.figures import Figures
 from ...runs.topk.alignment import prompt_tokens
@@ -20,31 +18,34 @@ from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..constant_rows import is_left_out
 
 Ids = NDArray[np.int64]
-Values = NDArray[np.float64]
+Values = NDArray[np.floating]
 Flags = NDArray[np.bool_]
 Place = tuple[int, int]  # prompt, position
-Read = Callable[[int, int, int], NDArray[Any]]
-_MOST_ROWS, _LEAST_ROWS = 48, 16  # of complete rows, evenly spread
-_MOST_LOGITS = 1 << 22  # of a side that are read for them
-_MOST_LISTED = 512  # rows of lists
+FARTHEST = 1e4  # logits: a mask by a number is no further
+_MOST_PLACES, _BLOCK = 48, 8  # in blocks of consecutive ones
+_MOST_LOGITS = 1 << 22  # of a side that are read, but two blocks at least
+_MOST_LISTED = 512  # rows of lists that causes are fitted to
 # Tokens of a complete row: evenly spread ones, the top ones of either side, and those that are furthest moved.
-_SPREAD, _TOP, _MOVED = 2048, 64, 16
+_SPREAD, _LARGEST, _MOVED = 2048, 64, 16
+_TOP = 256  # tokens by which a row is compared with those of other places
 _LEAST_PADDING = 8  # tokens at the end of a row with one value
 
 
-class Listed(NamedTuple):
-    """Tokens of one side's row with their values, by id. [tokens] each"""
+class TooFewError(Exception):
+    """What a hypothesis needs and a pair lacks."""
 
-    token_ids: Ids
-    values: NDArray[Any]  # any float dtype
+
+class TopTokens(NamedTuple):
+    """Largest finite values of one side's row. [tokens] each"""
+
+    ids: Ids
+    values: Values
 
 
 @dataclass(frozen=True, eq=False)
 class RowPair:
-    """Tokens that are finite and not masked on both sides at one position. [tokens] each
-
-    x, y: values of the reference and the variant. times: how often each token stands in the text up to here, None if
-    the text is unknown.
+    """Tokens that are finite and not masked on both sides at one position, with the values of the reference and the
+    variant, and how often each stands in the text up to here, as far as that is known. [tokens] each
     """
 
     prompt: int
@@ -52,70 +53,65 @@ class RowPair:
     token_ids: Ids
     x: Values
     y: Values
-    times: Ids | None = None
+    times: Ids
 
-    @cached_property
+    @property
     def in_text(self) -> Flags:
-        return np.zeros(len(self.x), bool) if self.times is None else self.times > 0
+        return self.times > 0
 
     def part(self, which: Flags | slice) -> RowPair:
-        times = None if self.times is None else self.times[which]
-        return replace(self, token_ids=self.token_ids[which], x=self.x[which], y=self.y[which], times=times)
+        return RowPair(
+            self.prompt, self.position, self.token_ids[which], self.x[which], self.y[which], self.times[which]
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class PairRows:
-    """A pair as rows. at(side, prompt, position): a row of side 0 or 1, None if there is none.
+    """A pair as rows.
 
     names: of reference and variant. values: 'logit', or 'logprob' with a constant of its own at every position. dtype:
-    of complete rows, '' for lists. compared: positions that both sides have. lengths: positions of each prompt.
-    tokens: of each side and prompt, as far as known. emitted: (side, prompt, position, top token, chosen token) of
-    generated rows of lists. left_out: masked tokens of complete rows by (side, prompt, position). padded_from: of each
-    side the token id from which on it holds one value a row. factor: what the reference was multiplied by since, as a
-    temperature does.
+    of complete rows, '' for lists. compared: positions that both sides have. places: blocks of consecutive ones. tops:
+    of each side at each place. whole, masked: complete rows and their masked tokens, [sides, places, vocab]. listed,
+    tokens: of lists, and their prompts' tokens by side if known. factor: what the reference was multiplied by since.
     """
 
     names: tuple[str, str]
     values: str
     dtype: str
-    rows: tuple[RowPair, ...]
+    rows: Sequence[RowPair]
     compared: int
-    places: tuple[Place, ...]
-    lengths: tuple[int, ...]
-    at: Callable[[int, int, int], Listed | None]
-    tokens: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-    emitted: tuple[tuple[int, int, int, int, int], ...] = ()
-    left_out: Mapping[tuple[int, int, int], Flags] = field(default_factory=dict)
-    padded_from: tuple[int | None, int | None] = (None, None)
-    vocab: int = 0
+    places: Sequence[Place]
+    tops: Sequence[Sequence[TopTokens]]
+    whole: Values | None = None
+    masked: Flags | None = None
+    listed: ListPair | None = None
+    tokens: Sequence[Sequence[tuple[int, ...]]] = ()
     factor: float = 1.0
-
-    @property
-    def is_full(self) -> bool:
-        return bool(self.dtype)
 
     @property
     def has_constants(self) -> bool:
         return self.values == "logprob"
 
-    @cached_property
-    def are_steps(self) -> bool:
-        """Prompts of one position each are steps of one sequence."""
-        return max(self.lengths) == 1
-
-    @cached_property
-    def format(self) -> FloatFormat:
-        """Format that values are rounded to: of lists, whose log-sums are float32, that."""
-        return format_named(self.dtype or "float32")
+    def complete(self) -> tuple[Values, Flags]:
+        """Return `whole` and `masked`; TooFewError for lists."""
+        if self.whole is None or self.masked is None:
+            raise TooFewError("the whole vocabulary")
+        return self.whole, self.masked
 
     def rounding_rms(self, row: RowPair) -> float:
-        """rms that rounding both sides leaves: an error uniform within half a step of the row's largest value."""
+        """Return the rms that rounding both sides leaves: an error uniform within half a step of the row's largest
+        value. Values of lists have log-sums in float32.
+        """
         largest = np.array([np.abs(side).max(initial=0.0) for side in (row.x, row.y)])
-        return float(np.sqrt((spacings(largest, self.format) ** 2).sum() / 12))
+        return float(np.sqrt((spacings(largest, format_named(self.dtype or "float32")) ** 2).sum() / 12))
+
+
+def place_name(place: Place) -> str:
+    return f"position {place[1]} of prompt {place[0]}"
 
 
 def rows_of_run(run: Figures, pair: int) -> PairRows:
-    """Evenly spread rows of a stored pair."""
+    """Return rows of a stored pair."""
     header = run.header
     sides = (0, pair + 1)
     return complete_rows(
@@ -134,119 +130,97 @@ def complete_rows(
     tokens: tuple[tuple[int, ...], ...],
     lengths: Sequence[int],
     vocab: int,
-    read: Read,
+    read: Callable[[int, int, int], NDArray[Any]],
 ) -> PairRows:
-    """Evenly spread rows of complete ones: tokens spread over the vocabulary, of the text, and the top of either side.
+    """Return some of a pair's complete rows, each with some tokens.
 
     tokens: of each prompt, () if unknown; lengths: its positions. read(side, prompt, position): all values. [vocab]
     """
     every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
-    most = min(max(_LEAST_ROWS, _MOST_LOGITS // vocab), _MOST_ROWS, len(every))
-    places = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, most).astype(int))]
-    read = cache(read)
-
-    def at(side: int, prompt: int, position: int) -> Listed | None:
-        is_there = 0 <= prompt < len(lengths) and 0 <= position < lengths[prompt]
-        return Listed(np.arange(vocab), read(side, prompt, position)) if is_there else None
-
-    left_out = {(side, *place): is_left_out(read(side, *place)) for place in places for side in (0, 1)}
-    padded_from = _padded_from(read, places, vocab, 0), _padded_from(read, places, vocab, 1)
-    end = min((start for start in padded_from if start is not None), default=vocab)
+    places = _in_blocks(every, _MOST_LOGITS // vocab)
+    whole = np.array([[read(side, *place) for place in places] for side in (0, 1)])
+    masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
+    usable = np.isfinite(whole).all(axis=0) & ~masked.any(axis=0)
     spread = np.unique(np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64))
     rows = []
-    for prompt, position in places:
-        x, y = read(0, prompt, position), read(1, prompt, position)
-        usable = np.isfinite(x) & np.isfinite(y) & ~(left_out[0, prompt, position] | left_out[1, prompt, position])
-        usable[end:] = False
-        moved = np.subtract(y, x, out=np.zeros(vocab), where=usable, dtype=np.float64)
-        moved = np.abs(moved - (np.median(moved[usable]) if usable.any() else 0.0))
-        top = [_largest(values, usable, count) for values, count in ((x, _TOP), (y, _TOP), (moved, _MOVED))]
-        text = tokens[prompt][: position + 1]
-        ids = np.unique(np.concatenate([spread, *top, np.array(text, np.int64)]))
-        ids = ids[(ids >= 0) & (ids < vocab)]
-        ids = ids[usable[ids]]
-        x, y = x[ids].astype(np.float64), y[ids].astype(np.float64)
-        if len(ids) and np.ptp(x) > 0 and np.ptp(y) > 0:
-            rows.append(RowPair(prompt, position, ids, x, y, _times(text, ids)))
+    for (prompt, position), is_usable, *sides in zip(places, usable, *whole, strict=True):
+        x, y = (np.where(is_usable, side, 0.0).astype(np.float64) for side in sides)
+        moved = np.abs(y - x - (np.median((y - x)[is_usable]) if is_usable.any() else 0.0))
+        keys = np.where(is_usable, (x, y, moved), -np.inf)
+        x_top, y_top, moved_top = np.argpartition(keys, (-min(vocab, _LARGEST), -min(vocab, _MOVED)))
+        text = [token for token in tokens[prompt][: position + 1] if 0 <= token < vocab]
+        ids = np.unique([*spread, *x_top[-_LARGEST:], *y_top[-_LARGEST:], *moved_top[-_MOVED:], *text])
+        ids = ids[is_usable[ids]]
+        if len(ids) and np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
+            times = np.bincount(np.array(text, np.int64), minlength=vocab)[ids]
+            rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
     return PairRows(
-        names,
-        "logit",
-        dtype,
-        tuple(rows),
-        len(every),
-        tuple(places),
-        tuple(lengths),
-        at,
-        (tokens, tokens),
-        left_out=left_out,
-        padded_from=padded_from,
-        vocab=vocab,
+        names=names,
+        values="logit",
+        dtype=dtype,
+        rows=rows,
+        compared=len(every),
+        places=places,
+        tops=[[_top_tokens(np.arange(vocab), row) for row in rows] for rows in whole],
+        whole=whole,
+        masked=masked,
     )
 
 
-def _largest(values: NDArray[np.floating], usable: Flags, count: int) -> Ids:
-    """Ids of the largest usable values, in no order."""
-    values = np.where(usable, values, -np.inf)
-    return np.arange(len(values)) if len(values) <= count else np.argpartition(-values, count)[:count]
+def _in_blocks(places: list[Place], most: int) -> list[Place]:
+    """Return blocks of consecutive places, spread over all."""
+    blocks = min(max(2, most // _BLOCK), _MOST_PLACES // _BLOCK)
+    if len(places) <= blocks * _BLOCK:
+        return places
+    starts = np.linspace(0, len(places) - _BLOCK, blocks).astype(int)
+    return [places[start + step] for start in starts for step in range(_BLOCK)]
 
 
-def _times(text: Sequence[int], ids: Ids) -> Ids | None:
-    """How often each token stands in a text; None for no text."""
-    counts = Counter(text)
-    return np.array([counts[token] for token in ids.tolist()], np.int64) if text else None
+def _top_tokens(ids: Ids, values: Values) -> TopTokens:
+    ids, values = ids[np.isfinite(values)], values[np.isfinite(values)]
+    top = np.argpartition(-values, _TOP)[:_TOP] if len(values) > _TOP else slice(None)
+    return TopTokens(ids[top], np.clip(values[top].astype(np.float64), -FARTHEST, FARTHEST))
 
 
-def _padded_from(read: Read, places: Sequence[Place], vocab: int, side: int) -> int | None:
-    """First id of a tail that holds one finite value in every row of a side."""
-    rows = [read(side, *place) for place in places]
-    start = max(int(np.append(-1, np.flatnonzero(row != row[-1]))[-1]) + 1 for row in rows)
-    is_padding = 0 < start <= vocab - _LEAST_PADDING and all(np.isfinite(row[-1]) for row in rows)
-    return start if is_padding and not is_left_out(rows[-1])[-1] else None
+def _is_padding(rows: Values) -> Flags:
+    """Return whether each token is of a tail that holds one value in each row of a side."""
+    vocab = rows.shape[1]
+    start = int(np.flatnonzero(np.append(True, (rows != rows[:, -1:]).any(axis=0)))[-1])
+    return (np.arange(vocab) >= start) & (0 < start <= vocab - _LEAST_PADDING)
 
 
 def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: int = _MOST_LISTED) -> PairRows:
-    """Compared positions of a pair of lists, `most` of them evenly spread; probabilities become log-probabilities."""
+    """Return compared positions of a pair of lists, `most` of them evenly spread; probabilities become
+    log-probabilities.
+    """
+
+    def logs(row: ListedRow) -> TopTokens:
+        if pair.values != "prob":
+            return TopTokens(row.token_ids, row.values)
+        return TopTokens(row.token_ids[row.values > 0], np.log(row.values[row.values > 0]))
+
     sent = {
-        (place.prompt, place.position): (place.figures.reference, place.figures.variant) for place in pair.positions
-    }
-    has_ids = pair.keys == "token_id"
-
-    def logs(row: ListedRow) -> Listed:
-        finite = np.isfinite(row.values) & ((row.values > 0) | (pair.values != "prob"))
-        values = row.values[finite]
-        return Listed(row.token_ids[finite], np.log(values) if pair.values == "prob" else values)
-
-    def at(side: int, prompt: int, position: int) -> Listed | None:
-        return logs(sent[prompt, position][side]) if (prompt, position) in sent else None
-
-    rows = []
-    for place in pair.positions[:: max(1, len(pair.positions) // most)]:
-        x, y = logs(place.figures.reference), logs(place.figures.variant)
-        ids, here, there = np.intersect1d(x.token_ids, y.token_ids, return_indices=True)
-        text = reference.responses[place.prompt].tokens[: place.position + 1] if has_ids else ()
-        times = None if UNKNOWN_TOKEN in text else _times(text, ids)
-        rows.append(RowPair(place.prompt, place.position, ids.astype(np.int64), x.values[here], y.values[there], times))
-    emitted = [
-        (side, place.prompt, place.position, int(row.token_ids[0]), chosen)
+        (place.prompt, place.position): (logs(place.figures.reference), logs(place.figures.variant))
         for place in pair.positions
-        for side, row, chosen in zip(
-            (0, 1), (place.figures.reference, place.figures.variant), place.chosen, strict=True
-        )
-        if place.is_generated and chosen != UNKNOWN_TOKEN and row.best
-    ]
-    lengths = [0] * len(reference.responses)
-    for prompt, position in sent:
-        lengths[prompt] = max(lengths[prompt], position + 1)
+    }
+    rows = []
+    for prompt, position in list(sent)[:: max(1, len(sent) // most)]:
+        x, y = sent[prompt, position]
+        ids, here, there = np.intersect1d(x.ids, y.ids, return_indices=True)
+        text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
+        is_known = pair.keys == "token_id" and UNKNOWN_TOKEN not in text
+        times = np.array([(text == token).sum() * is_known for token in ids], np.int64)
+        rows.append(RowPair(prompt, position, ids.astype(np.int64), x.values[here], y.values[there], times))
+    places = _in_blocks(list(sent), _MOST_PLACES)
     tokens = [tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)]
     return PairRows(
-        (pair.reference, pair.variant),
-        "logit" if pair.values == "logit" else "logprob",
-        "",
-        tuple(rows),
-        len(pair.positions),
-        tuple(sent),
-        tuple(lengths),
-        at,
-        (tokens[0], tokens[1]) if has_ids else ((), ()),
-        tuple(emitted),
+        names=(pair.reference, pair.variant),
+        values="logit" if pair.values == "logit" else "logprob",
+        dtype="",
+        rows=rows,
+        compared=len(pair.positions),
+        places=places,
+        tops=[[_top_tokens(*sent[place][side]) for place in places] for side in (0, 1)],
+        listed=pair,
+        tokens=tokens if pair.keys == "token_id" else (),
     )

@@ -1,4 +1,4 @@
-"""Causes that make one side a function of the other's values: a temperature, a constant, a cap, a coarser grid."""
+"""Causes that make one side a function of the other's values: a temperature, a constant, bounds, a coarser grid."""
 
 from __future__ import annotations
 
@@ -6,249 +6,161 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from ...numerics.formats import FORMATS, FloatFormat
-from ...text import joined, number, plural
-from .rows import PairRows, RowPair, Values
-from .scoring import LEAST_TOKENS, TRIMMED, Cause, are_few, centered, halves, score
+from ...text import number, plural
+from .rows import PairRows, RowPair, TooFewError, Values
+from .scoring import LEAST_TOKENS, TRIMMED, Cause, Undo, are_few, halves, score
 
 _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normalizer's
 _OF_REST = 20.0  # a constant is so many times what it leaves
 _ONE_SIDED = 0.8  # nine of ten constants
-_FEW_TOKENS = 32  # of a row, whose slopes are taken pair by pair
+_SLOPE_TOKENS = 64  # of a row
 _MOST_FACTOR = 10.0  # that is named of logits which something else was done to
 _CAPPED_ROWS, _CAPPED_TOKENS = 8, 512  # to which a cap is fitted
-_LARGEST_CAP = 390.0  # a larger one is the end of the search
-_NEAR_NORMALIZED = 0.05  # nats
 _LEAST_LEVELS, _MOST_LEVELS = 8, 1 << 16  # of an evenly spaced grid
 _SAME_LEVEL, _OFF_GRID = 1e-7, 0.02  # of the widest gap; of a step
-_SIXTEEN = ("bfloat16", "float16")
+_ROUNDED = 0.99  # of the squared difference
 
 
-class Transform(NamedTuple):
-    """A cause with what it does: undo(row) is the row as it would be without it, both sides comparable.
-
-    factor: by which differences in the variant's values are larger than before it.
-    """
-
-    cause: Cause
-    undo: Callable[[RowPair], RowPair]
-    factor: float = 1.0
-    is_noise: bool = True
-
-
-def transform_of(pair: PairRows) -> Transform | None:
-    """The function of values that explains a pair best, None if none does. One that leaves more than noise is returned
-    only if it is a temperature, and names no amount.
-    """
-    scaled = temperature(pair)
-    exact = [one for one in (scaled, constant(pair), soft_capping(pair), clamped(pair)) if one and one.is_noise]
-    return min(exact, key=lambda one: one.cause.left_rms or 0.0) if exact else scaled
-
-
-def temperature(pair: PairRows) -> Transform | None:
+def temperature(pair: PairRows) -> Iterator[Cause]:
     """variant = factor x reference + a number at each position, as a temperature of 1 / factor on the variant makes it.
 
     Tokens of the text are left out if enough others are there, for a penalty may have moved them besides.
     """
-    split = halves([_outside_text(row) for row in pair.rows])
-    if split is None:
-        return None
-    slopes = [slope for row in split[0] if (slope := _slope(row)) is not None]
-    factor = float(np.median(slopes)) if slopes else 0.0
-    scored = score(pair, split[1], lambda row: (row.y, factor * row.x), True) if factor > 0 else None
-    if scored is None:
-        return None
-    reference, variant = pair.names
-    kind = "logits" if pair.values == "logit" else "log-probabilities"
-    if scored.is_noise:
-        constants = np.array([np.median(row.y - factor * row.x) for row in split[1]])
-        has_constant = float(np.abs(constants).mean()) > _OF_REST * scored.left_rms + _LEAST_CONSTANT
-        plus = ", up to a constant at each position," if pair.has_constants or has_constant else ""
-        cause = scored.cause(
-            "temperature",
-            f"The {kind} of '{variant}'{plus} are {factor:.4g} times those of '{reference}', as a temperature"
-            f" of {1 / factor:.3g} on '{variant}' makes them (or of {factor:.3g} on '{reference}')",
-            factor=factor,
-            temperature=1 / factor,
-        )
-    elif not 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
-        return None
-    else:
-        wider, than = ("further", "below") if factor > 1 else ("less far", "above")
-        says = f"The {kind} of '{variant}' are {wider} from each other than those of '{reference}', as a temperature"
-        cause = scored.partial_cause("temperature", f"{says} {than} 1 makes them")
-    return Transform(cause, lambda row: replace(row, x=factor * row.x), factor, scored.is_noise)
-
-
-def _outside_text(row: RowPair) -> RowPair:
-    outside = ~row.in_text
-    return row if outside.all() or outside.sum() < max(LEAST_TOKENS, len(outside) // 2) else row.part(outside)
-
-
-def _slope(row: RowPair) -> float | None:
-    """Slope of y over x, not moved by a quarter of the tokens: the middle slope of all pairs of few tokens, weighted by
-    their distance; of many, least squares of the three quarters that lie nearest to it.
-    """
-    x, y = row.x - row.x.mean(), row.y - row.y.mean()
-    if len(x) <= _FEW_TOKENS:
-        first, second = np.triu_indices(len(x), 1)
-        apart = x[first] - x[second]
-        is_apart = apart != 0
-        if not is_apart.any():
-            return None
-        slopes, weights = (y[first] - y[second])[is_apart] / apart[is_apart], np.abs(apart[is_apart])
-        order = np.argsort(slopes)
-        return float(slopes[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)])
-    for _ in range(4):
-        if not (spread := float(x @ x)):
-            return None
-        slope = float(x @ y) / spread
-        left = np.abs(centered(row.y - slope * row.x))
-        nearest = left <= np.quantile(left, 0.75)
-        x, y = (side[nearest] - side[nearest].mean() for side in (row.x, row.y))
-    return slope
-
-
-def constant(pair: PairRows) -> Transform | None:
-    """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
-    if (split := halves(pair.rows)) is None:
-        return None
-    scored = score(pair, split[1], lambda row: (row.y, row.x + np.median(row.y - row.x)), False)
-    if scored is None:
-        return None
-    constants = np.array([np.median(row.y - row.x) for row in split[1]])
-    is_one_sided = abs(np.sign(constants).mean()) >= _ONE_SIDED  # the noise of a row has any sign
-    least = _OF_REST * scored.left_rms if pair.has_constants or are_few(split[1]) else 0.0
-    if not is_one_sided or float(np.median(np.abs(constants))) < max(_LEAST_CONSTANT, least):
-        return None
-    middle = float(np.median(constants))
-    normalized = [name for side, name in enumerate(pair.names) if _is_normalized(pair, side)]
-    why = ", as other values in the rest of each row make it" if pair.has_constants else ""
-    if len(normalized) == 1:
-        why = f": '{normalized[0]}' holds log-probabilities, and the other side logits"
-    cause = scored.cause(
-        "constant",
-        f"'{pair.names[1]}' is '{pair.names[0]}' plus one number at each position ({number(middle)} in the middle)"
-        f"{why}",
-        constant=middle,
+    outside = [(row, ~row.in_text) for row in pair.rows]
+    fitted, rows = halves(
+        [row.part(which) if which.sum() >= max(LEAST_TOKENS, len(which) // 2) else row for row, which in outside]
     )
-    return Transform(cause, lambda row: replace(row, x=row.x + np.median(row.y - row.x)), 1.0, scored.is_noise)
+    factor = float(np.median([_slope(row) for row in fitted]))
+
+    def undo(row: RowPair) -> RowPair:
+        return replace(row, x=factor * row.x)
+
+    scored = score(pair, rows, undo, TRIMMED, has_constant=True) if factor > 0 else None
+    if scored is not None and (scored.is_noise or 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR):
+        above = "below 1" if factor > 1 else "above 1"
+        amount = f"of {1 / factor:.4g} (values x {factor:.4g})" if scored.is_noise else above
+        says = f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature {amount}."
+        parameters = {"factor": factor, "temperature": 1 / factor} if scored.is_noise else {}
+        yield replace(scored, name="temperature", says=says, parameters=parameters, undo=undo)
 
 
-def _is_normalized(pair: PairRows, side: int) -> bool:
-    """True if probabilities of a side's complete rows sum to 1."""
-    for place in pair.places[:8] if pair.is_full else ():
-        listed = pair.at(side, *place)
-        finite = np.zeros(0) if listed is None else listed.values[np.isfinite(listed.values)].astype(np.float64)
-        if not len(finite):
-            return False
-        top = max(0.0, float(finite.max()))
-        if abs(top + math.log(float(np.exp(finite - top).sum()))) > _NEAR_NORMALIZED:
-            return False
-    return pair.is_full
+def _slope(row: RowPair) -> float:
+    """Slope of y over x that a quarter of the tokens does not move: the median over pairs, weighted by distance."""
+    row = row.part(slice(None, None, 1 + len(row.x) // _SLOPE_TOKENS))
+    first, second = np.triu_indices(len(row.x), 1)
+    apart = row.x[first] - row.x[second]
+    slopes = np.divide(row.y[first] - row.y[second], apart, out=np.zeros(len(apart)), where=apart != 0)
+    order = np.argsort(slopes)
+    weights = np.cumsum(np.abs(apart[order]))
+    return float(slopes[order][np.searchsorted(weights, weights[-1] / 2)])
 
 
-def _applied(
-    pair: PairRows,
-    rows: list[RowPair],
-    side: int,
-    of: Callable[[Values], Values],
-    least: float,
-    name: str,
-    says: str,
-    **parameters: float,
-) -> Transform | None:
-    """`side` holds `of` the other side's values, and what that leaves is noise."""
-    scored = score(pair, rows, lambda row: (row.y, of(row.x)) if side else (row.x, of(row.y)), False, least)
+def constant(pair: PairRows) -> Iterator[Cause]:
+    """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
+    _, rows = halves(pair.rows)
+
+    def undo(row: RowPair) -> RowPair:
+        return replace(row, x=row.x + np.median(row.y - row.x))
+
+    scored = score(pair, rows, undo, TRIMMED)
     if scored is None or not scored.is_noise:
-        return None
-    says = f"The logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}' {says}"
-    cause = scored.cause(name, says, **parameters)
-    return Transform(cause, lambda row: replace(row, x=of(row.x)) if side else replace(row, y=of(row.y)))
-
-
-def soft_capping(pair: PairRows) -> Transform | None:
-    """variant = cap x tanh(reference / cap), or the other way round."""
-    if pair.values != "logit" or (split := halves(pair.rows)) is None:
-        return None
-    few = [row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in split[0][:_CAPPED_ROWS]]
-    for side in (1, 0):
-        sides = [(row.x, row.y) if side else (row.y, row.x) for row in few]
-
-        def error(cap: float, sides: list[tuple[Values, Values]] = sides) -> float:
-            return float(np.median([np.abs(held - cap * np.tanh(plain / cap)).mean() for plain, held in sides]))
-
-        cap = float(min(np.geomspace(2.0, 400.0, 54), key=error))
-        for width in (1.05, 1.01, 1.002, 1.0004):
-            cap = float(min((cap * width**step for step in range(-5, 6)), key=error))
-        says = f"capped softly at {cap:.4g}, cap x tanh(logit / cap)"
-        capped = partial(lambda cap, values: cap * np.tanh(values / cap), cap)
-        if cap < _LARGEST_CAP and (
-            found := _applied(pair, split[1], side, capped, TRIMMED, "soft-capping", says, cap=cap)
-        ):
-            return found
-    return None
-
-
-def clamped(pair: PairRows) -> Transform | None:
-    """variant = reference, but no lower or no higher than two bounds, or the other way round."""
-    if pair.values != "logit" or (split := halves(pair.rows)) is None:
-        return None
-    for side in (1, 0):
-        values = np.concatenate([row.y if side else row.x for row in split[0]])
-        # A value that only one token has is no bound.
-        bounds = {
-            name: float(bound)
-            for name, bound in (("low", values.min()), ("high", values.max()))
-            if (values == bound).sum() > 1
-        }
-        clip = partial(np.clip, a_min=bounds.get("low", -math.inf), a_max=bounds.get("high", math.inf))
-        words = [f"at {'least' if name == 'low' else 'most'} {bound:.4g}" for name, bound in bounds.items()]
-        if found := _applied(pair, split[1], side, clip, 1.0, "clamped", f"clamped to {joined(words)}", **bounds):
-            return found
-    return None
-
-
-def coarser(pair: PairRows) -> Iterator[Cause]:
-    """One side is the other rounded to a coarser format, to so many decimals, or to even steps."""
-    if (split := halves(pair.rows, 1)) is None:
         return
+    constants = np.array([np.median(row.y - row.x) for row in rows])
+    least = _OF_REST * (scored.left_rms or 0.0) if pair.has_constants or are_few(rows) else 0.0
+    is_one_sided = abs(np.sign(constants).mean()) >= _ONE_SIDED  # the noise of a row has any sign
+    if is_one_sided and np.median(np.abs(constants)) >= max(_LEAST_CONSTANT, least):
+        middle = float(np.median(constants))
+        says = (
+            f"'{pair.names[1]}' is '{pair.names[0]}' plus one number in each row (median {number(middle)}), as"
+            " log-probabilities are logits less a log-sum."
+        )
+        yield replace(scored, name="constant", says=says, parameters={"constant": middle}, undo=undo)
+
+
+def soft_capping(pair: PairRows) -> Iterator[Cause]:
+    """cap x tanh(logit / cap) on one side."""
+    yield from _bounded(pair, "soft-capping", _cap_of, lambda values, cap: cap * np.tanh(values / cap), TRIMMED)
+
+
+def _cap_of(held: list[Values], plain: list[Values]) -> dict[str, float]:
+    few = [np.stack(both)[:, :: 1 + len(both[0]) // _CAPPED_TOKENS] for both in zip(held, plain, strict=True)]
+
+    def error(cap: float) -> float:
+        return float(np.median([np.abs(own - cap * np.tanh(other / cap)).mean() for own, other in few[:_CAPPED_ROWS]]))
+
+    cap = float(min(np.geomspace(2.0, 400.0, 54), key=error))
+    for width in (1.05, 1.01, 1.002, 1.0004):
+        cap = float(min((cap * width**step for step in range(-5, 6)), key=error))
+    return {"cap": cap}
+
+
+def clamped(pair: PairRows) -> Iterator[Cause]:
+    """No logit below or above a bound on one side."""
+    yield from _bounded(pair, "clamped", _bounds_of, lambda values, low=None, high=None: values.clip(low, high), 1.0)
+
+
+def _bounds_of(held: list[Values], _: list[Values]) -> dict[str, float]:
+    values = np.concatenate(held)
+    bounds = {"low": float(values.min()), "high": float(values.max())}
+    return {name: one for name, one in bounds.items() if (values == one).sum() > 1}  # one token's value is no bound
+
+
+def _bounded(
+    pair: PairRows, name: str, fit: Callable[..., dict[str, float]], bound: Callable[..., Values], least: float
+) -> Iterator[Cause]:
+    """Logits of one side are the other's within bounds, and what that leaves is noise."""
+    if pair.values != "logit":
+        raise TooFewError("logits")
+    fitted, rows = halves(pair.rows)
+    sides = [row.x for row in fitted], [row.y for row in fitted]
     for side in (1, 0):
-        roundings: list[tuple[str, Callable[[Values, Values], Values]]] = []
+        parameters = fit(sides[side], sides[1 - side])
+        undo = _applied(side, partial(bound, **parameters))
+        scored = score(pair, rows, undo, least)
+        if scored is not None and scored.is_noise:
+            amounts = ", ".join(f"{key} {value:.4g}" for key, value in parameters.items())
+            says = f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', {name} ({amounts})."
+            yield replace(scored, name=name, says=says, parameters=parameters, undo=undo)
+
+
+def _applied(side: int, of: Callable[[Values], Values]) -> Undo:
+    """Give the other side's values what `side` did to them."""
+    return lambda row: replace(row, x=of(row.x)) if side else replace(row, y=of(row.y))
+
+
+def rounded(pair: PairRows) -> Iterator[Cause]:
+    """One side is the other rounded to a coarser format, to so many decimals, or to even steps."""
+    fitted, rows = halves(pair.rows, 1)
+    for side in (1, 0):
+        roundings: dict[str, Undo] = {}
         if pair.values == "logit":
-            formats = (name for name in (*_SIXTEEN, "float8_e4m3fn", "float8_e5m2") if name != pair.dtype)
-            roundings += [(name, partial(_rounded_to, FORMATS[name])) for name in formats]
-        for places in range(1, 7):
-            roundings.append((plural(places, "decimal"), partial(_to_decimals, places)))
-        grids = [_grid_of(row.y if side else row.x) for row in split[0]] if pair.is_full else []
+            names = (name for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if name != pair.dtype)
+            roundings = {name: _applied(side, partial(rounded_to, FORMATS[name])) for name in names}
+        roundings |= {plural(places, "decimal"): _applied(side, partial(_decimals, places)) for places in range(1, 7)}
+        grids = [_grid_of(row.y if side else row.x) for row in fitted] if pair.dtype else []
         levels = [grid[2] for grid in grids if grid is not None]
-        if levels and 2 * len(levels) > len(grids):
-            bits = max(1, math.ceil(math.log2(max(levels))))
-            roundings.append((f"even steps, as {plural(bits, 'bit')} a row with a scale hold them", _to_grid))
-        for name, rounded in roundings:
-
-            def fit(row: RowPair, side: int = side, rounded: Callable[..., Values] = rounded) -> tuple[Values, Values]:
-                fine, coarse = (row.x, row.y) if side else (row.y, row.x)
-                return coarse, rounded(fine, coarse)
-
-            scored = score(pair, split[1], fit, False, 1.0)
-            if scored is not None and scored.explained > 0.99:
-                says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}"
-                yield scored.cause("rounded", says, to=name)
+        if 2 * len(levels) > len(grids):
+            bits = math.ceil(math.log2(max(levels)))
+            roundings[f"even steps, as {bits} bits a row with a scale hold them"] = partial(_to_grid, side)
+        for name, undo in roundings.items():
+            scored = score(pair, rows, undo)
+            if scored is not None and (scored.explained or 0.0) > _ROUNDED:
+                says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
+                yield replace(scored, name="rounded", says=says, parameters={"to": name})
                 return
 
 
-def _rounded_to(fmt: FloatFormat, fine: Values, _: Values | None = None) -> Values:
-    within = np.clip(fine, -fmt.largest, fmt.largest)
-    return np.asarray(within.astype(np.float32).astype(fmt.values), np.float64)
+def rounded_to(fmt: FloatFormat, values: Values) -> Values:
+    within = np.clip(values, -fmt.largest, fmt.largest)
+    return within.astype(np.float32).astype(fmt.values).astype(np.float64)
 
 
-def _to_decimals(places: int, fine: Values, _: Values) -> Values:
-    return np.asarray(np.round(fine, places), np.float64)
+def _decimals(places: int, values: Values) -> Values:
+    return np.asarray(np.round(values, places))
 
 
 def _grid_of(row: Values) -> tuple[float, float, int] | None:
@@ -257,36 +169,18 @@ def _grid_of(row: Values) -> tuple[float, float, int] | None:
     if not _LEAST_LEVELS <= len(held) <= len(row) // 2:
         return None
     gaps = np.diff(held)
-    held = held[np.concatenate(([True], gaps > _SAME_LEVEL * gaps.max()))]  # a level that was rounded in two ways
+    held = held[np.append(True, gaps > _SAME_LEVEL * gaps.max())]  # a level that was rounded in two ways
     step = float(np.diff(held).min())
     if (held[-1] - held[0]) / step > _MOST_LEVELS:
         return None
-    level = np.concatenate(([0], np.cumsum(np.round(np.diff(held) / step))))
+    level = np.append(0, np.cumsum(np.round(np.diff(held) / step)))
     step = float(level @ (held - held[0]) / (level @ level))
     is_even = np.abs(held - held[0] - step * level).max() <= _OFF_GRID * step
     return (float(held[0]), step, int(level[-1]) + 1) if is_even else None
 
 
-def _to_grid(fine: Values, coarse: Values) -> Values:
-    if (grid := _grid_of(coarse)) is None:
-        return fine
+def _to_grid(side: int, row: RowPair) -> RowPair:
+    if (grid := _grid_of(row.y if side else row.x)) is None:
+        return row
     start, step, levels = grid
-    return np.asarray(start + step * np.clip(np.round((fine - start) / step), 0, levels - 1), np.float64)
-
-
-def upcast(pair: PairRows) -> Iterator[Cause]:
-    """Observation: the values of one side lie on a 16-bit grid, and the other's do not."""
-    if pair.dtype != "float32" or not pair.rows:
-        return
-    sides = [np.concatenate([row.x for row in pair.rows]), np.concatenate([row.y for row in pair.rows])]
-    for name in _SIXTEEN:
-        on_grid = [bool((_rounded_to(FORMATS[name], values) == values).all()) for values in sides]
-        side = 1 if on_grid[1] else 0
-        if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
-            yield Cause(
-                "upcast",
-                f"Every value of '{pair.names[side]}' is one of {name}, and those of '{pair.names[1 - side]}' are not:"
-                f" it was computed in or saved as {name} and widened.",
-                {"dtype": name},
-            )
-            return
+    return _applied(side, lambda fine: start + step * np.clip(np.round((fine - start) / step), 0, levels - 1))(row)
