@@ -17,29 +17,22 @@ _FAR_BELOW = 1000.0  # logits below the largest: where masks that were added to 
 
 
 def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Tokens of a row that a mask left out: -inf, or a number as -1e9 or the lowest of a dtype that lies far below all
-    others. [vocab]
+    """Return which tokens of a row a mask left out: -inf, a number such as -1e9 or the lowest of a dtype that lies far
+    below all others, or logits that such a number was added to. [vocab]
     """
-    left_out = np.isneginf(values)
     rest = values[np.isfinite(values)]
-    while len(rest) > 1:
-        low, high = float(rest.min()), float(rest.max())
-        if high - low < _GAP * _LEAST_SPREAD or low >= 0:
+    if not len(rest) or rest.min() >= 0 or rest.max() <= rest.min() + _GAP * _LEAST_SPREAD:
+        return np.isneginf(values)
+    rest = np.sort(rest).astype(np.float64)
+    while len(rest) > 1 and rest[0] < 0:
+        masked, above, gap = rest[:-1], rest[-1] - rest[1:], np.diff(rest)
+        spread = masked - rest[0]
+        was_added = (masked < min(rest[-1], _FAR_BELOW / 2) - _FAR_BELOW) & (gap > 10 * spread)
+        splits = np.flatnonzero((gap > _GAP * np.maximum(above, _LEAST_SPREAD)) & ((spread == 0) | was_added))
+        if not len(splits):
             break
-        others = rest[rest > low]
-        least = float(others.min())
-        if least - low <= _GAP * max(high - least, _LEAST_SPREAD):  # not one value: a mask added to logits
-            below = rest[rest < high - _FAR_BELOW]
-            others = rest[rest >= high - _FAR_BELOW]
-            if not len(below) or below.max() > -_FAR_BELOW / 2:
-                break
-            least, highest_below = float(others.min()), float(below.max())
-            gap = least - highest_below
-            if gap <= max(_GAP * max(high - least, _LEAST_SPREAD), 10 * (highest_below - low)):
-                break
-        left_out |= values < least
-        rest = others
-    return left_out
+        rest = rest[splits[0] + 1 :]
+    return values < rest[0]
 
 
 @dataclass

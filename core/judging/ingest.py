@@ -1,6 +1,4 @@
-"""Dump on disk to stored, analysed run with what can be said of it: one pass over the file, memory bounded by its
-chunks.
-"""
+"""Store dumps and responses as analysed, judged runs: one pass over the file, memory bounded by its chunks."""
 
 from __future__ import annotations
 
@@ -25,10 +23,7 @@ from .dump import judge_upload
 from .judge_lists import judge_responses, judge_tokens
 from .validity import checks_of
 
-WHOLE_ROWS_ONLY = (
-    "--compute-dtype, --reference and --holds are for whole rows of logits; responses of servers have some tokens of"
-    " each."
-)
+WHOLE_ROWS_ONLY = "--compute-dtype, --reference and --holds are for whole rows of logits, not for server responses."
 
 
 def ingest(
@@ -43,40 +38,30 @@ def ingest(
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Read dump files, or responses of engines, check them, store them as one run; returns its id. `on_progress(rows
-    done, rows in all)`.
+    """Check dump files, or responses of engines, and store them as one run; return its id. `on_progress(rows done,
+    rows in all)`.
 
-    DumpError where they cannot be taken, LimitError where there is no room for them: nothing is left in the store then.
+    DumpError if they cannot be taken, LimitError if there is no room for them: nothing is left in the store then.
     `holds`: see open_dump. UsageError for options of whole rows beside responses.
     """
     title = name or " + ".join(path.stem for path in paths)
     is_tokens = are_tokens(paths)
-    if is_tokens or are_payloads(paths):
-        if compute_dtype or reference or holds:
-            raise UsageError(WHOLE_ROWS_ONLY)
-        if is_tokens:
-            about = About(title, model)
-            return write_tokens(store, paths, about, judge_tokens, run_id=run_id, on_progress=on_progress)
-        return _ingest_responses(store, paths, title, model, run_id, on_progress)
-    with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
-        return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
-
-
-def _ingest_responses(
-    store: Store,
-    paths: Sequence[Path],
-    name: str,
-    model: str,
-    run_id: str | None,
-    on_progress: Callable[[int, int], None] | None,
-) -> str:
+    if not is_tokens and not are_payloads(paths):
+        with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
+            return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
+    if compute_dtype or reference or holds:
+        raise UsageError(WHOLE_ROWS_ONLY)
+    if is_tokens:
+        about = About(title, model)
+        return write_tokens(store, paths, about, judge_tokens, run_id=run_id, on_progress=on_progress)
     sides = aligned(read_sides(paths))
-    models = {response.model for side in sides for response in side.responses if response.model}
+    responses = [response for side in sides for response in side.responses]
+    models = {response.model for response in responses if response.model}
     if on_progress is not None:
-        rows = sum(len(response.rows) for side in sides for response in side.responses)
+        rows = sum(len(response.rows) for response in responses)
         on_progress(rows, rows)
     pairs = pairs_of(sides)
-    about = About(name, model or (models.pop() if len(models) == 1 else ""))
+    about = About(title, model or (models.pop() if len(models) == 1 else ""))
     return write_lists(store, about, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
 
 
@@ -89,7 +74,7 @@ def store_dump(
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Store an opened dump as a run, with its verdict as far as it goes without controls; returns its id."""
+    """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
@@ -104,8 +89,7 @@ def store_dump(
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
-        checks = checks_of(figures, fillings)
-        for verdict in judge_upload(figures, checks, dump.generations):
+        for verdict in judge_upload(figures, checks_of(figures, fillings), dump.generations):
             writer.write_verdict(verdict)
         return writer.finish()
 
@@ -113,15 +97,12 @@ def store_dump(
 def judged_report_of_dump(
     dump: Dump, on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[PairReport], list[list[str]]]:
-    """The report of an opened dump with the verdict that it would be stored with: its checks need the figures in a
-    database.
+    """Return the report of an opened dump with the verdict that it would be stored with.
 
-    It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError where there is no room
-    for it.
+    It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError if there is no room.
     """
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(
-            store.path_of(store_dump(store, dump, name="dump", run_id="RUN", on_progress=on_progress))
-        ) as run:
+        run_id = store_dump(store, dump, name="dump", run_id="RUN", on_progress=on_progress)
+        with RunReader(store.path_of(run_id)) as run:
             return report_of_run(run)

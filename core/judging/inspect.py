@@ -1,5 +1,6 @@
-"""Identify an untrusted file (dump or run file) by magic bytes and headers; read a dump's rows only as far as its
-compute dtype needs.
+"""Describe an untrusted file (dump, responses or run file) before it is stored, as far as its headers say.
+
+A dump's rows are read only as far as its compute dtype needs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from ..runs.topk.alignment import aligned
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import pairs_of, vocabulary_size
 from ..runs.topk.payloads.plain_file import is_payload
-from ..runs.topk.records import ListSide
 from ..runs.topk.tables import most_sent
 from ..runs.topk.tokens import FORMAT, are_tokens
 from ..text import plural, shown
@@ -46,8 +46,9 @@ class Headers:
 
 
 def headers_of(path: Path) -> Headers:
-    """A run file, a dump of two or more sides, an array that makes a pair with another file's, or responses of an
-    engine. DumpError for anything else.
+    """Tell a run file, a dump of two or more sides, one array, and responses of an engine apart.
+
+    DumpError for anything else.
     """
     if is_run_file(path):
         return Headers("run")
@@ -55,10 +56,11 @@ def headers_of(path: Path) -> Headers:
         return Headers("responses")
     container = open_container(path, MAX_BYTES)
     sides, _ = sides_of(container)
-    if not sides:
-        raise DumpError(f"{container.name}: holds no logits; expected an array of [positions, vocab].")
-    if len(sides) > MAX_SIDES:
-        raise DumpError(f"{container.name}: holds {len(sides)} sides; expected at most {MAX_SIDES}.")
+    if not 1 <= len(sides) <= MAX_SIDES:
+        raise DumpError(
+            f"{container.name}: holds {plural(len(sides), 'array')} of logits; expected 1 to {MAX_SIDES} of [positions,"
+            " vocab]."
+        )
     described = {
         name: f"{'bfloat16' if array.dtype.kind == 'V' else array.dtype.name} {list(array.shape)}"
         for name, array in sides.items()
@@ -78,33 +80,34 @@ def understood(
     `on_progress(bytes read, bytes in all)`.
 
     kind: 'run', 'dump' or 'responses'. sides: name and source_dtype, the reference first; of responses what was sent.
-
-    DumpError or StoreError where it cannot be taken.
+    DumpError or StoreError if it cannot be taken.
     """
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")
-        return _run(paths[0])
-    if are_tokens(paths):
-        return _tokens(paths)
-    if are_payloads(paths):
-        return _responses(paths)
-    with open_dump(
-        paths,
-        compute_dtype=compute_dtype,
-        reference=reference,
-        holds=holds,
-        max_bytes=MAX_BYTES,
-        on_progress=on_progress,
-    ) as dump:
-        return _dump(paths, dump)
+        described = _run(paths[0])
+    elif are_tokens(paths):
+        described = _tokens(paths)
+    elif are_payloads(paths):
+        described = _responses(paths)
+    else:
+        dump = open_dump(
+            paths,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            holds=holds,
+            max_bytes=MAX_BYTES,
+            on_progress=on_progress,
+        )
+        with dump:
+            described = _dump(dump)
+    return {"files": [shown(path.name) for path in paths], **described}
 
 
-def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
+def _dump(dump: Dump) -> dict[str, Any]:
     first = dump.prompts[0]
     return {
         "kind": "dump",
-        "files": [shown(path.name) for path in paths],
         "sides": [{"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides],
         "prompts": len(dump.prompts),
         "positions": dump.rows,
@@ -120,20 +123,33 @@ def _dump(paths: Sequence[Path], dump: Dump) -> dict[str, Any]:
 
 
 def _responses(paths: Sequence[Path]) -> dict[str, Any]:
+    """processed: whether temperature, penalties or a mask are in a side's values, null if a payload does not say."""
     sides = aligned(read_sides(paths))
     pairs = pairs_of(sides)
+    described = []
+    for side in sides:
+        flags = {response.processed for response in side.responses}
+        described.append(
+            {
+                "name": side.name,
+                "source_dtype": f"{side.values}s of at most {plural(most_sent(side), 'token')} per position",
+                "formats": sorted({response.format for response in side.responses}),
+                "prompts": len(side.responses),
+                "rows": sum(len(response.rows) for response in side.responses),
+                "values": sum(len(response.rows.values) for response in side.responses),
+                "processed": True if True in flags else False if flags == {False} else None,
+            }
+        )
     rows = [row for verdict in judge_responses(sides, pairs) for row in verdict.evidence]
+    grids = zip(sides, pairs[0].grids, strict=False)
     return {
         "kind": "responses",
-        "files": [shown(path.name) for path in paths],
-        "sides": [_side(side) for side in sides],
+        "sides": described,
         "prompts": len(sides[0].responses),
         "positions": len(pairs[0].positions),
         "vocab": vocabulary_size(sides),
         "compute_dtype": pairs[0].compute_dtype,
-        "dtype_reason": " ".join(
-            f"{side.name}: {grid_words(grid)}" for side, grid in zip(sides, pairs[0].grids, strict=False)
-        ),
+        "dtype_reason": " ".join(f"{side.name}: {grid_words(grid)}" for side, grid in grids),
         "tokens": "ids" if pairs[0].keys == "token_id" else "texts",
         "warnings": list(dict.fromkeys(row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT))),
     }
@@ -144,40 +160,19 @@ def _tokens(paths: Sequence[Path]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
         with RunReader(store.path_of(ingest(store, paths, run_id="RUN"))) as run:
-            header, note = run.header, run.header.provenance.note
-            size = {"prompts": len(header.prompts), "rows": header.rows, "values": run.pairs[0].summary.finite}
-            kind = "log-probabilities of chosen tokens"
-            return {
-                "kind": "responses",
-                "files": [shown(path.name) for path in paths],
-                "sides": [
-                    {"name": side.name, "source_dtype": kind, "formats": [FORMAT], **size, "processed": None}
-                    for side in header.sides
-                ],
-                "prompts": size["prompts"],
-                "positions": header.rows,
-                "vocab": None,
-                "compute_dtype": None,
-                "dtype_reason": "",
-                "tokens": "ids",
-                "warnings": [note] if note else [],
-            }
-
-
-def _side(side: ListSide) -> dict[str, Any]:
-    """Describe what was sent for a side. processed: temperature, penalties or a mask are in the values, null if a
-    payload does not say.
-    """
-    responses = side.responses
-    flags = {response.processed for response in responses}
+            header, values = run.header, run.pairs[0].summary.finite
+    sent = {"source_dtype": "log-probabilities of chosen tokens", "formats": [FORMAT], "prompts": len(header.prompts)}
+    sent |= {"rows": header.rows, "values": values, "processed": None}
     return {
-        "name": side.name,
-        "source_dtype": f"{side.values}s of at most {plural(most_sent(side), 'token')} per position",
-        "formats": sorted({response.format for response in responses}),
-        "prompts": len(responses),
-        "rows": sum(len(response.rows) for response in responses),
-        "values": sum(len(response.rows.values) for response in responses),
-        "processed": True if True in flags else False if flags == {False} else None,
+        "kind": "responses",
+        "sides": [{"name": side.name, **sent} for side in header.sides],
+        "prompts": len(header.prompts),
+        "positions": header.rows,
+        "vocab": None,
+        "compute_dtype": None,
+        "dtype_reason": "",
+        "tokens": "ids",
+        "warnings": [header.provenance.note] if header.provenance.note else [],
     }
 
 
@@ -189,7 +184,6 @@ def _run(path: Path) -> dict[str, Any]:
         raise card
     return {
         "kind": "run",
-        "files": [shown(path.name)],
         "name": shown(card.name, _LONGEST_NAME),
         "model": shown(card.model, _LONGEST_NAME),
         "created": card.created.isoformat(),

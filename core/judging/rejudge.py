@@ -1,4 +1,4 @@
-"""An uploaded run judged with controls: a new run of the same bits, beside the old one."""
+"""Judge an uploaded run with controls: a new run of the same bits; the old one stays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from .uploaded_controls import UploadedControls
 
 
 def check_upload(run: RunReader) -> None:
-    """UsageError for a capture, which is judged with its model."""
+    """Raise UsageError for a capture, which is judged with its model."""
     if run.header.provenance.kind != "upload":
-        raise UsageError(
-            f"run '{run.run_id}' is a capture; `{COMMAND} judge` captures its paths again with every control."
-        )
+        raise UsageError(f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.")
     if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
         raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
 
@@ -32,23 +30,21 @@ def judge_stored(
     name: str | None = None,
     note: str = "",
 ) -> str:
-    """Store `run` once more with the verdict that its controls come to; returns the new run's id. The old run stays as
-    it is; lists show the new one in its place.
-    """
+    """Store `run` once more with the verdict by its controls, listed in its place; return the new run's id."""
     check_upload(run)
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
         with run.decoding("figures"):
             before = [stored_verdict(run, pair) for pair in run.pairs]
             checks = [[row for row in verdict.evidence if row.rung == VALIDITY] for verdict in before]
-            found = judge_upload(run, checks, generations, controls, before, with_model)
-        judged = revision.finish(found, " ".join(part for part in (f"Judged from run {run.run_id}.", note) if part))
+            verdicts = judge_upload(run, checks, generations, controls, before, with_model)
+        judged = revision.finish(verdicts, f"Judged from run {run.run_id}. {note}".rstrip())
     store.mark_judged(run.run_id, judged)
     return judged
 
 
 def stored_verdict(run: RunReader, pair: StoredPair) -> PairVerdict:
-    """Verdict of a pair as the run has it so far, with its evidence and its floors."""
+    """Return the stored verdict of a pair, with its evidence and its floors."""
     floors = []
     for dtype, rows in run.rows("floor_position", pair=pair.index).groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:

@@ -36,14 +36,12 @@ _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
 class FloorSamples:
     """An uploaded noise floor: paths that compute the pair's reference in float32 and are equal in exact arithmetic.
 
-    names: of the distinct paths, the dump's first one first; same: (a path left out, the one that it equals bit for
-    bit); between: mean squares of two paths by name [positions], every two of the first few and each against the first;
-    start: of the first against the pair's reference [positions]; spread: standard deviation of the first one's logits
-    over the vocabulary.
+    names: of the distinct paths, the dump's first one first; between: mean squares of two paths by name [positions],
+    every two of the first few and each against the first; start: of the first against the pair's reference [positions];
+    spread: standard deviation of the first one's logits over the vocabulary.
     """
 
     names: tuple[str, ...]
-    same: tuple[tuple[str, str], ...]
     between: dict[tuple[str, str], NDArray[np.float64]]
     start: NDArray[np.float64]
     spread: float
@@ -220,21 +218,15 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergen
     apart = {two: np.concatenate(each) for two, each in squares.items()}
     rms = {two: float(np.sqrt(each.mean())) for two, each in apart.items()}
     least = min(rms[(name, name)] for name in known)
-    if least > _UNRELATED * (spread := float(np.sqrt(np.concatenate(variances).mean()))):
+    if least > _UNRELATED * np.sqrt(np.concatenate(variances).mean()):
         raise DumpError(
-            f"The pair in float32 has other weights or tokens: it differs from the run by {least:.3g} logits (rms), and"
-            f" logits vary by {spread:.3g} over the vocabulary."
+            f"The pair in float32 has other weights or tokens: it differs from the run by {least:.3g} logits (rms)."
         )
     for (name, other), far in rms.items():
         if far * _SWAPPED < rms[(name, name)]:
-            raise DumpError(
-                f"'{name}' in {fmt.name} is nearer to '{other}' in float32 than to '{name}'. Are the names swapped?"
-            )
-    if (share := min(upcast.values()) / (header.rows * header.vocab)) > _UPCAST:
-        raise DumpError(
-            f"The pair in float32 is the run's own {fmt.name}, upcast: {share:.1%} of logits round back to the run's"
-            " bits. Compute both sides in float32."
-        )
+            raise DumpError(f"'{name}' in {fmt.name} is nearer to '{other}' in float32. Are the names swapped?")
+    if min(upcast.values()) > _UPCAST * header.rows * header.vocab:
+        raise DumpError(f"The pair in float32 is the run's own {fmt.name}, upcast. Compute both sides in float32.")
     return pairs, {name: apart[(name, name)] for name in known}
 
 
@@ -264,21 +256,16 @@ def _floor(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Floor
     first = [next((a for a in range(b) if is_equal[(a, b)]), b) for b in range(count + len(judged))]
     variants = set(first[count:]) - {first[reference]}
     if copies := [name for name, each in zip(names, first, strict=False) if each in variants]:
-        raise DumpError(
-            f"'{copies[0]}' of the noise floor is the variant itself, bit for bit; expected other paths of the"
-            " reference."
-        )
+        raise DumpError(f"'{copies[0]}' of the noise floor is the variant itself; expected paths of the reference.")
     distinct = tuple(name for place, name in enumerate(names) if first[place] == place)
-    same = tuple((name, names[first[place]]) for place, name in enumerate(names) if first[place] != place)
     if len(distinct) < _LEAST_PATHS:
         raise DumpError(
-            f"The noise floor has {len(distinct)} distinct of {count} paths; expected at least {_LEAST_PATHS}, such as"
-            " other batch sizes or kernels."
+            f"The noise floor has {len(distinct)} distinct of {count} paths; expected {_LEAST_PATHS} or more."
         )
     between = {(names[a], names[b]): np.concatenate(each) for (a, b), each in squares.items()}
     between = {two: each for two, each in between.items() if {*two} <= {*distinct}}
     spread = float(np.sqrt(np.concatenate(variances).mean()))
-    return FloorSamples(distinct, same, between, np.concatenate(start), spread)
+    return FloorSamples(distinct, between, np.concatenate(start), spread)
 
 
 def _variances(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -25,9 +25,8 @@ FLOOR_SHRINKS = 0.02
 
 
 def ways_in_words(samples: FloorSamples) -> str:
-    """`the uploaded floor: 'a', 'b', 'c' ('d' equals 'a')`."""
-    same = ", ".join(f"'{name}' equals '{first}'" for name, first in samples.same)
-    return f"the uploaded floor: {', '.join(map(repr, samples.names))}{f' ({same})' if same else ''}"
+    """`the uploaded floor: 'a', 'b', 'c'`."""
+    return f"the uploaded floor: {', '.join(map(repr, samples.names))}"
 
 
 @np.errstate(divide="ignore", invalid="ignore")

@@ -30,7 +30,7 @@ def test_a_file_is_what_it_holds_whatever_it_is_called(tmp_path):
 
 def test_reserved_keys_alone_are_no_logits(tmp_path):
     np.savez(tmp_path / "d.npz", token_ids=np.arange(3))
-    with pytest.raises(DumpError, match="no logits"):
+    with pytest.raises(DumpError, match="0 arrays of logits"):
         headers_of(tmp_path / "d.npz")
 
 
