@@ -13,7 +13,7 @@ import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,27 +42,16 @@ def order_of(seed: int, name: str, length: int) -> torch.Tensor:
     return torch.randperm(length, generator=generator)
 
 
-class Reordering:
-    """What has been reordered so far. calls: weight -> products with it; experts in one parameter are one map."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-
 @contextmanager
-def reordered(model: torch.nn.Module, seed: int) -> Iterator[Reordering]:
+def reordered(model: torch.nn.Module, seed: int) -> Iterator[Counter[str]]:
     """Sum every linear map of the model that runs inside in an order drawn from (seed, name of its weight).
 
-    Weights converted inside are followed. Only this thread is affected.
+    Weights converted inside are followed. Only this thread is affected. -> products with each weight
     """
     if refusal := reordering_refusal(model):
         raise CaptureError(f"reordering: {refusal}.")
-    reordering, weights = Reordering(), _Weights(model)
-    mode = _Reorder(weights, reordering, seed)
-    runs: Counter[torch.nn.Module] = Counter()
+    weights, runs = _Weights(model), Counter[torch.nn.Module]()
+    mode = _Reorder(weights, seed)
 
     def count(module: torch.nn.Module, *_: Any) -> None:
         # Under a dispatch mode dynamo quietly falls back to the plain model, and the floor would then compare two
@@ -71,13 +60,12 @@ def reordered(model: torch.nn.Module, seed: int) -> Iterator[Reordering]:
             raise CaptureError("reordering: the model runs under torch.compile; leave compile out.")
         runs[module] += 1
 
-    hooks = [module.register_forward_hook(count) for module in model.modules() if weights.of(module)]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if weights.of(module):
+                hooks.callback(module.register_forward_hook(count).remove)
         with mode:
-            yield reordering
-    finally:
-        for hook in hooks:
-            hook.remove()
+            yield mode.products
     for name, module in model.named_modules():
         if not mode.has_seen(module, runs[module]):
             raise CaptureError(
@@ -108,33 +96,29 @@ class _Weights:
     """The matrices among a model's parameters, by where in memory they begin: every view of one is one."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        names: dict[int, str] = {}
-        self._end: dict[int, int] = {}
+        self._ranges: dict[int, tuple[int, str]] = {}  # begin -> end and name
         self._held = []  # so that no other tensor can come to lie at these addresses
         for prefix, module in model.named_modules():
-            for key, parameter in _matrices(module):
-                begin = parameter.data_ptr()
+            for key, matrix in _matrices(module):
+                begin = matrix.data_ptr()
                 # A tied head goes by the head's name, whichever comes first: the embedding is no map.
-                if begin not in names or not isinstance(module, _NO_MAP):
-                    names[begin] = f"{prefix}.{key}" if prefix else key
-                self._end[begin] = begin + parameter.nbytes
-                self._held.append(parameter.untyped_storage())
-        self._begins = sorted(names)
-        self._names = names
+                if begin not in self._ranges or not isinstance(module, _NO_MAP):
+                    self._ranges[begin] = begin + matrix.nbytes, f"{prefix}.{key}".lstrip(".")
+                self._held.append(matrix.untyped_storage())
+        self._begins = sorted(self._ranges)
         self._copies: dict[int, tuple[StorageWeakRef, str]] = {}
 
     def of(self, module: torch.nn.Module) -> list[str]:
         """Names of the matrices that the module itself owns, unless it is one of the kinds that are no map."""
-        is_map = not isinstance(module, _NO_MAP)
-        return [self._names.get(matrix.data_ptr(), "") for _, matrix in _matrices(module) if is_map]
+        matrices = [] if isinstance(module, _NO_MAP) else [matrix for _, matrix in _matrices(module)]
+        return [self.parameter(matrix) or "" for matrix in matrices]
 
     def parameter(self, tensor: torch.Tensor) -> str | None:
         """The parameter that the tensor is, or is a view of."""
         pointer = tensor.data_ptr()
         place = bisect_right(self._begins, pointer) - 1
-        if place < 0 or pointer >= self._end[self._begins[place]]:
-            return None
-        return self._names[self._begins[place]]
+        end, name = self._ranges[self._begins[place]] if place >= 0 else (0, "")
+        return name if pointer < end else None
 
     def name(self, tensor: torch.Tensor) -> str | None:
         """The parameter that the tensor is, views or is a function of."""
@@ -156,9 +140,10 @@ class _Reorder(TorchDispatchMode):
 
     supports_higher_order_operators = True  # so that they are refused here, in our words
 
-    def __init__(self, weights: _Weights, reordering: Reordering, seed: int) -> None:
+    def __init__(self, weights: _Weights, seed: int) -> None:
         super().__init__()
-        self._weights, self._reordering, self._seed = weights, reordering, seed
+        self._weights, self._seed = weights, seed
+        self.products: Counter[str] = Counter()  # by weight; experts in one parameter are one
         self._orders: dict[Any, torch.Tensor] = {}
         self._computed_with: set[str] = set()
 
@@ -168,8 +153,8 @@ class _Reorder(TorchDispatchMode):
         if not runs or not names:
             return True
         if isinstance(module, torch.nn.Linear | Conv1D):
-            return sum(self._reordering.calls[name] for name in names) >= runs
-        return any(name in self._reordering.calls or name in self._computed_with for name in names)
+            return sum(self.products[name] for name in names) >= runs
+        return any(name in self.products or name in self._computed_with for name in names)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -209,7 +194,7 @@ class _Reorder(TorchDispatchMode):
             name = f"a weight of {list(second.shape)}"
         if operation == "aten::_grouped_mm" and second.ndim == first.ndim == 2:
             raise CaptureError(f"reordering: {func} sums '{name}' group by group; choose the eager experts.")
-        self._reordering.calls[name] += 1
+        self.products[name] += 1
         changed = list(args)
         for number, axis in zip(factors, (-1, -1 if is_linear or second.ndim == 1 else -2), strict=True):
             changed[number] = self._permuted(args[number], axis, name)

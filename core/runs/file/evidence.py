@@ -328,6 +328,11 @@ class AloneFigures(CheckFigures):
     modules: Annotated[tuple[str, ...], "modules as they run"]
     alone_rms: Annotated[tuple[float | None, ...], "rms of the side to float64, in units of each module's output"]
     own_rounding_rms: Annotated[tuple[float | None, ...], "rms of the model's own float32 to float64, likewise"]
+    first_module: Annotated[str | None, "first of those that differ"] = None
+    first: Annotated[tuple[int, int] | None, "first (prompt, position) at which one does"] = None
+    kind: Annotated[str | None, "part of the blocks that errs like a lower precision"] = None
+    blocks: Annotated[int | None, "blocks in which it does"] = None
+    bits: Annotated[float | None, "bits that it computes to, about"] = None
 
 
 class Check(StrEnum):

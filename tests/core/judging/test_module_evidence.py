@@ -1,19 +1,35 @@
-"""The rows of evidence on modules: which are named, and in which words."""
+"""The row of evidence on modules: which are named, which first, and whether they compute in fewer bits."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from core.judging.module_evidence import alone_evidence, in_words
+from core.judging.module_evidence import ModulesAlone, alone_evidence, in_words
 
 BLOCKS = [f"model.layers.{n}.{part}" for n in range(4) for part in ("self_attn", "mlp")]
 NAMES = ["model.embed_tokens", *BLOCKS, "model.norm"]
+ATTENTION = [1, 3, 5, 7]
+POSITIONS = 40
 
 
-def row(ratios):
-    values = np.array(ratios, float)
-    return alone_evidence("c", NAMES, values, values * 1e-7, np.full(len(NAMES), 1e-7), "side")
+def modules(errors):
+    """errors: of the outputs of some modules, [positions], in units of float32's rounding; the others only round."""
+    side = np.ones((len(NAMES), POSITIONS))
+    for module, values in errors.items():
+        side[module] = values
+    unit = np.full(side.shape, 2.0**-46)
+    return ModulesAlone(tuple(NAMES), side**2 * unit, 0 * unit, unit, np.ones(side.shape))
+
+
+def figures(errors):
+    return alone_evidence("c", modules(errors), "side", 2).figures
+
+
+def noise(bits, start=0):
+    """Errors like those of products in so many bits."""
+    drawn = np.random.default_rng(bits).uniform(0.7, 1.4, POSITIONS) * 2.0 ** (22.2 - bits)
+    return np.where(np.arange(POSITIONS) < start, 1.0, drawn)
 
 
 @pytest.mark.parametrize(
@@ -21,29 +37,73 @@ def row(ratios):
     [
         (["model.norm"], "model.norm"),
         (BLOCKS[:2], "model.layers.0.self_attn and model.layers.0.mlp"),
-        (BLOCKS[::2], "self_attn in 4 of 4 blocks"),
+        (BLOCKS[::2], "self_attn in all 4 blocks"),
         ([*BLOCKS[1:6:2], "model.norm"], "mlp in 3 of 4 blocks and model.norm"),
+        ([*BLOCKS[:3], "model.norm"], "model.layers.0.self_attn and 3 more modules"),
     ],
 )
-def test_few_modules_are_named_and_many_are_told_as_parts_of_blocks(beyond, words):
+def test_few_modules_are_named_and_many_are_counted(beyond, words):
     assert in_words(beyond, NAMES) == words
 
 
-def test_one_module_beyond_rounding():
-    found = row([0, *[1.5] * 3, 40, *[1.0] * 4, 2.0])
-    assert found.figures.modules_beyond == (BLOCKS[3],)
-    assert found.figures.largest_ratio_of_others == 2.0
-    assert "model.layers.1.mlp alone differs, 40 times" in found.says
+def test_one_module_beyond_rounding_is_the_first_at_its_position():
+    found = figures({4: np.where(np.arange(POSITIONS) < 11, 1.5, 40)})
+    assert found.modules_beyond == (BLOCKS[3],)
+    assert (found.first_module, found.first) == (BLOCKS[3], (2, 11))
+    assert found.largest_ratio_of_others == pytest.approx(1.0)
+    assert found.kind is None
 
 
 def test_rounding_names_none():
-    found = row([0, *[2.0] * 8, 3.0])
-    assert found.figures.modules_beyond == ()
-    assert "within 3.00 times its own rounding" in found.says
+    found = figures({9: 3.0})
+    assert (found.modules_beyond, found.first_module, found.first) == ((), None, None)
+    assert found.largest_ratio_of_others == pytest.approx(3.0)
 
 
 def test_nan_is_beyond_rounding_and_has_no_figure():
-    found = row([0, np.nan, *[1.0] * 8])
-    assert found.figures.modules_beyond == (BLOCKS[0],)
-    assert found.figures.alone_rms[1] is None
-    assert "NaN or infinite" in found.says
+    found = figures({1: np.nan})
+    assert found.modules_beyond == (BLOCKS[0],)
+    assert found.alone_rms[1] is None
+
+
+@pytest.mark.parametrize("bits", [5, 8, 11])
+@pytest.mark.parametrize("start", [0, 8])
+def test_noise_of_one_kind_in_every_block_is_a_lower_precision(bits, start):
+    row = alone_evidence("c", modules(dict.fromkeys(ATTENTION, noise(bits, start))), "side")
+    assert (row.figures.kind, row.figures.blocks, row.figures.first) == ("self_attn", 4, None)
+    assert row.figures.bits == pytest.approx(bits, abs=0.5)
+    assert "undeclared lower precision" in row.says
+
+
+def test_a_fault_on_top_of_noise_is_named_by_itself():
+    errors = dict.fromkeys(ATTENTION, noise(8))
+    faulty = noise(8)
+    faulty[10] *= 20
+    found = figures({**errors, 5: faulty})
+    assert (found.modules_beyond, found.first_module, found.first) == ((NAMES[5],), NAMES[5], (2, 10))
+    assert (found.kind, found.blocks) == ("self_attn", 4)
+    found = figures({**errors, 4: np.where(np.arange(POSITIONS) < 20, 1, 900)})
+    assert (found.first_module, found.first, found.kind) == (NAMES[4], (2, 20), "self_attn")
+    found = figures({**errors, 7: 10 * noise(8)})
+    assert (found.first_module, found.first, found.kind) == (NAMES[7], (2, 0), "self_attn")
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        dict.fromkeys(ATTENTION[:3], noise(8)),  # not in all blocks
+        {module: 5**n * noise(12) for n, module in enumerate(ATTENTION)},  # not by the same factor
+        dict.fromkeys(ATTENTION, np.arange(POSITIONS) ** 2 * 200.0),  # a wrong rotary base grows with the position
+        dict.fromkeys(ATTENTION, np.arange(POSITIONS) % 10 * 9000.0),  # gone at every tenth position
+        dict.fromkeys(ATTENTION, noise(20)),  # no format has so many bits
+        {0: np.arange(POSITIONS) % 2 * 9000.0 + 1, **dict.fromkeys(ATTENTION, noise(8))},  # what all blocks are given
+    ],
+)
+def test_errors_with_a_structure_are_no_lower_precision(errors):
+    assert figures(errors).kind is None
+
+
+def test_a_scale_is_no_lower_precision():
+    alone = modules(dict.fromkeys(ATTENTION, noise(8)))
+    scaled = ModulesAlone(alone.names, alone.side, alone.side, alone.own, alone.outputs)
+    assert alone_evidence("c", scaled, "side").figures.kind is None

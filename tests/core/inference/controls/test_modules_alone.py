@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
+from benchmarks.verdicts.engines import attention, hooked, prefill
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
@@ -27,6 +30,13 @@ from core.runs.file.evidence import AloneFigures
 from tests.covering import few, thorough
 
 pytestmark = pytest.mark.model
+GLOBAL_FAULTS = [
+    "one stale slot of an earlier request",
+    "block table shifted by one",
+    "attention scaled by head_dim, not its root",
+    "rotary base 1 % off",
+    "norm epsilon 1e-5 for 1e-6",
+]
 BLOCKS = {
     "llama": "model.layers.{}",
     "gpt2": "transformer.h.{}",
@@ -81,7 +91,7 @@ def test_of_the_same_function_no_module_differs_by_more_than_rounding(loaded, pa
 )
 def test_a_fault_is_named_at_its_module_and_not_at_those_that_it_reaches(loaded, name):
     found = alone(loaded, with_fault(name, lambda output: output * 1.0001))
-    row = alone_evidence("c", found.names, found.ratios, found.side_rms, found.own_rms, "engine")
+    row = alone_evidence("c", found, "engine")
     beyond = set(row.figures.modules_beyond)
     # what stands in the module computes as it did; what is made of its output alone bears the fault's name
     assert name in beyond or f"{name}.o_proj" in beyond or f"{name}.down_proj" in beyond
@@ -96,8 +106,9 @@ def test_one_position_is_enough(loaded):
         return output
 
     found = alone(loaded, with_fault("model.layers.1.self_attn.k_proj", change))
-    beyond = [name for name, ratio in zip(found.names, found.ratios, strict=True) if ratio > LARGEST_ALONE]
-    assert beyond == ["model.layers.1.self_attn.k_proj"]
+    figures = alone_evidence("c", found, "engine", 1).figures
+    assert figures.modules_beyond == (figures.first_module,) == ("model.layers.1.self_attn.k_proj",)
+    assert figures.first == (1, 11)
 
 
 def test_nan_is_told_where_it_begins_and_no_module_after_it_is_blamed(loaded):
@@ -123,6 +134,91 @@ def test_an_engine_that_shows_no_module_is_refused(loaded):
     weight = loaded.model.lm_head.weight
     with pytest.raises(CaptureError, match="hands on no module's outputs"):
         alone(loaded, lambda model, ids: weight[ids][:, :8] @ weight[:, :8].T)
+
+
+# ---- lower precisions, and faults on top of them
+
+
+def _cache_of(store, sees_the_future=None):
+    """Keys and values as a cache in fewer bits holds them; in one layer query 10 may see key 11."""
+
+    def engine(model, ids):
+        def change(original, module, query, key, value, mask, options):
+            if module.layer_idx == sees_the_future:
+                mask = mask.clone()
+                mask[:, :, 10, 11] = True
+            return original(module, query, store(key), store(value), mask, options)
+
+        with attention(model, change):
+            return prefill(model, ids)
+
+    return engine
+
+
+def _int8_by_channel(values):
+    scale = values.abs().amax(-2, keepdim=True).clamp_min(1e-8) / 127
+    return (values / scale).round() * scale
+
+
+class _Tf32(TorchDispatchMode):
+    """Both factors of every product without the last 13 of 23 bits."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in ("aten::linear", "aten::matmul", "aten::mm", "aten::bmm", "aten::addmm"):
+            args = [(each.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32) for each in args[:2]]
+        return func(*args, **(kwargs or {}))
+
+
+def _tf32(model, ids):
+    with _Tf32():
+        return prefill(model, ids)
+
+
+def _partial_sums(model, ids):
+    """Two ranks exchange the halves of each block's two last products in bfloat16."""
+    with ExitStack() as stack:
+        for layer in model.model.layers:
+            for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
+
+                def halves(arguments, output, weight=module.weight):
+                    parts = zip(arguments[0].chunk(2, -1), weight.chunk(2, 1), strict=True)
+                    return sum((x @ w.T).bfloat16() for x, w in parts).to(output.dtype)
+
+                stack.enter_context(hooked(module, halves))
+        return prefill(model, ids)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "bits"),
+    [
+        (_tf32, "self_attn and mlp", 10),
+        (_partial_sums, "self_attn and mlp", 8),
+        (_cache_of(_int8_by_channel), "self_attn", 7),
+        (_cache_of(lambda values: values.to(torch.float8_e4m3fn).to(values.dtype)), "self_attn", 4.5),
+        (_cache_of(lambda values: values.to(torch.float16).to(values.dtype)), "self_attn", 11.5),
+    ],
+    ids=["tf32", "partial sums in bfloat16", "int8 by channel", "fp8", "fp16"],
+)
+def test_a_lower_precision_is_known_by_its_bits_in_all_blocks(loaded, engine, kind, bits):
+    figures = alone_evidence("c", alone(loaded, engine), "engine").figures
+    assert (figures.kind, figures.blocks) == (kind, 3)
+    assert figures.bits == pytest.approx(bits, abs=0.5)
+    assert figures.first is None
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_a_fault_in_one_layer_over_a_lower_precision_is_named(loaded, layer):
+    figures = alone_evidence("c", alone(loaded, _cache_of(_int8_by_channel, layer)), "engine").figures
+    assert figures.modules_beyond == (f"model.layers.{layer}.self_attn",)
+    assert (figures.first, figures.kind) == ((0, 10), "self_attn")
+
+
+@pytest.mark.parametrize("name", GLOBAL_FAULTS)
+def test_a_fault_in_every_layer_is_no_lower_precision(loaded, name):
+    engine = next(each.engine for each in MUTATIONS if each.name == name)
+    figures = alone_evidence("c", alone(loaded, engine), "engine").figures
+    assert figures.modules_beyond
+    assert figures.kind is None
 
 
 def _beyond(verdict):
@@ -214,32 +310,22 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "start", "sentence"),
+    ("name", "tensor", "start", "what"),
     [
-        (
-            "model.layers.9",
-            torch.ones(3, 64),
-            0,
-            "hands in 'model.layers.9', which is no module of LlamaForCausalLM that is compared; did it mean",
-        ),
-        ("attention", torch.ones(3, 64), 0, "they are model.embed_tokens, model.layers.0.self_attn, "),
-        (
-            "model.norm",
-            torch.ones(1, 3, 64),
-            0,
-            r"as \[1, 3, 64\] from position 0 on; expected numbers \[positions, features\] within",
-        ),
-        ("model.norm", torch.ones(3, 64), 40, r"as \[3, 64\] from position 40 on; expected"),
-        ("model.norm", torch.ones(3, 64, dtype=torch.int32), 0, "expected numbers"),
-        ("model.norm", [1.0], 0, "as list; expected numbers"),
+        ("model.layers.9", torch.ones(3, 64), 0, r"'model\.layers\.9'"),
+        ("attention", torch.ones(3, 64), 0, r"'attention'.*model\.embed_tokens"),
+        ("model.norm", torch.ones(1, 3, 64), 0, r"\[1, 3, 64\]"),
+        ("model.norm", torch.ones(3, 64), 40, "position 40"),
+        ("model.norm", torch.ones(3, 64, dtype=torch.int32), 0, "numbers"),
+        ("model.norm", [1.0], 0, "list"),
     ],
 )
-def test_what_is_no_output_of_a_module_is_refused_in_a_sentence(name, tensor, start, sentence):
+def test_what_is_no_output_of_a_module_is_refused(name, tensor, start, what):
     loaded = tiny_model("llama")
 
     def engine(model, ids, watch):
         watch(name, tensor, start)
         return model(ids[None]).logits[0]
 
-    with pytest.raises(CaptureError, match=f"'engine' {sentence}" if sentence.startswith("hands") else sentence):
+    with pytest.raises(CaptureError, match=what):
         judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine)
