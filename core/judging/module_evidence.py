@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,8 @@ class ModulesAlone:
     def ratios(self) -> NDArray[np.float64]:
         """rms of the side over the module's own rounding. [modules, positions]"""
         own = np.maximum(np.maximum(self.own, self.own.mean(axis=1, keepdims=True)), self.outputs * _ULP**2)
-        return _root(self.side / np.maximum(own, _TINY))
+        ratios: NDArray[np.float64] = np.sqrt(self.side / np.maximum(own, _TINY))
+        return ratios
 
 
 def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0) -> Evidence:
@@ -56,43 +57,33 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
     levels, on_top = _noise(alone, starts)
     faults = on_top or starts
     beyond = [names[module] for module in sorted(faults)]
+    within = float(np.delete(ratios, list(starts), axis=0).max(initial=0.0))
     figures = AloneFigures(
         largest_ratio_allowed=LARGEST_ALONE,
         modules_beyond=tuple(beyond),
-        largest_ratio_of_others=float(np.delete(ratios, list(starts), axis=0).max(initial=0.0)),
+        largest_ratio_of_others=within,
         modules=names,
-        alone_rms=_finite(_root(alone.side.mean(axis=1))),
-        own_rounding_rms=_finite(_root(alone.own.mean(axis=1))),
+        alone_rms=_rms(alone.side),
+        own_rounding_rms=_rms(alone.own),
         first_module=next(iter(beyond), None),
         first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
     )
-    if levels:
-        parts = dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)
-        figures.kind, figures.blocks = (
-            joined(list(parts)),
-            len({_BLOCK.findall(names[module])[-1] for module in levels}),
-        )
-        figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
-    says = _says(figures, float(ratios[list(faults)].max(initial=0.0)))
-    return Evidence(Check.ALONE, control, figures, NOTED, says, side)
-
-
-def _says(figures: AloneFigures, largest: float) -> str:
-    names, beyond, within = figures.modules, figures.modules_beyond, figures.largest_ratio_of_others
+    position = f" from position {figures.first[1]} on" if figures.first else ""
+    differ = f"{in_words(beyond, names)} alone differ{'s' * (len(beyond) == 1)}{position}"
     if not beyond:
         agree = f"{plural(len(names), 'module')} alone agree within {within:.1f}x their own rounding"
-        return f"{agree}: the fault is smaller, or in the head."
-    if figures.bits is not None and figures.first is None:
-        of = len({_BLOCK.findall(name)[-1] for name in names if _BLOCK.search(name)})
-        compute = (
-            f"{figures.kind} {_in_blocks(figures.blocks or 0, of)} compute{'s' * (' and ' not in str(figures.kind))}"
-        )
-        return f"{compute} to about {figures.bits:.0f} bits: an undeclared lower precision? --declare it to confirm."
-    where = "" if figures.first is None else f" from position {figures.first[1]} on"
-    differ = f"{in_words(beyond, names)} alone differ{'s' * (len(beyond) == 1)}{where}"
-    if figures.bits is not None:
-        return f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
-    return f"{differ}, {three_digits(largest)}x rounding; others within {within:.1f}x."
+        says = f"{agree}: the fault is smaller, or in the head."
+    elif not levels:
+        says = f"{differ}, {three_digits(float(ratios[list(faults)].max()))}x rounding; others within {within:.1f}x."
+    else:
+        figures.kind = joined(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
+        figures.blocks = len({_block_of(names[module]) for module in levels})
+        figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
+        says = f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
+    if levels and not on_top:
+        part = f"{figures.kind} in {figures.blocks} blocks {'compute' if ' and ' in str(figures.kind) else 'computes'}"
+        says = f"{part} to about {figures.bits:.0f} bits: an undeclared lower precision? --declare it to confirm."
+    return Evidence(Check.ALONE, control, figures, NOTED, says, side)
 
 
 def _noise(alone: ModulesAlone, starts: dict[int, int]) -> tuple[dict[int, float], dict[int, int]]:
@@ -125,8 +116,8 @@ def _noise(alone: ModulesAlone, starts: dict[int, int]) -> tuple[dict[int, float
 def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[dict[int, float], dict[int, int]] | None:
     """`_noise` of the modules of one kind, from a position on; None if they err otherwise."""
     side = alone.side[modules, start:]
-    error = _root(side / np.maximum(alone.outputs[modules, start:], _TINY))
-    across = _root(np.median(1 - alone.along[modules, start:] / np.maximum(side, _TINY), axis=1))
+    error = np.sqrt(side / np.maximum(alone.outputs[modules, start:], _TINY))
+    across = np.median(1 - alone.along[modules, start:] / np.maximum(side, _TINY))  # share of the squared error
     level = np.repeat(np.median(error, axis=1, keepdims=True), error.shape[1], axis=1)
     for length in (_PREFIX << n for n in range(32) if _PREFIX << n < error.shape[1]):
         level[:, length:] = np.minimum(level[:, length:], np.median(error[:, :length], axis=1, keepdims=True))
@@ -142,7 +133,7 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
         or len(on_top) > max(1, (1 - _BLOCKS) * len(modules))
         or alike.max() > _LEVELS * alike.min()
         or np.median(high / np.maximum(low, _TINY)) > _POSITIONS
-        or np.median(across) < _ACROSS
+        or across < _ACROSS**2
         or not (_BITS_LATER if start else _BITS[0]) <= bits <= _BITS[1]
     ):
         return None
@@ -156,30 +147,26 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
 
 
 def in_words(beyond: Sequence[str], names: Sequence[str]) -> str:
-    """Return few modules by name, more as `self_attn in all 30 blocks`, many by the first."""
+    """Return few modules by name, more as `self_attn in 30 of 30 blocks`, many by the first."""
     if len(beyond) <= _NAMED:
         return joined(beyond)
     kinds, of_all = [_kind_of(name) for name in beyond], [_kind_of(name) for name in names]
     if len(set(kinds)) > _NAMED:
         return f"{beyond[0]} and {len(beyond) - 1} more modules"
     counted = {kind: (kinds.count(kind), of_all.count(kind)) for kind in kinds}
-    return joined([kind if of == 1 else f"{kind} {_in_blocks(count, of)}" for kind, (count, of) in counted.items()])
-
-
-def _in_blocks(count: int, of: int) -> str:
-    return f"in all {of} blocks" if count == of else f"in {count} of {of} blocks"
+    return joined([kind if of == 1 else f"{kind} in {count} of {of} blocks" for kind, (count, of) in counted.items()])
 
 
 def _kind_of(name: str) -> str:
     """`self_attn` of `model.layers.3.self_attn`: which part of a block it is; elsewhere its own name."""
+    return name.removeprefix(_block_of(name)).lstrip(".") or "the block itself"
+
+
+def _block_of(name: str) -> str:
+    """`model.layers.3` of `model.layers.3.self_attn`; '' elsewhere."""
     blocks = list(_BLOCK.finditer(name))
-    return (name[blocks[-1].end() + 1 :] or "the block itself") if blocks else name
+    return name[: blocks[-1].end()] if blocks else ""
 
 
-def _root(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    roots: NDArray[np.float64] = np.sqrt(np.maximum(squares, 0.0))
-    return roots
-
-
-def _finite(values: Iterable[float]) -> tuple[float | None, ...]:
-    return tuple(float(value) if np.isfinite(value) else None for value in values)
+def _rms(squares: NDArray[np.float64]) -> tuple[float | None, ...]:
+    return tuple(float(rms) if np.isfinite(rms) else None for rms in np.sqrt(squares.mean(axis=1)))

@@ -95,8 +95,7 @@ class KeptOutputs(ModuleTrace):
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
         """Row of the prompt, of [rows, columns, width] alone: both sides compare the same modules."""
-        assert self._computed is not None
-        is_of_rows = output.ndim == 3 and output.shape[0] > self._computed[0]
+        is_of_rows = self._computed is not None and output.ndim == 3 and output.shape[0] > self._computed[0]
         return super()._own_row(output) if is_of_rows else None
 
     def run(self, loaded: LoadedModel, side: RunnableSide, modules: Mapping[str, torch.nn.Module]) -> None:
@@ -108,17 +107,17 @@ class KeptOutputs(ModuleTrace):
 
 def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide) -> ModulesAlone:
     """Take a side apart, module by module, on one prompt. CaptureError if its modules cannot be followed."""
-    inside = {each.name: each.module for each in watched_modules(loaded.model) if each.kind in _INSIDE}
-    modules = {**traced_modules(loaded.model), **inside}
+    modules = traced_modules(loaded.model)
+    modules |= {each.name: each.module for each in watched_modules(loaded.model) if each.kind in _INSIDE}
     theirs = KeptOutputs(prompt)
     with in_float32(loaded) as widened:
         theirs.run(widened, side, modules)
         if theirs.is_ambiguous:
             raise CaptureError(f"'{side.name}' computes positions twice, so its forwards could not be followed.")
         outputs = {name: rows for name, rows in theirs.kept.items() if bool(theirs.seen[name].all())}
-        broken = next((name for name, rows in outputs.items() if not bool(torch.isfinite(rows).all())), None)
-        if broken is not None:
-            raise CaptureError(f"'{side.name}' puts out NaN or infinity, first at {broken}.")
+        for name, rows in outputs.items():
+            if not bool(rows.isfinite().all()):
+                raise CaptureError(f"'{side.name}' puts out NaN or infinity, first at {name}.")
         for name, parent in [(name, outputs.get(name.rpartition(".")[0])) for name in outputs]:
             if parent is not None and torch.equal(parent, outputs[name]):  # the parent's name says more
                 del outputs[name]
@@ -179,15 +178,14 @@ def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide
 
     def is_finite(values: Any) -> bool:  # negative infinity is a mask
         tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.is_floating_point()]
-        return all(bool(torch.isfinite(each.clamp_min(torch.finfo(each.dtype).min)).all()) for each in tensors)
+        return not any(bool((each.isnan() | each.isposinf()).any()) for each in tensors)
 
     def look(name: str, _: Any, arguments: Any, named: Any, output: Any) -> None:
-        if not names and is_finite((arguments, named)) and not is_finite(output):
+        if name and not names and is_finite((arguments, named)) and not is_finite(output):
             names.append(name)
 
     with ExitStack() as hooks:
         for name, module in loaded.model.named_modules():
-            if name:
-                hooks.callback(module.register_forward_hook(partial(look, name), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(partial(look, name), with_kwargs=True).remove)
         side.run_on(loaded)(ids, ignore)
     return next(iter(names), None)

@@ -1,10 +1,8 @@
 """Linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the rounding floor).
 
-Permuting the contracted axis of a weight and of its input alike is the same mathematics in another order of summation.
-It is done where torch dispatches its operations, below every module class, on copies that live for one product.
-
-Attention, norms, embeddings and convolutions stay as they are. Any other operation on a weight is refused, and so is a
-module whose products were never seen: a floor of half a model would call rounding a bug.
+Permuting the contracted axis of a weight and of its input is the same mathematics. It is done where torch dispatches
+its operations, below every module class. Attention, norms, embeddings and convolutions stay as they are. Any other
+operation on a weight is refused, and so is a module whose products were never seen: half a floor calls rounding a bug.
 """
 
 from __future__ import annotations
