@@ -7,11 +7,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 
 import pandas as pd
 import streamlit as st
+from msgspec.structs import asdict
 
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES

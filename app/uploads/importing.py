@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from anyio import to_thread
+from msgspec.structs import replace
 
 from app.shell import store_changes
 from app.shell.jobs import TAKING_IN, Job, Jobs

@@ -9,12 +9,13 @@ import hashlib
 import re
 import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anyio
 from anyio import to_thread
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal, get_args
+
+import msgspec
+from msgspec.structs import replace
 
 from app.api.responses import RefusedError
 from core.disk import lock, write_atomic
+from core.errors import StoreError
 from core.runs.store.store import Store
 from core.text import file_name
 
 FOLDER = ".uploads"
 KEPT_SECONDS = 86_400.0  # an upload that nobody continues or imports
-RECEIVING, RECEIVED, IMPORTING, DONE, FAILED = "receiving", "received", "importing", "done", "failed"
+State = Literal["receiving", "received", "importing", "done", "failed"]
+RECEIVING, RECEIVED, IMPORTING, DONE, FAILED = get_args(State)
 _RECORD, _DATA, _LOCK = "record.json", "data", "lock"
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of an upload.
 
     file: the sender's name for the file, made safe; total: bytes, -1 while the sender has not said; run: name of the
@@ -34,7 +36,7 @@ class Record:
 
     file: str
     total: int
-    state: str = RECEIVING
+    state: State = RECEIVING
     run: str = ""
     run_id: str = ""
     message: str = ""
@@ -65,13 +67,14 @@ class Upload:
     def read(self) -> Record | None:
         """Return the record as it was written."""
         try:
-            found: dict[str, Any] = json.loads((self.directory / _RECORD).read_bytes())
+            return msgspec.json.decode((self.directory / _RECORD).read_bytes(), type=Record)
         except FileNotFoundError:
             return None
-        return Record(**found)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise StoreError(f"{self.directory / _RECORD}: cannot be read ({error}). Remove its folder.") from None
 
     def write(self, record: Record) -> None:
-        write_atomic(self.directory / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
+        write_atomic(self.directory / _RECORD, msgspec.json.encode(record), mode=0o600)
 
     def begin(self, name: str, total: int) -> Record:
         """Make an upload of no bytes."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from ..disk import locked, write_atomic
 from ..errors import ConfigurationError, UsageError
@@ -47,14 +48,11 @@ def listed(store: Path) -> dict[str, str]:
     """Return the SHA-256 of every token by its name. ConfigurationError for a damaged file: then no token is valid."""
     path = store / FOLDER / "tokens.json"
     try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read ({error}). Put a copy back, or remove it.") from None
-    if not isinstance(tokens, dict) or not all(isinstance(stored, str) for stored in tokens.values()):
-        raise ConfigurationError(f"{path}: not a list of this version's tokens. Remove it, and make the tokens anew.")
-    return tokens
 
 
 def name_of(store: Path, text: str) -> str | None:
@@ -87,7 +85,9 @@ def _folder(store: Path) -> Path:
 
 
 def _write(store: Path, tokens: dict[str, str]) -> None:
-    write_atomic(store / FOLDER / "tokens.json", json.dumps(tokens, indent=1).encode() + b"\n", mode=0o600)
+    write_atomic(
+        store / FOLDER / "tokens.json", msgspec.json.format(msgspec.json.encode(tokens), indent=1) + b"\n", mode=0o600
+    )
 
 
 def digest(text: str) -> str:

@@ -22,10 +22,3 @@ TOKENS_TOGETHER = 16 << 20  # of all tokens of a run: 16 each at MAX_ROWS. Four 
 LONGEST_NAME = 1000  # of a run
 LONGEST_SIDE_NAME = 800  # the 200 characters that a key of a dump may have
 LONGEST_NOTE = 1 << 20
-_LONGEST_TEXT = 16 << 20  # of anything else
-_LONGEST = {("run", "name"): LONGEST_NAME, ("run", "note"): LONGEST_NOTE, ("side", "name"): LONGEST_SIDE_NAME}
-
-
-def longest(table: str, column: str) -> int:
-    """Bytes that a text of this column may have."""
-    return _LONGEST.get((table, column), _LONGEST_TEXT)

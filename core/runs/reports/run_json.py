@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import structs
+
 from ...text import shown
 from ..ops_run import OpsRun
 from ..queries.caches import caches_json
@@ -21,7 +23,7 @@ _FLOATS = ("max_neq_share", "max_row_ulps", "rms_row_ulps", "noise_ratio")  # of
 def card_json(card: RunCard) -> dict[str, Any]:
     """Card of one run of a list, as JSON."""
     sizes = {name: _finite(getattr(card, name)) for name in _FLOATS}
-    return {**asdict(card), **sizes, "created": card.created.isoformat() + "Z"}
+    return {**structs.asdict(card), **sizes, "created": card.created.isoformat() + "Z"}
 
 
 def _finite(value: float | None) -> float | None:

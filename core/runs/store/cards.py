@@ -5,22 +5,23 @@ reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ...text import plural, shown
-from ..file.bounds import MAX_SIDES, longest
 from ..file.database import Database, check_size, each_database
 from ..file.kept import ALL
 from ..queries.verdicts import shown_verdict
-from ..tables.run import check_text, read_run
+from ..tables.run import read_run
 from .labels import Labels
 from .store import Store
 
@@ -30,8 +31,7 @@ _LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
 _AFAR_THREADS = 8  # that fetch run files; each waits for the network most of the time
 
 
-@dataclass(frozen=True)
-class RunCard:
+class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps, rms_row_ulps (None of lists),
     noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
 
@@ -88,8 +88,8 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
     indexed = mirror.cards()
     found: dict[Path, RunCard | StoreError] = {}
     for path in own:
-        with suppress(KeyError, TypeError, ValueError):  # not in the index, or by another version
-            found[path] = _from_index(indexed[path.stem])
+        with suppress(KeyError, msgspec.MsgspecError, RecursionError):  # not in the index, or by another version
+            found[path] = msgspec.json.decode(indexed[path.stem], type=RunCard)
     missing = [path for path in own if path not in found]
 
     def read(path: Path) -> RunCard | StoreError:
@@ -101,20 +101,11 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         found |= zip(missing, pool.map(read, missing), strict=True)
-    added = {
-        path.stem: {**asdict(card), "created": card.created.isoformat()}
-        for path in missing
-        if isinstance(card := found[path], RunCard)
-    }
+    added = {path.stem: msgspec.json.encode(card) for path in missing if isinstance(card := found[path], RunCard)}
     if added:
         mirror.remember(added)
     found |= read_runs([path for path in paths if path not in found])
     return {path: found[path] for path in paths}
-
-
-def _from_index(card: Mapping[str, Any]) -> RunCard:
-    lists = {name: tuple(card[name]) for name in ("sides", "pair_verdicts")}
-    return RunCard(**{**card, **lists, "created": datetime.fromisoformat(card["created"])})
 
 
 def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
@@ -167,65 +158,42 @@ def _read_prompt_texts(database: Database) -> str:
 
 
 _ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+_PAIRS = """
+SELECT count(*) AS pairs, count(*) FILTER (bit_identical) AS bit_identical_pairs, coalesce(max(flips), 0) AS flips,
+    max(max_ulps) AS max_ulps, max(max_row_ulps) AS max_row_ulps, max(rms_row_ulps) AS rms_row_ulps,
+    max(noise_ratio) AS noise_ratio, coalesce(max(neq_share), 0.0) AS max_neq_share,
+    coalesce(max(nonfinite_mismatch), 0) AS nonfinite_mismatch,
+    coalesce(list((bit_identical, verdict) ORDER BY pair), []) AS verdicts
+FROM run_file.pair
+"""
 
 
 def _read_card(database: Database) -> RunCard:
-    """Plain queries: one with a subquery for every figure takes eight times as long to plan.
-
-    Bounded, for the file may come from anybody: compressed, ten million equal rows take a few bytes.
-    """
+    """Plain queries: one with a subquery for every figure takes eight times as long to plan."""
     path = database.path
     about = read_run(database, *_ABOUT, "kept")
     kept = about.pop("kept") or ALL  # probes of operations say nothing
-    kind, compute_dtype, positions, vocab = about["kind"], about["compute_dtype"], about["positions"], about["vocab"]
-    pairs = database.rows(
-        f"SELECT bit_identical, flips, max_ulps, neq_share, left(verdict, {longest('pair', 'verdict') + 1}),"
-        " nonfinite_mismatch, pair, noise_ratio, max_row_ulps, rms_row_ulps FROM run_file.pair",
-        most=MAX_SIDES + 1,
-    )
-    name = f"left(name, {longest('side', 'name') + 1})"
-    sides = database.rows(f"SELECT side, {name} FROM run_file.side", most=MAX_SIDES + 1)
-    prompts = database.rows("SELECT count(*) FROM run_file.prompt")[0][0]
-    if max(len(pairs), len(sides)) > MAX_SIDES:
-        raise StoreError(
-            f"{path.name}: has more than {MAX_SIDES:,} sides or pairs, which no run has; the file is damaged."
-        )
-    for table, column, texts in (
-        ("side", "name", [side[1] for side in sides]),
-        ("pair", "verdict", [p[4] for p in pairs]),
-    ):
-        check_text(database, table, column, max((len(text.encode()) for text in texts if text), default=0))
+    (pairs,) = database.table(_PAIRS).to_pylist()
+    sides = [name for (name,) in database.rows("SELECT name FROM run_file.side ORDER BY side")]
+    ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
     try:
-        return RunCard(
-            run_id=path.stem,
+        verdicts = [tuple(verdict.values()) for verdict in pairs.pop("verdicts")]
+        logits_bytes = 0
+        if about["kind"] != "ops" and kept == ALL:
+            itemsize = format_named(about["compute_dtype"]).itemsize
+            logits_bytes = len(sides) * about["positions"] * about["vocab"] * itemsize
+        card = {
             **about,
-            prompts=prompts,
-            pairs=len(pairs),
-            bit_identical_pairs=sum(bool(pair[0]) for pair in pairs),
-            flips=max((pair[1] for pair in pairs), default=0),
-            max_ulps=max((pair[2] for pair in pairs if pair[2] is not None), default=None),
-            noise_ratio=_largest(pair[7] for pair in pairs),
-            max_row_ulps=_largest(pair[8] for pair in pairs),
-            rms_row_ulps=_largest(pair[9] for pair in pairs),
-            max_neq_share=_largest(pair[3] for pair in pairs) or 0.0,
-            nonfinite_mismatch=max((pair[5] for pair in pairs), default=0),
-            verdicts=", ".join(sorted({pair[4] for pair in pairs if pair[4] is not None})),
-            pair_verdicts=tuple(
-                shown_verdict(kind, bool(pair[0]), pair[4]) for pair in sorted(pairs, key=lambda pair: pair[6])
-            ),
-            sides=tuple(side[1] for side in sorted(sides)),
-            bytes=check_size(
-                path,
-                len(sides) * positions * vocab * format_named(compute_dtype).itemsize
-                if kind != "ops" and kept == ALL
-                else 0,
-            ),
-            is_read_only=True,
-            kept=kept,
-        )
-    except (UsageError, TypeError, ValueError, AttributeError) as error:
+            **pairs,
+            "run_id": path.stem,
+            "prompts": prompts,
+            "verdicts": ", ".join(sorted({verdict for _, verdict in verdicts if verdict is not None})),
+            "pair_verdicts": [shown_verdict(about["kind"], bool(same), verdict) for same, verdict in verdicts],
+            "sides": sides,
+            "bytes": check_size(path, logits_bytes),
+            "is_read_only": True,
+            "kept": kept,
+        }
+        return msgspec.convert(card, RunCard)
+    except (UsageError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error

@@ -7,16 +7,18 @@ not work, and a store of objects sends the file as a whole.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, structs
 
 from ...errors import StoreError, UsageError
 from ...text import printable
@@ -34,28 +36,18 @@ _TABLES = (
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Labels that a person attached to a run; `labels_of` cleans what was typed. UsageError for more than is stored.
+class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Labels that a person attached to a run, a row of the table `label`; `labels_of` cleans what was typed.
 
     judged_as: id of the judged run that lists show instead of this one.
     """
 
-    tags: tuple[str, ...] = ()
-    note: str = ""
+    tags: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=LONGEST_TAG)], ...], Meta(max_length=MOST_TAGS)
+    ] = ()
+    note: Annotated[str, Meta(max_length=LONGEST_NOTE)] = ""
     pinned: bool = False
     judged_as: str = ""
-
-    def __post_init__(self) -> None:
-        for tag in self.tags:
-            if not 0 < len(tag) <= LONGEST_TAG:
-                raise UsageError(
-                    f"the tag '{tag[:LONGEST_TAG]}…' has {len(tag)} characters; a tag has 1 to {LONGEST_TAG}."
-                )
-        if len(self.tags) > MOST_TAGS:
-            raise UsageError(f"{len(self.tags)} tags; a run has at most {MOST_TAGS}.")
-        if len(self.note) > LONGEST_NOTE:
-            raise UsageError(f"the note has {len(self.note):,} characters; at most {LONGEST_NOTE:,} are stored.")
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,25 @@ def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
     """Labels as a person typed them: control characters go, blanks are one space, a tag counts once."""
     cleaned = (" ".join(printable(tag).split()) for tag in tags)
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
-    return Labels(tuple(dict.fromkeys(tag for tag in cleaned if tag)), printable(lines, "", "\n\t").strip(), pinned)
+    typed = Labels(tuple(dict.fromkeys(tag for tag in cleaned if tag)), printable(lines, "", "\n\t").strip(), pinned)
+    return _checked(typed)
+
+
+def _checked(labels: Labels) -> Labels:
+    """Return labels of which no more is stored than may be; else UsageError."""
+    try:
+        return msgspec.convert(structs.asdict(labels), Labels)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"these labels are not stored: {error}.") from None
+
+
+def _stored(run_id: str, *row: Any) -> Labels:
+    """Return the labels of a row. StoreError for what is none, with its path."""
+    values = dict(zip(Labels.__struct_fields__, row, strict=True))
+    try:
+        return msgspec.convert({**values, "tags": msgspec.json.decode(values["tags"])}, Labels, strict=False)
+    except (msgspec.MsgspecError, TypeError, RecursionError) as error:
+        raise StoreError(f"{FILE}: the labels of run '{run_id}' cannot be read ({error}).") from None
 
 
 def read_all(folder: Path) -> Attached:
@@ -90,7 +100,7 @@ def read_all(folder: Path) -> Attached:
         return _read(path, (status.st_ino, status.st_size, status.st_mtime_ns, counter))
     except FileNotFoundError:
         return Attached({}, {})
-    except (sqlite3.Error, OSError, ValueError) as error:
+    except (sqlite3.Error, OSError, msgspec.ValidationError) as error:
         raise StoreError(
             f"{path}: tags, notes and deletions cannot be read ({error}). Move the file away to start without them."
         ) from error
@@ -101,11 +111,8 @@ def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as database:
         if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             return Attached({}, {})  # its first writer was killed before it committed, or is at work
-        labels = {
-            run_id: Labels(tuple(json.loads(tags)), note, bool(pinned), judged_as)
-            for run_id, tags, note, pinned, judged_as in database.execute("SELECT * FROM label")
-        }
-        deleted = {run_id: datetime.fromtimestamp(at, UTC) for run_id, at in database.execute("SELECT * FROM deleted")}
+        labels = {row[0]: _stored(*row) for row in database.execute("SELECT * FROM label")}
+        deleted = msgspec.convert(dict(database.execute("SELECT * FROM deleted")), dict[str, datetime], strict=False)
     return Attached(labels, deleted)
 
 
@@ -134,13 +141,13 @@ def update(database: sqlite3.Connection, run_id: str, wanted: Labels, seen: Labe
 
     What others changed since then stays: their tags and pin, and a note that both changed becomes both notes.
     """
-    row = database.execute("SELECT tags, note, pinned, judged_as FROM label WHERE run_id = ?", [run_id]).fetchone()
-    stored = Labels(tuple(json.loads(row[0])), row[1], bool(row[2]), row[3]) if row else Labels()
+    row = database.execute("SELECT * FROM label WHERE run_id = ?", [run_id]).fetchone()
+    stored = _stored(*row) if row else Labels()
     changed = LabelUpdate(wanted) if seen is None else _merged(seen, wanted, stored)
-    labels = changed.labels
+    labels = _checked(changed.labels)
     database.execute("DELETE FROM label WHERE run_id = ?", [run_id])
     if labels != Labels():
-        tags = json.dumps(labels.tags, ensure_ascii=False)
+        tags = msgspec.json.encode(labels.tags).decode()
         database.execute(
             "INSERT INTO label VALUES (?, ?, ?, ?, ?)", [run_id, tags, labels.note, labels.pinned, labels.judged_as]
         )

@@ -8,11 +8,11 @@ rests on the index: which runs there are is what the backend lists, and an entry
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+import msgspec
 
 from ...configuration import configuration
 from ...disk import WRITING, discard, write_atomic, writing
@@ -60,6 +62,13 @@ class Object:
     changed: datetime
 
 
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A run's card in the index, for the object of this tag."""
+
+    tag: str
+    card: msgspec.Raw
+
+
 def is_url(text: str) -> bool:
     """Return whether a store's name is a URL and no directory."""
     return "://" in text
@@ -76,7 +85,7 @@ class Mirror:
         self._lock = threading.RLock()
         self._listed: dict[str, Object] | None = None
         self._listed_at = self._fresh_until = 0.0
-        self._cards: dict[str, dict[str, Any]] = {}
+        self._cards: dict[str, _Entry] = {}
         self._tags: dict[str, str] = {}  # of small objects, by name, as they lie in the folder
         self._fetching: dict[str, threading.Lock] = {}
 
@@ -265,26 +274,27 @@ class Mirror:
         elif path.stat().st_size <= most:
             self._ask("write", lambda: self._obstore.put(self._short, name, path.read_bytes()))
 
-    def cards(self) -> dict[str, dict[str, Any]]:
-        """Cards of the index by run, of those that are there as they were."""
-        with self._lock, suppress(OSError, ValueError, TypeError, AttributeError, EOFError):
+    def cards(self) -> dict[str, msgspec.Raw]:
+        """Cards of the index by run, JSON each, of those that are there as they were."""
+        with self._lock, suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError, RecursionError):
             runs, found = self.runs(), self._list().get(INDEX)
             if not self.outage and (found is None or self._tags.get(INDEX) != found.tag):
                 self._bring(INDEX, found)
                 self._cards = {}
             if not self._cards and (self.folder / INDEX).exists():
-                self._cards = json.loads(gzip.decompress((self.folder / INDEX).read_bytes()))
-            there = {each: said for each, said in self._cards.items() if each in runs}
-            return {each: said["card"] for each, said in there.items() if said["tag"] == runs[each].tag}
+                index = gzip.decompress((self.folder / INDEX).read_bytes())
+                self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
+            there = {each: entry for each, entry in self._cards.items() if each in runs}
+            return {each: entry.card for each, entry in there.items() if entry.tag == runs[each].tag}
         return {}
 
-    def remember(self, cards: Mapping[str, Mapping[str, Any]]) -> None:
+    def remember(self, cards: Mapping[str, bytes]) -> None:
         """Put cards that were read from run files into the index. What is lost to another's put is read again."""
         with self._lock, suppress(StoreError):
             runs = self.runs()
-            known = {**self.cards(), **cards}
-            self._cards = {each: {"tag": runs[each].tag, "card": card} for each, card in known.items() if each in runs}
-            write_atomic(self.folder / INDEX, gzip.compress(json.dumps(self._cards).encode(), mtime=0))
+            known = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
+            self._cards = {each: _Entry(runs[each].tag, card) for each, card in known.items() if each in runs}
+            write_atomic(self.folder / INDEX, gzip.compress(msgspec.json.encode(self._cards), mtime=0))
             self.send_small(INDEX, 1 << 30)
 
     def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:

@@ -11,11 +11,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from ...configuration import configuration
 from ...disk import place_new, to_disk

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...errors import StoreError
-from ..file.bounds import longest
 from ..file.database import FILE_VERSION, Database
 from ..file.table import Table
 
@@ -51,9 +50,8 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
 
 def read_run(database: Database, *columns: str) -> dict[str, Any]:
     """Read these columns of the one row. StoreError if the file is not of the version that is read."""
-    read = [_bounded(column) if RUN.types[column] == "VARCHAR" else column for column in columns]
     try:
-        rows = database.rows(f"SELECT {', '.join(['file_version', *read])} FROM run_file.run", most=2)
+        rows = database.rows(f"SELECT {', '.join(['file_version', *columns])} FROM run_file.run", most=2)
     except StoreError:
         refuse_other_versions(database)
         raise
@@ -62,24 +60,7 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
         raise StoreError(f"{database.file}: {several} rows of provenance, a run file has one.")
     if rows[0][0] != FILE_VERSION:
         raise _other_version(database, rows[0][0])
-    about = dict(zip(columns, rows[0][1:], strict=True))
-    for column, value in about.items():
-        check_text(database, RUN.name, column, len(value.encode()) if isinstance(value, str) else 0)
-    return about
-
-
-def _bounded(column: str) -> str:
-    """SQL of a text of which no more is read than a run has, and a character."""
-    return f"left({column}, {longest(RUN.name, column) + 1})"
-
-
-def check_text(database: Database, table: str, column: str, size: int | None) -> None:
-    """StoreError for a text of so many bytes, or cut to so many, that is longer than one of this column may be."""
-    if (size or 0) > (most := longest(table, column)):
-        size = int(database.rows(f"SELECT max(strlen({column})) FROM run_file.main.{table}")[0][0])
-        raise StoreError(
-            f"{database.file}: {table}.{column} holds a text of {size:,} bytes; expected at most {most:,}."
-        )
+    return dict(zip(columns, rows[0][1:], strict=True))
 
 
 def refuse_other_versions(database: Database) -> None:

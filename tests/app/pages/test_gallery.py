@@ -5,7 +5,6 @@ an upload.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import shutil
@@ -13,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from streamlit.testing.v1 import AppTest
 
 from app.gallery.filters import Filters, matching
@@ -101,7 +101,7 @@ CARD = RunCard(
     is_read_only=False,
 )
 CARDS = [  # newest first, as they come
-    dataclasses.replace(
+    structs.replace(
         CARD,
         run_id="three",
         name="café",
@@ -110,7 +110,7 @@ CARDS = [  # newest first, as they come
         positions=50,
         pair_verdicts=("bug suspected", "rounding"),
     ),
-    dataclasses.replace(
+    structs.replace(
         CARD,
         run_id="two",
         name="B",
@@ -308,7 +308,7 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
 
 
 def test_the_list_is_exported_as_it_is_shown_with_every_figure_and_inert():
-    hostile = dataclasses.replace(CARD, run_id="evil", name="=cmd()", sides=("prefill", "=1"))
+    hostile = structs.replace(CARD, run_id="evil", name="=cmd()", sides=("prefill", "=1"))
     table = listed([hostile, *CARDS], {"evil": Labels(("a,b", "@x"), "+note")})
     assert table["run_id"].tolist() == ["evil", "three", "two", "one"]
     assert table["max_ulps"].tolist() == [7, 7, 900, 7]

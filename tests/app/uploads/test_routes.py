@@ -159,6 +159,24 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client: TestClient, s
     assert finish(client, len(body), "?wait=60").status_code == 201
 
 
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ('{"file": "x", "total": "9"}', "$.total"),
+        ('{"file": "x", "total": 1e400}', "$.total"),
+        ('{"file": "x", "total": 9, "state": "lost"}', "$.state"),
+        ('{"file": "x", "total": 9, "by": 1}', "unknown field `by`"),
+        ('{"file": ' + "[" * 100_000, "recursion"),
+    ],
+)
+def test_a_record_of_another_form_is_refused_with_its_path(record: str, why: str, client: TestClient, store: Path):
+    send(client, bytes(20), 0, 9)
+    (Upload(Store(store), "x").directory / "record.json").write_text(record)
+    answer = client.get("/api/uploads/x")
+    assert answer.status_code == 409
+    assert why in answer.json()["error"]
+
+
 def test_uploads_that_nobody_continues_are_purged_after_a_day(client: TestClient, store: Path) -> None:
     send(client, bytes(20), 0, 9, to="old")
     send(client, bytes(20), 0, 9, to="young")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +13,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+from msgspec import structs
 
 from core.errors import StoreError
 from core.judging.inspect import understood
@@ -162,7 +161,7 @@ def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path)
         "UPDATE prompt SET positions = 4 WHERE prompt = 0",
         "DELETE FROM prompt",
         "UPDATE prompt SET positions = -1",
-        "ALTER TABLE position DROP COLUMN kl",
+        "ALTER TABLE position DROP COLUMN neq",
         "ALTER TABLE side_position ALTER logsumexp TYPE VARCHAR",
     ],
 )
@@ -315,33 +314,21 @@ def test_a_foreign_file_cannot_send_more_text_than_is_searched(tmp_path: Path) -
     assert len(text) <= 64 * (2000 + 1)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 @pytest.mark.parametrize("table", few(["pair", "side"], "pair"))
-def test_millions_of_rows_in_a_few_bytes_are_not_read(table: str, tmp_path: Path) -> None:
-    """Six million rows as Python's objects take more than a gigabyte."""
-    path = tmp_path / "store" / "x.duckdb"
-    path.parent.mkdir()
+def test_millions_of_rows_in_a_few_bytes_are_refused_of_a_file_from_outside(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.duckdb"
     _changed(f"INSERT INTO {table} SELECT t.* FROM {table} t, range(3000000)")(path)
     assert path.stat().st_size < 12 << 20
-    probe = (
-        "from pathlib import Path; from core.runs.store.cards import list_runs; from core.runs.store.store import"
-        f" Store\n_, (broken,) = list_runs(Store(Path({str(path.parent)!r})))\npeak = next(line for line in"
-        " open('/proc/self/status') if line.startswith('VmHWM'))\nprint(int(peak.split()[1]) >> 10, broken.reason)"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
-    mib, _, reason = done.stdout.partition(" ")
-    assert "more than 512 sides or pairs" in reason
-    assert int(mib) < 400
-    with pytest.raises(StoreError, match=f"table {table} has|more than 512 sides"):  # as a file from outside
+    with pytest.raises(StoreError, match=f"table {table} has|are more than a run can have"):
         understood([path])
 
 
 def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first():
     (card, *_), _ = list_runs(Store(Path("nowhere"), [ROOT / "tests" / "runs"]))
     cards = [
-        replace(card, pair_verdicts=("rounding", "bug suspected")),
-        replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),
+        structs.replace(card, pair_verdicts=("rounding", "bug suspected")),
+        structs.replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),
     ]
     assert r"1 a\x1b[31m later" in counted(cards)
     assert "2 pairs: 1 rounding, 1" in counted(cards[:1])
-    assert counted([replace(card, pair_verdicts=())]) == "1 run."
+    assert counted([structs.replace(card, pair_verdicts=())]) == "1 run."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -55,9 +57,9 @@ def test_labels_are_cleaned_written_and_read_back(typed, stored, tmp_path: Path)
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ((["x" * 41], ""), "has 41 characters; a tag has 1 to 40"),
-        (([f"t{i}" for i in range(21)], ""), "21 tags; a run has at most 20"),
-        (([], "x" * 4001), "4,001 characters; at most 4,000"),
+        ((["x" * 41], ""), r"length <= 40 - at `\$\.tags"),
+        (([f"t{i}" for i in range(21)], ""), r"length <= 20 - at `\$\.tags"),
+        (([], "x" * 4001), r"length <= 4000 - at `\$\.note"),
     ],
 )
 def test_more_than_is_stored_is_refused(typed, sentence) -> None:
@@ -77,6 +79,34 @@ def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(damage
         with pytest.raises(StoreError, match="nothing was changed"):
             change()
     assert path.read_bytes() == damage
+
+
+@pytest.mark.parametrize(
+    ("tags", "path"),
+    [
+        ('["a", 1]', r"\$\.tags\[1\]"),
+        ('{"a": 1}', r"\$\.tags"),
+        ("[1e999]", r"\$\[0\]"),
+        ("[" * 100_000, "recursion"),
+        ('["' + "x" * 41 + '"]', r"\$\.tags"),
+        ("no JSON", "malformed"),
+    ],
+)
+def test_stored_tags_of_another_type_are_refused_with_their_path_and_not_overwritten(tags, path, store: Store) -> None:
+    labels.change(store.directory, lambda database: database.execute("UPDATE label SET tags = ?", [tags]))
+    assert store.all_labels()[0] == {}
+    for look in (lambda: store.labels("mine"), lambda: store.label("mine", Labels(("b",)), Labels())):
+        with pytest.raises(StoreError, match=f"labels of run 'mine' cannot be read.*{path}"):
+            look()
+    with closing(sqlite3.connect(store.directory / labels.FILE)) as database:
+        assert database.execute("SELECT tags FROM label").fetchall() == [(tags,)]
+
+
+@pytest.mark.parametrize("at", [1e300, float("inf")])
+def test_a_deletion_at_no_time_is_a_sentence(at: float, store: Store) -> None:
+    labels.change(store.directory, lambda database: database.execute("INSERT INTO deleted VALUES ('x', ?)", [at]))
+    with pytest.raises(StoreError, match="cannot be read"):
+        labels.read_all(store.directory)
 
 
 def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None:
