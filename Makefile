@@ -64,8 +64,8 @@ browser:
 	@.ci/browser
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code. `core` has to be found as well: what numba compiled and keeps
-# names the module that compiled it, and the dashboard is core.
+# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code. `core` has to be found from
+# every folder as well: `import ulpscope` gives its modules.
 EDITABLE = $(PIP) --no-deps --editable . && \
 	$(BIN)/python -c "import pathlib, site; pathlib.Path(site.getsitepackages()[0], 'ulpscope-clone.pth').write_text('$(CURDIR)\n')"
 

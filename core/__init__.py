@@ -1,3 +1,35 @@
 """ULPscope's core: numerics, run files, captures and the command line. No user interface is imported here."""
 
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
 __version__ = "0.2.0"
+
+
+class _OneCopy(MetaPathFinder, Loader):
+    """In a clone `ulpscope.x` is the module `core.x`: two copies would be two classes of every error."""
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        is_ours = name.startswith("ulpscope.") and name != "ulpscope.__main__"
+        return ModuleSpec(name, self) if is_ours else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(f"core{spec.name.removeprefix('ulpscope')}")
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state
+
+
+if __name__ == "ulpscope":
+    core = find_spec("core")  # of a clone, whose dashboard and tests are core, or of somebody else
+    if core is not None and core.origin and Path(core.origin).resolve() == Path(__file__).resolve():
+        sys.meta_path.insert(0, _OneCopy())
+        sys.modules["ulpscope"] = import_module("core")

@@ -1,0 +1,56 @@
+"""`ulpscope` and `core` are one package: a process never has two copies of a module."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SAME = """
+import sys
+from pathlib import Path
+{imports}
+import core.errors, core.runs.store.store, ulpscope.errors
+from ulpscope.runs.store.store import Store
+assert ulpscope is core
+assert ulpscope.errors.StoreError is core.errors.StoreError
+assert Store is core.runs.store.store.Store
+files = [Path(file).resolve() for module in {{id(one): one for one in sys.modules.values()}}.values()
+         if (file := getattr(module, "__file__", None))]
+ours = [file for file in files if Path({root!r}, "core") in file.parents]
+assert len(ours) == len(set(ours)) > 9
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder in which the clone's package is called `ulpscope`, as an editable installation has it."""
+    (tmp_path / "ulpscope").symlink_to(ROOT / "core")
+    return tmp_path
+
+
+def run(installed: Path, *arguments: str, has_clone: bool = True) -> str:
+    paths = f"{installed}:{ROOT}" if has_clone else f"{installed}"
+    command = [sys.executable, "-P", *arguments]
+    done = subprocess.run(command, env={"PYTHONPATH": paths, "PATH": ""}, cwd=installed, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("imports", ["import ulpscope, core", "import core, ulpscope"])
+def test_a_clone_has_one_copy_of_every_module_under_both_names(imports: str, installed: Path) -> None:
+    run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)))
+
+
+def test_the_module_runs_by_either_name(installed: Path) -> None:
+    assert run(installed, "-m", "ulpscope", "--help") == run(installed, "-m", "core", "--help")
+
+
+def test_a_package_called_core_of_somebody_else_is_left_alone(installed: Path) -> None:
+    (installed / "core").mkdir()
+    (installed / "core" / "__init__.py").write_text("theirs = 1")
+    code = "import ulpscope.errors, core; print(ulpscope.errors.__name__, core.theirs)"
+    assert run(installed, "-c", code) == "ulpscope.errors 1\n"
