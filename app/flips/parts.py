@@ -10,17 +10,19 @@ import streamlit as st
 
 from app.components import tables
 from app.shell import exports, selection, widgets
+from core.numerics.metrics import METRICS
 from core.runs.queries.flips import SIDES, continuations
 from core.runs.reader import RunReader
 from core.text import file_name, plural
 
 GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
-_COLUMNS = (
+_FIRST = (
     *("prompt", "variant", "agreed_tokens", "parting_position", "position", "is_flip", "near_tie", "reference_token"),
     *("variant_token", "reference_margin_ulps", "variant_margin_ulps", "max_abs", "reference_margin", "variant_margin"),
     *(f"{side}_token_probability_change" for side in SIDES),
     *("kl", "reference_token_variant_rank", "variant_token_reference_rank"),
 )
+_COLUMNS = tuple(dict.fromkeys([*_FIRST, *(metric.name for metric in METRICS if metric.is_reported)]))
 
 
 def draw_positions(found: pd.DataFrame, run: RunReader, key: str, most: int, **options: Any) -> None:

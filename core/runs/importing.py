@@ -128,8 +128,10 @@ def check_schema(path: Path) -> str:
         refuse_other_versions(database)
         check_tables(database)
         asked = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
-        ours = {(name, column, kind) for name, table in TABLES.items() for column, kind in table.types.items()}
-        for odd in sorted(ours ^ set(database.rows(asked)), key=str):
+        there = set(database.rows(asked))
+        columns = [(name, column) for name, table in TABLES.items() for column in table.columns]
+        ours = {(name, one.name, one.type): one.is_nullable for name, one in columns}
+        for odd in sorted((there - ours.keys()) | {one for one in ours.keys() - there if not ours[one]}, key=str):
             how = "lacks" if odd in ours else "has"
             raise StoreError(f"{file}: {how} the column {shown('.'.join(odd[:2]), 120)} ({shown(odd[2], 60)}).")
         check_amounts(database)

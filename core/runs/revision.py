@@ -14,6 +14,7 @@ from .file.evidence import PairVerdict
 from .reader import RunReader
 from .store.store import Store
 from .tables.pairs import update_verdict
+from .tables.schema import check_tables
 from .tables.verdicts import delete_evidence, insert_evidence
 
 
@@ -56,6 +57,7 @@ class Revision:
         places = np.array(self._run.header.places(), np.int32)
         created = self._created.replace(tzinfo=None)
         notes = " ".join(part for part in (about.note, note) if part)
+        check_tables(database)
         database.execute("BEGIN")
         database.execute(
             "UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", [self.run_id, self._name, created, notes]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,7 +50,7 @@ _LISTING_THREADS = 2
 
 # Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or
 # `duckdb_views`.
-_SEARCH = "SET search_path = 'system.main,run_file.main'"
+_SEARCH = "SET search_path = 'system.main,memory.main,run_file.main'"
 _SHUT_IN = "SET enable_external_access = false"
 _LOCKED = f"{_SHUT_IN}; SET lock_configuration = true"
 
@@ -138,6 +138,15 @@ class Database:
             self._connection.register("arriving", table)
             self._connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM arriving")
             self._connection.unregister("arriving")
+
+    def add_nulls(self, table: str, columns: Mapping[str, str]) -> None:
+        """Add columns of nulls to a table; a reader's queries see them unless they say `run_file`."""
+        if self._is_shared:
+            nulls = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items())
+            self.execute(f"CREATE VIEW memory.main.{table} AS SELECT *, {nulls} FROM run_file.main.{table}")
+        else:
+            for name, kind in columns.items():
+                self.execute(f"ALTER TABLE run_file.main.{table} ADD COLUMN {name} {kind}")
 
     def refuse_views(self) -> None:
         """Refuse views: in place of a table one could make us read other files, or never come back."""

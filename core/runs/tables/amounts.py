@@ -24,7 +24,7 @@ def check_amounts(database: Database) -> dict[str, int]:
     asked = [f"SELECT '{POSITIONS}', coalesce(sum(positions), 0)::BIGINT, 0 FROM run_file.main.prompt"]
     for name, table in TABLES.items():
         texts = [f"coalesce(sum(strlen({column})), 0)" for column, kind in table.types.items() if kind == "VARCHAR"]
-        asked.append(f"SELECT '{name}', count(*), ({' + '.join(texts) or 0})::HUGEINT FROM run_file.main.{name}")
+        asked.append(f"SELECT '{name}', count(*), ({' + '.join(texts) or 0})::HUGEINT FROM {name}")
     counts = {}
     for name, rows, text in database.rows(" UNION ALL ".join(asked)):
         if text > MOST_TEXT or (rows > MOST_ROWS and name != "logits"):

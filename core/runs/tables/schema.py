@@ -60,11 +60,19 @@ def create_tables(database: Database) -> None:
 
 
 def check_tables(database: Database) -> None:
-    """StoreError for a DuckDB file that is not a run file of this form."""
+    """StoreError for a DuckDB file that is not a run file of this form. Columns that may be null and that an older file
+    lacks are null.
+    """
     database.refuse_views()
-    asked = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run_file' AND schema_name = 'main'"
-    there = {row[0] for row in database.rows(asked)}
-    if run.RUN.name in there:
+    asked = (
+        "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = 'run_file' AND schema_name = 'main'"
+    )
+    there = set(database.rows(asked))
+    tables = {table for table, _ in there}
+    if run.RUN.name in tables:
         run.read_run(database, "vocab")
-    if missing := sorted(TABLES.keys() - there):
+    if missing := sorted(TABLES.keys() - tables):
         raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
+    for name, table in TABLES.items():
+        if absent := [column for column in table.columns if column.is_nullable and (name, column.name) not in there]:
+            database.add_nulls(name, {column.name: column.type for column in absent})

@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "another column": (["ALTER TABLE run ADD COLUMN more INTEGER"], "has the column run.more (INTEGER)"),
     "a default": (["ALTER TABLE run ALTER note SET DEFAULT current_user"], "default or generated column"),
     "another type": (["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"], "the column position.max_ulps"),
-    "a column too few": (["ALTER TABLE pair DROP COLUMN noise_ratio"], "lacks the column pair.noise_ratio (DOUBLE)"),
+    "a column too few": (["ALTER TABLE pair DROP COLUMN flips"], "lacks the column pair.flips (BIGINT)"),
     "a table too few": (["DROP TABLE position"], "without the table 'position'"),
     "a newer version": (["UPDATE run SET file_version = 99"], "of version 99"),
     "two runs": (["INSERT INTO run FROM run"], "2 rows of provenance"),
