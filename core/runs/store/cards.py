@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ...text import plural, shown
+from ..file.bounds import MAX_SIDES
 from ..file.database import Database, check_size, each_database
 from ..file.kept import ALL
 from ..queries.verdicts import shown_verdict
@@ -158,12 +159,12 @@ def _read_prompt_texts(database: Database) -> str:
 
 
 _ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
-_PAIRS = """
+_PAIRS = f"""
 SELECT count(*) AS pairs, count(*) FILTER (bit_identical) AS bit_identical_pairs, coalesce(max(flips), 0) AS flips,
     max(max_ulps) AS max_ulps, max(max_row_ulps) AS max_row_ulps, max(rms_row_ulps) AS rms_row_ulps,
     max(noise_ratio) AS noise_ratio, coalesce(max(neq_share), 0.0) AS max_neq_share,
     coalesce(max(nonfinite_mismatch), 0) AS nonfinite_mismatch,
-    coalesce(list((bit_identical, verdict) ORDER BY pair), []) AS verdicts
+    coalesce(list((bit_identical, verdict) ORDER BY pair) FILTER (pair < {MAX_SIDES}), []) AS verdicts
 FROM run_file.pair
 """
 
@@ -174,7 +175,7 @@ def _read_card(database: Database) -> RunCard:
     about = read_run(database, *_ABOUT, "kept")
     kept = about.pop("kept") or ALL  # probes of operations say nothing
     (pairs,) = database.table(_PAIRS).to_pylist()
-    sides = [name for (name,) in database.rows("SELECT name FROM run_file.side ORDER BY side")]
+    sides = [name for (name,) in database.rows("SELECT name FROM run_file.side ORDER BY side", most=MAX_SIDES)]
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
     try:
         verdicts = [tuple(verdict.values()) for verdict in pairs.pop("verdicts")]

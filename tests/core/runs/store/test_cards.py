@@ -16,8 +16,8 @@ import pytest
 from msgspec import structs
 
 from core.errors import StoreError
-from core.judging.inspect import understood
 from core.runs.file.records import Prompt
+from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import counted, list_runs, prompt_texts
 from core.runs.store.store import Store
@@ -315,12 +315,12 @@ def test_a_foreign_file_cannot_send_more_text_than_is_searched(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("table", few(["pair", "side"], "pair"))
-def test_millions_of_rows_in_a_few_bytes_are_refused_of_a_file_from_outside(table: str, tmp_path: Path) -> None:
+def test_millions_of_rows_in_a_few_bytes_are_refused_from_outside(table: str, tmp_path: Path) -> None:
     path = tmp_path / "x.duckdb"
     _changed(f"INSERT INTO {table} SELECT t.* FROM {table} t, range(3000000)")(path)
     assert path.stat().st_size < 12 << 20
     with pytest.raises(StoreError, match=f"table {table} has|are more than a run can have"):
-        understood([path])
+        import_run(Store(tmp_path / "store"), path, run_id=None, name=None, on_progress=lambda *_: None)
 
 
 def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first():

@@ -142,7 +142,7 @@ def test_what_two_people_change_at_once_is_all_stored(
 def test_two_notes_too_long_for_one_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     theirs = Labels((), "t" * labels.LONGEST_NOTE)
     labels.write(tmp_path, "r", theirs)
-    with pytest.raises(UsageError, match="characters"):
+    with pytest.raises(UsageError, match=r"\$\.note"):
         labels.write(tmp_path, "r", Labels((), "mine"), Labels())
     assert labels.read(tmp_path, "r") == theirs
 
