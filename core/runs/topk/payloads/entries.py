@@ -68,18 +68,56 @@ def tokens_of(value: object, what: str, where: str) -> tuple[int, ...]:
     return tuple(token_of(token, where) for token in listed)
 
 
-def text_key(key: str) -> tuple[int | None, str | None]:
-    """Id and text of a key: `token_id:123` is an id that the engine was asked to send in place of a text."""
-    head, _, digits = key.partition("token_id:")
-    if not head and digits.isascii() and digits.isdigit() and len(digits) < 11:
-        return int(digits), None
-    return None, key
-
-
 def count_of(value: object) -> int | None:
-    """A count that a payload says of itself, None where it is none."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKEN
-    return value if is_count else None  # type: ignore[return-value]
+    """Return a count that a payload gives, None if it is none."""
+    return value if type(value) is int and 0 <= value < _MOST_TOKEN else None
+
+
+def text_of(value: object) -> str:
+    """Return the value if it is a text, else ''."""
+    return value if isinstance(value, str) else ""
+
+
+def entry_of(fields: Mapping[str, Any], where: str) -> Entry:
+    """Read one token with its value, by id if there is one; a text that is a cut character is read by its bytes.
+
+    `token_id:123` is an id that the engine was asked to send in place of a text.
+    """
+    token, text = fields.get("id", fields.get("token_id")), fields.get("token", fields.get("text"))
+    if token is None and isinstance(text, str):
+        head, _, digits = text.partition("token_id:")
+        data = fields.get("bytes")
+        if not head and digits.isascii() and digits.isdigit() and len(digits) < 11:
+            token, text = int(digits), None
+        elif isinstance(data, list) and data and "\ufffd" in text:
+            text = "".join(f"<0x{byte:02X}>" for byte in data if type(byte) is int and 0 <= byte < 256)
+    if token is None and not isinstance(text, str):
+        raise DumpError(f"{where}: a token has neither id nor text.")
+    value = value_of(fields.get("logprob", fields.get("prob")), where)
+    rank = count_of(fields.get("rank"))
+    return Entry(
+        None if token is None else token_of(token, where), text if isinstance(text, str) else None, value, rank
+    )
+
+
+def content_rows(listed: Any, prompt: Sequence[int] | int | None, where: str) -> list[Row]:
+    """Read generated tokens, each with its list of the best. prompt: its token ids, or how many."""
+    rows: list[Row] = []
+    for position, one in enumerate(listed, first_row(prompt)):
+        at = f"{where}, generated token {len(rows)}"
+        token = is_object(one, "a token", at)
+        best = is_list(token.get("top_logprobs") or token.get("top_probs") or [], "top_logprobs", at)
+        top = tuple(entry_of(is_object(entry, "an entry", at), at) for entry in best)
+        # vLLM puts the chosen token first and cuts the list at k, also if it is none of the best.
+        first, second = ([entry.value for entry in top] + [None, None])[:2]
+        is_displaced = first is not None and second is not None and first < second
+        rows.append(Row(position, top, entry_of(token, at), len(top) - is_displaced))
+    return rows
+
+
+def first_row(prompt: Sequence[int] | int | None) -> int:
+    """Return the position of the row that scores the first generated token."""
+    return max(0, (prompt if isinstance(prompt, int) else len(prompt or ())) - 1)
 
 
 def response_of(
@@ -100,83 +138,73 @@ def response_of(
     end, and without it position 0 is the row of the first generated token. generated: ids of what was generated, where
     the payload has them beside its rows. about: the other fields of Response.
     """
-    found = list(rows)
-    contradicted = [_is_contradicted(row) for row in found]
-    if any(contradicted):
-        # SGLang's drafted tokens: 0.0 beside a list with the model's own value
-        found = [
-            replace(row, chosen=_in_list(row)) if is_so else row for row, is_so in zip(found, contradicted, strict=True)
-        ]
-        about["warnings"] = (
-            *about.get("warnings", ()),
-            f"0.0 was sent for {plural(sum(contradicted), 'emitted token')} to which its list gives another value: a"
-            " placeholder; the list is read.",
-        )
-    if not found:
+    read = list(rows)
+    if not read:
         raise DumpError(f"{where}: {format} response without log-probabilities; ask the server for them.")
     length = prompt if isinstance(prompt, int) else None if prompt is None else len(prompt)
     if (length or 0) > MAX_POSITIONS:  # before there is a token for each
         raise DumpError(f"{where}: declares a prompt of {length:,} tokens; expected at most {MAX_POSITIONS:,}.")
     warnings = list(about.pop("warnings", ()))
+    rows = [_by_its_list(row) for row in read]
+    if drafted := sum(row is not one for row, one in zip(rows, read, strict=True)):
+        emitted = plural(drafted, "emitted token")
+        warnings.append(f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.")
     if not has_prompt_rows:
-        found, warning = emitted_by_text(found, about.get("text", ""))
+        rows, warning = emitted_by_text(rows, about.get("text", ""))
         warnings += [warning] if warning else []
-        if not found:
+        if not rows:
             raise DumpError(f"{where}: {warning}")
-        if shift := missing_at_start(found, generated):
-            found = [replace(row, position=row.position + shift) for row in found]
+        if shift := missing_at_start(rows, generated):
+            rows = [replace(row, position=row.position + shift) for row in rows]
             warnings.append(f"Rows of its first {plural(shift, 'generated token')} are missing.")
-    best = _best(found, asked)
-    is_by_id = all(entry.token is not None for row in found for entry in _entries(row))
+    is_by_id = all(entry.token is not None for row in rows for entry in row.entries)
     named: dict[str, int] = {}
     texts: dict[int, str] = {}
 
     def id_of(entry: Entry) -> int:
-        if is_by_id:
-            token = entry.token if entry.token is not None else UNKNOWN_TOKEN
-        elif entry.text is None and entry.value is None:
-            return UNKNOWN_TOKEN
-        elif entry.text is None:
+        if not is_by_id and entry.text is None and entry.value is not None:
             raise DumpError(f"{where}: token {entry.token} has no text, and others have no id; expected one of both.")
-        else:
-            token = named.setdefault(entry.text, len(named))
+        if not is_by_id and entry.text is None:
+            return UNKNOWN_TOKEN
+        token = entry.token if is_by_id else named.setdefault(entry.text or "", len(named))
         if entry.text is not None:
-            texts.setdefault(token, entry.text)
-        return token
+            texts.setdefault(token or 0, entry.text)
+        return token or 0
 
-    kept: list[ListRow] = []
+    listed: list[ListRow] = []
     after: dict[int, int] = {}
     left_out: list[str] = []
-    for row, most in zip(found, best, strict=True):
+    for row, most in zip(rows, _best(rows, asked), strict=True):
         chosen = UNKNOWN_TOKEN if row.chosen is None else id_of(row.chosen)
-        entries = tuple((id_of(entry), entry.value) for entry in _entries(row))
+        entries = [(id_of(entry), entry.value) for entry in row.entries]
         after[row.position + 1] = chosen
         if conflict := _conflict(row, is_by_id):
             left_out.append(f"at position {row.position} {conflict}")
             continue
-        missing = {token for token, value in entries if value is None}
         sent = tuple((token, value) for token, value in entries if value is not None)
-        kept.append(ListRow(row.position, sent, most, chosen, len(missing - {token for token, _ in sent})))
-    if left_out and not kept:
+        missing = {token for token, value in entries if value is None} - {token for token, _ in sent}
+        listed.append(ListRow(row.position, sent, most, chosen, len(missing)))
+    if left_out and not listed:
         lack = "" if is_by_id else ", and its lists have no token ids"
         raise DumpError(f"{where}: no row can be used; {left_out[0]}{lack}.")
     if left_out:
-        warnings.append(f"{len(left_out)} of {len(found)} rows are left out: {left_out[0]}.")
-    known = () if prompt is None or isinstance(prompt, int) else tuple(prompt)
-    first = None if length is None and has_prompt_rows else max(0, (length or 1) - 1)
-    has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in found)
-    tokens = known if is_by_id and known else (UNKNOWN_TOKEN,) * (length or 1)
-    end = max([len(tokens) + len(generated) - 1, *after], default=0)
-    beside = dict(enumerate(generated, len(tokens))) if is_by_id else {}
-    sequence = [*tokens] + [beside.get(at, after.get(at, UNKNOWN_TOKEN)) for at in range(len(tokens), end + 1)]
-    if has_prompt_rows:
-        sequence = [after.get(at, token) if token == UNKNOWN_TOKEN else token for at, token in enumerate(sequence)]
+        warnings.append(f"{len(left_out)} of {len(rows)} rows are left out: {left_out[0]}.")
+    first = None if length is None and has_prompt_rows else first_row(length)
+    has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in rows)
+    is_known = is_by_id and prompt and not isinstance(prompt, int)
+    tokens = [*prompt] if is_known else [UNKNOWN_TOKEN] * (length or 1)  # type: ignore[misc]
+    start = 0 if has_prompt_rows else len(tokens)
+    tokens += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
+    tokens += [UNKNOWN_TOKEN] * (max(after) + 1 - len(tokens))
+    for place, token in after.items():
+        if place >= start and tokens[place] == UNKNOWN_TOKEN:
+            tokens[place] = token
     return Response(
         format=format,
         values=values,
         keys="token_id" if is_by_id else "text",
-        tokens=tuple(sequence),
-        rows=list_rows(kept, where),
+        tokens=tuple(tokens),
+        rows=list_rows(listed, where),
         start_known=length is not None or has_prompt_rows,
         generated_from=first if has_generated else None,
         texts=texts,
@@ -186,25 +214,17 @@ def response_of(
     )
 
 
-def _entries(row: Row) -> tuple[Entry, ...]:
-    return row.top if row.chosen is None else (*row.top, row.chosen)
-
-
-def _in_list(row: Row) -> Entry | None:
-    """The emitted token as the list of its row has it."""
-    return next((e for e in row.top if row.chosen and (e.token, e.text) == (row.chosen.token, row.chosen.text)), None)
-
-
-def _is_contradicted(row: Row) -> bool:
-    """Return whether the emitted token has the value 0.0 and another one in its list."""
-    listed = _in_list(row)
-    return bool(row.chosen and row.chosen.value == 0.0 and listed and listed.value not in (None, 0.0))
+def _by_its_list(row: Row) -> Row:
+    """Return the row with its list's value of the emitted token if 0.0 was sent for it: SGLang's drafted tokens."""
+    listed = next((entry for entry in row.top if row.chosen and entry.name == row.chosen.name), None)
+    is_drafted = row.chosen and row.chosen.value == 0.0 and listed and listed.value not in (None, 0.0)
+    return replace(row, chosen=listed) if is_drafted else row
 
 
 def _conflict(row: Row, is_by_id: bool) -> str:
     """Return a clause on a token that stands in a row twice, '' if none does; two tokens may print alike."""
     values: dict[object, float | None] = {}
-    for entry in _entries(row):
+    for entry in row.entries:
         if entry.value is None:  # a placeholder
             continue
         name = entry.token if is_by_id else entry.text
@@ -240,6 +260,6 @@ def _is_chosen_last(row: Row) -> bool:
     """Return whether the chosen token may be in the list only because it was chosen: no other has a smaller value."""
     if row.chosen is None:
         return False
-    same = [e for e in row.top if (e.token, e.text) == (row.chosen.token, row.chosen.text)]
+    same = [entry for entry in row.top if entry.name == row.chosen.name]
     values = [entry.value for entry in row.top if entry.value is not None]
     return bool(same) and (same[0].value is None or not values or same[0].value <= min(values))

@@ -1,36 +1,40 @@
-"""Responses of llama.cpp's /completion, Hugging Face's TGI, Ollama and OpenAI's /v1/responses.
+"""Responses of llama.cpp's /completion, SGLang's /generate, Hugging Face's TGI, Ollama and OpenAI's /v1/responses.
 
-Formats as in tools/server/server-task.cpp, TGI's docs (`prefill` and `tokens` are lists of id, text and logprob,
-`top_tokens` a list for each of them), Ollama's docs/openapi.yaml and OpenAI's reference.
+Formats as in llama.cpp's tools/server/server-task.cpp, sglang/srt/managers/tokenizer_manager.py (0.5.23), TGI's docs
+(`prefill` and `tokens` are lists of id, text and logprob, `top_tokens` a list for each of them), Ollama's
+docs/openapi.yaml and OpenAI's reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..records import Response
-from .entries import count_of, is_list, is_object, response_of, tokens_of, value_of
-from .openai import content_rows, drafts_of, entry_of, prompt_ids, settings_of, text_of
-from .rows import Entry, Row
+import numpy as np
+
+from ....errors import DumpError
+from ..records import MAX_ENTRIES, MAX_POSITIONS, Response
+from .entries import content_rows, count_of, is_list, is_object, response_of, text_of, tokens_of
+from .openai import drafts_of, object_of, prompt_ids, settings_of
 from .streams import output_texts
 
 Payload = Mapping[str, Any]
 
 
 def read_completion(payload: Payload, where: str, request: Payload) -> Response:
-    """llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling; probabilities after sampling
-    are processed values, of kind 'prob'.
+    """Read llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling; probabilities after
+    sampling are processed values, of kind 'prob'.
     """
     listed = is_list(payload["completion_probabilities"], "completion_probabilities", where)
-    settings = _object(payload.get("generation_settings"))
+    settings = object_of(payload.get("generation_settings"))
     prompt: Any = prompt_ids(request) or count_of(payload.get("tokens_evaluated"))
-    start = max(0, (prompt if isinstance(prompt, int) else len(prompt or (0,))) - 1)
     is_sampled = bool(listed) and isinstance(listed[0], dict) and "top_probs" in listed[0]
-    rows = _sampled_rows(listed, start, where) if is_sampled else content_rows(listed, start, where)
     tokens = payload.get("tokens")
     return response_of(
-        rows,
+        content_rows(listed, prompt, where),
         where,
         format="llama.cpp completion",
         prompt=prompt,
@@ -40,84 +44,65 @@ def read_completion(payload: Payload, where: str, request: Payload) -> Response:
         processed=is_sampled,
         model=text_of(payload.get("model")),
         text=text_of(payload.get("content")),
-        cached=count_of(_object(payload.get("timings")).get("cache_n")),
+        cached=count_of(object_of(payload.get("timings")).get("cache_n")),
         settings=settings_of({**settings, **request}) | drafts_of(payload),
     )
 
 
-def _object(value: object) -> Payload:
-    return value if isinstance(value, dict) else {}
-
-
-def _sampled_rows(listed: Any, start: int, where: str) -> list[Row]:
-    rows = []
-    for index, found in enumerate(listed):
-        at = f"{where}, generated token {index}"
-        token = is_object(found, "a token", at)
-        top = tuple(_sampled(one, at) for one in is_list(token["top_probs"], "top_probs", at))
-        rows.append(Row(start + index, top, _sampled(token, at), len(top)))
-    return rows
-
-
-def _sampled(value: object, where: str) -> Entry:
-    found = is_object(value, "an entry", where)
-    entry = entry_of({**found, "logprob": None}, where)
-    return Entry(entry.token, entry.text, value_of(found.get("prob"), where))
-
-
 def read_details(payload: Payload, where: str, request: Payload) -> Response:
-    """TGI. The first token of the prompt has no row; what is before the first of `prefill` is not said."""
+    """Read TGI. The first token of the prompt has no row; what is before the first of `prefill` is not known."""
     details = is_object(payload["details"], "details", where)
-
-    def entries(listed: object, what: str) -> list[Entry]:
-        return [entry_of(is_object(one, "a token", where), where) for one in is_list(listed, what, where)]
-
-    prefill, tokens = entries(details.get("prefill") or [], "prefill"), entries(details.get("tokens"), "tokens")
+    prefill, tokens = (is_list(details.get(name) or [], name, where) for name in ("prefill", "tokens"))
     tops = is_list(details.get("top_tokens") or [[]] * len(tokens), "top_tokens", where)
-    rows = [Row(at - 1, (), entry, 0) for at, entry in enumerate(prefill) if at and entry.value is not None]
-    start = max(0, len(prefill) - 1)
-    for index, (token, top) in enumerate(zip(tokens, tops, strict=False)):
-        listed = tuple(entries(top, "top_tokens"))
-        rows.append(Row(start + index, listed, token, len(listed)))
-    ids = [entry.token for entry in prefill]
-    given = request.get("parameters")
+    before = content_rows(prefill, 0, where)
+    items = [
+        {**is_object(token, "a token", where), "top_logprobs": top} for token, top in zip(tokens, tops, strict=False)
+    ]
+    ids = [row.chosen.token for row in before if row.chosen]
+    parameters = request.get("parameters")
     return response_of(
-        rows,
+        [
+            *(
+                replace(row, position=row.position - 1)
+                for row in before[1:]
+                if row.chosen and row.chosen.value is not None
+            ),
+            *content_rows(items, len(prefill), where),
+        ],
         where,
         format="TGI details",
-        prompt=[token for token in ids if token is not None] if ids and None not in ids else None,
+        prompt=ids if ids and None not in ids else None,  # type: ignore[arg-type]
         has_prompt_rows=bool(prefill),
         text=text_of(payload.get("generated_text")),
-        settings=settings_of(given if isinstance(given, dict) else request),
+        settings=settings_of(parameters if isinstance(parameters, dict) else request),
     )
 
 
 def read_ollama(payload: Payload, where: str, request: Payload) -> Response:
-    """Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
+    """Read Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
     length = count_of(payload.get("prompt_eval_count"))
     message, options = payload.get("message"), request.get("options")
-    text = message.get("content") if isinstance(message, dict) else payload.get("response")
     return response_of(
-        content_rows(is_list(payload.get("logprobs") or [], "logprobs", where), max(0, (length or 1) - 1), where),
+        content_rows(is_list(payload.get("logprobs") or [], "logprobs", where), length, where),
         where,
         format="Ollama",
         prompt=length,
-        text=text_of(text),
+        text=text_of(message.get("content") if isinstance(message, dict) else payload.get("response")),
         model=text_of(payload.get("model")),
         settings=settings_of(options if isinstance(options, dict) else request),
     )
 
 
 def read_responses_api(payload: Payload, where: str, request: Payload) -> Response:
-    """OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the text begins
-    where the prompt ends only without them.
+    """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the text begins
+    at the prompt's end only without them.
     """
     parts, output = output_texts(payload), payload.get("output")
     listed = [one for part in parts for one in is_list(part.get("logprobs") or [], "logprobs", where)]
     is_text_only = isinstance(output, list) and len(output) == 1
-    length = count_of(_object(payload.get("usage")).get("input_tokens")) if is_text_only else None
+    length = count_of(object_of(payload.get("usage")).get("input_tokens")) if is_text_only else None
     return response_of(
-        content_rows(listed, max(0, (length or 1) - 1), where),
+        content_rows(listed, length, where),
         where,
         format="OpenAI responses",
         prompt=length,
@@ -125,3 +110,73 @@ def read_responses_api(payload: Payload, where: str, request: Payload) -> Respon
         model=text_of(payload.get("model")),
         settings=settings_of({**payload, **request}),
     )
+
+
+def read_generate(payload: Payload, where: str, request: Payload) -> Response:
+    """Read SGLang: rows of the prompt, as far as they were requested, then of what was generated."""
+    meta = is_object(payload["meta_info"], "meta_info", where)
+    prompt: Any = prompt_ids(request) or count_of(meta.get("prompt_tokens"))
+    before = content_rows(_triples(meta, "input", where), 0, where)
+    if before and not prompt:
+        prompt = len(before)
+    # The last rows of the prompt end at its last token; the first token of all has no row.
+    shift = (prompt if isinstance(prompt, int) else len(prompt or ())) - len(before) - 1
+    rows = [replace(row, position=row.position + shift) for row in before]
+    rows = [row for row in rows if row.position >= 0 and row.chosen and (row.top or row.chosen.value is not None)]
+    generated = payload.get("output_ids")
+    return response_of(
+        [*rows, *content_rows(_triples(meta, "output", where), prompt, where)],
+        where,
+        format="SGLang generate",
+        prompt=prompt,
+        generated=tokens_of(generated, "output_ids", where) if generated else (),
+        has_prompt_rows=bool(rows),
+        asked=count_of(request.get("top_logprobs_num")) or None,
+        text=text_of(payload.get("text")),
+        cached=count_of(meta.get("cached_tokens")),
+        settings=settings_of({**request, **(request.get("sampling_params") or {})}),
+    )
+
+
+def _triples(meta: Payload, part: str, where: str) -> list[dict[str, Any]]:
+    """Return the tokens of one part, 'input' or 'output', each with its list of the best, as chat has them."""
+    chosen = is_list(meta.get(f"{part}_token_logprobs") or [], f"{part}_token_logprobs", where)
+    name = f"{part}_top_logprobs"
+    tops = is_list(meta.get(name) or _flat(meta, name, where) or [None] * len(chosen), name, where)
+    if len(tops) != len(chosen):
+        raise DumpError(f"{where}: {len(chosen)} {part} tokens and {len(tops)} lists; expected as many.")
+
+    def token(triple: object) -> dict[str, Any]:
+        parts = is_list(triple, "an entry", where)
+        if not 2 <= len(parts) <= 3:
+            raise DumpError(f"{where}: an entry has {len(parts)} parts; expected log-probability, token id and text.")
+        return dict(zip(("logprob", "id", "text"), parts, strict=False))
+
+    return [
+        {**token(triple), "top_logprobs": [token(one) for one in is_list(top or [], name, where)]}
+        for triple, top in zip(chosen, tops, strict=True)
+    ]
+
+
+def _flat(meta: Payload, name: str, where: str) -> Sequence[Any] | None:
+    """Return lists out of one array of values and one of ids, plain or base64: little-endian float32 and int32."""
+    shape, skipped = meta.get(f"{name}_shape"), count_of(meta.get(f"{name}_null_prefix", 0))
+    if shape is None:
+        return None
+    sizes = [count_of(size) for size in is_list(shape, f"{name}_shape", where)]
+    rows, k = sizes if len(sizes) == 2 else (None, None)
+    if rows is None or k is None or skipped is None or skipped > rows or rows > MAX_POSITIONS or rows * k > MAX_ENTRIES:
+        raise DumpError(f"{where}: {name} declares a shape that is none; expected rows and values a row.")
+    arrays = []
+    for what, dtype in (("val", "<f4"), ("idx", "<i4")):
+        values = meta.get(f"{name}_{what}_flat_b64") or meta.get(f"{name}_{what}_flat")
+        if isinstance(values, str):
+            try:
+                values = np.frombuffer(base64.b64decode(values, validate=True), dtype).tolist()
+            except (binascii.Error, ValueError):
+                raise DumpError(f"{where}: a base64 array is damaged.") from None
+        if not isinstance(values, list) or len(values) != (rows - skipped) * k:
+            raise DumpError(f"{where}: {name}_{what} does not hold {rows - skipped:,} rows of {k:,}.")
+        arrays.append(values)
+    pairs = list(zip(*arrays, strict=True))
+    return [None] * skipped + [[list(pair) for pair in pairs[at * k : at * k + k]] for at in range(rows - skipped)]

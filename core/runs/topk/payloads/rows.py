@@ -20,6 +20,10 @@ class Entry:
     value: float | None
     rank: int | None = None
 
+    @property
+    def name(self) -> tuple[int | None, str | None]:
+        return self.token, self.text
+
 
 @dataclass(frozen=True)
 class Row:
@@ -33,6 +37,10 @@ class Row:
     chosen: Entry | None
     best: int | None
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return self.top if self.chosen is None else (*self.top, self.chosen)
+
 
 def emitted_by_text(rows: Sequence[Row], text: str) -> tuple[list[Row], str]:
     """Return the rows with the tokens that spell the text, and a warning, '' if they did already.
@@ -40,7 +48,9 @@ def emitted_by_text(rows: Sequence[Row], text: str) -> tuple[list[Row], str]:
     mlx-lm (0.32, server.py) sends its lists in the order of argpartition and names the first of each list as the
     emitted token.
     """
-    is_first = all(row.chosen is not None and row.top and _same(row.chosen, row.top[0]) for row in rows)
+    is_first = all(
+        row.chosen is not None and row.top and row.chosen == replace(row.top[0], rank=row.chosen.rank) for row in rows
+    )
     if not text or not is_first or all(_values(row)[:1] == sorted(_values(row))[-1:] for row in rows):
         return list(rows), ""
     firsts = [_spellings(row.top[0], is_start=False) for row in rows]
@@ -55,10 +65,6 @@ def emitted_by_text(rows: Sequence[Row], text: str) -> tuple[list[Row], str]:
     if len(path) < len(rows):
         warning += f" The text has tokens that are not listed, so that only the first {len(path)} rows are used."
     return mended, warning
-
-
-def _same(one: Entry, other: Entry) -> bool:
-    return (one.token, one.text, one.value) == (other.token, other.text, other.value)
 
 
 def _values(row: Row) -> list[float]:
