@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import DumpError, UsageError
 from ...text import joined, plural
 from ..file.bounds import MAX_SIDES
-from .records import UNKNOWN_TOKEN, ListRows, ListSide, Response
+from .records import UNKNOWN_TOKEN, ListSide, Response
 
 _MOST_MISSING = 4  # rows at a start that tokens may show to be missing
 _LEAST_EQUAL = 3  # tokens that have to agree then
@@ -113,30 +113,13 @@ def _renumbered(response: Response, numbers: Mapping[str, int]) -> Response:
         response,
         keys="text",
         tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
-        rows=_some(replace(rows, token_ids=ids, chosen=chosen), usable),
+        rows=replace(rows, token_ids=ids, chosen=chosen).part(usable, np.repeat(usable, np.diff(rows.offsets))),
         texts=dict(texts),
     )
     if usable.all():
         return made
     left_out = int((~usable).sum())
     return warned(made, f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.")
-
-
-def _some(rows: ListRows, usable: np.ndarray) -> ListRows:
-    if usable.all():
-        return rows
-    counts = np.diff(rows.offsets)
-    listed = np.repeat(usable, counts)
-    return ListRows(
-        rows.positions[usable],
-        np.concatenate([[0], np.cumsum(counts[usable])]).astype(np.int64),
-        rows.token_ids[listed],
-        rows.values[listed],
-        rows.best[usable],
-        rows.chosen[usable],
-        rows.missing[usable],
-        rows.full[usable],
-    )
 
 
 def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:

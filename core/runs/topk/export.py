@@ -63,7 +63,7 @@ _SAME = tuple(
 
 
 def write_lines(sides: Sequence[ListSide], path: Path, *, overwrite: bool = False) -> None:
-    """Write every side into one file. StoreError where it is there already, or cannot be written."""
+    """Write every side into one file. StoreError if it is there already, or cannot be written."""
     if path.exists() and not overwrite:
         raise StoreError(f"{path} exists; give --overwrite to replace it.")
     text = "".join(json.dumps(line) + "\n" for line in lines_of(sides))
@@ -74,29 +74,21 @@ def write_lines(sides: Sequence[ListSide], path: Path, *, overwrite: bool = Fals
 
 
 def lines_of(sides: Sequence[ListSide]) -> Iterator[dict[str, Any]]:
-    """One object a response, the reference's first."""
+    """Return one object a response, the reference's first."""
     for side in sides:
         for prompt, response in enumerate(side.responses):
+            columns = {name: getattr(response.rows, name).tolist() for name in ("positions", *_OF_ROW)}
             rows = []
-            for index in range(len(response.rows)):
-                ids, values = response.rows.row(index)
-                row = {
-                    name: getattr(response.rows, name)[index].item() for name in ("best", "chosen", "missing", "full")
-                }
-                sent = [_LEAST if value == -math.inf else value for value in values.tolist()]
-                position = int(response.rows.positions[index])
-                rows.append({"position": position, **row, "token_ids": ids.tolist(), "values": sent})
+            for index, values in enumerate(zip(*columns.values(), strict=True)):
+                ids, sent = (each.tolist() for each in response.rows.row(index))
+                row = dict(zip(("position", *_OF_ROW), values, strict=True))
+                row |= {"token_ids": ids, "values": [_LEAST if value == -math.inf else value for value in sent]}
+                rows.append(row)
             about = {name: getattr(response, name) for name in _SAME}
             about |= {"texts": {str(token): text for token, text in response.texts.items()}}
             about |= {"settings": dict(response.settings), "warnings": list(response.warnings)}
-            yield {
-                FORM: _VERSION,
-                "side": side.name,
-                "prompt": prompt,
-                **about,
-                "tokens": list(response.tokens),
-                "rows": rows,
-            }
+            about |= {"tokens": list(response.tokens), "rows": rows}
+            yield {FORM: _VERSION, "side": side.name, "prompt": prompt, **about}
 
 
 def is_line(document: object) -> bool:
@@ -105,9 +97,7 @@ def is_line(document: object) -> bool:
 
 
 def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]:
-    """The sides that lines hold, in the order in which they first stand there. DumpError for a line that is none, or
-    prompts that are not numbered from 0 on.
-    """
+    """Return the sides that lines hold. DumpError for a line that is none, or prompts not numbered from 0 on."""
     found: dict[str, list[Response]] = {}
     for where, document in documents:
         if not is_line(document):

@@ -19,20 +19,18 @@ from .records import ListSide, Response
 
 
 def are_payloads(paths: Sequence[Path]) -> bool:
-    """Return whether these files hold responses of engines. UsageError where some do and others do not; False where one
-    is not there, for which others have their own sentence.
-    """
+    """Return whether these files hold responses of engines, False if one is not there. UsageError if some do."""
     if not all(path.is_file() for path in paths):
         return False
     found = [is_payload(path) for path in paths]
-    if any(found) and not all(found):
-        holds = [f"'{shown(path.name)}'" for path, is_one in zip(paths, found, strict=True) if is_one]
-        lacks = [f"'{shown(path.name)}'" for path, is_one in zip(paths, found, strict=True) if not is_one]
+    if len(set(found)) == 2:
+        named = [(f"'{shown(path.name)}'", is_one) for path, is_one in zip(paths, found, strict=True)]
+        holds, lacks = (joined([name for name, is_one in named if is_one == one]) for one in (True, False))
         raise UsageError(
-            f"{joined(holds)} may hold server responses and {joined(lacks)} is no JSON, stream or compressed file of"
-            " them; expected files of one kind."
+            f"{holds} may hold server responses and {lacks} is no JSON, stream or compressed file of them; expected"
+            " files of one kind."
         )
-    return all(found) and bool(found)
+    return bool(found) and all(found)
 
 
 def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:

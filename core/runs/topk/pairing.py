@@ -8,7 +8,7 @@ equal, and the pair says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -151,31 +151,39 @@ def pairs_of(sides: Sequence[ListSide]) -> tuple[ListPair, ...]:
 
 
 def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
-    """Compare two aligned sides, response by response. DumpError where they have no position of equal context."""
+    """Compare two aligned sides, response by response. DumpError if they have no position of equal context."""
     sides, placeholders = zip(*map(without_placeholders, (reference, variant)), strict=True)
     grids = _grid(sides[0]), _grid(sides[1])
     positions: list[ListPosition] = []
     meetings: list[Meeting] = []
-    alone = [0, 0]
-    both = 0
+    alone, both = [0, 0], 0
     texts: dict[int, str] = {}
     for prompt, responses in enumerate(zip(sides[0].responses, sides[1].responses, strict=True)):
-        prepared = [_prepared(response) for response in responses]
+        one, other = (_prepared(response) for response in responses)
         for response in responses:
             texts.update(response.texts)
-        meeting = _meet(prompt, *prepared)
-        meetings.append(meeting)
-        for number, side in enumerate(prepared):
-            certain = _certain_alone(side, prepared[1 - number], meeting.parting)
-            side.rows.update(dict.fromkeys(certain, _NOTHING))
-            alone[number] += len(certain)
-        both += len(prepared[0].certain & prepared[1].certain)
-        positions.extend(_positions(meeting, prepared[0], prepared[1], grids, reference.values))
+        parting, first = parting_of(one.tokens, other.tokens), min(one.first_generated, other.first_generated)
+        is_checked = None not in map(prompt_tokens, responses)
+        meetings.append(Meeting(prompt, parting, parting is not None and parting <= first, is_checked))
+        places = [place for place in sorted(one.rows.keys() & other.rows.keys()) if parting is None or place < parting]
+        for number, (side, open_side) in enumerate(((one, other), (other, one))):
+            certain = (side.certain - open_side.certain).intersection(places)
+            sure = {place for place in certain if _is_open(open_side.rows[place], reference.values)}
+            side.rows.update(dict.fromkeys(sure, _NOTHING))
+            alone[number] += len(sure)
+        both += len(one.certain & other.certain)
+        for place in places:
+            rows = one.rows[place], other.rows[place]
+            ulps = _ulps(rows[0], grids[0]), _ulps(rows[1], grids[1])
+            chosen = one.chosen[place], other.chosen[place]
+            figures = compare_rows(*rows, reference.values)
+            positions.append(ListPosition(prompt, place, place >= first, chosen, ulps, figures))
     if not positions:
         raise DumpError(
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it, so no two rows to"
             f" compare{_why(reference, variant)}."
         )
+    missing = (*placeholders[0], *placeholders[1], *certain_placeholders(sides, alone))
     return ListPair(
         reference.name,
         variant.name,
@@ -186,12 +194,7 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
         tuple(meetings),
         texts,
         _notes(reference, variant, meetings),
-        tuple(
-            sorted(
-                (*placeholders[0], *placeholders[1], *certain_placeholders(sides, alone)),
-                key=lambda one: one.kind != MASKED,
-            )
-        ),
+        tuple(sorted(missing, key=lambda one: one.kind != MASKED)),
         sum(_zeros(response.rows) for side in sides for response in side.responses),
         both,
     )
@@ -252,40 +255,9 @@ def _prepared(response: Response) -> _Prepared:
     )
 
 
-def _certain_alone(side: _Prepared, other: _Prepared, parting: int | None) -> list[int]:
-    """Positions of equal context at which one side is certain of a token and the other one sent a row that is not."""
-    certain, found = CERTAIN.get(side.response.values, 0.0), []
-    for position in side.certain - other.certain:
-        row = other.rows.get(position, _NOTHING)
-        is_open = len(row.values) > 1 or (len(row.values) == 1 and row.values[0] < certain - ROUNDING)
-        if is_open and (parting is None or position < parting):
-            found.append(position)
-    return found
-
-
-def _meet(prompt: int, reference: _Prepared, variant: _Prepared) -> Meeting:
-    """Find where the two sequences part."""
-    parting = parting_of(reference.tokens, variant.tokens)
-    first = min(reference.first_generated, variant.first_generated)
-    is_checked = None not in [prompt_tokens(side.response) for side in (reference, variant)]
-    return Meeting(prompt, parting, parting is not None and parting <= first, is_checked)
-
-
-def _positions(
-    meeting: Meeting, reference: _Prepared, variant: _Prepared, grids: tuple[Grid | None, Grid | None], values: Values
-) -> Iterator[ListPosition]:
-    for position in sorted(reference.rows.keys() & variant.rows.keys()):
-        if meeting.parting is not None and position >= meeting.parting:
-            return
-        rows = reference.rows[position], variant.rows[position]
-        yield ListPosition(
-            meeting.prompt,
-            position,
-            position >= min(reference.first_generated, variant.first_generated),
-            (reference.chosen[position], variant.chosen[position]),
-            (_ulps(rows[0], grids[0]), _ulps(rows[1], grids[1])),
-            compare_rows(*rows, values),
-        )
+def _is_open(row: ListedRow, values: Values) -> bool:
+    """Return whether more than one token of a row is possible."""
+    return len(row.values) > 1 or (len(row.values) == 1 and row.values[0] < CERTAIN.get(values, 0.0) - ROUNDING)
 
 
 def _ulps(row: ListedRow, grid: Grid | None) -> int | None:
@@ -295,25 +267,18 @@ def _ulps(row: ListedRow, grid: Grid | None) -> int | None:
 
 
 def _notes(reference: ListSide, variant: ListSide, meetings: Sequence[Meeting]) -> tuple[str, ...]:
-    """Notes that a reader of the comparison has to know, a sentence each."""
+    """Return what a reader of the comparison has to know, a sentence each."""
     notes: list[str] = []
-    unchecked = sum(not meeting.is_prompt_checked for meeting in meetings)
-    if unchecked:
-        notes.append(
-            f"The token ids of {unchecked} of {len(meetings)} prompts are not known on both sides; they are taken for"
-            " equal."
-        )
-    in_prompt = [meeting for meeting in meetings if meeting.is_parting_in_prompt]
-    parted = [meeting for meeting in meetings if meeting.parting is not None and not meeting.is_parting_in_prompt]
-    if parted:
-        of = f" of prompt {parted[0].prompt}" if len(meetings) > 1 else ""
-        more = f", and in {plural(len(parted) - 1, 'more prompt')}" if len(parted) > 1 else ""
-        notes.append(f"Tokens differ from position {parted[0].parting:,}{of} on{more}; rows after it are not compared.")
-    if in_prompt:
-        notes.append(
-            f"Prompt {in_prompt[0].prompt} has other tokens on the two sides from position {in_prompt[0].parting} on:"
-            " its inputs differ, and rows after that are not compared."
-        )
+    if unchecked := sum(not meeting.is_prompt_checked for meeting in meetings):
+        prompts = f"{unchecked} of {len(meetings)} prompts"
+        notes.append(f"The token ids of {prompts} are not known on both sides; they are taken for equal.")
+    for what, in_prompt in (("Generated tokens", False), ("The inputs", True)):
+        parted = [one for one in meetings if one.parting is not None and one.is_parting_in_prompt == in_prompt]
+        if parted:
+            of = f" of prompt {parted[0].prompt}" if len(meetings) > 1 else ""
+            more = f", and in {plural(len(parted) - 1, 'more prompt')}" if len(parted) > 1 else ""
+            where = f"position {parted[0].parting}{of} on{more}"
+            notes.append(f"{what} differ from {where}; rows after it are not compared.")
     if reference.keys == "text":
         notes.append("Tokens are joined by text: the lists of a side have no token ids.")
     for side in (reference, variant):
@@ -321,7 +286,6 @@ def _notes(reference: ListSide, variant: ListSide, meetings: Sequence[Meeting]) 
         notes.extend(f"{side.name}: {warning}" for warning in warnings)
         if any(response.processed for response in side.responses):
             notes.append(
-                f"{side.name}: its values were processed (temperature, penalties or a mask), so they are not the"
-                " model's own."
+                f"{side.name}: temperature, penalties or a mask are in its values; they are not the model's own."
             )
     return tuple(notes)

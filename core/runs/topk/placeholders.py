@@ -254,14 +254,6 @@ def _of_drafts(side: ListSide) -> str:
 def _emptied(rows: ListRows, is_emptied: Rows) -> ListRows:
     """The rows without the values of some."""
     counts = np.diff(rows.offsets)
-    stays = ~np.repeat(is_emptied, counts)
-    left = np.where(is_emptied, 0, counts)
-    return replace(
-        rows,
-        offsets=np.concatenate([[0], np.cumsum(left)]).astype(np.int64),
-        token_ids=rows.token_ids[stays],
-        values=rows.values[stays],
-        best=np.where(is_emptied, 0, rows.best),
-        missing=rows.missing + counts - left,
-        full=rows.full & ~is_emptied,
-    )
+    stays = rows.part(np.ones(len(rows), np.bool_), ~np.repeat(is_emptied, counts))
+    missing = rows.missing + np.where(is_emptied, counts, 0)
+    return replace(stays, best=np.where(is_emptied, 0, rows.best), missing=missing, full=rows.full & ~is_emptied)

@@ -25,13 +25,11 @@ MAX_POSITIONS = 1 << 20  # of a response
 
 @dataclass(frozen=True)
 class ListRow:
-    """One position as an importer hands it over.
+    """One position as a reader hands it over; it scores token position + 1.
 
-    position: 0-based; the row scores token position + 1. entries: (token, value), any order, placeholders left out.
-    best: how many entries are the best of the whole row: the top-k, without a chosen token from further down and
-    without tokens asked for by id.
-    chosen: the token that was emitted or is given next, -1 where unknown. missing: entries that were placeholders
-    (-9999.0, -3.4e38, null). full: every token of the vocabulary has its entry, placeholders included.
+    entries: (token, value) in any order, without placeholders. best: how many of them are the best of the whole row:
+    not a chosen token from further down. chosen: the token that was emitted or is given next, -1 if unknown. missing:
+    entries that were placeholders (-9999.0, -3.4e38, null). full: every token of the vocabulary has its entry.
     """
 
     position: int
@@ -44,11 +42,10 @@ class ListRow:
 
 @dataclass(frozen=True, eq=False)
 class ListRows:
-    """The rows of one response, compressed: row r has the entries offsets[r] to offsets[r + 1].
+    """Rows of one response, compressed: row r has the entries offsets[r] to offsets[r + 1].
 
-    positions: int64 [rows], increasing. offsets: int64 [rows + 1]. token_ids: int64 [entries] and values: float64
-    [entries], best first within a row, the lower token first where values are equal. best, chosen, missing: int64
-    [rows]; full: bool [rows], as in ListRow.
+    positions [rows] increase; token_ids and values [entries] are best first within a row, the lower token first if
+    values are equal; best, chosen, missing and full [rows] as in ListRow.
     """
 
     positions: NDArray[np.int64]
@@ -64,52 +61,51 @@ class ListRows:
         return len(self.positions)
 
     def row(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Tokens and values of one row, best first. [entries] each"""
+        """Return tokens and values of one row, best first. [entries] each"""
         first, last = int(self.offsets[index]), int(self.offsets[index + 1])
         return self.token_ids[first:last], self.values[first:last]
 
+    def part(self, rows: NDArray[np.bool_], entries: NDArray[np.bool_]) -> ListRows:
+        """Return some rows with some of their entries. rows [rows], entries [entries]: which stay."""
+        counts = np.bincount(np.repeat(np.arange(len(self)), np.diff(self.offsets))[entries], minlength=len(self))
+        columns = {name: getattr(self, name)[rows] for name in ("positions", "best", "chosen", "missing", "full")}
+        offsets = np.concatenate([[0], np.cumsum(counts[rows])]).astype(np.int64)
+        return ListRows(offsets=offsets, token_ids=self.token_ids[entries], values=self.values[entries], **columns)
+
 
 def list_rows(rows: Iterable[ListRow], where: str) -> ListRows:
-    """The rows compressed. `where` names the file and response in errors.
+    """Compress rows. `where` names the file and response in errors. DumpError for what is no list of rows.
 
-    DumpError: positions that do not increase, a token twice with two values, a value that is NaN or +inf, more than
-    MAX_POSITIONS or MAX_ENTRIES. A token twice with one value (a chosen token listed again) is one entry.
+    A token twice with one value (a chosen token listed again) is one entry.
     """
-    listed: list[ListRow] = []
+    listed = list(rows)
     sent: list[list[tuple[int, float]]] = []
-    entries = 0
-    for row in rows:
-        if listed and row.position <= listed[-1].position:
+    before = -1
+    for row in listed:
+        if row.position <= before:
             raise DumpError(
-                f"{where}: position {row.position} comes after position {listed[-1].position}; expected increasing"
-                " positions."
+                f"{where}: position {row.position} comes after position {before}; expected increasing ones."
             )
-        if row.position < 0 or len(listed) >= MAX_POSITIONS:
-            raise DumpError(f"{where}: expected at most {MAX_POSITIONS:,} positions, none below 0.")
-        seen: dict[int, float] = {}
+        before, seen = row.position, dict(row.entries)
         for token, value in row.entries:
             if math.isnan(value) or value == math.inf:
                 raise DumpError(f"{where}: the value of token {token} at position {row.position} is {value}.")
             if token < 0:
                 raise DumpError(f"{where}: token id {token} at position {row.position}; expected 0 or more.")
-            if seen.setdefault(token, value) != value:
-                raise DumpError(
-                    f"{where}: token {token} stands twice at position {row.position}, "
-                    f"with {seen[token]!r} and {value!r}."
-                )
-        if (entries := entries + len(seen)) > MAX_ENTRIES:
-            raise DumpError(f"{where}: more than {MAX_ENTRIES:,} values; expected at most that many.")
-        listed.append(row)
+            if seen[token] != value:
+                both = f"{value!r} and {seen[token]!r}"
+                raise DumpError(f"{where}: token {token} stands twice at position {row.position}, with {both}.")
         sent.append(sorted(seen.items(), key=lambda entry: (-entry[1], entry[0])))
     sizes = [len(row) for row in sent]
+    if len(listed) > MAX_POSITIONS or sum(sizes) > MAX_ENTRIES:
+        raise DumpError(f"{where}: expected at most {MAX_POSITIONS:,} positions with {MAX_ENTRIES:,} values in all.")
+    best = [size if row.full else min(row.best, size) for row, size in zip(listed, sizes, strict=True)]
     return ListRows(
         np.array([row.position for row in listed], np.int64),
         np.cumsum([0, *sizes]).astype(np.int64),
         np.array([token for row in sent for token, _ in row], np.int64),
         np.array([value for row in sent for _, value in row], np.float64),
-        np.array(
-            [size if row.full else min(row.best, size) for row, size in zip(listed, sizes, strict=True)], np.int64
-        ),
+        np.array(best, np.int64),
         np.array([row.chosen for row in listed], np.int64),
         np.array([row.missing for row in listed], np.int64),
         np.array([row.full for row in listed], np.bool_),
@@ -120,16 +116,13 @@ def list_rows(rows: Iterable[ListRow], where: str) -> ListRows:
 class Response:
     """Response of an engine to one prompt.
 
-    format: the payload's name, as `recognise` gives it ('vllm prompt_logprobs', ...). values: what the numbers are.
-    keys: 'token_id', or 'text' where the engine sent texts only: token ids are then places in `texts`, of this
-    response alone. tokens: the sequence, prompt and what was generated, -1 where the payload does not say; a row's
-    position counts into it. start_known: False where the prompt's length is unknown, and position 0 is the row that
-    scored the first generated token. generated_from: the first position whose row was computed while generating, None
-    where all rows are of the prompt. texts: of tokens, by id, where sent. processed: whether temperature, penalties
-    or a mask are in the values; None: the payload does not say. asked: the k that was asked for, where known. vocab:
-    where the payload says or a row is full. cached: prompt tokens read from a cache, where said. settings: temperature
-    and the like, as far as the payload echoes them. prompt_key: names the prompt beside its tokens, by the request's
-    text or a batch's custom_id; '' if nothing does; responses of two files are joined by it, and it is not stored.
+    keys: 'text' if the engine sent texts only: token ids are then places in `texts`, of this response alone. tokens: of
+    the prompt and what was generated, -1 if unknown; a row's position counts into it. start_known: False if the
+    prompt's length is unknown, and position 0 scored the first generated token. generated_from: the first position
+    whose row was computed while generating, None if all are of the prompt. processed: whether temperature, penalties or
+    a mask are in the values, None if unknown. asked: the k of the request. cached: prompt tokens read from a cache.
+    settings: temperature and the like. prompt_key: names the prompt by the request's text or a batch's custom_id;
+    responses of two files are joined by it, and it is not stored.
     """
 
     format: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from ..file.bounds import MAX_ROWS
 from ..file.database import Database
 from ..file.kept import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..store.partial import Partial
 from ..store.store import Store
 from ..tables.amounts import check_amounts
 from ..tables.pairs import insert_pair
@@ -65,49 +67,58 @@ def write_lists(
             f"{values:,} values are more than a run of lists holds ({_MOST_VALUES:,}); store whole rows as a dump of"
             " arrays."
         )
+    with new_run(store, about.name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
+        database.execute("BEGIN")
+        header = _header(about, sides, pairs)
+        logits = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
+        logits |= {"run_id": partial.path.stem, "created": created, "positions": header.rows}
+        insert_run(database, **logits, **asdict(header.provenance))
+        insert_prompts(database, header)
+        if texts := _texts(sides):
+            VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
+        digests = [digest_of(side.values, side.responses) for side in sides]
+        sent = [most_sent(side) for side in sides]
+        insert_sides(database, header, digests, [(each, "float64") for each in digests], sent, sides[0].keys)
+        for index, side in enumerate(sides):
+            _insert_side(database, index, side)
+        judged = {verdict.pair: verdict for verdict in verdicts}
+        for index, pair in enumerate(pairs):
+            places = [(place.prompt, place.position) for place in pair.positions]
+            figures = [place.figures for place in pair.positions]
+            ulps = list(zip(*(place.margin_ulps for place in pair.positions), strict=True))
+            insert_pair(database, index, summary_of(figures), judged.get(index))
+            database.insert("position", list_position_rows(index, places, figures, ulps))
+            if verdict := judged.get(index):
+                insert_evidence(database, index, np.array(places, np.int32), verdict.evidence, verdict.floors)
+        database.execute("COMMIT")
+    return partial.path.stem
+
+
+@contextmanager
+def new_run(
+    store: Store, name: str, run_id: str | None, expected_bytes: int, **options: int
+) -> Iterator[tuple[Database, Partial, datetime]]:
+    """Open the database of a new run with empty tables; leaving puts the run in its place, an error leaves nothing."""
     created = datetime.now(UTC)
     store.sweep()
-    partial = store.new_partial(about.name, created, run_id)
-    new_id = partial.path.stem
+    partial = store.new_partial(name, created, run_id)
     try:
-        database = Database.to_write(partial.path, expected_bytes=values * _BYTES_A_VALUE)
+        database = Database.to_write(partial.path, expected_bytes=expected_bytes, **options)
         try:
-            header = _header(about, sides, pairs)
             database.execute("BEGIN")
             create_tables(database)
-            logits = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
-            insert_run(
-                database, run_id=new_id, created=created, positions=header.rows, **logits, **asdict(header.provenance)
-            )
-            insert_prompts(database, header)
-            if texts := _texts(sides):
-                VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
-            digests = [digest_of(side.values, side.responses) for side in sides]
-            sent = [most_sent(side) for side in sides]
-            insert_sides(database, header, digests, [(each, "float64") for each in digests], sent, sides[0].keys)
-            for index, side in enumerate(sides):
-                _insert_side(database, index, side)
-            for index, pair in enumerate(pairs):
-                verdict = next((each for each in verdicts if each.pair == index), None)
-                places = [(place.prompt, place.position) for place in pair.positions]
-                figures = [place.figures for place in pair.positions]
-                ulps = list(zip(*(place.margin_ulps for place in pair.positions), strict=True))
-                insert_pair(database, index, summary_of(figures), verdict)
-                database.insert("position", list_position_rows(index, places, figures, ulps))
-                if verdict is not None:
-                    insert_evidence(database, index, np.array(places, np.int32), verdict.evidence, verdict.floors)
-            check_amounts(database)
             database.execute("COMMIT")
+            yield database, partial, created
+            check_amounts(database)
             database.close()
         except BaseException as error:
             database.abandon()
             if isinstance(error, (pa.ArrowException, OverflowError, UnicodeError)):
-                raise StoreError(f"run '{about.name!a}': its tokens or texts cannot be stored ({error}).") from error
+                raise StoreError(f"run '{name!a}': its tokens or texts cannot be stored ({error}).") from error
             raise
-        store.place(partial.path, new_id)
+        store.place(partial.path, partial.path.stem)
     finally:
         partial.remove()
-    return new_id
 
 
 def _header(about: About, sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> RunHeader:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,17 +24,15 @@ from ..file.database import Database
 from ..file.kept import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..store.store import Store
-from ..tables.amounts import check_amounts
 from ..tables.pairs import insert_pair
 from ..tables.run import insert_run
-from ..tables.schema import create_tables
 from ..tables.sides import insert_sides
 from ..tables.verdicts import insert_evidence
 from .files import side_names
 from .placeholders import ROUNDING
 from .reading import digest_of, responses_of
 from .records import MAX_POSITIONS
-from .tables import About
+from .tables import About, new_run
 
 if TYPE_CHECKING:
     from ..revision import PairVerdict
@@ -91,31 +89,15 @@ def write_tokens(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Store the files as a run; it appears when it is whole. -> its id. DumpError for what cannot be compared."""
-    created = datetime.now(UTC)
-    store.sweep()
-    partial = store.new_partial(about.name, created, run_id)
-    try:
-        size = sum(path.stat().st_size for path in paths)
-        database = Database.to_write(partial.path, expected_bytes=size, row_group=_ROW_GROUP)
-        try:
-            database.execute("BEGIN")
-            create_tables(database)
-            database.execute("COMMIT")
-            # Links, for DuckDB takes `*` and `?` in a name for any other file's.
-            links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
-            for link, path in zip(links, paths, strict=True):
-                link.symlink_to(path.resolve())
-            note = _arrive(database, paths, links)
-            names = ("reference", "variant") if len(paths) == 1 else tuple(side_names(paths))
-            _fill(database, names, about, note, created, partial.path.stem, judge, on_progress or (lambda *_: None))
-            check_amounts(database)
-            database.close()
-        except BaseException:
-            database.abandon()
-            raise
-        store.place(partial.path, partial.path.stem)
-    finally:
-        partial.remove()
+    size = sum(path.stat().st_size for path in paths)
+    with new_run(store, about.name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
+        # Links, for DuckDB takes `*` and `?` in a name for any other file's.
+        links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
+        for link, path in zip(links, paths, strict=True):
+            link.symlink_to(path.resolve())
+        note = _arrive(database, paths, links)
+        names = ("reference", "variant") if len(paths) == 1 else tuple(side_names(paths))
+        _fill(database, names, about, note, created, partial.path.stem, judge, on_progress or (lambda *_: None))
     return partial.path.stem
 
 

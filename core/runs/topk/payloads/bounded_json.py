@@ -89,24 +89,22 @@ def _event(data: bytes, where: str) -> Any:
 
 
 def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
-    """The documents of a text in which they follow each other without a line of their own."""
+    """Read the documents of a text in which they follow each other without a line of their own."""
     try:
         yield name, parsed(text, name)
     except DumpError:
-        decoder, characters = json.JSONDecoder(), text.decode("utf-8", "replace")
-        spans, end = [], _BLANKS.match(characters).end()  # type: ignore[union-attr]
+        decoder, characters = json.JSONDecoder(), text.decode("utf-8", "replace").strip()
+        end, documents = 0, []
         while end < len(characters):
-            start = end
             try:
-                _, end = decoder.raw_decode(characters, start)
+                document, end = decoder.raw_decode(characters, end)
             except (ValueError, RecursionError):
                 break
-            spans.append((start, end))
+            documents.append(document)
             end = _BLANKS.match(characters, end).end()  # type: ignore[union-attr]
-        if len(spans) < 2 or end < len(characters):
+        if len(documents) < 2 or end < len(characters):
             raise
-        for number, (start, end) in enumerate(spans, 1):
-            yield f"{name}, document {number}", parsed(characters[start:end].encode(), f"{name}, document {number}")
+        yield from ((f"{name}, document {number}", one) for number, one in enumerate(documents, 1))
 
 
 def _is_whole(line: bytes) -> bool:

@@ -58,37 +58,28 @@ def is_payload(path: Path) -> bool:
 
 @contextmanager
 def plain_file(path: Path) -> Iterator[BinaryIO]:
-    """The file as UTF-8, at its first byte. DumpError if it cannot be unpacked or decoded."""
+    """Open a file as UTF-8. DumpError if it cannot be unpacked or decoded."""
     with path.open("rb") as file, tempfile.TemporaryFile() as plain:
         head = file.read(_HEAD_BYTES)
-        if (unpack := _opener(head)) is None and _encoding(head) is None:
+        unpack = _opener(head)
+        if unpack is None and _encoding(head) is None:
             file.seek(0)
             yield file
             return
         name = shown(path.name)
         try:
             with unpack(path) if unpack is not None else path.open("rb") as source:
-                for piece in _decoded(source):
-                    plain.write(piece)
+                head = source.read(_HEAD_BYTES)
+                decoder = codecs.getincrementaldecoder(_encoding(head) or "latin-1")()
+                for piece in chain([head], iter(lambda: source.read(_PIECE_BYTES), b"")):
+                    plain.write(piece if _encoding(head) is None else decoder.decode(piece).encode())
                     if plain.tell() > MAX_UNPACKED_BYTES:
                         raise DumpError(f"{name}: unpacks to more than {MAX_UNPACKED_BYTES:,} bytes; split it.")
+                decoder.decode(b"", final=True)
         except _DAMAGED as error:
             raise DumpError(f"{name}: cannot be unpacked or decoded ({shown(error, 80)}).") from None
         plain.seek(0)
         yield cast(BinaryIO, plain)
-
-
-def _decoded(source: BinaryIO) -> Iterator[bytes]:
-    """The pieces of a stream as UTF-8."""
-    head = source.read(_HEAD_BYTES)
-    encoding = _encoding(head)
-    pieces = chain([head], iter(lambda: source.read(_PIECE_BYTES), b""))
-    if encoding is None:
-        yield from pieces
-    else:
-        decoder = codecs.getincrementaldecoder(encoding)()
-        yield from (decoder.decode(piece).encode() for piece in pieces)
-        decoder.decode(b"", final=True)
 
 
 def _opener(head: bytes) -> Callable[[Path], Any] | None:

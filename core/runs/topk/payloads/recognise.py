@@ -12,7 +12,7 @@ from ....text import shown
 from ..records import Response
 from . import bounded_json
 from .formats import Payload, read_completion, read_details, read_generate, read_ollama, read_responses_api
-from .openai import prompt_key, read_choices, request_of_choice
+from .openai import object_of, prompt_key, read_choices, request_of_choice
 from .streams import whole_answers
 
 _MOST_RESPONSES = 1 << 16
@@ -24,10 +24,7 @@ class FailedRequestError(DumpError):
 
 
 def read_responses(path: Path) -> list[Response]:
-    """Every response of a file: JSON, lists or lines of it, streams, or the output of a batch.
-
-    DumpError, one sentence, for what is no response of an engine that is known here.
-    """
+    """Read every response of a file: JSON, lists or lines of it, streams, or the output of a batch."""
     responses: list[Response] = []
     failures: list[str] = []
     for where, document in whole_answers(bounded_json.documents(path)):
@@ -54,12 +51,12 @@ def read_payload(payload: object, where: str, request: Payload | None = None) ->
         documents = bounded_json.documents_of(io.BytesIO(payload.encode()), where)
         return [one for at, each in whole_answers(documents) for one in read_payload(each, at, request)]
     if isinstance(payload, list):
-        listed = [(f"{where}, response {number}", one) for number, one in enumerate(payload)]
-        answers = list(whole_answers(listed))
+        answers = list(whole_answers((f"{where}, response {number}", one) for number, one in enumerate(payload)))
+        requests = [request_of_choice(request or {}, number, len(answers)) for number in range(len(answers))]
         return [
             response
-            for number, (at, one) in enumerate(answers)
-            for response in read_payload(one, at, request_of_choice(request or {}, number, len(answers)))
+            for (at, one), own in zip(answers, requests, strict=True)
+            for response in read_payload(one, at, own)
         ]
     if not isinstance(payload, dict):
         raise DumpError(f"{where}: no response of an engine; expected a JSON object.")
@@ -74,15 +71,13 @@ def read_payload(payload: object, where: str, request: Payload | None = None) ->
 
 def _of_batch(payload: Payload, where: str) -> list[Response]:
     """The responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
-    name = payload.get("custom_id", payload.get("id", ""))
-    answer = payload.get("response")
-    if "url" in payload and answer is None and not payload.get("error"):
+    name, error = payload.get("custom_id", payload.get("id", "")), payload.get("error")
+    if "url" in payload and payload.get("response") is None and not error:
         raise DumpError(f"{where}: is a request of a batch, and no answer; expected the batch's output file.")
-    status = answer.get("status_code") if isinstance(answer, dict) else None
-    body = answer.get("body", answer) if isinstance(answer, dict) else None
-    is_failed = payload.get("error") or not isinstance(body, dict) or (isinstance(status, int) and status >= 400)
-    if is_failed:
-        reason = payload.get("error") or (body if body is not None else f"status {status}")
+    answer = object_of(payload.get("response"))
+    status, body = answer.get("status_code"), answer.get("body", answer or None)
+    if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
+        reason = error or (body if body is not None else f"status {status}")
         for _ in range(3):
             reason = reason.get("error") or reason.get("message") or reason if isinstance(reason, dict) else reason
         raise FailedRequestError(f"{where}: request '{shown(name)}' failed: {shown(reason, 120)}")

@@ -83,18 +83,20 @@ def _about(document: Chunk) -> tuple[str, object, bool, dict[str, bool]]:
 def _joined(stream: _Stream) -> dict[str, Any]:
     if stream.kind == "SGLang":
         return _generate(stream.chunks)
-    if stream.kind == "TGI":
-        return _details(stream.chunks)
     if stream.kind == "Responses":
         return _response(stream.chunks)
     whole: dict[str, Any] = {}
-    choices: dict[str, dict[str, Any]] = {}
     for chunk in stream.chunks:
-        for choice in _list(chunk.get("choices")):
-            if isinstance(choice, dict):
-                _append(choices.setdefault(f"{choice.get('index')}", {}), choice)
-        _append(whole, {name: value for name, value in chunk.items() if name != "choices"})
-    return whole | ({"choices": list(choices.values())} if stream.kind == "OpenAI" else {})
+        piece = dict(chunk)
+        if stream.kind == "TGI":  # one token each, and the text in the last
+            lists = {"tokens": [chunk["token"]], "top_tokens": [chunk.get("top_tokens") or []]}
+            details = chunk["details"] if isinstance(chunk.get("details"), dict) else {}
+            piece = {"generated_text": chunk["generated_text"], "details": {**details, **lists}}
+        elif stream.kind == "OpenAI":
+            choices = [choice for choice in _list(chunk.get("choices")) if isinstance(choice, dict)]
+            piece["choices"] = {f"{choice.get('index')}": choice for choice in choices}
+        _append(whole, piece)
+    return whole | ({"choices": list(whole["choices"].values())} if stream.kind == "OpenAI" else {})
 
 
 def _append(into: dict[str, Any], chunk: Chunk) -> None:
@@ -128,16 +130,6 @@ def _generate(chunks: Sequence[Chunk]) -> dict[str, Any]:
             is_part = name in ("text", "output_ids") and type(value) is type(whole.get(name)) in (str, list)
             whole[name] = whole[name] + value if is_part and not is_all else value
     return whole | {"meta_info": meta}
-
-
-def _details(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """TGI's chunks: one token each, and the text in the last."""
-    tokens = [chunk["token"] for chunk in chunks]
-    tops = [chunk.get("top_tokens") or [] for chunk in chunks]
-    last = chunks[-1]
-    details = last["details"] if isinstance(last.get("details"), dict) else {}
-    lists = {"tokens": tokens} | ({"top_tokens": tops} if any(tops) else {})
-    return {"generated_text": last.get("generated_text") or "", "details": {**details, **lists}}
 
 
 def _response(events: Sequence[Chunk]) -> dict[str, Any]:

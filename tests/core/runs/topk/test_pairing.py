@@ -180,8 +180,7 @@ def test_figures_of_the_top_tokens_are_those_of_whole_rows(k: int) -> None:
 
 def test_rows_of_other_contexts_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: without the parting, rows after different tokens are compared as if they were alike."""
-    met = pairing._meet
-    monkeypatch.setattr(pairing, "_meet", lambda *sides: replace(met(*sides), parting=None))
+    monkeypatch.setattr(pairing, "parting_of", lambda *sides: None)
     with pytest.raises(AssertionError):
         test_a_row_is_compared_while_both_have_read_the_same_tokens()
 

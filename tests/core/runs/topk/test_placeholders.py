@@ -303,7 +303,7 @@ def test_an_emitted_value_that_its_list_contradicts_is_left_out() -> None:
     rows = [(word, 0.0, top) for word, _, top in sound(3)]
     pair, verdict = judged(answer(*sound(3)), answer(*rows))
     assert (pair.differing, pair.listed, verdict.name) == (0, 9, IDENTICAL)
-    assert any("0.0 was sent for 3 emitted tokens" in note for note in pair.notes)
+    assert any("3 emitted tokens" in note for note in pair.notes)
 
 
 def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
