@@ -17,10 +17,10 @@ _LEAST_EQUAL = 3  # tokens that have to agree then
 
 
 def aligned(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
-    """The sides with token ids and positions that all share, those of the reference first; what was moved or left out
-    becomes a warning. Sides that are aligned already stay as they are.
+    """Return the sides with token ids and positions that all share, those of the reference first.
 
-    DumpError where they cannot be compared, UsageError for fewer than two, more than a run has, or equal names.
+    What was moved or left out becomes a warning; sides that are aligned already stay as they are. DumpError if they
+    cannot be compared, UsageError for fewer than two, more than a run has, or equal names.
     """
     names = [side.name for side in sides]
     if not 2 <= len(sides) <= MAX_SIDES:
@@ -29,22 +29,20 @@ def aligned(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
         raise UsageError(f"two sides are called '{twice[0]}'; every side of a run needs its own name.")
     first = sides[0]
     for side in sides[1:]:
-        both = f"'{first.name}' and '{side.name}'"
-        if len(first.responses) != len(side.responses):
+        both, counts = f"'{first.name}' and '{side.name}'", (len(first.responses), len(side.responses))
+        if counts[0] != counts[1]:
             raise DumpError(
-                f"{both} hold {len(first.responses)} and {len(side.responses)} responses; expected one a prompt on"
-                " both sides."
+                f"{both} hold {counts[0]} and {counts[1]} responses; expected one per prompt on both sides."
             )
         if first.values != side.values:
             raise DumpError(f"{both} hold {first.values}s and {side.values}s; expected one kind of value.")
     if any(side.keys == "text" for side in sides):
         sides = _by_text(sides)
-    by_prompt = [
-        _in_place(prompt, [side.responses[prompt] for side in sides]) for prompt in range(len(first.responses))
+    prompts = [
+        _in_place(prompt, answers)
+        for prompt, answers in enumerate(zip(*(side.responses for side in sides), strict=True))
     ]
-    return tuple(
-        replace(side, responses=responses) for side, responses in zip(sides, zip(*by_prompt, strict=True), strict=True)
-    )
+    return tuple(replace(side, responses=moved) for side, moved in zip(sides, zip(*prompts, strict=True), strict=True))
 
 
 def prompt_tokens(response: Response) -> tuple[int, ...] | None:
@@ -123,32 +121,19 @@ def _renumbered(response: Response, numbers: Mapping[str, int]) -> Response:
 
 
 def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
-    """The responses to one prompt with positions that count from the same place."""
+    """Return the responses to one prompt with positions that count from the same place."""
     moves = _common([_starts(responses[0], variant) for variant in responses[1:]])
     if any(moves):
-        ends = dict.fromkeys((one.generated_from or 0) + 1 for one in responses)
+        lengths = joined([f"{end:,}" for end in dict.fromkeys((one.generated_from or 0) + 1 for one in responses)])
         is_other = all(one.start_known for one in responses)
         responses = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
         if is_other:
-            lengths = joined([f"{end:,}" for end in ends])
-            responses[-1] = warned(
-                responses[-1],
-                f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ, and rows are aligned by the"
-                " first generated token.",
-            )
+            differ = f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ"
+            responses[-1] = warned(responses[-1], f"{differ}, and rows are aligned by the first generated token.")
     gaps = [_gap(responses[0], variant) for variant in responses[1:]]
     place = max((gap[2] for gap in gaps if gap is not None), default=0)
     counts = _common([(0, 0) if gap is None else (gap[1], 0) if gap[0] == 0 else (0, gap[1]) for gap in gaps])
-    return [
-        warned(
-            _parted(one, place, count),
-            f"No rows of {plural(count, 'token')} before its first at prompt {prompt}; its rows are aligned by their"
-            " tokens.",
-        )
-        if count
-        else one
-        for one, count in zip(responses, counts, strict=True)
-    ]
+    return [_parted(prompt, one, place, count) if count else one for one, count in zip(responses, counts, strict=True)]
 
 
 def _common(moves: Sequence[tuple[int, int]]) -> list[int]:
@@ -169,44 +154,39 @@ def _later(response: Response, count: int) -> Response:
     )
 
 
-def _parted(response: Response, place: int, count: int) -> Response:
-    """The response with `count` unknown tokens before its token at `place`, and its rows from there on moved."""
+def _parted(prompt: int, response: Response, place: int, count: int) -> Response:
+    """Return the response with `count` unknown tokens before its token at `place`, and its rows from there on moved."""
     tokens, rows = sequence(response), response.rows
-    return replace(
+    moved = replace(
         response,
         tokens=(*tokens[:place], *[UNKNOWN_TOKEN] * count, *tokens[place:]),
         rows=replace(rows, positions=rows.positions + count * (rows.positions >= place - 1)),
     )
+    lacks = f"No rows of {plural(count, 'token')} before its first at prompt {prompt}"
+    return warned(moved, f"{lacks}; its rows are aligned by their tokens.")
 
 
 def _starts(reference: Response, variant: Response) -> tuple[int, int]:
-    """Offsets added to each side's positions so that both count from the same place.
+    """Return offsets to each side's positions so that both count from the same place.
 
-    A response that does not say where it starts begins at the other's first generated position.
+    A response that does not say where it starts begins at the other's first generated position. Responses to prompts of
+    two lengths, of which only generated rows were sent, meet where generation starts.
     """
-    if reference.start_known == variant.start_known:
-        return _starts_of_lengths(reference, variant)
-    known = reference if reference.start_known else variant
-    if known.generated_from is None:
-        raise DumpError(
-            "one side sends rows of a prompt only and the other of generated tokens only; expected positions that"
-            " both have."
-        )
-    return (0, known.generated_from) if reference.start_known else (known.generated_from, 0)
-
-
-def _starts_of_lengths(reference: Response, variant: Response) -> tuple[int, int]:
-    """Offsets of responses to prompts of two lengths, of which only generated rows were sent: they meet where
-    generation starts.
-    """
-    sides = (reference, variant)
-    ends = [side.generated_from for side in sides]
-    if not reference.start_known or None in ends or None not in [prompt_tokens(side) for side in sides]:
+    sides, ends = (reference, variant), (reference.generated_from, variant.generated_from)
+    if reference.start_known != variant.start_known:
+        known = ends[0] if reference.start_known else ends[1]
+        if known is None:
+            raise DumpError(
+                "one side sends rows of a prompt only and the other of generated tokens only; expected positions that"
+                " both have."
+            )
+        return (0, known) if reference.start_known else (known, 0)
+    if not reference.start_known or ends[0] is None or ends[1] is None or None not in map(prompt_tokens, sides):
         return 0, 0
-    if any(len(side.rows) and side.rows.positions[0] < (end or 0) for side, end in zip(sides, ends, strict=True)):
+    if any(len(side.rows) and side.rows.positions[0] < (side.generated_from or 0) for side in sides):
         return 0, 0
-    later = max(end or 0 for end in ends)
-    return later - (ends[0] or 0), later - (ends[1] or 0)
+    later = max(ends[0], ends[1])
+    return later - ends[0], later - ends[1]
 
 
 def _gap(reference: Response, variant: Response) -> tuple[int, int, int] | None:

@@ -21,7 +21,7 @@ from ...text import plural
 from ..file.kept import VALUE_NAMES
 from ..file.records import UNITS
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
-from .placeholders import CERTAIN, MASKED, ROUNDING, Placeholders, certain_placeholders, without_placeholders
+from .placeholders import CERTAIN, MASKED, ROUNDING, Placeholders, without_placeholders
 from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 
 NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
@@ -183,7 +183,12 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it, so no two rows to"
             f" compare{_why(reference, variant)}."
         )
-    missing = (*placeholders[0], *placeholders[1], *certain_placeholders(sides, alone))
+    missing = [*placeholders[0], *placeholders[1]]
+    for side, count in zip(sides, alone, strict=True):
+        if count:
+            total = sum(len(response.rows) for response in side.responses)
+            what = "probability 1 for one token only, unlike the other side"
+            missing.append(Placeholders(side.name, "certain", count, total, what))
     return ListPair(
         reference.name,
         variant.name,

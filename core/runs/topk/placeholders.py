@@ -6,6 +6,7 @@ probability; probabilities in place of their logarithms. Such rows are emptied b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...numerics.grid import sent_error
 from ...text import joined, number, plural
-from .records import ListRows, ListSide, Response
+from .records import ListRows, ListSide
 
 DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
 ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
@@ -46,30 +47,29 @@ class Placeholders:
 
 
 def clauses(found: Sequence[Placeholders]) -> list[str]:
-    """Clauses on what is seen, one for sides of which the same is true."""
+    """Return clauses on what is seen, one for sides of which the same is true."""
     groups: dict[tuple[str, str], list[Placeholders]] = {}
     for one in found:
         groups.setdefault((one.kind, one.what), []).append(one)
-    return [_clause(kind, what, alike) for (kind, what), alike in groups.items()]
-
-
-def _clause(kind: str, what: str, alike: Sequence[Placeholders]) -> str:
-    if kind == "probabilities":
-        sides = joined([f"'{one.side}'" for one in alike])
-        return f"the values of {sides} look like probabilities, not log-probabilities: {what}"
-    first, *others = alike
-    places = [f"{first.tokens:,} of {plural(first.of, 'token')} of '{first.side}'"]
-    places += [f"{one.tokens:,} of {one.of:,} of '{one.side}'" for one in others]
-    return f"{_HEADS.get(kind, 'placeholders')} at {joined(places)}: {what}"
+    says = []
+    for (kind, what), (first, *others) in groups.items():
+        places = [f"{first.tokens:,} of {plural(first.of, 'token')} of '{first.side}'"]
+        places += [f"{one.tokens:,} of {one.of:,} of '{one.side}'" for one in others]
+        head = f"{_HEADS.get(kind, 'placeholders')} at {joined(places)}"
+        if kind == "probabilities":
+            sides = joined([f"'{one.side}'" for one in (first, *others)])
+            head = f"the values of {sides} look like probabilities, not log-probabilities"
+        says.append(f"{head}: {what}")
+    return says
 
 
 @dataclass(frozen=True, eq=False)
 class _Flat:
-    """Finite values of a side, and what its rows hold of them, one response after another.
+    """Finite values of a side, and what its rows hold of them, one response after another. values: [entries], else
+    [rows]
 
-    largest, smallest: NaN in a row without values; total: of the values; missing: entries that the reader took for
-    placeholders, and -inf; is_masked: the prompt's own token is one of these, and others have values; lacks_chosen: any
-    other token that is given or was emitted is one; probability: of the values together. [rows] each, values: [entries]
+    missing: entries that the reader took for placeholders, and -inf; is_masked, lacks_chosen: the prompt's own token,
+    or another one that is given or was emitted, is one of these; probability: of the values together.
     """
 
     values: NDArray[np.float64]
@@ -106,17 +106,6 @@ def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, 
     return replace(side, responses=responses), tuple(found)
 
 
-def certain_placeholders(sides: Sequence[ListSide], counts: Sequence[int]) -> tuple[Placeholders, ...]:
-    """Rows of either side that are certain of one token where the other side has a row that is not."""
-    what = "probability 1 for one token only, unlike the other side"
-    rows = [sum(len(response.rows) for response in side.responses) for side in sides]
-    return tuple(
-        Placeholders(side.name, "certain", count, total, what)
-        for side, count, total in zip(sides, counts, rows, strict=True)
-        if count
-    )
-
-
 def _flat(side: ListSide) -> _Flat:
     def of_all(name: str) -> NDArray:
         return np.concatenate([getattr(response.rows, name) for response in side.responses])
@@ -134,7 +123,8 @@ def _flat(side: ListSide) -> _Flat:
     largest[row_of[::-1]], smallest[row_of] = values[::-1], values  # best first within a row
     shares = np.exp(np.minimum(values, 1.0)) if side.values == "logprob" else values
     counts = np.bincount(row_of, minlength=rows)
-    is_generated = np.concatenate([_is_generated(response) for response in side.responses])
+    first = [math.inf if response.generated_from is None else response.generated_from for response in side.responses]
+    is_generated = of_all("positions") >= np.repeat(first, [len(response.rows) for response in side.responses])
     lacks = ~has_chosen & (missing > 0) & ~of_all("full")
     masked = lacks & (counts > 0) & ~is_generated
     return _Flat(
@@ -152,12 +142,6 @@ def _flat(side: ListSide) -> _Flat:
     )
 
 
-def _is_generated(response: Response) -> Rows:
-    positions = response.rows.positions
-    first = response.generated_from
-    return np.zeros(len(positions), np.bool_) if first is None else positions >= first
-
-
 def _kinds(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that has it."""
     has_values, certain = flat.counts > 0, CERTAIN.get(side.values)
@@ -169,7 +153,8 @@ def _kinds(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     rows = _without_list(side, flat, certain)
     if rows.any():
         found, times = np.unique(flat.largest[rows], return_counts=True)
-        yield "no list", rows, _value(found[times.argmax()], certain) + _no_list(side, flat) + _of_drafts(side)
+        no_list = " and no list" if max(_asked(side), int((flat.counts + flat.missing).max())) > 1 else ""
+        yield "no list", rows, f"{_value(found[times.argmax()], certain)}{no_list}{_of_drafts(side)}"
     if certain is not None:
         together = flat.probability
         what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"
@@ -214,8 +199,7 @@ def _without_list(side: ListSide, flat: _Flat, certain: float | None) -> Rows:
     of drafted tokens, or a whole number at many rows, if it is not what rounding makes of small values.
     """
     found = np.zeros(len(flat.counts), np.bool_)
-    entries = flat.counts + flat.missing
-    asked = max((response.asked or 0 for response in side.responses), default=0)
+    entries, asked = flat.counts + flat.missing, _asked(side)
     for rows in (flat.is_generated, ~flat.is_generated):
         alone = rows & (entries == 1) & (flat.counts == 1)
         numbers, times = np.unique(flat.largest[alone], return_counts=True)
@@ -238,9 +222,8 @@ def _value(value: np.float64, certain: float | None) -> str:
     return f"{float(abs(value))} (probability 1)" if value == certain else f"{float(value)}"
 
 
-def _no_list(side: ListSide, flat: _Flat) -> str:
-    asked = max((response.asked or 0 for response in side.responses), default=0)
-    return " and no list" if max(asked, int((flat.counts + flat.missing).max())) > 1 else ""
+def _asked(side: ListSide) -> int:
+    return max(response.asked or 0 for response in side.responses)
 
 
 def _drafted(side: ListSide) -> int:

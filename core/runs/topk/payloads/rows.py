@@ -48,17 +48,15 @@ def emitted_by_text(rows: Sequence[Row], text: str) -> tuple[list[Row], str]:
     mlx-lm (0.32, server.py) sends its lists in the order of argpartition and names the first of each list as the
     emitted token.
     """
-    is_first = all(
-        row.chosen is not None and row.top and row.chosen == replace(row.top[0], rank=row.chosen.rank) for row in rows
-    )
-    if not text or not is_first or all(_values(row)[:1] == sorted(_values(row))[-1:] for row in rows):
+    lists = [_values(row) for row in rows]
+    is_first = all(row.chosen and row.top and row.chosen == replace(row.top[0], rank=row.chosen.rank) for row in rows)
+    if not text or not is_first or all(values[:1] == sorted(values)[-1:] for values in lists):
         return list(rows), ""
     firsts = [_spellings(row.top[0], is_start=False) for row in rows]
     if any(text.strip().encode() in b"".join(spellings) for spellings in zip(*firsts, strict=True)):
         return list(rows), ""
     path, is_whole = _path(rows, text.encode())
-    is_unordered = any(_values(row)[1:] != sorted(_values(row)[1:], reverse=True) for row in rows)
-    if not is_whole and not is_unordered:
+    if not is_whole and all(values[1:] == sorted(values[1:], reverse=True) for values in lists):
         return list(rows), ""
     mended = [replace(row, chosen=entry, best=len(row.top)) for row, entry in zip(rows, path, strict=False)]
     warning = "Its lists are in no order; the emitted tokens are those that spell its text."
