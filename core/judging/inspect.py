@@ -25,7 +25,7 @@ from ..runs.store.store import Store
 from ..runs.topk.alignment import aligned
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import pairs_of, vocabulary_size
-from ..runs.topk.payloads.plain_file import is_payload
+from ..runs.topk.payloads.bounded_json import is_payload
 from ..runs.topk.tables import most_sent
 from ..runs.topk.tokens import FORMAT, are_tokens
 from ..text import plural, shown

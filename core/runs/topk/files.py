@@ -12,8 +12,7 @@ from ...text import joined, plural, shown
 from ..file.bounds import MAX_SIDES
 from .alignment import prompt_tokens
 from .export import is_line, sides_of_lines
-from .payloads.bounded_json import documents
-from .payloads.plain_file import is_payload
+from .payloads.bounded_json import documents, is_payload
 from .payloads.recognise import read_responses
 from .records import ListSide, Response
 

@@ -13,15 +13,7 @@ from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 
 _CHUNK_ROWS = 1 << 18  # read at a time
 _PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
-SAME = (
-    "format",
-    "generated_from",
-    "asked",
-    "vocab",
-    "cached",
-    "model",
-    "text",
-)  # as `Response` and the table have them
+SAME = ("format", "generated_from", "asked", "vocab", "cached", "model", "text")  # of `Response` and of the table
 
 
 def digest_of(values: str, responses: Iterable[Response]) -> str:
@@ -35,31 +27,32 @@ def digest_of(values: str, responses: Iterable[Response]) -> str:
 
 
 def read_sides(database: Database) -> tuple[ListSide, ...]:
-    """What the sides of a run of lists sent. StoreError if that is not what their digests are of."""
+    """Read what the sides of a run of lists sent. StoreError if that is not what their digests are of."""
     texts = dict(database.rows("SELECT token_id, text FROM vocabulary"))
     with database.decoding("lists"):
-        sides = []
-        for index, name, holds, keys, sha256 in _stored_sides(database):
-            side = ListSide(name, tuple(responses_of(database, index, holds, keys, texts)))
-            _check_digest(name, digest_of(holds, side.responses), sha256)
-            sides.append(side)
-        return tuple(sides)
+        return tuple(
+            ListSide(
+                name, tuple(_checked(list(responses_of(database, index, holds, keys, texts)), name, holds, sha256))
+            )
+            for index, name, holds, keys, sha256 in _stored_sides(database)
+        )
 
 
 def check_digests(database: Database) -> None:
-    """StoreError if a side of a run of lists, however long, did not send what its digest is of."""
+    """Raise StoreError if a side of a run of lists, however long, did not send what its digest is of."""
     with database.decoding("lists"):
         for index, name, holds, keys, sha256 in _stored_sides(database):
-            _check_digest(name, digest_of(holds, responses_of(database, index, holds, keys, {})), sha256)
+            _checked(responses_of(database, index, holds, keys, {}), name, holds, sha256)
 
 
 def _stored_sides(database: Database) -> list[tuple]:
     return database.rows("SELECT side, name, holds, keys, sha256 FROM side ORDER BY side")
 
 
-def _check_digest(name: str, digest: str, expected: str) -> None:
-    if digest != expected:
+def _checked(responses: Iterable[Response], name: str, holds: str, sha256: str) -> Iterable[Response]:
+    if digest_of(holds, responses) != sha256:
         raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
+    return responses
 
 
 def responses_of(
@@ -78,38 +71,37 @@ def _read_responses(
 ) -> Iterator[Response]:
     def table(columns: str, name: str, order: str) -> list[np.ndarray]:
         asked = f"SELECT prompt, position, {columns} FROM {name} {_PLACE} ORDER BY prompt, {order}"
-        return [column.to_numpy() for column in database.table(asked, place).columns]
+        arrays = [column.to_numpy() for column in database.table(asked, place).columns]
+        return [array.astype(np.int64) if array.dtype.kind in "iu" else array for array in arrays]
 
-    prompts, positions, *rows = table(
-        f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full", "side_position", "position"
-    )
+    sent = f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full"
+    prompts, positions, best, chosen, missing, full = table(sent, "side_position", "position")
     of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
-    places, starts = (each.astype(np.int64) << 32 | at for each, at in ((of_values, places), (prompts, positions)))
+    places, starts = (each << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
     columns = ", ".join(["prompt", *SAME, "is_start_known", "is_processed", "tokens", "settings", "warnings"])
     for about in database.table(f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt", place).to_pylist():
         first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
-        offsets = ends[first : last + 1]
+        part, offsets = slice(first, last), ends[first : last + 1]
         listed = slice(int(offsets[0]), int(offsets[-1]))
+        rows = ListRows(
+            positions[part],
+            offsets - offsets[0],
+            ids[listed],
+            values[listed].astype(np.float64),
+            best[part],
+            chosen[part],
+            missing[part],
+            full[part].astype(np.bool_),
+        )
         tokens = tuple(json.loads(about["tokens"]))
-        sent = (*ids[listed].tolist(), *rows[1][first:last].tolist(), *tokens) if texts else ()
-        own = {int(token) for token in sent}
-        best, chosen, missing, full = (column[first:last] for column in rows)
+        own = {*ids[listed].tolist(), *chosen[part].tolist(), *tokens} if texts else set()
         yield Response(
             **{name: about[name] for name in SAME},
             values=holds,
             keys=keys,
             tokens=tokens,
-            rows=ListRows(
-                positions[first:last].astype(np.int64),
-                offsets - offsets[0],
-                ids[listed].astype(np.int64),
-                values[listed].astype(np.float64),
-                best.astype(np.int64),
-                chosen.astype(np.int64),
-                missing.astype(np.int64),
-                full.astype(np.bool_),
-            ),
+            rows=rows,
             start_known=about["is_start_known"],
             processed=about["is_processed"],
             texts={token: texts[token] for token in sorted(own & texts.keys())},

@@ -65,18 +65,17 @@ def are_tokens(paths: Sequence[Path]) -> bool:
 
 def _columns_of(path: Path, files: int) -> bool:
     with path.open("rb") as file:
-        if file.read(4) == _PARQUET:
-            return True
-        file.seek(0)
         line = file.readline(_LONGEST_LINE)
+    if line.startswith(_PARQUET):
+        return True
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return b'"token_ids"' in line and any(f'"{name}": ['.encode() in line for name in _VALUES[files])
     if not isinstance(row, dict) or not isinstance(row.get("token_ids"), list):
         return False
-    found = [row[name] for names in _VALUES.values() for name in names if isinstance(row.get(name), list)]
-    return bool(found) and not any(isinstance(value, dict | list) for value in found[0])
+    lists = [row[name] for names in _VALUES.values() for name in names if isinstance(row.get(name), list)]
+    return bool(lists) and not any(isinstance(value, dict | list) for value in lists[0])
 
 
 def write_tokens(

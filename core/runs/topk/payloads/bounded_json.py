@@ -1,20 +1,27 @@
-"""JSON from anybody, within bounds: one document, several, or a stream. Errors are one sentence."""
+"""JSON from anybody, within bounds: one document, several, or a stream, unpacked and decoded as its bytes say."""
 
 from __future__ import annotations
 
 import ast
+import bz2
 import codecs
+import gzip
 import json
+import lzma
 import re
+import tempfile
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
 
 from ....errors import DumpError
 from ....text import shown
-from .plain_file import plain_file
 
 MAX_BYTES = 128 << 20  # of one document; parsed, it takes up to twenty times that
 MAX_FILE_BYTES = 4 << 30  # of a file with a document a line
@@ -24,6 +31,20 @@ _BLANKS = re.compile(r"\s*")
 _EVENT = re.compile(rb"(data|event|id|retry)?:")
 _INFINITY = re.compile(r"\binf\b(?=[,\])}])")  # as Python prints it
 _REPR = re.compile(rb"\s*\[?[A-Z]\w*\(\w+=")
+MAX_UNPACKED_BYTES = 1 << 30  # of a compressed file, or one in UTF-16
+_HEAD_BYTES = 4096  # that decide what a file is
+_PIECE_BYTES = 1 << 20
+
+_OPENERS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": lambda path: pa.input_stream(str(path), compression="zstd"),
+}
+_DAMAGED = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+_ENCODINGS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", b"{\0": "utf-16-le", b"\0{": "utf-16-be"}
+# JSON or a Python literal, server-sent events, the head of an HTTP answer, the repr of a client's object
+_START = re.compile(rb"(\xef\xbb\xbf)?\s*([{\[]|data:|event:|id:|retry:|:|HTTP/\d|[A-Z]\w+(\(|$))")
 
 
 def documents(path: Path) -> Iterator[tuple[str, Any]]:
@@ -149,3 +170,51 @@ def _python_literal(text: bytes) -> Any:
 
 class StreamEvent(dict[str, Any]):
     """A document that came as a server-sent event."""
+
+
+def is_payload(path: Path) -> bool:
+    """Return whether a file, unpacked, begins as JSON, a stream or a saved HTTP answer does."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if (unpack := _opener(head)) is not None:
+        try:
+            with unpack(path) as packed:
+                head = packed.read(_HEAD_BYTES)
+        except _DAMAGED:
+            return True  # its reader says that it is damaged
+    is_coded = _opener(head) is not None or _encoding(head) is not None
+    return head[8:12] != b"DUCK" and (is_coded or _START.match(head) is not None)  # a run file begins with a checksum
+
+
+@contextmanager
+def plain_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file as UTF-8. DumpError if it cannot be unpacked or decoded."""
+    with path.open("rb") as file, tempfile.TemporaryFile() as plain:
+        head = file.read(_HEAD_BYTES)
+        unpack = _opener(head)
+        if unpack is None and _encoding(head) is None:
+            file.seek(0)
+            yield file
+            return
+        name = shown(path.name)
+        try:
+            with unpack(path) if unpack is not None else path.open("rb") as source:
+                head = source.read(_HEAD_BYTES)
+                decoder = codecs.getincrementaldecoder(_encoding(head) or "latin-1")()
+                for piece in chain([head], iter(lambda: source.read(_PIECE_BYTES), b"")):
+                    plain.write(piece if _encoding(head) is None else decoder.decode(piece).encode())
+                    if plain.tell() > MAX_UNPACKED_BYTES:
+                        raise DumpError(f"{name}: unpacks to more than {MAX_UNPACKED_BYTES:,} bytes; split it.")
+                decoder.decode(b"", final=True)
+        except _DAMAGED as error:
+            raise DumpError(f"{name}: cannot be unpacked or decoded ({shown(error, 80)}).") from None
+        plain.seek(0)
+        yield cast(BinaryIO, plain)
+
+
+def _opener(head: bytes) -> Callable[[Path], Any] | None:
+    return next((unpack for magic, unpack in _OPENERS.items() if head.startswith(magic)), None)
+
+
+def _encoding(head: bytes) -> str | None:
+    return next((encoding for start, encoding in _ENCODINGS.items() if head.startswith(start)), None)

@@ -14,8 +14,19 @@ from typing import Any
 from ....errors import DumpError
 from ..placeholders import DRAFTED
 from ..records import Response
-from .entries import content_rows, count_of, entry_of, first_row, is_list, is_object, response_of, text_of, tokens_of
-from .rows import Entry, Row
+from .entries import (
+    Entry,
+    Row,
+    content_rows,
+    count_of,
+    entry_of,
+    first_row,
+    is_list,
+    is_object,
+    response_of,
+    text_of,
+    tokens_of,
+)
 
 Payload = Mapping[str, Any]
 _PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")  # names in requests

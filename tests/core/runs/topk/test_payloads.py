@@ -16,7 +16,7 @@ from core.runs.topk.alignment import aligned
 from core.runs.topk.files import sides_of
 from core.runs.topk.pairing import compare_sides
 from core.runs.topk.payloads import bounded_json, openai
-from core.runs.topk.payloads.plain_file import is_payload
+from core.runs.topk.payloads.bounded_json import is_payload
 from core.runs.topk.payloads.recognise import read_payload, read_responses
 from core.runs.topk.records import ListSide, Response
 

@@ -22,7 +22,7 @@ from core.runs.dumps.dump import open_dump
 from core.runs.topk.alignment import aligned
 from core.runs.topk.files import are_payloads, read_sides
 from core.runs.topk.pairing import compare_sides
-from core.runs.topk.payloads import plain_file
+from core.runs.topk.payloads import bounded_json
 from core.runs.topk.payloads.recognise import read_responses
 from core.runs.topk.records import Response
 
@@ -241,7 +241,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, sentence: 
 
 
 def test_a_compressed_file_may_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_file, "MAX_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(bounded_json, "MAX_UNPACKED_BYTES", 1 << 20)
     with pytest.raises(DumpError, match="unpacks to more than 1,048,576 bytes"):
         read(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)))
 
