@@ -25,10 +25,9 @@ from ..text import number, opening, plural, shown, three_digits
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
-from .judge import WIDE
+from .judge import FOREIGN, WIDE
 
 LARGEST_AT_ONE = 10.0  # floors at one position: of twenty tokens a mean square varies more than of a vocabulary
-FAR_FROM_MODEL = 10.0  # floors that engines in one dtype are apart at most
 _REQUESTS = "the requests that were sent"
 
 Judged = tuple[str, str]  # name of the verdict, and why
@@ -148,7 +147,7 @@ def judge_with_floor(earlier: PairVerdict, names: tuple[str, str], floor: ListFl
     size += f", {three_digits(worst)}x at one position"
     cause = other_weights(names, floor)
     name, because = UNDECIDED, f"the pair is {size}: a lower precision, or a fault."
-    if ratio <= WIDE.over_all and worst <= LARGEST_AT_ONE and max(distances) <= FAR_FROM_MODEL:
+    if ratio <= WIDE.over_all and worst <= LARGEST_AT_ONE and max(distances) <= FOREIGN:
         name, because = ROUNDING, f"rounding noise: the pair is {size}."
     elif cause is not None:
         because = cause.says
@@ -168,13 +167,13 @@ def judge_with_floor(earlier: PairVerdict, names: tuple[str, str], floor: ListFl
 
 def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
     """Return the cause that one side or neither is what a model computes, None if both are or it has no floor."""
-    if not floor.floor.any() or max(floor.from_model) <= FAR_FROM_MODEL:
+    if not floor.floor.any() or max(floor.from_model) <= FOREIGN:
         return None
     distances = dict(zip(("floors_of_reference", "floors_of_variant"), floor.from_model, strict=True))
     away = [f"({three_digits(distance)} noise floors away)" for distance in floor.from_model]
     sides = [f"'{names[0]}' {away[0]}", f"'{names[1]}' {away[1]}"]
     base = f"what {floor.model} computes in {floor.dtype}"
-    if min(floor.from_model) > FAR_FROM_MODEL:
+    if min(floor.from_model) > FOREIGN:
         says = f"Neither {sides[0]} nor {sides[1]} is {base}: another checkpoint, fewer bits, or another text."
         return Cause("another model", says, {**distances})
     near, off = sides if floor.from_model[0] < floor.from_model[1] else reversed(sides)

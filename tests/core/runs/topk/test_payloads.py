@@ -386,6 +386,11 @@ def completions(tokens: list[str], values: list[float], tops: list[dict[str, flo
     return {"choices": [{"text": "".join(tokens), "logprobs": lists}]}
 
 
+def test_a_token_that_ties_with_the_emitted_one_stays_in_the_list() -> None:
+    found = one(completions(["token_id:5"], [-1.0], [{"token_id:5": -1.0, "token_id:6": -1.0}]))
+    assert row(found, 0) == {5: -1.0, 6: -1.0}
+
+
 def test_a_token_that_prints_like_another_costs_its_own_row() -> None:
     """Four rows, of which the second lists \ufffd with a value that is not the emitted one's."""
     tops = [
