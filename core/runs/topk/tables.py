@@ -153,12 +153,9 @@ def _prompt(responses: Sequence[Response]) -> Prompt:
 
 
 def _texts(sides: Sequence[ListSide]) -> dict[int, str]:
-    texts: dict[int, str] = {}
-    for side in sides:
-        for response in side.responses:
-            for token, text in response.texts.items():
-                texts.setdefault(token, text)
-    return texts
+    """Return the text of each token, the first that was sent."""
+    texts = [response.texts for side in sides for response in side.responses]
+    return {token: text for each in reversed(texts) for token, text in each.items()}
 
 
 _ROW = ("best", "chosen", "missing", "full")
