@@ -39,7 +39,7 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
     """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places, vocab]"""
     name, filler, vocab = pair.names[side], number(float(whole[side][is_masked][0])), whole.shape[2]
     count, total = len(places), len(pair.places)
-    where = f"at {count} of {total} positions, first at {place_name(pair.places[places[0]])}"
+    where = f"at {count} of {total} positions, {place_name(pair.places[places[0]])} first"
     sizes, kept = is_masked.sum(axis=1), usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
     likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
@@ -51,16 +51,15 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
                 f"'{name}' holds {filler} from id {first:,} on ({tokens}), unlike the other side: a {kind} vocabulary."
             )
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
-        says = f"'{name}' masks {tokens} (id {first:,}{f' to {last:,}' if first < last else ''}) with {filler} {where}."
+        says = f"'{name}' masks {tokens} (id {first:,}{f' to {last:,}' if first < last else ''}; {filler}) {where}."
         return Cause("masking", says, {"tokens": always[:64].tolist(), "count": len(always), "positions": count})
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
     below = (usable.all(axis=0) & (likely < largest)).sum(axis=1)
     are_top = below <= _SWAPPED * np.minimum(kept, sizes)
     if are_top.mean() < EXPLAINED:
-        says = (
-            f"'{name}' masks up to {plural(sizes.max(), 'token')} a row with {filler} {where}: a grammar or n-gram ban?"
-        )
+        masks = f"masks up to {plural(int(sizes.max()), 'token')} per row ({filler})"
+        says = f"'{name}' {masks} {where}, like a grammar or n-gram ban."
         return Cause("masking", says, {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count})
     fewest, most = int(kept[are_top].min()), int(kept[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))

@@ -107,7 +107,7 @@ class PairRows:
 
 
 def place_name(place: Place) -> str:
-    return f"position {place[1]} of prompt {place[0]}"
+    return f"prompt {place[0]} position {place[1]}"
 
 
 def rows_of_run(run: Figures, pair: int) -> PairRows:

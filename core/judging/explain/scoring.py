@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,7 @@ class Cause:
         return self if self.left_rms is None else replace(self, left_floors=self.left_rms / floor_rms)
 
     def to_json(self) -> dict[str, Any]:
-        values = {**asdict(replace(self, undo=None)), "text": self.text}
-        return {name: value for name, value in values.items() if name != "undo"}
+        return {**{name: value for name, value in vars(self).items() if name != "undo"}, "text": self.text}
 
 
 def claim(before: Values, after: Values, tokens: float, is_explained: Flags, is_noise: bool = True) -> Cause:
