@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
-from benchmarks.verdicts.engines import attention, hooked, prefill
+from benchmarks.verdicts.engines import attending, under
+from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
@@ -139,84 +138,51 @@ def test_an_engine_that_shows_no_module_is_refused(loaded):
 # ---- lower precisions, and faults on top of them
 
 
-def _cache_of(store, sees_the_future=None):
-    """Keys and values as a cache in fewer bits holds them; in one layer query 10 may see key 11."""
-
-    def engine(model, ids):
-        def change(original, module, query, key, value, mask, options):
-            if module.layer_idx == sees_the_future:
-                mask = mask.clone()
-                mask[:, :, 10, 11] = True
-            return original(module, query, store(key), store(value), mask, options)
-
-        with attention(model, change):
-            return prefill(model, ids)
-
-    return engine
+CASES = {case.name: case.engine for case in (*MUTATIONS, *KINDS)}
+BITS = {
+    "TF32 by truncation": ("self_attn and mlp", 10),
+    "partial sums in bfloat16": ("self_attn and mlp", 8),
+    "partial sums in float16": ("self_attn and mlp", 11),
+    "int8 cache, a scale a channel": ("self_attn", 7.5),
+    "fp8 inputs of the MLP's last map": ("mlp", 4.5),
+}
 
 
-def _int8_by_channel(values):
-    scale = values.abs().amax(-2, keepdim=True).clamp_min(1e-8) / 127
-    return (values / scale).round() * scale
-
-
-class _Tf32(TorchDispatchMode):
-    """Both factors of every product without the last 13 of 23 bits."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name in ("aten::linear", "aten::matmul", "aten::mm", "aten::bmm", "aten::addmm"):
-            args = [(each.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32) for each in args[:2]]
-        return func(*args, **(kwargs or {}))
-
-
-def _tf32(model, ids):
-    with _Tf32():
-        return prefill(model, ids)
-
-
-def _partial_sums(model, ids):
-    """Two ranks exchange the halves of each block's two last products in bfloat16."""
-    with ExitStack() as stack:
-        for layer in model.model.layers:
-            for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
-
-                def halves(arguments, output, weight=module.weight):
-                    parts = zip(arguments[0].chunk(2, -1), weight.chunk(2, 1), strict=True)
-                    return sum((x @ w.T).bfloat16() for x, w in parts).to(output.dtype)
-
-                stack.enter_context(hooked(module, halves))
-        return prefill(model, ids)
-
-
-@pytest.mark.parametrize(
-    ("engine", "kind", "bits"),
-    [
-        (_tf32, "self_attn and mlp", 10),
-        (_partial_sums, "self_attn and mlp", 8),
-        (_cache_of(_int8_by_channel), "self_attn", 7),
-        (_cache_of(lambda values: values.to(torch.float8_e4m3fn).to(values.dtype)), "self_attn", 4.5),
-        (_cache_of(lambda values: values.to(torch.float16).to(values.dtype)), "self_attn", 11.5),
-    ],
-    ids=["tf32", "partial sums in bfloat16", "int8 by channel", "fp8", "fp16"],
-)
-def test_a_lower_precision_is_known_by_its_bits_in_all_blocks(loaded, engine, kind, bits):
-    figures = alone_evidence("c", alone(loaded, engine), "engine").figures
-    assert (figures.kind, figures.blocks) == (kind, 3)
-    assert figures.bits == pytest.approx(bits, abs=0.5)
+@pytest.mark.parametrize("name", BITS)
+def test_a_lower_precision_is_known_by_its_bits_in_all_blocks(loaded, name):
+    figures = alone_evidence("c", alone(loaded, CASES[name]), "engine").figures
+    assert (figures.kind, figures.blocks) == (BITS[name][0], 3)
+    assert figures.bits == pytest.approx(BITS[name][1], abs=0.5)
     assert figures.first is None
+
+
+@pytest.mark.parametrize("name", [name for name in BITS if f"{name}, a stale slot" in CASES])
+@pytest.mark.parametrize(("fault", "position"), [("a future key", 10), ("a stale slot", 16)])
+def test_a_fault_over_a_lower_precision_has_its_own_module_and_position(loaded, name, fault, position):
+    figures = alone_evidence("c", alone(loaded, CASES[f"{name}, {fault}"]), "engine").figures
+    assert "layers.0.self_attn" in figures.first_module
+    assert all("self_attn" in each for each in figures.modules_beyond)
+    assert (figures.first, figures.kind) == ((0, position), BITS[name][0])
 
 
 @pytest.mark.parametrize("layer", [1, 2])
 def test_a_fault_in_one_layer_over_a_lower_precision_is_named(loaded, layer):
-    figures = alone_evidence("c", alone(loaded, _cache_of(_int8_by_channel, layer)), "engine").figures
+    def int8(values):
+        scale = values.abs().amax(-2, keepdim=True) / 127
+        return (values / scale).round() * scale
+
+    def change(original, module, query, key, value, mask, options):
+        mask[:, :, 10, 11] |= module.layer_idx == layer
+        return original(module, query, int8(key), int8(value), mask, options)
+
+    figures = alone_evidence("c", alone(loaded, under(attending(change))), "engine").figures
     assert figures.modules_beyond == (f"model.layers.{layer}.self_attn",)
     assert (figures.first, figures.kind) == ((0, 10), "self_attn")
 
 
 @pytest.mark.parametrize("name", GLOBAL_FAULTS)
 def test_a_fault_in_every_layer_is_no_lower_precision(loaded, name):
-    engine = next(each.engine for each in MUTATIONS if each.name == name)
-    figures = alone_evidence("c", alone(loaded, engine), "engine").figures
+    figures = alone_evidence("c", alone(loaded, CASES[name]), "engine").figures
     assert figures.modules_beyond
     assert figures.kind is None
 
