@@ -7,7 +7,7 @@ from app.components import best_tokens, plots
 from app.flips import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
-from core.runs.queries.verdicts import finding
+from core.runs.queries.verdicts import answer_of
 from core.text import out_of, plural, visible
 
 view = widgets.head(PAGE, selection.current_view())
@@ -76,9 +76,9 @@ if view.texts:
             widgets.code_block(before + "▸" + visible(chosen) + "◂", wraps=True)
 top = store_cache.top(view)
 st.markdown("**Why it could flip.** " + parts.why(here, top, run.header.unit))
-judged = finding(run, pair, view.table)
-reason = widgets.escaped(wording.opening(judged.sentence.replace("`", "'"))) if judged.is_judged else ""
-st.markdown(f"Pair verdict: **{widgets.escaped(judged.name)}**. {reason}")
+answer = answer_of(run, pair)
+reason = widgets.escaped(wording.opening(answer.sentence.replace("`", "'"))) if answer.is_judged else ""
+st.markdown(f"Pair verdict: **{widgets.escaped(answer.name)}**. {reason}")
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     first_text, second_text = (wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)

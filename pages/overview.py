@@ -11,7 +11,7 @@ from app.overview import COLOURS, PAGE, charts, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
 from app.verdict import panel, remedies
-from core.runs.queries.verdicts import noise_ratios, ulp_percentile
+from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.requests import typed_again
 from core.text import legible, number, out_of, percent, plural
@@ -48,16 +48,12 @@ else:
     figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
 differ = percent(summary.neq / elements) if elements else "none sent by both"
 figures[2].metric(f"{'Values' if view.is_list else 'Logits'} that differ", differ, help=out_of(summary.neq, elements))
-ratios = noise_ratios(view.run.evidence(view.pair.index))
 in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
 if view.is_list:
     figures[3].metric("Largest difference", number(summary.max_abs), help=header.measured)
-elif ratios:
-    figures[3].metric(
-        "RMS difference",
-        f"{ratios[0].multiple} floor",
-        help=f"{'; '.join(each.words for each in ratios)}. All logits: {in_row_ulps}",
-    )
+elif view.pair.noise_ratio is not None:
+    size = size_of(view.pair, view.run.evidence(view.pair.index))
+    figures[3].metric("RMS difference", f"{multiple(view.pair.noise_ratio)} floor", help=f"{size}; {in_row_ulps}")
 else:
     figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
 

@@ -45,15 +45,6 @@ def floor_ratio(
     if threshold is not None:
         beyond = ratio > threshold
         figure.add_hline(y=threshold, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            xanchor="right",
-            y=np.log10(threshold),
-            yanchor="bottom",
-            text=f"rounding stays below {threshold:.3g}",
-            showarrow=False,
-        )
         if beyond.any():
             figure.add_scatter(
                 x=positions[beyond],
@@ -66,55 +57,38 @@ def floor_ratio(
             )
     add_selected(figure, selected)
     figure.update_xaxes(title="position")
-    figure.update_yaxes(
-        title=f"times the floor, {dtype}",
-        **log_axis(np.append(ratio, [1.0] if threshold is None else [1.0, threshold])),
-    )
+    figure.update_yaxes(title=f"times the floor, {dtype}", **log_axis(np.append(ratio, [1.0, threshold or 1.0])))
     return layout(figure, 280, **NEAREST_CLICK)
 
 
-def over_modules(
-    names: list[str],
-    pair: np.ndarray,
-    floor: np.ndarray,
-    first: str | None,
-    called: tuple[str, str] = ("this pair", "noise floor"),
-) -> go.Figure:
-    """rms of a pair and of its rounding floor, or of two others that are `called` so, at the output of every module, in
-    the order in which they run, log axis.
+def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str | None) -> go.Figure:
+    """rms error of every module of a side and of the model's own rounding, in the order in which they run, log axis.
 
-    Units are those of each module's output. first: the module at which the pair leaves the floor, marked. Blocks, which
-    a name that ends in a number is, are labelled; their parts are told by hovering.
+    Units are those of each module's output. first: the module that differs first, marked. Blocks, which a name that
+    ends in a number is, are labelled.
     """
     figure = go.Figure()
     places = np.arange(len(names))
     shown = [inert(name) for name in names]
-    add_floor(figure, places, floor, name=called[1])
+    add_floor(figure, places, own, name="own rounding")
     figure.add_scatter(
         x=places,
-        y=gaps_at_zero(pair),
+        y=gaps_at_zero(side),
         mode="lines+markers",
         line={"color": REFERENCE, "width": 1.6},
         marker={"size": 5},
-        name=called[0],
-        customdata=np.stack([np.array(shown, object), floor.astype(object)], axis=1),
-        hovertemplate=(
-            f"%{{customdata[0]}}<br>{called[0]} %{{y:.3g}}, {called[1]} %{{customdata[1]:.3g}}<extra></extra>"
-        ),
+        name="this side",
+        customdata=np.stack([np.array(shown, object), own.astype(object)], axis=1),
+        hovertemplate="%{customdata[0]}<br>this side %{y:.3g}, own rounding %{customdata[1]:.3g}<extra></extra>",
     )
     if first in names:
         place = names.index(first)
-        figure.add_vline(x=place, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
-        figure.add_annotation(
+        side_of_line = "right" if place < len(names) / 2 else "left"
+        figure.add_vline(
             x=place,
-            y=1,
-            yref="paper",
-            yanchor="top",
-            xshift=5 if place < len(names) / 2 else -5,
-            text=shown[place],
-            showarrow=False,
-            font={"color": MISMATCH},
-            xanchor="left" if place < len(names) / 2 else "right",
+            line={"color": MISMATCH, "width": 1.4, "dash": "dash"},
+            annotation={"text": shown[place], "font": {"color": MISMATCH}},
+            annotation_position=f"top {side_of_line}",
         )
     blocks = every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
     figure.update_xaxes(
@@ -122,5 +96,5 @@ def over_modules(
         tickvals=blocks,
         ticktext=[names[place].rpartition(".")[2] for place in blocks],
     )
-    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
+    figure.update_yaxes(title="rms error", **log_axis(np.concatenate([side, own])))
     return layout(figure, 320)

@@ -9,13 +9,14 @@ from pathlib import Path
 import streamlit as st
 
 from app.hosting import members
-from app.shell import selection, store_changes, widgets, wording
+from app.shell import selection, store_changes, widgets
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, PromptFile, queue_of
 from core.capture_request import CaptureRequest
 from core.command_name import COMMAND, shell_command
 from core.packaged_models import PACKAGED, is_here
-from core.runs.queries.verdicts import deciding_controls
+from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
+from core.runs.queries.verdicts import Answer, deciding_controls
 from core.runs.requests import judged_again, left_out, typed_with
 from core.subprocess_json import ROOT
 from core.text import is_seen, printable, shown
@@ -23,74 +24,69 @@ from core.text import is_seen, printable, shown
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 
-def controls_to_bring(view: selection.View) -> None:
-    """Draw what would decide about an upload: the commands, with this run's id in them."""
-    controls = deciding_controls(view.run, view.run.evidence(view.pair.index))
-    if not controls:
-        return
-    with st.expander("Controls that would decide it", icon=":material/rule:", key="controls_to_bring"):
-        for options, what in controls.items():
-            st.caption(wording.opening(what))
-            widgets.code_block(f"{COMMAND} {shell_command(['verdict', view.run.run_id])} {options}", wraps=True)
-        st.caption("The judged run is a new one, of the same bits; options may be combined. See docs/upload.md.")
+def next_step(view: selection.View, answer: Answer) -> None:
+    """Draw the commands that would decide; of a capture that was not judged, a button that judges it."""
+    is_upload = view.run.header.provenance.kind == "upload"
+    if not is_upload and not answer.is_judged:
+        _how_to_judge(view)
+    elif is_upload and answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
+        command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
+        if controls := deciding_controls(view.run, answer.checks):
+            st.caption("Next: one of these commands, the first says most. Each stores a new run with its verdict.")
+            lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
+            widgets.code_block("\n".join(lines), wraps=True)
 
 
-def how_to_judge(view: selection.View) -> None:
+def _how_to_judge(view: selection.View) -> None:
     """Draw a button that judges this capture here and how that stands; the command for it is folded."""
-    found = judged_again(view.run, f"{printable(view.run.header.name)}, judged")
-    if found is not None:
+    if found := judged_again(view.run, f"{printable(view.run.header.name)}, judged"):
         _judge_here(view, *found)
     about = view.run.header.provenance
     command = typed_with(about, "judge")
-    said = left_out(about, command)
     if command is not None:
         with st.expander("The same on the command line", icon=":material/terminal:", key="judge_command"):
             widgets.code_block(command, wraps=True)
-    if said:
-        st.caption(said)
+    if sentence := left_out(about, command):
+        st.caption(sentence)
 
 
 def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) -> None:
-    """Draw a button that judges the run's own tokens in a process of its own, what it loads, and how that stands."""
+    """Draw a button that judges the run's own tokens in a process of its own, or how that stands."""
     title = f"Judge {view.run.header.name} ({view.run.run_id})"
     job = _job(title)
-    if not members.may_change():
-        st.caption(members.READ_ONLY)
-    elif refusal := refusal_of(request):
-        st.caption(widgets.escaped(refusal))
-    elif job is None or job.is_over:
-        place, cost = st.columns([1, 4], vertical_alignment="center")
-
-        def start() -> None:
-            with widgets.said():
-                store_changes.submit(
-                    request.arguments(),
-                    title=title,
-                    device=queue_of(request.device),
-                    prompts=PromptFile("tokens.jsonl", tokens),
-                    judges=view.run.run_id,
-                )
-
-        label = "Judge it here" if job is None else "Judge it again"
-        about = "Captures the same tokens again with every check; the judged run replaces this one in lists."
-        place.button(
-            label, icon=":material/gavel:", key="judge", type="primary", width="stretch", help=about, on_click=start
-        )
-        revision = f" at revision `{widgets.code(request.revision)}`" if request.revision else ""
-        cost.caption(f"Loads `{widgets.code(request.model)}`{revision}: several times the work of the capture.")
-    if job is None:
-        return
-    if not job.is_over:
+    if job is not None and not job.is_over:
         st.session_state["judge_awaits"] = title
         st.fragment(_progress, run_every=1.0)(title)
         return
-    is_done = job.state == "done" and not job.message
-    if st.session_state.pop("judge_awaits", None) == title and is_done:
-        st.session_state["open_next"] = job.run_id
-        st.rerun()
-    if not is_done:
-        say = {"failed": st.error, "done": st.warning}.get(job.state, st.caption)
-        say(widgets.escaped(job.message or job.state))
+    if job is not None:
+        is_done = job.state == "done" and not job.message
+        if st.session_state.pop("judge_awaits", None) == title and is_done:
+            st.session_state["open_next"] = job.run_id
+            st.rerun()
+        if not is_done:
+            say = {"failed": st.error, "done": st.warning}.get(job.state, st.caption)
+            say(widgets.escaped(job.message or job.state))
+    if refusal := refusal_of(request) if members.may_change() else members.READ_ONLY:
+        st.caption(widgets.escaped(refusal))
+        return
+
+    def start() -> None:
+        prompts, device = PromptFile("tokens.jsonl", tokens), queue_of(request.device)
+        with widgets.said():
+            store_changes.submit(
+                request.arguments(), title=title, device=device, prompts=prompts, judges=view.run.run_id
+            )
+
+    st.button(
+        "Judge it here" if job is None else "Judge it again",
+        icon=":material/gavel:",
+        key="judge",
+        type="primary",
+        help="Captures the same tokens again with every check; the judged run replaces this one in lists.",
+        on_click=start,
+    )
+    revision = f" at revision `{widgets.code(request.revision)}`" if request.revision else ""
+    st.caption(f"Loads `{widgets.code(request.model)}`{revision}: several times the work of the capture.")
 
 
 def refusal_of(request: CaptureRequest) -> str:
@@ -98,7 +94,7 @@ def refusal_of(request: CaptureRequest) -> str:
     of the directory that jobs run in.
     """
     model = request.model
-    if not is_seen(model) or not is_seen(request.revision or ""):
+    if not is_seen(model + (request.revision or "")):
         return "The name of the model has characters that cannot be seen, so it is not loaded."
     if model in PACKAGED:
         return "" if is_here(PACKAGED[model]) else f"{PACKAGED[model].title} is not here; the Capture page gets it."

@@ -17,7 +17,7 @@ from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.file.evidence import PairVerdict
 from ..runs.file.kept import takes
-from ..runs.file.records import FAILING
+from ..runs.file.records import exit_code
 from ..runs.queries.verdicts import next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
@@ -28,7 +28,7 @@ from ..runs.writer import RunWriter
 from ..text import plural, size
 from . import options
 from .options import takes_request
-from .tables import pair_table
+from .tables import pair_table, print_answer
 from .terminal.console import Tell, announce, err, out, print_json, print_text, steps, stoppable, table_of
 from .verdicts import print_verdicts, verdicts_as_json
 
@@ -87,14 +87,12 @@ def judge(
     use_engines(engine)
     run_id, failure = captured(request, progress, store)
     with RunReader(open_store(store).path_of(run_id)) as run:
-        pairs = verdicts_as_json(run)
         if as_json_:
-            print_json({"run_id": run_id, "pairs": pairs})
+            print_json({"run_id": run_id, "pairs": verdicts_as_json(run)})
         elif progress != "json":
-            print_verdicts(run, pairs)
-    tell_end(run_id, failure, progress, as_json_, store, is_verdict_printed=True)
-    if any(pair["verdict"] in FAILING for pair in pairs):
-        raise typer.Exit(1)
+            print_verdicts(run)
+        code = exit_code(pair.verdict for pair in run.pairs)
+    tell_end(run_id, failure, progress, as_json_, store, is_verdict_printed=True, code=code)
 
 
 def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedModel | None = None) -> CapturePlan:
@@ -263,24 +261,25 @@ def tell_end(
     store: str | Path | None = None,
     *,
     is_verdict_printed: bool = False,
+    code: int = 0,
 ) -> None:
-    """Print the id on stdout, for scripts, and the rest on stderr; exit with 2 if there are failures."""
+    """Print the id on stdout, for scripts, and the rest on stderr; exit with `code`, or with 2 if sides failed."""
     if progress == "json" or (as_json_ and not is_verdict_printed):
         announce(run_id, store, progress, as_json_)
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
             pairs, _ = report_of_run(run)
+            for pair in () if is_verdict_printed else pairs:
+                if pair.answer is not None and pair.answer.is_judged:
+                    print_answer(pair.answer, f"{pair.variant} vs {pair.reference}", err)
             err.print(pair_table(pairs, run.header))
-            for pair in () if is_verdict_printed else run.pairs:
-                if pair.verdict is not None:
-                    print_text(f"{pair.verdict}: {pair.variant} against {pair.reference}. {pair.because}", err)
             announce(run_id, store)
             for command in next_commands(run, store, is_verdict_printed=is_verdict_printed):
                 print_text(f"next: {command}", err)
     for sentence in failures:
         print_text(f"error: {sentence}", err)
-    if failures:
-        raise typer.Exit(2)
+    if code or failures:
+        raise typer.Exit(code or 2)
 
 
 def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printed: bool) -> tuple[str, str]:
@@ -292,9 +291,10 @@ def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printe
 
     if is_verdict_printed:
         return command("show"), f"{command('show', '--markdown')}    # a report for an issue thread"
-    if deciding := next(filter(None, (next_command(run, pair) for pair in run.pairs)), ""):
+    judged = [pair for pair in run.pairs if pair.verdict is not None]
+    if deciding := next(filter(None, (next_command(run, pair) for pair in judged)), ""):
         return command("show"), f"{deciding}{f' {shell_command(where)}' if where else ''}    # would decide"
-    if any(pair.verdict is not None for pair in run.pairs):
+    if judged:
         return command("show"), f"{command('verdict')}    # the evidence"
     judge = typed_with(run.header.provenance, "judge", trusts_code=True)  # the reader has just typed it
     if judge is None or len(judge) > _LONGEST or "$'" in judge:  # a prompt of several lines

@@ -81,10 +81,10 @@ def _address(run_id: str, variant: str | None) -> str:
 
 
 def _show_run(run: RunReader) -> None:
+    print_pairs(run)
     _print_facts(run.header.name, provenance_json(run))
     sides = ((s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides)
     out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))
-    print_pairs(run)
     _print_caches(run)
     print_continuations(run)
 

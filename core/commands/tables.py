@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
 
+from ..runs.file.evidence import FAILED, MISSING
 from ..runs.file.kept import note_of
 from ..runs.file.records import RunHeader
-from ..runs.queries.verdicts import ulp_percentile
+from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
-from ..text import number, opening, out_of, plural
+from ..text import number, out_of, plural
 from .terminal.console import Cells, err, out, print_text, table_by, table_of
 
 _MOST_FLIPS = 20
+_STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
@@ -40,14 +45,11 @@ def print_reports(
     texts: Mapping[int, str],
     variant: str | None = None,
 ) -> None:
-    """Print pairs with their verdicts, flips and classes; variant: whose flips alone."""
-    out.print(pair_table(pairs, header))
+    """Print verdicts, figures, flips and classes of pairs; variant: whose flips alone."""
     for pair in pairs:
-        if pair.verdict:
-            name = f"{pair.variant}: {pair.verdict}" if len(pairs) > 1 else pair.verdict
-            print_text(f"{name}. {opening(pair.because)}")
-        if pair.next_command:
-            print_text(f"next: {pair.next_command}", err)
+        if pair.answer is not None:
+            print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
+    out.print(pair_table(pairs, header))
     first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
     for pair in pairs:  # bit-identical variants have the same flips
         if pair.variant == variant if variant else pair.variant in first_of_class:
@@ -57,6 +59,27 @@ def print_reports(
         out.print(f"bit-identical classes: {groups}", markup=False)
     if header.k is not None:
         print_text(f"note: {note_of(header)}", err)
+
+
+def print_answer(answer: Answer, sides: str, console: Console = out) -> None:
+    """Print a verdict: its name, sentence, first place and size, and on stderr the command that would decide."""
+    console.print(f"[bold]{escape(answer.name)}[/bold]  {escape(sides)}")
+    print_text(answer.sentence, console)
+    for name, value in answer.facts.items():
+        print_text(f"{name}: {value}", console)
+    if answer.next_command:
+        print_text(f"next: {answer.next_command}", err)
+
+
+def print_checks(answer: Answer) -> None:
+    """Print a table of the checks that were run, a line each, and which others could be."""
+    if answer.checks:
+        table = Table("outcome", "check", Column("result", overflow="fold"))
+        for title, row in answer.titled_checks:
+            table.add_row(Text(row.outcome, _STYLES.get(row.outcome, "")), escape(title), escape(row.says))
+        out.print(table)
+    if answer.not_run:
+        print_text(answer.not_run_line)
 
 
 def _pair_lines(pair: PairReport, header: RunHeader) -> Iterator[Sequence[str]]:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ..errors import UsageError
 from ..judging.explain.causes import explain_pair
+from ..judging.explain.scoring import Cause
 from ..judging.judge_lists import judge_with_floor
 from ..judging.rejudge import check_upload, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
-from ..runs.file.evidence import FAILED, MISSING
-from ..runs.file.records import FAILING, UNDECIDED
-from ..runs.queries.verdicts import next_command
-from ..runs.reader import RunReader
+from ..runs.file.records import UNDECIDED, exit_code
+from ..runs.queries.verdicts import answer_of, next_command
+from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import Revision
 from ..runs.store.store import Store, open_store
 from ..runs.topk.pairing import compare_sides
 from . import options
-from .terminal.console import err, out, print_json, print_text, steps, stoppable
+from .tables import print_answer, print_checks
+from .terminal.console import out, print_json, print_text, steps, stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
@@ -32,7 +31,6 @@ if TYPE_CHECKING:  # torch is for those who run a model
 Files = list[Path] | None
 Load = Callable[[str], "LoadedModel"]
 """dtype -> the model."""
-_STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def verdict(
@@ -137,58 +135,47 @@ def _judged_by_model(store: Store, run: RunReader, model: str, load: Load, dtype
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:
     with RunReader(store.path_of(run_id)) as run:
-        pairs = verdicts_as_json(run)
         if as_json_:
-            print_json({"run_id": run.run_id, "pairs": pairs})
+            print_json({"run_id": run.run_id, "pairs": verdicts_as_json(run)})
         else:
             out.print(run.run_id, markup=False)
-            print_verdicts(run, pairs)
-            for pair in pairs:
-                if pair["verdict"] is None:
-                    out.print(f"not judged  {pair['variant']} against {pair['reference']}", markup=False)
-    if any(pair["verdict"] in FAILING for pair in pairs):
-        raise typer.Exit(1)
+            print_verdicts(run)
+        if code := exit_code(pair.verdict for pair in run.pairs):
+            raise typer.Exit(code)
 
 
 def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
     """Return the verdicts as JSON: one object a pair, with its evidence and simple causes."""
-    found = []
+    return [
+        {
+            "reference": pair.reference,
+            "variant": pair.variant,
+            "verdict": pair.verdict,
+            "because": pair.because,
+            "first_place": pair.first_place,
+            "noise_ratio": pair.noise_ratio,
+            "next_command": next_command(run, pair) or None,
+            "causes": None if causes is None else [cause.to_json() for cause in causes],
+            "evidence": [row.to_json() for row in run.evidence(pair.index)],
+        }
+        for pair, causes in _with_causes(run)
+    ]
+
+
+def print_verdicts(run: RunReader) -> None:
+    """Print the verdict, simple causes and checks of every pair."""
+    for pair, causes in _with_causes(run):
+        answer = answer_of(run, pair)
+        print_answer(answer, f"{pair.variant} vs {pair.reference}")
+        for cause in causes or ():
+            if cause.says not in answer.sentence:
+                print_text(f"{cause.name}: {cause.text}")
+        print_checks(answer)
+
+
+def _with_causes(run: RunReader) -> Iterator[tuple[StoredPair, Sequence[Cause] | None]]:
+    """Yield every pair with its simple causes, None if the run does not hold its logits."""
     with steps() as say:
         for pair in run.pairs:
             say("looking for causes", pair.index, len(run.pairs), "pairs")
-            causes = [cause.to_json() for cause in explain_pair(run, pair.index).causes] if run.has_all_logits else None
-            found.append(
-                {
-                    "reference": pair.reference,
-                    "variant": pair.variant,
-                    "verdict": pair.verdict,
-                    "because": pair.because,
-                    "noise_ratio": pair.noise_ratio,
-                    "first_place": pair.first_place,
-                    "causes": causes,
-                    "evidence": [row.to_json() for row in run.evidence(pair.index)],
-                }
-            )
-    return found
-
-
-def print_verdicts(run: RunReader, pairs_as_json: Sequence[dict[str, Any]]) -> None:
-    """Print simple causes, and of each judged pair the verdict, the sentence for it and its evidence."""
-    for pair, as_json_ in zip(run.pairs, pairs_as_json, strict=True):
-        sides = f"{pair.variant} against {pair.reference}"
-        for cause in as_json_["causes"] or ():
-            if cause["says"] not in (pair.because or ""):
-                print_text(f"{cause['name']}  {sides}: {cause['text']}")
-        if pair.verdict is None:
-            continue
-        out.print(f"[bold]{escape(pair.verdict)}[/bold]  {escape(sides)}: {escape(pair.because or '')}")
-        table = Table()
-        for column in ("rung", "outcome", "what it says", "control"):
-            table.add_column(column, overflow="fold")
-        for row in run.evidence(pair.index):
-            style = _STYLES.get(row.outcome, "")
-            outcome = f"[{style}]{row.outcome}[/{style}]" if style else row.outcome
-            table.add_row(row.rung, outcome, escape(row.says), escape(row.control))
-        out.print(table)
-        if command := next_command(run, pair):
-            print_text(f"next: {command}", err)
+            yield pair, explain_pair(run, pair.index).causes if run.has_all_logits else None

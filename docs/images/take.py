@@ -34,7 +34,7 @@ SHOTS = {
     "heatmap": Shot(f"heatmap?{FRESH}", 900, over="canvas[data-state]"),
     "flips": Shot(f"flips?{FRESH}", 1180),
     "layers": Shot(f"layers?{CLOSER}", 1240),
-    "bug-suspected": Shot("overview?run=injected-bug", 1180, press=".st-key-ladder_fold summary"),
+    "bug-suspected": Shot("overview?run=injected-bug", 1180),
 }
 
 

@@ -62,7 +62,7 @@ def undefined(terms: set[str], meanings: Mapping[str, str]) -> set[str]:
 
 def test_every_term_on_a_page_is_in_the_glossary():
     terms = on_pages()
-    assert {"Near ties", "Median ULPs", "float32 microscope"} <= terms
+    assert {"Near ties", "Median ULPs", "float32 comparison"} <= terms
     assert undefined(terms, glossary.meanings()) == set()
 
 

@@ -29,19 +29,6 @@ def runs(dashboard: Dashboard) -> Iterator[Store]:
         store.delete(run_id)
 
 
-def step(page: Page, title: str) -> Locator:
-    """The rung of that title, to unfold."""
-    return page.locator(".st-key-ladder summary").filter(has_text=title)
-
-
-def unfold(page: Page, title: str) -> None:
-    if not page.locator(".st-key-ladder").count():
-        page.locator(".st-key-ladder_fold summary").click()
-        settle(page)
-    step(page, title).click()
-    settle(page)
-
-
 def badge(page: Page) -> Locator:
     return page.locator(".st-key-verdict .stMarkdownBadge").first
 
@@ -53,7 +40,6 @@ def plot(page: Page, key: str) -> Locator:
 def test_a_click_on_the_plot_selects_the_position(page: Page, dashboard: Dashboard, runs: Store):
     page.goto(f"{dashboard.url}/overview?run=v-bug&position=10")
     settle(page)
-    unfold(page, "float32 microscope")
     for key, share in (("floor_ratio_float32", 0.7), ("floor_ratio_float32", 0.3)):
         before = re.search(r"position=(\d+)", page.url)
         plot(page, key).scroll_into_view_if_needed()
@@ -81,7 +67,7 @@ def test_the_report_unfolds_with_a_button_that_copies_it(page: Page, dashboard: 
     block.hover()
     block.get_by_role("button", name="Copy to clipboard").click()
     copied = page.evaluate("navigator.clipboard.readText()")
-    assert "| float32 | passed |" in copied
+    assert "| passed | float32 comparison |" in copied
     assert f"{dashboard.url}/overview?run=v-rounding&variant=decode&position=10" in copied
 
 

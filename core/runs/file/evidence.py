@@ -26,17 +26,17 @@ VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
 RERUN, NEIGHBOURS = "rerun", "neighbours"
 OWN_DTYPE, FLOAT32, PRECISION = "own dtype", "float32", "precision"
 STRUCTURE, MODULES = "structure", "modules"
-RUNGS = {  # in the order of the ladder, with their titles
-    VALIDITY: "Dump validity",
-    SAMPLER: "Sampler",
-    SCREENING: "Screening",
-    RERUN: "Rerun",
-    NEIGHBOURS: "Neighbours",
-    OWN_DTYPE: "Own dtype",
-    FLOAT32: "float32 microscope",
-    PRECISION: "Lower precision",
-    STRUCTURE: "Structure over positions",
-    MODULES: "Structure over modules",
+RUNGS = {  # in the order in which they are asked, with their titles
+    VALIDITY: "dump validity",
+    SAMPLER: "sampler",
+    SCREENING: "arrays alone",
+    RERUN: "rerun",
+    NEIGHBOURS: "neighbors",
+    OWN_DTYPE: "own dtype",
+    FLOAT32: "float32 comparison",
+    PRECISION: "lower precision",
+    STRUCTURE: "positions",
+    MODULES: "modules",
 }
 
 

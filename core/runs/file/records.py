@@ -29,19 +29,25 @@ NONDETERMINISTIC = "nondeterministic"
 BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
-VERDICTS = (
-    IDENTICAL,
-    ROUNDING,
-    LIKELY_ROUNDING,
-    LOWER_PRECISION,
-    NONDETERMINISTIC,
-    BUG_SUSPECTED,
-    INVALID_DUMP,
-    UNDECIDED,
-)
-FAILING = (BUG_SUSPECTED, NONDETERMINISTIC, INVALID_DUMP)  # what no build should pass with
+EXIT_CODES = {  # of `judge`, `verdict` and `compare --fail-on verdict`: 1 for what no build should pass with
+    IDENTICAL: 0,
+    ROUNDING: 0,
+    LIKELY_ROUNDING: 0,
+    LOWER_PRECISION: 0,
+    NONDETERMINISTIC: 1,
+    BUG_SUSPECTED: 1,
+    INVALID_DUMP: 1,
+    UNDECIDED: 0,
+}
+VERDICTS = tuple(EXIT_CODES)
+FAILING = tuple(name for name, code in EXIT_CODES.items() if code)
 UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
 NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
+
+
+def exit_code(verdicts: Iterable[str | None]) -> int:
+    """Return the exit code of a command that gives these verdicts; None: not judged."""
+    return max((EXIT_CODES.get(verdict or "", 0) for verdict in verdicts), default=0)
 
 
 @dataclass(frozen=True)

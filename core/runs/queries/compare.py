@@ -9,7 +9,6 @@ import numpy as np
 
 from ...text import percent
 from ..reader import RunReader, StoredPair
-from .verdicts import noise_ratios
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,13 +75,9 @@ def figures(compared: Sequence[Compared]) -> pd.DataFrame:
     rows = []
     for one in compared:
         summary, positions = one.pair.summary, one.run.header.rows
-        ratios = noise_ratios(one.run.evidence(one.pair.index))
         row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
         row |= {"flips_share": summary.flips / positions, "near_ties_share": summary.near_ties / positions}
-        row |= {
-            "rms": float(np.sqrt((one.table["rms"] ** 2).mean())),
-            "noise_ratio": ratios[0].ratio if ratios else None,
-        }
+        row |= {"rms": float(np.sqrt((one.table["rms"] ** 2).mean())), "noise_ratio": one.pair.noise_ratio}
         rows.append(row | one.run.query(_PERCENTILES, one.pair.index).iloc[0].to_dict())
     return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
 

@@ -15,7 +15,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
 from ...text import number, percent, plural, shown
 from ..file.evidence import FAILED, PASSED
-from ..file.records import FAILING, NOT_JUDGED, UNDECIDED, Prompt
+from ..file.records import NOT_JUDGED, UNDECIDED, Prompt, exit_code
 from .report_json import PairReport, plain_number
 
 Row = dict[str, Any]
@@ -233,16 +233,16 @@ def _leaves_open(kind: str, pair: PairReport) -> bool:
 
 
 def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
-    because = f": {pair.because.rstrip('. ')}" if pair.because else ""
-    if pair.verdict == NOT_JUDGED:
-        because = f": no controls were run; `{COMMAND} judge` or `capture --judge` runs them"
-    elif pair.next_command:
-        because += f"; `{pair.next_command}` would decide"
-    if f"{COMMAND} verdict RUN " in because:  # a dump that is compared is not stored, so no run is called anything
-        because += f", where RUN is the id that `{COMMAND} ingest` prints"
-    is_open = pair.verdict in (UNDECIDED, NOT_JUDGED)
-    outcome = FAILED if pair.verdict in FAILING else UNDECIDED if is_open else PASSED
-    return outcome, pair.verdict, f"is {pair.verdict}{because}"
+    answer = pair.answer
+    assert answer is not None
+    parts = [answer.sentence.rstrip(". "), *(f"{name} {value}" for name, value in answer.facts.items())]
+    if answer.next_command:
+        parts.append(f"next `{answer.next_command}`")
+    if f"{COMMAND} verdict RUN " in answer.next_command:  # a dump that is compared is not stored
+        parts[-1] += f", where RUN is the id that `{COMMAND} ingest` prints"
+    is_open = answer.name in (UNDECIDED, NOT_JUDGED)
+    outcome = FAILED if exit_code([answer.name]) else UNDECIDED if is_open else PASSED
+    return outcome, answer.name, f"is {answer.name}: {'; '.join(parts)}"
 
 
 def parse_conditions(texts: Sequence[str]) -> list[Condition]:

@@ -1,4 +1,4 @@
-"""A run as Markdown for an issue thread: verdict, one sentence, five figures and the flips; all else is folded.
+"""A run as Markdown for an issue thread: verdict, one sentence, figures and the flips; all else is folded.
 
 Every name, path and token comes from somebody's file: it stands in a code span or block or is escaped, so that it stays
 text wherever pasted.
@@ -14,7 +14,7 @@ from ...packaged_models import PACKAGED
 from ...text import number, out_of, percent, plural, three_digits
 from ..file.kept import note_of
 from ..file.records import FAILING, Provenance
-from ..queries.verdicts import Finding, finding, noise_ratios, ulp_percentile
+from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader, StoredPair
 from ..requests import typed_elsewhere
 from .markdown import block, code, facts, flips_table, plain, table, thread
@@ -31,14 +31,14 @@ _LONGEST_PROMPTS = 20_000  # characters of token ids that an issue takes
 
 def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str:
     """Markdown, at most 25 lines of it unfolded. address: where the run can be looked at."""
-    findings = [(pair, finding(run, pair, run.positions(pair.index))) for pair in pairs]
-    findings.sort(key=lambda each: each[1].name not in FAILING)  # what fails is what the thread is about
-    pair, found = findings[0]
+    answers = [(pair, answer_of(run, pair)) for pair in pairs]
+    answers.sort(key=lambda each: each[1].name not in FAILING)  # what fails is what the thread is about
+    pair, answer = answers[0]
     header, about = run.header, run.header.provenance
     origin = [f"Run {code(header.name)}", code(_model_of(about)) if about.model else "", header.compute_dtype, address]
-    others = [[*_pair(run, *other), *_details(run, *other)] for other in findings[1:]]
+    others = [[*_pair(run, *other), *_details(run, *other)] for other in answers[1:]]
     how = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
-    return thread(_pair(run, pair, found), origin, others, how, _details(run, pair, found))
+    return thread(_pair(run, pair, answer), origin, others, how, _details(run, pair, answer))
 
 
 def _provenance(run: RunReader) -> str:
@@ -91,13 +91,14 @@ def _reproduction(run: RunReader) -> list[str]:
     return [*notes, block("\n".join([*lines, command]), "sh")]
 
 
-def _pair(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
-    """Verdict, sentence, figures and flips of a pair."""
+def _pair(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
+    """Verdict, sentence, next step, figures and flips of a pair."""
     positions = run.positions(pair.index)
     return [
-        f"### {code(pair.variant)} vs {code(pair.reference)}: {plain(found.name)}",
-        plain(found.because),
-        facts(_figures(run, pair), "figure"),
+        f"### {code(pair.variant)} vs {code(pair.reference)}: {plain(answer.name)}",
+        plain(answer.sentence),
+        f"Next: {code(answer.next_command)}" if answer.next_command else "",
+        facts({name: plain(value) for name, value in answer.facts.items()} | _figures(run, pair), "figure"),
         _flips(run, pair, positions[positions["is_flip"]]) if pair.summary.flips else "",
     ]
 
@@ -114,13 +115,11 @@ def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "could flip": f"{summary.could_flip:,}, of them ties {summary.ties:,}",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
-    ratios = noise_ratios(run.evidence(pair.index))
     logits, kl = _overs(run, pair)
-    row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}"
     figures = {
         "flips": f"{summary.flips:,} of {plural(header.rows, 'position')} ({percent(summary.flips / header.rows)})",
         "logits that differ": out_of(summary.neq, header.rows * header.vocab),
-        "rms difference": ratios[0].words if ratios else row_ulps,
+        "rms difference": f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}",
         "largest difference": f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}",
         "KL, nats": kl,
     }
@@ -137,22 +136,17 @@ def _overs(run: RunReader, pair: StoredPair) -> tuple[str, str]:
     return logits and f", {logits}", kl + (positions and f", {positions}")
 
 
-def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
-    """All other figures of a pair, and its checks."""
-    checks = []
-    for rung in found.rungs:
-        checks += [(rung.name, row.outcome, plain(row.says), plain(row.control)) for row in rung.rows]
-        if not rung.rows:
-            checks.append((rung.name, "not run", plain(rung.supply), ""))
-    shown_checks = table(("check", "outcome", "result", "control"), checks)
+def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
+    """The checks of a pair, and all other figures."""
+    checks = [(row.outcome, plain(title), plain(row.says)) for title, row in answer.titled_checks]
+    shown_checks = [table(("outcome", "check", "result"), checks) if checks else "", answer.not_run_line]
     if run.header.k is not None:
-        return [note_of(run.header), shown_checks]
+        return [*shown_checks, note_of(run.header)]
     summary, dtype = pair.summary, run.header.compute_dtype
     histogram = run.histogram(pair.index)
     logits, kl = _overs(run, pair)
     median, most = (number(ulp_percentile(histogram, share)) for share in (0.5, 0.99))
     figures = {
-        "noise floor": "; ".join(each.words for each in noise_ratios(run.evidence(pair.index))),
         "rms difference": f"{number(summary.rms)} logits, {number(summary.rms_row_ulps, 3)} row ULPs{logits}",
         "ULPs": (
             f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
@@ -161,7 +155,7 @@ def _details(run: RunReader, pair: StoredPair, found: Finding) -> list[str]:
         "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
         "KL, nats": kl,
     }
-    return [plain(found.more), facts(figures, "figure"), shown_checks]
+    return [*shown_checks, facts(figures, "figure")]
 
 
 def _prompts(run: RunReader, pair: StoredPair) -> list[str]:

@@ -17,7 +17,7 @@ from ...numerics.metrics import METRICS, Summary
 from ...numerics.totals import PairTotal
 from ..dumps.dump import Dump
 from ..file.records import Provenance
-from ..queries.verdicts import next_command, shown_verdict
+from ..queries.verdicts import Answer, answer_of
 from ..reader import RunReader
 from ..tables.positions import position_rows
 
@@ -62,19 +62,14 @@ def _over(count: int, of: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class PairReport:
-    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run the verdict, its sentence
-    and first place.
-    """
+    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run its verdict."""
 
     reference: str
     variant: str
     summary: Summary
     histogram: dict[int, int]
     rows: list[dict[str, Any]]
-    verdict: str = ""
-    because: str = ""
-    first_place: tuple[int, int] | None = None
-    next_command: str = ""  # that would decide, '' if it is decided
+    answer: Answer | None = None
     unit: str = "logits"
     is_list: bool = False
     compared: int = 0  # of lists: positions
@@ -126,7 +121,6 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
     """
     pairs = []
     for pair in run.pairs:
-        verdict = shown_verdict(run.header.provenance.kind, pair.summary.bit_identical, pair.verdict)
         is_list = run.header.k is not None
         report = PairReport(
             pair.reference,
@@ -134,10 +128,7 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
             pair.summary,
             {},
             [],
-            verdict,
-            pair.because or "",
-            pair.first_place,
-            next_command(run, pair),
+            answer_of(run, pair),
             run.header.unit,
             is_list,
             run.compared(pair.index) if is_list else run.header.rows,
@@ -158,11 +149,12 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
 
 
 def _verdict_json(pair: PairReport) -> dict[str, Any]:
+    answer = pair.answer or Answer("", "")
     return {
-        "verdict": pair.verdict or None,
-        "because": pair.because or None,
-        "first_place": pair.first_place,
-        "next_command": pair.next_command or None,
+        "verdict": answer.name or None,
+        "because": answer.sentence if answer.is_judged else None,
+        "first_place": answer.first_place,
+        "next_command": answer.next_command or None,
     }
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from app.capture.preview import Previews
 from app.verdict.panel_actions import refusal_of
-from core.runs.file.evidence import RUNGS
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
 from tests.core.runs.judged_runs import REQUEST, judged_run
@@ -45,10 +44,10 @@ def test_a_model_that_a_file_names_is_shown_and_not_looked_up_before_the_click(o
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
 
 
-def test_an_unjudged_run_shows_one_button_and_neither_a_command_nor_empty_rungs(own_store, tmp_path):
+def test_an_unjudged_run_shows_one_button_and_one_line_of_checks(own_store, tmp_path):
     app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
     labels = [step.label for step in app.expander]
-    assert f"Evidence · 0 of {len(RUNGS) - 3} rungs run" in labels
     assert "The same on the command line" in labels
-    assert not [label for label in labels if "not run" in label]
+    assert not [label for label in labels if "Checks" in label]
+    assert "Not run: rerun, own dtype, float32 comparison" in said(app)

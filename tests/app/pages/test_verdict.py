@@ -13,7 +13,17 @@ from streamlit.testing.v1 import AppTest
 from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
-from core.runs.file.evidence import NOTED, PRECISION, RUNGS, SCREENING, Check, Evidence, RerunFigures, Unmeasured
+from core.runs.file.evidence import (
+    FAILED,
+    MISSING,
+    NOTED,
+    RUNGS,
+    AloneFigures,
+    Check,
+    Evidence,
+    RerunFigures,
+    Unmeasured,
+)
 from tests.app.opening import codes, figures_of, followed
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
 
@@ -21,9 +31,9 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(page: str = "overview", open_: tuple[str, ...] = (), **link: str) -> AppTest:
-    """The page of a viewer who has unfolded the ladder and the expanders `open_`."""
+    """The page of a viewer who has unfolded the other checks and the expanders `open_`."""
     app = followed(page, **link)
-    for key in ("ladder_fold", *open_):
+    for key in ("other_checks", *open_):
         app.session_state[key] = True
     app.run()
     assert not app.exception
@@ -51,24 +61,22 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
     assert because in said(app)
     steps = [step.label.replace("\\", "") for step in app.expander]
     for row in rows:
-        (step,) = (step for step in steps if RUNGS[row.rung] in step)
+        (step,) = (step for step in steps if f"**{RUNGS[row.rung]}**" in step)
         assert f"[{row.outcome}]" in step
         assert row.says in step
-        assert f"Control: {row.control}" in said(app)
-    asked_always = [rung for rung in RUNGS if rung not in (PRECISION, SCREENING)]
-    unrun = [rung for rung in asked_always if rung not in {row.rung for row in rows}]
-    assert len([step for step in steps if "not run" in step]) == len(unrun)
+    for row in rows:
+        assert (row.control in said(app)) == (row.outcome in (FAILED, MISSING))  # these are open
     assert not [button for button in app.button if button.key == "judge"]
 
 
-def test_figures_and_plots_unfold_with_their_row(own_store):
+def test_a_failed_check_is_open_with_its_chart_and_figures_and_a_passed_one_unfolds(own_store):
     run_id = judged_run(own_store, "bug suspected")
-    closed = opened(run=run_id)
-    charts_then = len(figures_of(closed))
-    assert not any("noise ratio" in str(table.value) for table in closed.table)
-    app = opened(run=run_id, open_=("rung_float32_0",))
-    assert len(figures_of(app)) == charts_then + 1
-    assert any("24.3" in table.value.to_string().replace("\\", "") for table in app.table)
+    app = opened(run=run_id)
+    drawn = len(figures_of(app))
+    assert [any(ratio in table.value.to_string() for table in app.table) for ratio in ("24.3", "1.25")] == [True, False]
+    app = opened(run=run_id, open_=("check_1",))
+    assert len(figures_of(app)) == drawn + 1
+    assert any("1.25" in table.value.to_string() for table in app.table)
 
 
 def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own_store):
@@ -84,9 +92,7 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     row = ratio_row(
         Check.WIDE_PAIR, "float32", None, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures
     )
-    app = opened(
-        run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("rung_float32_0", "rung_float32_1")
-    )
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("check_0",))
     page = said(app)
     assert "It is left aside" in page
     assert page.count("RMS difference over the noise floor") == 1
@@ -96,7 +102,6 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, monkeypatch):
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "not judged" in label(app)
-    assert "says whether rounding explains" in said(app)
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
     started = []
 
@@ -129,13 +134,13 @@ def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_st
         assert app.query_params["run"] == opened_run
 
 
-def test_a_dump_without_controls_is_undecided_and_says_what_is_missing(own_store):
+def test_a_dump_without_controls_is_undecided_with_the_commands_that_would_decide(own_store):
     app = opened(run=judged_run(own_store, None, kind="upload", request=None, model=""))
     assert "undecided" in label(app)
-    page = said(app)
-    assert "The same pair in float32" in page
-    assert "Run each side once more" in page
-    assert f"ulpscope verdict {app.query_params['run']} --model MODEL" in page
+    (commands,) = codes(app)
+    run_id = app.query_params["run"]
+    assert commands.splitlines()[1] == f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"
+    assert f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz --model MODEL" in commands
     assert not [button for button in app.button if button.key == "judge"]
 
 
@@ -144,7 +149,7 @@ def test_the_report_can_be_copied_and_carries_the_address(own_store):
     assert not [text for text in codes(opened(run=run_id)) if "###" in text]
     app = opened(run=run_id, open_=("copy_report",), position="10")
     (text,) = (text for text in codes(app) if "###" in text)
-    assert "| rerun | passed |" in text
+    assert "| passed | rerun |" in text
     assert f"/overview?run={run_id}&variant=decode&position=10" in text
 
 
@@ -154,7 +159,7 @@ def test_markup_in_evidence_is_rendered_inert(own_store):
         Check.AGAIN, "<b>c</b> [x](http://evil)", figures, "failed", "**loud** :red[red] `c`", "[z](http://s)"
     )
     run_id = judged_run(own_store, "nondeterministic", evidence=[row])
-    app = opened(run=run_id, open_=("rung_rerun_0",))
+    app = opened(run=run_id, open_=())
     raw = "\n".join([*(str(e.value) for e in (*app.caption, *app.markdown)), *(step.label for step in app.expander)])
     assert "\\<b\\>c" in raw
     assert "[x](http" not in raw
@@ -190,3 +195,25 @@ def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
     assert list(trace(drawn, "stands out")[0].x) == [32, 33]
     assert any(shape.y0 == 4.4 for shape in drawn.layout.shapes)
     assert not trace(charts.floor_ratio(np.arange(96), ratio, None, 0, "bfloat16", np.array([], int)), "stands out")
+
+
+ALONE = AloneFigures(
+    largest_ratio_allowed=10.0,
+    modules_beyond=("<b>x</b>",),
+    largest_ratio_of_others=1.5,
+    modules=("model.embed_tokens", "model.layers.0.self_attn", "model.layers.0", "<b>x</b>"),
+    alone_rms=(0.0, 1e-6, 2e-6, 1e-3),
+    own_rounding_rms=(0.0, 1e-6, 1e-6, 1e-6),
+)
+
+
+def test_a_check_that_names_modules_is_open_with_its_chart(own_store):
+    row = Evidence(Check.ALONE, "each module alone", ALONE, NOTED, "One module alone differs.", "decode")
+    app = opened(run=judged_run(own_store, "bug suspected", evidence=[row]))
+    assert "RMS error of every module" in said(app)
+    figure = charts.over_modules(
+        list(ALONE.modules), np.array(ALONE.alone_rms), np.array(ALONE.own_rounding_rms), "<b>x</b>"
+    )
+    assert "<b>x" not in figure.to_json().replace("\\u003c", "<")
+    assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
+    assert figure.data[1].y[3] == 1e-3

@@ -7,8 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from core.commands import capturing
+from core.runs.file.records import EXIT_CODES
 from core.runs.store.store import open_store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
+from tests.core.runs.judged_runs import judged_run
 
 X, HEAD = states()
 IDS = np.arange(ROWS)
@@ -63,3 +66,16 @@ def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arg
     assert done.returncode == 2
     assert sentence in done.stderr.replace("\n", " ")
     assert len(open_store().paths()) == 1
+
+
+@pytest.mark.parametrize(("verdict", "code"), EXIT_CODES.items())
+def test_judge_verdict_and_compare_end_with_one_exit_code(cli, monkeypatch, verdict, code):
+    run_id = judged_run(open_store(), verdict)
+    monkeypatch.setattr(capturing, "captured", lambda *_: (run_id, []))
+    judge = ("judge", "--model", "m", "--prompt", "a", "--variant", "decode")
+    ended = [
+        cli(*line).returncode for line in (judge, ("verdict", run_id), ("compare", run_id, "--fail-on", "verdict"))
+    ]
+    assert ended == [code] * 3
+    failing = {"bug suspected", "nondeterministic", "invalid dump"}
+    assert code == (verdict in failing)

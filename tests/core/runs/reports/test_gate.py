@@ -13,6 +13,7 @@ from core.errors import UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.file.evidence import FAILED, PASSED
 from core.runs.file.records import Provenance, RunHeader
+from core.runs.queries.verdicts import Answer
 from core.runs.reports.gate import Condition, GateReport, gate_notes, parse_conditions
 from core.runs.reports.report_json import PairReport, report_of_dump
 
@@ -281,7 +282,7 @@ def test_every_pair_of_a_dump_is_judged_and_says_which(tmp_path: Path) -> None:
 )
 def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(verdict: str, outcome: str) -> None:
     (pair,), header = read(CASES / "flips_fp16.npz")
-    found = Condition.parse("verdict").judge(replace(pair, verdict=verdict, because="A sentence."))
+    found = Condition.parse("verdict").judge(replace(pair, answer=Answer(verdict, "A sentence.")))
     assert (found.outcome, found.figure) == (outcome, verdict)
     assert f"is {verdict}: " in found.says
     assert GateReport((found,), header.prompts, {}).outcome == outcome

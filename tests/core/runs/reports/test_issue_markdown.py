@@ -12,27 +12,15 @@ import pytest
 from core.errors import UsageError
 from core.judging.judge import WIDE
 from core.judging.statistic import floor_test
-from core.runs.file.evidence import (
-    FLOAT32,
-    OWN_DTYPE,
-    PRECISION,
-    RERUN,
-    RUNGS,
-    SCREENING,
-    Check,
-    Evidence,
-    NarrowingFigures,
-    PairVerdict,
-    Unmeasured,
-)
+from core.runs.file.evidence import RUNGS, PairVerdict
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
-from core.runs.queries.verdicts import finding, position_ratios, shown_verdict
+from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.core.runs.judged_runs import BLOCKS, CASES, EXACT_PASSED, OWN, REQUEST, RERUN_PASSED, judged_run, ratio_row
+from tests.core.runs.judged_runs import CASES, REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
 
 # What a reader of the thread sees before unfolding anything.
@@ -43,9 +31,10 @@ In float32 the pair is 0.96 times this model's own rounding floor, and no positi
 
 | figure |  |
 | --- | --- |
+| size | 0.96x the noise floor in float32 (limit 4x) |
 | flips | 2 of 96 positions (2.1%) |
 | logits that differ | 1,789 of 6,144 (29.1%) |
-| rms difference | 0.96x the noise floor in float32 (limit 4x) |
+| rms difference | 0.0762 row ULPs of bfloat16 |
 | largest difference | 0.1875 logits, 1.5 row ULPs |
 | KL, nats | mean 9.16e-05, max 0.00439 |
 
@@ -58,17 +47,10 @@ Run `Judged: rounding` · `model` · bfloat16 · http://localhost/overview?run=f
 """
 MOST_SHOWN = 25
 
-IN_SOME_CASES = (PRECISION, SCREENING)  # rungs that are not listed if they have no row
-
 
 @pytest.fixture
 def store(tmp_path) -> Store:
     return Store(tmp_path / "runs")
-
-
-def said(store: Store, run_id: str) -> str:
-    with RunReader(store.path_of(run_id)) as run:
-        return finding(run, run.pairs[0], run.positions(0)).sentence
 
 
 def report(store: Store, run_id: str) -> str:
@@ -150,21 +132,13 @@ def test_the_link_is_absolute(public_url, page, address):
     assert report_address({"run": "r"}, public_url, page) == address
 
 
-def test_the_report_names_every_check_in_order_and_what_those_take_that_were_not_run(store):
-    text = report(store, judged_run(store, "rounding"))
-    listed = re.findall(r"^\| ([\w ]+) \| (passed|not run) \| (.+) \| .*\|$", text, re.MULTILINE)
-    assert [rung for rung, _, _ in listed] == [rung for rung in RUNGS if rung not in IN_SOME_CASES]
-    assert {rung for rung, outcome, _ in listed if outcome == "passed"} == {RERUN, OWN_DTYPE, FLOAT32}
-    assert all(says.endswith(".") for _, _, says in listed)
-
-
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("verdict", CASES)
 def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lines_unfolded(store, verdict):
     text = report(store, judged_run(store, verdict))
     assert f"`decode` vs `prefill`: {verdict}\n" in text
     for row in CASES[verdict][2]:
-        assert f"| {row.rung} | {row.outcome} |" in text
+        assert f"| {row.outcome} | {RUNGS[row.rung]} |" in text
     assert len(unfolded(text).splitlines()) <= MOST_SHOWN
     assert text.count("<details>") == text.count("</details>") == 2
 
@@ -172,49 +146,22 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lin
 def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
     text = report(store, judged_run(store, None))
     assert "vs `prefill`: not judged" in text
-    assert text.count("| not run |") == len(RUNGS) - len(IN_SOME_CASES)
+    assert "Not run: rerun, own dtype, float32 comparison." in text
     text = report(store, judged_run(store, None, kind="upload", request=None))
     assert "vs `prefill`: undecided" in text
 
 
-@pytest.mark.parametrize(
-    ("ratio", "sentence"),
-    [
-        (1.2504, "In bfloat16 it is 1.25 times the floor."),
-        (3, "In bfloat16 it is 3.00 times the floor."),
-        (0.0312, "In bfloat16 it is 0.03 times the floor."),
-    ],
-)
-def test_the_sentence_changes_when_the_row_does(store, ratio, sentence):
-    rows = [RERUN_PASSED, EXACT_PASSED, ratio_row(Check.OWN_PAIR, "bfloat16", ratio, "passed", OWN.says)]
-    assert said(store, judged_run(store, "rounding", evidence=rows)).startswith(f"{EXACT_PASSED.says} {sentence}")
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        dataclasses.replace(OWN, figures=Unmeasured()),
-        ratio_row(Check.OWN_PAIR, "bfloat16", None, "passed", OWN.says),
-        Evidence(
-            Check.NARROWING,
-            "each side",
-            NarrowingFigures(reference_to_float32_logits=1.0, variant_to_float32_logits=1.0),
-            "passed",
-            "Both move alike.",
-        ),
-    ],
-)
-def test_where_a_row_has_no_ratio_none_is_said(store, row):
-    rows = [EXACT_PASSED, row]
-    assert "In bfloat16 it is" not in said(store, judged_run(store, "rounding", evidence=rows))
-
-
-def test_a_bugs_sentence_names_the_place_that_the_structure_row_names(store):
-    rows = CASES["bug suspected"][2]
-    assert "multiple of 16" in said(store, judged_run(store, "bug suspected"))
-    assert "multiple of 16" not in said(
-        store, judged_run(store, "bug suspected", evidence=[r for r in rows if r is not BLOCKS])
-    )
+def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
+    with RunReader(store.path_of(judged_run(store, "bug suspected"))) as run:
+        answer = answer_of(run, run.pairs[0])
+    assert answer.facts == {"first place": "position 32", "size": "24.3x the noise floor in float32 (limit 4x)"}
+    assert (answer.next_command, answer.not_run) == ("", ())
+    assert [row for _, row in answer.titled_checks] == CASES["bug suspected"][2]
+    run_id = judged_run(store, None, kind="upload", request=None)
+    with RunReader(store.path_of(run_id)) as run:
+        answer = answer_of(run, run.pairs[0])
+    assert answer.next_command == f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"
+    assert answer.not_run == ("sampler", "rerun", "neighbors", "own dtype", "float32 comparison")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +212,7 @@ def test_names_and_tokens_of_strangers_stay_text(store):
         run_id = writer.finish()
     text = report(store, run_id)
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 5
+    assert len(tables) == 4
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
     assert "@someone" not in text
