@@ -194,7 +194,6 @@ def next_command(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence] 
 def position_ratios(pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64]) -> NDArray[np.float64]:
     """Noise ratio at every position of all prompts, as core.judging.statistic.floor_test computes it. [positions]
 
-
     A position whose floor is next to 0 has no scale of its own: it is compared with a hundredth of the median floor.
     """
     floor = floor_rms**2
