@@ -34,8 +34,9 @@ def verdict(view: selection.View) -> None:
     with st.container(border=True, key="verdict"):
         st.badge(answer.name, color=wording.VERDICTS.get(answer.name, "gray"))  # type: ignore[arg-type]
         st.markdown(widgets.marked(wording.opening(answer.sentence), bold=True))
-        facts = [f"{wording.opening(name)}: **{widgets.escaped(value)}**" for name, value in answer.facts.items()]
-        st.markdown(" · ".join(facts))
+        if answer.facts:
+            facts = [f"{wording.opening(name)}: **{widgets.escaped(value)}**" for name, value in answer.facts.items()]
+            st.markdown(" · ".join(facts))
     panel_actions.next_step(view, answer)
     _checks(view, answer)
 
