@@ -14,8 +14,7 @@ _SHOWN = ["name", "neq", "rms", "noise_ratio", "flips", "reference_share", "vari
 
 def section(view: selection.View) -> None:
     """Draw the remedies of a pair, if some were tried."""
-    rows = view.run.remedies.get(view.pair.index)
-    if not rows:
+    if not (rows := view.run.remedies.get(view.pair.index)):
         return
     st.subheader("Remedies")
     st.markdown(widgets.escaped(advice(rows)))

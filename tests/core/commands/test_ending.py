@@ -27,7 +27,7 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
         "0.366",
         "0.3438",
     ]
-    assert "rounding: decode against prefill. " in printed.err
+    assert "rounding  decode vs prefill\n" in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
         f"ulpscope show {RUN} --store {SAMPLES}",
         f"ulpscope verdict {RUN} --store {SAMPLES}    # the evidence",

@@ -115,7 +115,6 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
     invalid = cli("compare", CASES / "nonfinite_fp32.npz", "--fail-on", "verdict")
     assert invalid.returncode == 1
     assert "gate failed: verdict: 'variant' against 'reference' is invalid dump" in invalid.stderr
-    assert "'variant' is NaN at position 0, token 1258" in invalid.stderr
     undecided = cli("compare", FLIPS, "--fail-on", "verdict")
     assert undecided.returncode == 0
     assert "gate undecided: verdict: 'variant' against 'reference' is undecided: " in undecided.stderr
