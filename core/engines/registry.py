@@ -40,9 +40,11 @@ ADAPTER_OF = {
     "vllm": "adapter_vllm.py",
     "ct2": "adapter_ctranslate2.py",
     "ort": "adapter_onnxruntime.py",
+    "genai": "adapter_onnxruntime_genai.py",
     "ov": "adapter_openvino.py",
     "mlx": "adapter_mlx.py",
     "sglang": "adapter_sglang.py",
+    "trtllm": "adapter_tensorrt_llm.py",
     "transformers": "adapter_transformers.py",
 }
 _given: dict[str, EngineLocation] = {}

@@ -1,0 +1,272 @@
+"""ONNX Runtime GenAI as an engine: against a package with its interface and a real model behind it, and where it is
+installed the engine itself, sound and with faults planted in its folder and its graph.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from benchmarks.verdicts.other_engines import PLANTED, planted_folder
+from core.engines import registry
+from core.errors import CaptureError, UsageError
+from core.inference.controls.judge_model import judge
+from core.inference.models.model import load_model
+from core.inference.paths import engine_side
+from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.paths import parse_path
+from tests.core.engines.test_sides import MODULES_OF
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = ROOT / "sample_runs" / "model"
+IDS = (5, 9, 200, 0, 77, 9, 1024, 3, 0, 44)  # 0 ends a text, and is a token like any other here
+REAL = os.environ.get(registry.VARIABLE + "GENAI", str(ROOT / ".engines" / "bin" / "python"))  # `make engines`
+
+STAND_IN = {
+    "onnxruntime_genai-0.18.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: onnxruntime-genai\nVersion: 0.18.0\n",
+    "onnxruntime_genai/models/__init__.py": "",
+    "onnxruntime_genai/models/builder.py": """
+import argparse, json, pathlib, sys
+parser = argparse.ArgumentParser()
+for short in "iocep":
+    parser.add_argument("-" + short)
+parser.add_argument("--extra_options", nargs="*")
+asked = parser.parse_args()
+print("progress on stdout")
+about = json.loads((pathlib.Path(asked.i) / "config.json").read_text())
+if about["model_type"] != "llama":
+    raise NotImplementedError("The model type is not supported.")
+decoder = {"filename": "model.onnx", "built": [asked.i, asked.e, asked.p, asked.extra_options]}
+said = {"model": {"vocab_size": 4096, "decoder": decoder}}
+(pathlib.Path(asked.o) / "genai_config.json").write_text(json.dumps(said))
+""",
+    # what 0.18 was seen to do: logits of the tokens added last; a batch is added to once, and only one row is rewound
+    "onnxruntime_genai/__init__.py": """
+import json, pathlib
+class Config:
+    def __init__(self, folder):
+        self.decoder = json.loads((pathlib.Path(folder) / "genai_config.json").read_text())["model"]["decoder"]
+    def overlay(self, text):
+        self.session = json.loads(text)["model"]["decoder"]["session_options"]
+class Model:
+    def __init__(self, config):
+        import torch, transformers
+        folder, where, precision, more = config.decoder["built"]
+        assert where == "cpu" and config.session["graph_optimization_level"] in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
+        assert (precision, more) in (("fp32", None), ("int4", ["accuracy_level=4"]), ("int8", ["accuracy_level=1"]))
+        assert config.session["intra_op_num_threads"] >= 1
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+class GeneratorParams:
+    def __init__(self, model):
+        pass
+    def set_search_options(self, batch_size, max_length, do_sample):
+        self.batch_size, self.max_length = batch_size, max_length
+class Generator:
+    def __init__(self, model, params):
+        self.model, self.params, self.rows = model.model, params, None
+    def append_tokens(self, tokens):
+        import numpy as np
+        assert tokens.dtype == np.int32 and len(tokens) == self.params.batch_size
+        if self.rows is not None and len(tokens) > 1:
+            raise RuntimeError("AppendTokens can only be called once for batch_size > 1.")
+        self.rows = tokens if self.rows is None else np.concatenate([self.rows, tokens], 1)
+        assert self.rows.shape[1] <= self.params.max_length
+        self.added = tokens.shape[1]
+    def rewind_to(self, length):
+        assert len(self.rows) == 1
+        self.rows = self.rows[:, :length]
+    def get_output(self, name):
+        import torch
+        assert name == "logits"
+        with torch.inference_mode():
+            return self.model(torch.from_numpy(self.rows).long()).logits[:, -self.added :].numpy()
+""",
+}
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model(str(MODEL), dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def stand_in(packages):
+    """The engine `genai` is the package above."""
+    packages(STAND_IN, "genai")
+
+
+def _logits(loaded, path):
+    with torch.inference_mode():
+        return whole_side(side_of(path).run_on(loaded), IDS)
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "genai:prefill+optimize:off",
+        "genai:decode",
+        "genai:chunked:4",
+        "genai:reuse:4+threads:2",
+        "genai:reuse:99",
+        "genai:prefill+batch:3",
+        "genai:decode+weights:int4+activations:int8",
+        "genai:prefill+weights:int8",
+    ],
+)
+def test_rows_stand_at_their_positions(loaded, stand_in, path):
+    """A row that stood one position off would be some 10 away: the model's own logits are that large."""
+    reference, found = _logits(loaded, "prefill"), _logits(loaded, path)
+    assert found.shape == reference.shape
+    assert float((found - reference).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("genai:walk", "ONNX Runtime GenAI has no base 'walk'; its bases are prefill, decode, chunked:N and reuse:N"),
+        ("genai:prefill+weights:bf16", "ONNX Runtime GenAI's weights is f32, int8 and int4, not 'bf16'"),
+        ("genai:prefill+kv:f16", "ONNX Runtime GenAI has no modifier 'kv'"),
+        ("genai:decode+batch:2", "its generator adds to a batch once only, so that batch:N is of prefill"),
+        ("genai:prefill+activations:int8", "activations:int8 is of quantised matrices"),
+    ],
+)
+def test_what_its_grammar_has_not_is_refused_by_name(path, sentence):
+    with pytest.raises(UsageError) as caught:
+        parse_path(path)
+    assert sentence in str(caught.value)
+
+
+def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, packages):
+    """The package here cannot even be imported."""
+    broken = dict.fromkeys(STAND_IN, "raise RuntimeError('imported')")
+    packages({**STAND_IN, **{name: text for name, text in broken.items() if name.endswith(".py")}}, "genai")
+    with pytest.raises(CaptureError, match="graph that graph:own asks"):
+        _logits(loaded, "genai:prefill+graph:own")
+
+
+# ---- graphs
+
+
+@pytest.fixture
+def adapter(monkeypatch):
+    """The module of the adapter."""
+    monkeypatch.syspath_prepend(str(registry.ADAPTERS))
+    return importlib.import_module("adapter_onnxruntime_genai")
+
+
+def _graph(path, nodes):
+    graph = helper.make_graph(nodes, "g", [], [helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)])
+    onnx.save(helper.make_model(graph), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("attributes", "found"),
+    [
+        ({"bits": 4, "accuracy_level": 4}, ("int4", "int8")),
+        ({"bits": 8, "accuracy_level": 1}, ("int8", "f32")),
+        (None, ("f32", "f32")),
+    ],
+)
+def test_the_matrices_of_a_graph_are_read_without_onnx(adapter, tmp_path, attributes, found):
+    kind, more = ("MatMul", {}) if attributes is None else ("MatMulNBits", {"K": 64, "N": 64, **attributes})
+    path = _graph(tmp_path / "model.onnx", [helper.make_node(kind, ["a", "b"], ["c"], **more)])
+    assert adapter.matrices_of(path) == found
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "int4"}, {"weights": "int8"}])
+def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(adapter, tmp_path, options):
+    (tmp_path / "genai_config.json").write_text('{"model": {"vocab_size": 4096, "decoder": {"filename": "m.onnx"}}}')
+    _graph(tmp_path / "m.onnx", [helper.make_node("MatMulNBits", ["a", "b"], ["c"], bits=4, accuracy_level=4)])
+    request = {"model": str(tmp_path), "modifiers": {"graph": "own", **options}}
+    with pytest.raises(adapter.Refused, match=r"are others; write graph:own\+weights:int4\+activations:int8"):
+        adapter.check(request)
+    own = {"weights": "int4", "activations": "int8"}
+    assert adapter.check({**request, "modifiers": {"graph": "own", **own}})
+    # as the verdict's widest asks, which is built
+    assert not adapter._is_own(tmp_path, {"graph": "own", "weights": "f32"}, ("f32", "f32"))
+
+
+def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):
+    """Merged projections are taken apart, and the stream after the last block leaves the last norm."""
+    names = [
+        ("Gather", ["/model/embed_tokens/Gather/output_0"]),
+        ("MatMul", ["/model/layers.0/attn/qkv_proj/MatMul/output_0"]),
+        ("MatMul", ["/model/layers.0/mlp/down_proj/MatMul/output_0"]),
+        ("SkipSimplifiedLayerNormalization", ["/model/layers.1/final_norm_layernorm/output_0"]),
+    ]
+    path = _graph(tmp_path / "model.onnx", [helper.make_node(kind, ["x"], output) for kind, output in names])
+    decoder = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_size": 64, "num_hidden_layers": 1}
+    merged = "/model/layers.0/attn/qkv_proj/MatMul/output_0"
+    expected = {
+        "model.embed_tokens": ("/model/embed_tokens/Gather/output_0", 0, None),
+        "model.layers.0.self_attn.q_proj": (merged, 0, 384),
+        "model.layers.0.self_attn.k_proj": (merged, 384, 512),
+        "model.layers.0.self_attn.v_proj": (merged, 512, 640),
+        "model.layers.0.mlp": ("/model/layers.0/mlp/down_proj/MatMul/output_0", 0, None),
+        "model.layers.0": ("/model/layers.1/final_norm_layernorm/output_3", 0, None),
+        "model.norm": ("/model/layers.1/final_norm_layernorm/output_0", 0, None),
+    }
+    others = ["model.rotary_emb", "lm_head", "model.layers.0.mlp.gate_proj", "model.layers.0.self_attn.q_norm"]
+    assert adapter.show(path, [*expected, *others], decoder) == expected
+    given = {value.name for value in onnx.load(path).graph.output}
+    assert given == {"logits", *(output for output, _, _ in expected.values())}
+
+
+# ---- the engine itself
+
+
+def _has_genai():
+    if not Path(REAL).exists():
+        return False
+    search = "import importlib.util as u, sys; sys.exit(u.find_spec('onnxruntime_genai') is None)"
+    return subprocess.run([REAL, "-c", search], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def real():
+    """Interpreter that has the engine."""
+    if not _has_genai():
+        pytest.skip("`make engines` has not installed onnxruntime-genai")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(registry.VARIABLE + "GENAI", REAL)
+        yield REAL
+        registry.end_all()
+
+
+@pytest.fixture(scope="module")
+def ids(loaded):
+    text = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
+    return tuple(loaded.tokenizer(text)["input_ids"][:32])
+
+
+@pytest.mark.thorough
+@pytest.mark.engine
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_in_its_folder_is_called_a_bug_and_its_module_named(loaded, ids, real, monkeypatch, tmp_path, fault):
+    edited = planted_folder(loaded, fault, tmp_path / "edited")
+    monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
+    found = judge(loaded, [ids], variant="genai:prefill")
+    assert found.name == "bug suspected", found.because
+    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
+
+
+@pytest.fixture(scope="module")
+def built(real, tmp_path_factory):
+    """The model's folder with the builder's own graph in it."""
+    folder = tmp_path_factory.mktemp("genai") / "model"
+    what = ["-i", MODEL, "-o", folder, "-p", "fp32", "-e", "cpu", "-c", folder.parent]
+    subprocess.run([real, "-m", "onnxruntime_genai.models.builder", *what], check=True, capture_output=True)
+    return shutil.copytree(MODEL, folder, dirs_exist_ok=True)
