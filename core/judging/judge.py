@@ -572,7 +572,7 @@ class _Trial:
         ratio = None if deciding is None else deciding.noise_ratio
         if deciding is None and self.dtype in self.tests:
             ratio = self.tests[self.dtype].noise_ratio
-        first, module = None, ""
+        first, module, undeclared = None, "", ""
         if self.not_finite is not None and (deciding is None or not deciding.nonfinite):
             first, ratio = self.not_finite.place(lengths), None
             module = controls.source_of(self.not_finite)
@@ -587,7 +587,15 @@ class _Trial:
             bugs = [each.evidence.side for each in self.lowered if each.evidence.outcome == FAILED]
             rows = controls.modules(deciding.worst_row, bugs, dtype)
             self.evidence += rows
-            module = next((_module(row) for row in rows if _module(row)), "")
+            alone = [row.figures for row in rows if isinstance(row.figures, AloneFigures)]
+            module = next((figures.first_module for figures in alone if figures.first_module), "")
+            for figures in alone:
+                if figures.bits is not None and figures.first is not None:
+                    first = figures.first  # of a fault on top of the noise
+                elif figures.bits is not None:
+                    part = f"{figures.kind} in {figures.blocks} blocks computes to {figures.bits:.0f} bits"
+                    size = f"In {dtype} the difference is {_times(deciding.ratio)} the noise floor"
+                    undeclared = f"{size}: a bug, or an undeclared lower precision; {part}."
         if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
             # the fault's own place, not the precision's
             first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
@@ -606,6 +614,8 @@ class _Trial:
         )
         token = None if deciding is None or not verdict.is_bug_suspected else self._token(deciding, dtype)
         sentence = self._sentence(verdict, [each for each in (token, module) if each])
+        if undeclared and any(row.rung == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
+            sentence = undeclared
         return Judgement(replace(verdict, because=sentence), tuple(self.rows))
 
     def _shrinking(self) -> list[ShrinkFigures]:
@@ -763,12 +773,6 @@ def _error_says(test: FloorTest, name: str, dtype: str, lengths: Sequence[int]) 
 
 def _broken(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
     return f"In {dtype}, {broken.says(lengths)}."
-
-
-def _module(row: Evidence) -> str:
-    """The first module that alone differs; '' if none does."""
-    beyond = row.figures.modules_beyond if isinstance(row.figures, AloneFigures) else ()
-    return beyond[0] if beyond else ""
 
 
 def _times(ratio: float) -> str:

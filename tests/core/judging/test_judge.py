@@ -27,6 +27,7 @@ from core.runs.file.evidence import (
     RERUN,
     SAMPLER,
     VALIDITY,
+    AloneFigures,
     Check,
     Evidence,
     OtherPromptsFigures,
@@ -123,6 +124,33 @@ def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share: float, is
 
     verdict = judge(Column("float32", wide=at(164, 30))).verdict
     assert ("token 31" in verdict.because) is is_named
+
+
+@pytest.mark.parametrize("first", [None, (1, 64)])
+def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(first: tuple[int, int] | None) -> None:
+    class Noisy(MadeControls):
+        def modules(self, *_: object) -> list[Evidence]:
+            figures = AloneFigures(
+                largest_ratio_allowed=10.0,
+                modules_beyond=("layers.0.self_attn",),
+                largest_ratio_of_others=1.0,
+                modules=("layers.0.self_attn",),
+                alone_rms=(1.0,),
+                own_rounding_rms=(0.1,),
+                first_module="layers.0.self_attn",
+                first=first,
+                kind="self_attn",
+                blocks=30,
+                bits=10.2,
+            )
+            return [Evidence(Check.ALONE, "each module", figures, NOTED, "self_attn differs.", "engine")]
+
+    verdict = judge(Noisy("float32", wide=1e3)).verdict
+    assert verdict.is_bug_suspected
+    assert ("undeclared lower precision" in verdict.because) is (first is None)
+    assert len(verdict.because.split()) <= 25
+    if first is not None:  # a fault on top of the noise
+        assert verdict.first_place == first
 
 
 def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() -> None:
@@ -326,22 +354,3 @@ def test_blocks_are_recognised_by_where_faults_begin():
     assert structure_of(np.array([32, 33, 70, 160]), [200]).block is None  # 70 is no multiple of 8
     assert structure_of(np.arange(48, 100), [100]).is_tail
     assert structure_of(np.array([], int), [100]).first is None
-
-
-@pytest.mark.thorough
-def test_random_places_are_hardly_ever_called_boundaries():
-    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) /
-    C(511, 3) = 0.18 %.
-    """
-    rng = np.random.default_rng(11)
-    draws = 10_000
-    named = sum(
-        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block is not None
-        for _ in range(draws)
-    )
-    expected = draws * math.comb(63, 3) / math.comb(511, 3)
-    assert abs(named - expected) < 5 * math.sqrt(expected)
-    aligned = [
-        structure_of(np.sort(rng.choice(np.arange(16, 512, 16), 3, replace=False)), [512]).block for _ in range(1000)
-    ]
-    assert None not in aligned  # the twin: faults at blocks of 16 are always seen

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
 
-from benchmarks.verdicts import tiny_models
-from benchmarks.verdicts.engines import hooked, layers, prefill, walk
+from benchmarks.verdicts.engines import hooked, prefill, walk
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.inference.controls.judge_model import judge_pair
 from core.inference.models.dtypes import in_float64
 from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import FLOAT32, PASSED
 
 pytestmark = pytest.mark.model
-LONG = 14336  # terms of the sums of a down projection, as of Llama 3 8B
 
 
 def holding_float32(loaded: LoadedModel, forward: Callable[[Any, torch.Tensor], torch.Tensor]) -> Any:
@@ -43,25 +38,6 @@ def table_by_recurrence(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return tuple(torch.from_numpy(np.stack(table))[None].to(tables[0].dtype) for table in zip(*rows, strict=True))
 
     with hooked(model.model.rotary_emb, change):
-        return prefill(model, ids)
-
-
-def summed_in_one_chain(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Every down projection adds its products one after another in float32."""
-
-    def change(module: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-        def again(arguments: Any, output: torch.Tensor) -> torch.Tensor:
-            x, weight = (each.numpy().astype(np.float32) for each in (arguments[0][0], module.weight.detach()))
-            total = np.zeros((len(x), len(weight)), np.float32)
-            for k in range(x.shape[1]):
-                total += x[:, k : k + 1] * weight[:, k]
-            return torch.from_numpy(total)[None].to(output.dtype)
-
-        return again
-
-    with ExitStack() as stack:
-        for layer in layers(model):
-            stack.enter_context(hooked(layer.mlp.down_proj, change(layer.mlp.down_proj)))
         return prefill(model, ids)
 
 
@@ -90,18 +66,6 @@ def test_a_fault_of_such_an_engine_is_decided_in_float32(experts, judged) -> Non
 def test_experts_whose_rotary_table_stays_in_float32_are_rounding(experts, judged) -> None:
     verdict = judged(experts, tiny_prompts(experts), "prefill", table_by_recurrence)
     assert verdict.name == "rounding"
-
-
-def test_a_long_sum_in_one_chain_is_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some 2 to 3 float32 floors large, as a wrong epsilon of one layer is (test_judge_model)."""
-    wide = {**tiny_models._SHAPE, "intermediate_size": LONG}
-    monkeypatch.setitem(tiny_models.CONFIGS, "wide", lambda: LlamaConfig(**wide))
-    loaded = tiny_model("wide")
-    prompt = [tiny_prompts(loaded)[0][:16]]
-    verdict = judge_pair(loaded, prompt, "prefill", summed_in_one_chain).verdict
-    assert verdict.name == "rounding"
-    assert verdict.noise_ratio is not None
-    assert 1.5 < verdict.noise_ratio < 4
 
 
 def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small: LoadedModel) -> None:
