@@ -11,6 +11,21 @@ import msgspec
 from .command_name import COMMAND, shell_command
 from .errors import UsageError
 
+# what --declare takes: parts of a model, and formats that they may be in (core.inference.controls.precisions.catalogue)
+PARTS = ("kv", "weights", "products", "head", "logits", "activations")
+FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8", "bf16", "fp16", "tf32", "q8_0", "q4_0", "nf4")
+DECLARE = "PART=FORMAT, a lower precision that a side is known to be in: kv=fp8_e4m3."
+
+
+def part_and_format(text: str) -> tuple[str, str]:
+    """Split what --declare was given; UsageError with the lists if it is unknown."""
+    part, _, name = text.partition("=")
+    if part not in PARTS or name not in FORMATS:
+        raise UsageError(
+            f"--declare {text}: expected PART=FORMAT. Parts are {', '.join(PARTS)}; formats are {', '.join(FORMATS)}."
+        )
+    return part, name
+
 
 def asked(
     help_text: str,
@@ -110,6 +125,7 @@ class CaptureRequest(Request):
     kernels: bool = asked("Record which kernels each side launches, by module, on the first prompt.", False)
     remedies: bool = asked("Try what would make the sides agree, and measure the throughput it keeps.", False)
     judge: bool = asked("Judge: rounding, or a bug? Several times the work of the capture.", False)
+    declares: tuple[str, ...] = asked(f"With --judge: {DECLARE}", (), option="--declare")
     keep: Literal["all", "figures"] = asked("What the run keeps of the logits: all, or figures (none).", "all")
     dtype: str = asked("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
     device: str | None = asked("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
@@ -118,6 +134,10 @@ class CaptureRequest(Request):
     name: str | None = asked("Name of the run.", None)
     build: str = asked("Label of what is under test, such as a commit; the run keeps it.", "")
     seed: int = asked("Seed set before each side.", 0)
+
+    def __post_init__(self) -> None:
+        for text in self.declares:
+            part_and_format(text)
 
     def arguments(self) -> list[str]:
         return ["generate" if self.tokens else "capture", *self.words()]

@@ -160,6 +160,7 @@ def run_extras(
     """Run what a request asks for besides the sides, into the run; return a sentence for each part that failed."""
     from ..inference.capture.remedies import floor_of, remedies_of
     from ..inference.controls.judge_model import judge_pair
+    from ..inference.controls.precisions.catalogue import declared
     from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of
 
@@ -196,6 +197,7 @@ def run_extras(
                 plan.token_ids,
                 paths[0],
                 paths[pair + 1],
+                precisions=declared(request.declares),
                 on_progress=_named(say, f"judging {name}"),
                 session=session,
                 captured=(digests[0], digests[pair + 1]) if is_comparable else None,

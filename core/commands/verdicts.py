@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..capture_request import DECLARE, part_and_format
 from ..errors import UsageError
 from ..judging.explain.causes import explain_pair
 from ..judging.explain.scoring import Cause
@@ -40,6 +41,7 @@ def verdict(
     float32: Annotated[Files, typer.Option("--float32", help="A dump of the same sides, computed in float32.")] = None,
     floor: Annotated[Files, typer.Option(help="A float32 dump of three or more equal paths: the noise floor.")] = None,
     model: Annotated[str | None, typer.Option(help="Folder, hub id or GGUF: measures the noise floor.")] = None,
+    declare: Annotated[list[str] | None, typer.Option(help=f"With --model: {DECLARE}")] = None,
     dtype: Annotated[str | None, typer.Option(help="With --model, of a server's responses: its dtype.")] = None,
     mixture_of_experts: Annotated[
         bool, typer.Option("--mixture-of-experts", help="Rows of a batch share experts: other bits are no bug.")
@@ -62,12 +64,16 @@ def verdict(
     path = target.path_of(run_id)
     load = partial(load_for, model or "", device, revision, trust_remote_code)
     dumps = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
+    for text in declare or ():
+        part_and_format(text)
+    if declare and not model:
+        raise UsageError("--declare is tried by the model; name it with --model.")
     with RunReader(path) as run:
         is_list = run.header.k is not None
-        if is_list and (any(dumps.values()) or mixture_of_experts):
+        if is_list and (any(dumps.values()) or mixture_of_experts or declare):
             raise UsageError(
-                "--rerun, --neighbours, --float32 and --floor are dumps of complete rows; of what a server sent,"
-                " --model alone decides more."
+                "--rerun, --neighbours, --float32, --floor and --declare are for dumps of complete rows; of what a"
+                " server sent, --model alone decides more."
             )
         if dtype is not None and not is_list:
             raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
@@ -89,9 +95,12 @@ def verdict(
             if model:
                 say("loading the model")
                 from ..inference.controls.model_controls import model_of_dump
+                from ..inference.controls.precisions.catalogue import declared
 
-                loaded = load(run.header.compute_dtype)
-                added["with_model"] = model_of_dump(loaded, run, float32=float32 or (), on_progress=say)
+                loaded, precisions = load(run.header.compute_dtype), declared(declare or ())
+                added["with_model"] = model_of_dump(
+                    loaded, run, float32=float32 or (), precisions=precisions, on_progress=say
+                )
             controls = measure_controls(
                 run,
                 **{what: paths or () for what, paths in dumps.items()},

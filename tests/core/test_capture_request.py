@@ -25,7 +25,7 @@ REQUESTS = [
         {"repeat": 6, "kv": True},
         {"kv": False, "seed": 7},
         {"layers": True, "layer_floor": 0, "layer_positions": (3, 5)},
-        {"kernels": True, "remedies": True, "judge": True},
+        {"kernels": True, "remedies": True, "judge": True, "declares": ("kv=fp8_e4m3", "weights=nf4")},
         {"tokens": 32, "judge": True},
         {"device": "cuda:0", "dtype": "float32", "revision": "main", "trust_remote_code": True},
         {"judge": True, "name": "-odd"},

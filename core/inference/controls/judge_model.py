@@ -30,8 +30,8 @@ from .drawn_roundings import DRAWS, errors_of, own_paths
 from .judging_session import JudgingSession
 from .modules_alone import first_not_finite, module_rows
 from .precisions.catalogue import Precision
-from .precisions.in_16_bits import lowered_in_16_bits
-from .precisions.lowered import Question, lowered_of_pair
+from .precisions.engine_settings import lowered_of_pair
+from .precisions.lowered import Question, lowered_in_16_bits
 from .rounding_floor import check_prompts, not_finite_of
 
 SEEDS = 4

@@ -7,7 +7,7 @@ is one to float64, so the floor is that of float64: 2e-15 logits on models whose
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
                 parameter.data = parameter.data.to(target)
         yield replace(loaded, dtype=dtype)
     finally:
-        _put_back(originals)
+        put_back(originals)
 
 
 def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
@@ -75,7 +75,7 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
         raise CaptureError(f"the weights in float64 take another {size(needed)}, {loaded.device} has {size(free)} free")
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     with ExitStack() as stack:
-        stack.callback(_put_back, originals)
+        stack.callback(put_back, originals)
         with torch.inference_mode(False), torch.no_grad():
             for tensor in tensors:
                 originals.append((tensor, tensor.data))
@@ -90,7 +90,8 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
         yield replace(loaded, dtype="float64")
 
 
-def _put_back(originals: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def put_back(originals: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Give tensors the data that they had."""
     with torch.inference_mode(False), torch.no_grad():
         for tensor, data in originals:
             tensor.data = data

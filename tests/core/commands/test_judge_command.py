@@ -61,13 +61,25 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
     from core.errors import CaptureError
     from core.inference.controls import judge_model
 
-    def refuse(*_, **__):
+    names = []
+
+    def refuse(*_, precisions, **__):
+        names.extend(each.name for each in precisions)
         raise CaptureError("no floor for this model.")
 
     monkeypatch.setattr(judge_model, "judge_pair", refuse)
-    done = cli("judge", *MODEL, "--prompt", "def main():", "--variant", "decode", "--json")
+    declared = ("--declare", "kv=fp8_e4m3", "--declare", "head=bf16")
+    done = cli("judge", *MODEL, "--prompt", "def main():", "--variant", "decode", *declared, "--json")
     assert done.returncode == 2
     assert "'decode' was not judged: no floor for this model." in done.stderr
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         assert run.pairs[0].verdict is None
         assert "was not judged" in run.header.provenance.note
+        assert "--declare kv=fp8_e4m3 --declare head=bf16" in run.header.provenance.command
+    assert names == ["KV cache in fp8_e4m3", "head in bf16"]
+
+
+def test_an_unknown_precision_is_refused_with_those_that_there_are(cli):
+    done = cli("judge", *MODEL, *PROMPT, "--variant", "decode", "--declare", "kv=fp4")
+    assert done.returncode == 2
+    assert "fp8_e4m3, fp8_e5m2, int8" in done.stderr.replace("\n", " ")

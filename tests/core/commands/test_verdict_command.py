@@ -49,7 +49,7 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     assert {card["name"] for card in listed} == {"d", "d, judged", "the fault"}
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -58,6 +58,8 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
         (("RUN", "--model", "no/such/model"), "model 'no/such/model'"),
         (("RUN", "--model", "no/such/model", "--floor", "no_such.npz"), "--floor or --model, not both"),
         (("RUN", "--rerun", "PAIR"), "is no bfloat16 value"),
+        (("RUN", "--declare", "kv=fp8_e4m3"), "--declare is tried by the model"),
+        (("RUN", "--model", "no/such/model", "--declare", "cache=int8"), "Parts are kv, weights, products"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arguments, sentence):

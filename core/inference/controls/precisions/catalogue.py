@@ -1,14 +1,10 @@
-"""Precisions that a side may have been lowered to: a short list of what engines offer, put on the model itself.
-
-A side that agrees with one up to its own rounding floor differs by its precision alone; more is a fault on top. Size
-and evenness would not do: an output scaled by 1.01 is as even as an 8-bit cache, and as large.
-"""
+"""Lower precisions that a side may be in, put on the model itself: declared ones, and a short list of usual ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
+from ....capture_request import PARTS, part_and_format
+from ...models.dtypes import put_back
 from ...models.model import LoadedModel
 from ...paths.bases import without_cache
 from ...paths.batch import Emit, Run
@@ -24,17 +22,21 @@ from ...paths.engines import RunnableSide, side_of
 from ...paths.hooks import ModuleTrace
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
-"""Values -> the nearest ones that a format holds; same shape and dtype."""
+"""Values -> the nearest ones that a format has; same shape and dtype."""
 
 CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
-ACTIVATIONS, HEAD, LOGITS = "activation functions", "head", "logits"
+HEAD, LOGITS, ACTIVATIONS = "head", "logits", "activation functions"
+PART_OF = dict(zip(PARTS, (CACHE, LAYERS, PRODUCTS, HEAD, LOGITS, ACTIVATIONS), strict=True))
 _OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A cache rounded after it was read: `first` tokens, then `chunk`s; is_read_back: these before they are read."""
+    """A cache rounded after the forward that wrote it: of `first` tokens, then `chunk` each.
+
+    is_read_back: tokens after the first forward are rounded before they are read.
+    """
 
     first: int
     chunk: int
@@ -45,7 +47,7 @@ class Stored:
 class Precision:
     """One part of the model stored or computed in one format.
 
-    format: in words; rounding: of keys and values [rows, heads, slots, dim], weights [out, in], operands, activations
+    format: its name; rounding: of keys and values [rows, heads, slots, dim], weights [out, in], operands, activations
     or logits [positions, vocab]; stored: of a cache, None if it is rounded before anything reads it; dtype: of a head
     or logits; path: of the model's own forward.
     """
@@ -59,16 +61,9 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """`KV cache in int8, a scale for each token and head`."""
-        return f"{self.part} in {self.format}" + (
-            ", rounded after it was first read" if self.stored is not None else ""
-        )
-
-    @property
-    def weights_in_float64(self) -> Precision:
-        """The same rounded in float64: arithmetic decides what lies in the middle of two values."""
-        rounding = self.rounding
-        return replace(self, rounding=lambda values: rounding(values.double()).to(values.dtype))
+        """`KV cache in int8`."""
+        later = ", rounded after it was first read" if self.stored is not None else ""
+        return f"{self.part} in {self.format}{later}" + ", attention's too" * (self.path != "prefill")
 
     @property
     def side(self) -> RunnableSide:
@@ -81,10 +76,10 @@ class Precision:
             yield partial(self._with_cache, loaded)
             return
         lower: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            LAYERS: lambda: _weights_rounded(loaded.model, _in_float32(self.rounding)),
+            LAYERS: lambda: _weights_rounded(loaded.model, _in(torch.float32, self.rounding)),
             PRODUCTS: lambda: _RoundedOperands(self.rounding),
-            ACTIVATIONS: lambda: _activations_rounded(loaded.model, self.rounding),
-            HEAD: lambda: _head_in(loaded.model, self.dtype or loaded.torch_dtype),
+            ACTIVATIONS: lambda: _hooked(_functions(loaded.model), self._function),
+            HEAD: lambda: _hooked([loaded.model.get_output_embeddings()], self._head),
         }
         with lower.get(self.part, nullcontext)(), side_of(self.path).open(loaded, trace) as run:
             if self.part == LOGITS:
@@ -95,33 +90,37 @@ class Precision:
     def _with_cache(self, loaded: LoadedModel, ids: Sequence[int], emit: Emit) -> None:
         model: Any = loaded.model
         cache: Any = DynamicCache(config=model.config)
-        stored = self.stored or Stored(len(ids), len(ids))
-        rounding = _in_float32(self.rounding)
-        if self.stored is None:
-            _round_as_written(cache, rounding)
         tokens = torch.tensor([list(ids)], device=loaded.device)
-        start = 0
+        stored, rounding = self.stored or Stored(len(ids), len(ids)), _in(torch.float32, self.rounding)
+        is_rounded_first, store, start = self.stored is None, cache.update, 0
+
+        def update(keys: torch.Tensor, values: torch.Tensor, *rest: Any, **named: Any) -> Any:
+            if is_rounded_first:
+                keys, values = rounding(keys), rounding(values)
+            return store(keys, values, *rest, **named)
+
+        cache.update = update
         for stop in [*range(stored.first, len(ids), stored.chunk), len(ids)]:
             emit(start, model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True).logits[0])
-            if self.stored is not None and (start == 0 or not stored.is_read_back):
+            if not is_rounded_first:
                 _round_newest(cache, stop - start, rounding)
-            if start == 0 and stored.is_read_back:
-                _round_as_written(cache, rounding)
-            start = stop
+            is_rounded_first, start = is_rounded_first or stored.is_read_back, stop
+
+    def _function(self, module: Any, inputs: Any, _: torch.Tensor) -> torch.Tensor:
+        """It takes and gives rounded values, as one does that is looked up in a table."""
+        return self.rounding(module.forward(self.rounding(inputs[0])))
+
+    def _head(self, module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        """Compute the last product in another dtype, by that dtype's own kernel, or of rounded weights."""
+        dtype, bias = self.dtype or output.dtype, getattr(module, "bias", None)
+        weight = module.weight if self.dtype else self.rounding(module.weight)
+        bias = None if bias is None else bias.to(dtype)
+        return torch.nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias).to(output.dtype)
 
 
-def _in_float32(rounding: Rounding) -> Rounding:
-    """Scales are computed in float32 at least, as engines do whatever they compute in."""
-    return lambda values: rounding(values.float()).to(values.dtype) if values.dtype.itemsize == 2 else rounding(values)
-
-
-def _round_as_written(cache: Any, rounding: Rounding) -> None:
-    plain = cache.update
-
-    def update(keys: torch.Tensor, values: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        return plain(rounding(keys), rounding(values), *rest, **named)
-
-    cache.update = update
+def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
+    """Round in this dtype at least, as engines do whatever they compute in."""
+    return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(values.dtype)
 
 
 def _round_newest(cache: Any, tokens: int, rounding: Rounding) -> None:
@@ -132,75 +131,34 @@ def _round_newest(cache: Any, tokens: int, rounding: Rounding) -> None:
 
 
 @contextmanager
-def _weights_rounded(model: torch.nn.Module, rounding: Rounding) -> Iterator[None]:
-    """The matrices of linear layers but the head's; the original bits are put back."""
-    originals: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+def _weights_rounded(model: Any, rounding: Rounding) -> Iterator[None]:
+    """The matrices of linear layers but the head's, tied ones once; the original bits are put back."""
+    head, originals = getattr(model, "get_output_embeddings", lambda: None)(), dict[torch.nn.Parameter, torch.Tensor]()
     try:
         with torch.inference_mode(False), torch.no_grad():
-            for module, parameter in _matrices(model):
-                originals.append((parameter, parameter.data))
-                across = isinstance(module, Conv1D)  # [in, out]
-                rounded = rounding(parameter.data.T).T if across else rounding(parameter.data)
-                parameter.data = rounded.to(parameter.dtype).contiguous()
+            for module in model.modules():
+                weight = getattr(module, "weight", None) if isinstance(module, torch.nn.Linear | Conv1D) else None
+                if module is head or weight is None or not weight.is_floating_point() or weight in originals:
+                    continue
+                data = originals[weight] = weight.data
+                rounded = rounding(data.T).T if isinstance(module, Conv1D) else rounding(data)  # [in, out]
+                weight.data = rounded.to(data.dtype).contiguous()
         yield
     finally:
-        with torch.inference_mode(False), torch.no_grad():
-            for parameter, data in originals:
-                parameter.data = data
-
-
-def _matrices(model: torch.nn.Module) -> list[tuple[torch.nn.Module, torch.nn.Parameter]]:
-    """Matrices of linear layers but the head's, with their modules; tied ones once."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    matrices: dict[int, tuple[torch.nn.Module, torch.nn.Parameter]] = {}
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head:
-            weight = module._parameters["weight"]
-            if weight is not None and weight.is_floating_point():
-                matrices.setdefault(id(weight), (module, weight))
-    return list(matrices.values())
-
-
-def weights_are_of_16_bits(model: torch.nn.Module) -> bool:
-    """Return whether the matrices of linear layers hold values of bfloat16 alone, or of float16, in whatever dtype."""
-    matrices = [parameter.data for _, parameter in _matrices(model)]
-    return any(
-        all(torch.equal(each, rounding(each)) for each in matrices) for rounding in map(through, _NARROW.values())
-    )
+        put_back(list(originals.items()))
 
 
 @contextmanager
-def _activations_rounded(model: torch.nn.Module, rounding: Rounding) -> Iterator[None]:
-    """Activation functions take and give rounded values, as those do that are looked up in a table."""
-    handles = []
-    for module in model.modules():
-        if type(module).__module__ in ("transformers.activations", "torch.nn.modules.activation"):
-            handles.append(module.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:])))
-            handles.append(module.register_forward_hook(lambda _, __, output: rounding(output)))
-    try:
+def _hooked(modules: Sequence[Any], change: Callable[..., torch.Tensor]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(change).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-@contextmanager
-def _head_in(model: Any, dtype: torch.dtype) -> Iterator[None]:
-    """The last product is computed in another dtype, by that dtype's own kernel."""
-    head = model.get_output_embeddings()
-
-    def change(module: Any, given: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        bias = getattr(module, "bias", None)
-        product = torch.nn.functional.linear(
-            given[0].to(dtype), module.weight.to(dtype), None if bias is None else bias.to(dtype)
-        )
-        return product.to(output.dtype)
-
-    hook = head.register_forward_hook(change)
-    try:
-        yield
-    finally:
-        hook.remove()
+def _functions(model: Any) -> list[Any]:
+    homes = ("transformers.activations", "torch.nn.modules.activation")
+    return [module for module in model.modules() if type(module).__module__ in homes]
 
 
 class _RoundedOperands(TorchDispatchMode):
@@ -222,46 +180,31 @@ class _RoundedOperands(TorchDispatchMode):
 # Formats
 
 
-def through(dtype: torch.dtype) -> Rounding:
+def through(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Round to the nearest value of a torch dtype; of 8 bits the largest one stands for what is beyond it."""
-    if dtype.itemsize > 1:
-        return lambda values: values.to(dtype).to(values.dtype)
-    largest = torch.finfo(dtype).max
-    return lambda values: values.clamp(-largest, largest).to(dtype).to(values.dtype)
+    largest = torch.finfo(dtype).max if dtype.itemsize == 1 else torch.inf
+    return values.clamp(-largest, largest).to(dtype).to(values.dtype)
 
 
-def mantissa(bits: int) -> Rounding:
-    """Rounding to `bits` bits after the leading one, half to even; the exponent's range stays. 10 are those of TF32."""
-
-    def rounding(values: torch.Tensor) -> torch.Tensor:
-        fraction, exponent = torch.frexp(values)
-        return torch.ldexp((fraction * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent).to(values.dtype)
-
-    return rounding
+def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
+    """Round to the 10 bits after the leading one that TF32 has, half to even; truncates: toward zero."""
+    fraction, exponent = torch.frexp(values)
+    steps = (fraction * 2.0**11).trunc() if truncates else (fraction * 2.0**11).round()
+    return torch.ldexp(steps * 2.0**-11, exponent).to(values.dtype)
 
 
-def integers(bits: int, group: int) -> Rounding:
-    """Round to symmetric integers, scaled to a group's largest magnitude. group: of the last axis, 0 all of it"""
-    largest = 2 ** (bits - 1) - 1
-
-    def rounding(values: torch.Tensor) -> torch.Tensor:
-        parts = values.reshape(*values.shape[:-1], -1, group or values.shape[-1])
-        scale = parts.abs().amax(-1, keepdim=True).clamp_min(_TINY) / largest
-        return ((parts / scale).round() * scale).reshape(values.shape)
-
-    return rounding
+def int8(values: torch.Tensor, axis: int = -1) -> torch.Tensor:
+    """Round to symmetric integers, scaled to the largest magnitude along an axis."""
+    scale = values.abs().amax(axis, keepdim=True).clamp_min(_TINY) / 127
+    return (values / scale).round() * scale
 
 
-def gguf(kind: str) -> Rounding:
-    """Rounding to one of GGUF's formats (Q8_0, Q4_0), groups of 32 of the last axis."""
+def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """Round to one of GGUF's formats (Q8_0, Q4_0), groups of 32 of the last axis."""
+    from gguf import GGMLQuantizationType, quants
 
-    def rounding(values: torch.Tensor) -> torch.Tensor:
-        from gguf import GGMLQuantizationType, quants
-
-        stored = quants.quantize(values.float().cpu().numpy(), GGMLQuantizationType[kind])
-        return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind])).to(values)
-
-    return rounding
+    stored = quants.quantize(values.float().cpu().numpy(), GGMLQuantizationType[kind])
+    return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind])).to(values)
 
 
 # The 16 levels of NF4: Dettmers et al., QLoRA (2023), appendix E.
@@ -283,38 +226,40 @@ def nf4(values: torch.Tensor) -> torch.Tensor:
     return rounded.reshape(-1)[: values.numel()].reshape(values.shape)
 
 
-# The catalogue
+# Declared ones, and those that are tried undeclared
 
-_NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_INT8 = integers(8, 0)
-_TF32 = mantissa(10)
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FLOATS = {**_DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+_IN_GGUF = {name.lower(): partial(gguf, kind=name) for name in ("Q8_0", "Q4_0")}
+FORMATS: dict[str, Rounding] = {
+    **{name: partial(through, dtype=dtype) for name, dtype in _FLOATS.items()},
+    **{"int8": int8, "tf32": tf32, "nf4": nf4, **_IN_GGUF},
+}
+_OTHER_KINDS: dict[str, tuple[str, Rounding]] = {  # of rounding to the same; arithmetic decides what lies in the middle
+    "kv=int8": ("int8, a scale per channel", partial(int8, axis=-2)),
+    "products=tf32": ("tf32, truncated", partial(tf32, truncates=True)),
+    "weights=int8": ("int8", _in(torch.float64, int8)),
+    "weights=nf4": ("nf4", _in(torch.float64, nf4)),
+}
+_USUAL = (
+    *("logits=bf16", "logits=fp16", "head=bf16", "head=fp16", "products=tf32", "weights=int8", "weights=nf4"),
+    *("weights=q8_0", "weights=q4_0", "kv=fp8_e4m3", "kv=fp8_e5m2", "kv=int8"),
+)
+
+
+def declared(texts: Sequence[str]) -> tuple[Precision, ...]:
+    """Return what each PART=FORMAT stands for, once for each kind of rounding; UsageError if one is unknown."""
+    every: list[Precision] = []
+    for text in texts:
+        part, name = part_and_format(text)
+        kinds = [(name, FORMATS[name]), *([_OTHER_KINDS[text]] if text in _OTHER_KINDS else [])]
+        for path in ("prefill", "prefill+attn:eager") if part == "products" else ("prefill",):
+            every += [Precision(PART_OF[part], *kind, dtype=_DTYPES.get(name), path=path) for kind in kinds]
+    return tuple(every)
 
 
 def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
-    """The precisions that are tried on this model. Position 0 shows each but a cache."""
+    """Return the precisions that are tried on this model undeclared. Position 0 shows each but a cache."""
     has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
-    parts = (LOGITS, HEAD) if has_head else (LOGITS,)
-    precisions = [
-        Precision(part, name, through(dtype), dtype=dtype) for name, dtype in _NARROW.items() for part in parts
-    ]
-    precisions += [
-        Precision(PRODUCTS, "TF32", _TF32),
-        Precision(PRODUCTS, "TF32, attention's too", _TF32, path="prefill+attn:eager"),
-        Precision(LAYERS, "int8, a scale for each output", _INT8),
-        Precision(LAYERS, "NF4", nf4),
-        Precision(LAYERS, "GGUF's Q8_0", gguf("Q8_0")),
-        Precision(LAYERS, "GGUF's Q4_0", gguf("Q4_0")),
-    ]
-    if without_cache(loaded, None) is None:
-        precisions += [
-            Precision(CACHE, "float8_e4m3fn", through(torch.float8_e4m3fn)),
-            Precision(CACHE, "float8_e5m2", through(torch.float8_e5m2)),
-            Precision(CACHE, "int8, a scale for each token and head", _INT8),
-        ]
-    return tuple(precisions)
-
-
-def ways_to_store(first: int) -> tuple[Stored, ...]:
-    """Later tokens come one at a time, as many again, all in one, or are written before they are read."""
-    ways = (Stored(first, 1), Stored(first, first), Stored(first, 1 << 30), Stored(first, 1 << 30, is_read_back=True))
-    return tuple(dict.fromkeys(ways))
+    missing = {HEAD: not has_head, CACHE: without_cache(loaded, None) is not None}
+    return tuple(each for each in declared(_USUAL) if not missing.get(each.part))

@@ -1,12 +1,15 @@
-"""Test of a side for lower precision: is it the same function in one? Asked of a pair that is beyond its floor.
+"""Test of a side for lower precision: the model itself in each precision, by what that leaves of the side's distance.
 
-docs/verdict_calibration.md has the method.
+The best few are held to their own noise floor in float32, and to roundings drawn anew in 16 bits
+(docs/verdict_calibration.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -14,285 +17,337 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ....errors import CaptureError
+from ....judging import judge
 from ....judging.divergence import mean_squares
-from ....judging.judge import OWN, WIDE
+from ....judging.judge import DRAWN, WIDE
 from ....judging.places import place_in_words
-from ....judging.statistic import FloorTest, floor_test
+from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....judging.structure import structure_of
-from ....runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, ExplainedFigures, PrecisionsFigures
-from ....text import short_percent, three_digits
-from ...models.dtypes import WIDENING, in_float32, in_float64
+from ....runs.file import evidence
+from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence
+from ....text import three_digits
+from ...models.dtypes import converted, in_float32, in_float64
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
-from ...paths.batch import Emit
-from ...paths.engines import PLAIN, RunnableSide, divergences_of, whole_side
-from ..judging_session import JudgingSession
-from ..rounding_floor import own_rounding_of
-from .catalogue import Precision
-from .engine_settings import coarse_activation, narrow_settings, taken_apart
-from .in_16_bits import whole_model
-from .lowered_side import Far, Lowered, Question, beside_reorderings
-from .search import MOST_LEFT, PrecisionFit, fits, precisions_offered
+from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergences_of, known, whole_side
+from ..answer_precision import grid_of
+from ..drawn_roundings import sixteen_rows
+from ..reordering import reordered
+from ..rounding_floor import EXACT_BYTES, as_many_as, groups_of
+from .catalogue import CACHE, LAYERS, Precision, Stored, catalogue
 
-SEEDS_OF_OWN = 2  # reorderings in 16 bits beside a precision
+Squares = NDArray[np.float64]
+SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
+MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
+# Of its distance to float32. Between two values of 8 bits, 16 bits often fall to the other one than float32 does: an
+# fp8 cache of a tiny Gemma 2 leaves 0.96. Whether it is that precision is a question to roundings drawn anew.
+MOST_LEFT_16_BITS = 1.0
+_NEARBY = 3  # positions around the best one at which 16 bits may hide where a cache begins to be rounded
 _ALIKE = 10.0  # floors within which a side is at the model's own
-_LEAST_LEFT = 1e-3  # below which precisions are not told apart by what they leave
-_EXPLAINED = 0.1  # of a side's distance, up to which a precision is named though something is left
-_LOOKED_INTO = 3
-_AS_GOOD = 3.0  # times what the best one leaves
-_ALL_BUT_A_FEW = 0.3  # of a side's distance, which values that fall to the other side do not make up
+_LOOKED_INTO, _AS_GOOD, _LEAST_LEFT = 3, 1.2, 1e-3  # precisions; times what the best one leaves; not told apart below
+_EXPLAINED, _SOME = 0.1, 0.2  # of a side's distance, up to which a precision is part of it; of the positions
 _MOST_TIES = 0.01  # of the logits
+_EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits: less may go by chance
+_FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
+_LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in 16 bits throughout is no nearer
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """One precision beside a side, compared with its own floor. left: share of the side's distance; ties: share of the
-    logits that are one value of the precision's dtype further, as the middle of two values is by rounding; 0 if any is
-    further.
+class Question:
+    """Prompts that sides are asked on. seeds: of reorderings; blocks: sizes that a fault may begin at multiples of;
+    given: precisions that were declared, tried first.
     """
 
-    precision: Precision
-    left: float
-    test: FloorTest
-    dtype: str
-    ties: float = 0.0
+    prompts: Sequence[Sequence[int]]
+    seeds: Sequence[int] = ()
+    blocks: Sequence[int] = BLOCKS
+    say: Callable[[str], None] = lambda _: None
+    given: Sequence[Precision] = ()
 
     @property
-    def is_passed(self) -> bool:
-        return self.left <= MOST_LEFT and (self.test.is_passed or 0 < self.ties <= _MOST_TIES)
+    def lengths(self) -> list[int]:
+        return [len(ids) for ids in self.prompts]
 
 
-def lowered_of_pair(
+@dataclass(frozen=True)
+class Lowered(judge.Lowered):
+    """side, precision: which is what, None of a whole model in 16 bits; beyond: positions that differ by more."""
+
+    side: RunnableSide | None = None
+    precision: Precision | None = None
+    beyond: float = np.inf
+
+
+def rms_ratio(squares: NDArray[np.float64], measure: NDArray[np.float64] | float) -> float:
+    """Return the ratio of rms of two arrays of mean squares."""
+    return float(np.sqrt(squares.mean() / max(float(np.mean(measure)), np.finfo(np.float64).tiny)))
+
+
+def best_precisions(
     question: Question,
-    session: JudgingSession,
-    sides: tuple[RunnableSide, RunnableSide],
-    measured: Mapping[str, NDArray[np.float64]],
-    *,
-    fails_in_own_dtype: bool,
-) -> list[Lowered]:
-    """A pair beyond its floor: settings of engines first, then what engines offer. measured: mean squares of the
-    reorderings by dtype; fails_in_own_dtype: what explains it in float32 is then checked in 16 bits as well.
+    loaded: LoadedModel,
+    own: LoadedModel,
+    side: RunnableSide,
+    differs: NDArray[np.bool_],
+    offered: Sequence[Precision],
+    floor: float = 0.0,
+) -> list[Precision]:
+    """Rank precisions by the share of a side's distance that each leaves (geometric mean); return the best few.
+
+    Of the shortest prompt that differs, over SCREENED positions from the first one on. own: the model that the side is
+    run on; differs: from `loaded` by more than rounding [all positions]; floor: mean square of the noise floor in
+    float32, 0 in 16 bits, which hide where a cache begins to be rounded.
     """
-    found = _by_settings(question, session, sides, measured["float32"]) or _by_precisions(
-        question, session.loaded, sides, measured
-    )
-    # settings are measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
-    if not fails_in_own_dtype or any(each.evidence.check == Check.SETTINGS for each in found):
-        return found
-    return [checked_in_16_bits(question, session.loaded, each) for each in found]
-
-
-def _by_settings(
-    question: Question, session: JudgingSession, sides: tuple[RunnableSide, RunnableSide], floor: NDArray[np.float64]
-) -> list[Lowered]:
-    """Sides of engines by their settings, and the other side by precisions; empty if no engine rounds coarser."""
-    if not any(narrow_settings(side) or coarse_activation(session.loaded, side) for side in sides):
+    question.say("other precisions")
+    pairs = list(zip(question.prompts, np.split(differs, np.cumsum(question.lengths)[:-1]), strict=True))
+    if not differs.any():
         return []
-    with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(session.loaded) as widened:
-        found = [taken_apart(question, widened, side, floor, session.kept) for side in sides]
-        others = [side for side, one in zip(sides, found, strict=True) if one is None and side.path != PLAIN.path]
-        without = replace(question, given=())
-        beyond = lowered(without, widened, (PLAIN, others[0]), floor) if others else []
-    is_far = [each for each in beyond if each.evidence.side != PLAIN.name and each.evidence.outcome != NOTED]
-    return [*(one for one in found if one is not None), *is_far]
+    prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
+    first, wanted, is_noisy = int(np.argmax(at)), whole_side(side.run_on(own), prompt), not floor
+    start = prompt[: first + SCREENED]
+
+    def distance(side: RunnableSide, ids: Sequence[int] = start) -> NDArray[np.float64] | None:
+        """Return mean squares; None if the model cannot be computed so, or a value is beyond the format's range."""
+        with suppress(CaptureError), foreign_errors_stop(side.name, "leave it out"):
+            one = divergence(wanted[: len(ids)], side.run_on(loaded), ids)
+            return None if one.nonfinite_mismatch else one.mean_squares[: len(start)] + (floor or 1e-300)
+        return None
+
+    plain = distance(PLAIN)
+    assert plain is not None
+
+    @cache
+    def left(precision: Precision) -> float:
+        is_whole = precision in question.given and precision.stored is None  # its scales may be of the whole prompt
+        squares = distance(precision.side, prompt if is_whole else start)
+        return np.inf if squares is None else float(np.exp(np.log(squares / plain).sum() / (2 * (len(start) - first))))
+
+    def stored_from(starts: Collection[int], caches: Sequence[Precision]) -> list[Precision]:
+        """Later tokens come one at a time, as many again, all in one, or are rounded before they are read."""
+        ways = [Stored(n, chunk) for n in starts if n > 0 for chunk in (1, n, 1 << 30)]
+        ways += [Stored(n, 1 << 30, is_read_back=True) for n in starts if n > 0]
+        return [replace(each, stored=way) for each in caches for way in ways]
+
+    # weights, products and what is rounded before it is read show at position 0 already
+    tried, caches = list(offered) if first == 0 or is_noisy else [], [each for each in offered if each.part == CACHE]
+    tried += stored_from({first, _rise(plain)} if is_noisy else {first}, caches)
+    nearest = min(tried, key=left, default=None)
+    if is_noisy and nearest is not None and nearest.stored is not None:
+        begin = nearest.stored.first
+        tried += stored_from(range(begin - _NEARBY, begin + _NEARBY + 1), [nearest])
+    best = sorted(dict.fromkeys(tried), key=left)[:_LOOKED_INTO]
+    most = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
+    return [each for each in best if left(each) < min(most, max(_AS_GOOD * left(best[0]), _LEAST_LEFT))]
 
 
-def _by_precisions(
+def _rise(squares: NDArray[np.float64]) -> int:
+    """Return the position from which on more is left, at which two levels of the logarithm differ most; 0 if none."""
+    logs, count = np.log(squares), np.arange(1, len(squares))
+    sums = np.cumsum(logs)
+    rise = (sums[-1] - sums[:-1]) / (len(logs) - count) - sums[:-1] / count
+    score = count * (len(logs) - count) * np.maximum(rise, 0.0) ** 2
+    return int(count[np.argmax(score)]) if score.any() else 0
+
+
+def _row(
     question: Question,
-    loaded: LoadedModel,
-    sides: tuple[RunnableSide, RunnableSide],
-    measured: Mapping[str, NDArray[np.float64]],
-) -> list[Lowered]:
-    dtype = "float64" if "float64" in measured else "float32"
-    with foreign_errors_stop("lower precisions", "choose a smaller model"), WIDENING[dtype](loaded) as widened:
-        found = lowered(question, widened, sides, measured[dtype])
-    if dtype == "float32" or all(each.evidence.outcome == PASSED for each in found):
-        return found
-    # near ties of a router tear the floor of float32, so only models computed in 16 bits throughout are asked there
-    with foreign_errors_stop("16 bits", "choose a smaller model"), in_float32(loaded) as widened:
-        further = _further(question, widened, sides, measured["float32"])
-        whole = [one for far in further if (one := whole_model(question, widened, far)) is not None]
-    by_side = {each.evidence.side: each for each in whole}
+    side: RunnableSide,
+    figures: evidence.PrecisionsFigures | evidence.ExplainedFigures | evidence.DrawnPrecisionFigures,
+    outcome: str = NOTED,
+    left: float = np.inf,
+    outliers: NDArray[np.int64] | None = None,
+    precision: Precision | None = None,
+) -> Lowered:
+    """left: of the side's distance, times the noise in that precision; outliers: positions at which it is more."""
+    check = next(each for each in Check if each.record is type(figures))
+    size, far = three_digits(left), three_digits(figures.noise_ratio)
+    places = [] if outliers is None else outliers.tolist()
+    where = f" from {place_in_words(places[0], question.lengths)}" if len(places) else ""
+    noise = f"{size}x that precision's noise{where}"
+    says = {
+        PASSED: f"'{side.name}' is the model with {figures.precision}, {far} noise floors away: {noise} is left.",
+        FAILED: f"A fault on top of a lower precision, {figures.precision}: {noise}.",
+        NOTED: f"No lower precision explains '{side.name}'; {figures.precision} comes closest and leaves {noise}.",
+    }[outcome]
+    if figures.precision is None:
+        says = f"No declared or usual lower precision explains '{side.name}', {far} noise floors away."
+    place = structure_of(np.asarray(places, np.int64), question.lengths).first if outcome == FAILED else None
+    control = f"'{side.name}' compared with the model in lower precisions"
+    return Lowered(Evidence(check, control, figures, outcome, says, side.name), place, side, precision, len(places))
 
-    def better(each: Lowered) -> Lowered:
-        other = by_side.pop(each.evidence.side, each)
-        return each if each.evidence.outcome != NOTED and other.evidence.outcome != PASSED else other
 
-    return [*map(better, found), *by_side.values()]
+def _best_of(question: Question, side: RunnableSide, ratio: float, trials: Iterable[Lowered]) -> Lowered:
+    """Return the first trial that passes, or else the one that leaves a fault at the fewest positions."""
+    tried = [replace(_row(question, side, evidence.PrecisionsFigures(noise_ratio=ratio)), beyond=np.inf)]
+    for one in trials:
+        tried.append(one)
+        if one.evidence.outcome == PASSED:
+            break
+    return min(tried, key=lambda one: ((PASSED, FAILED, NOTED).index(one.evidence.outcome), one.beyond))
 
 
-def lowered(
-    question: Question,
-    loaded: LoadedModel,
-    sides: tuple[RunnableSide, RunnableSide],
-    floor: NDArray[np.float64],
-    *,
-    is_fixed: bool = False,
-) -> list[Lowered]:
-    """Each side that is further from the model than rounding, or the further one. loaded: in the dtype that decides;
-    floor: mean squares of its reorderings [seeds, positions]; is_fixed: sides cannot be computed in float64.
+# Held to their own noise floor
+
+
+def floor_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], own: RunnableSide, seeds: Sequence[int]) -> Squares:
+    """Return mean squares of a precision's reorderings. [seeds, positions]"""
+    floor: list[list[Squares]] = [[] for _ in seeds]
+    for group in groups_of(loaded, prompts):
+        plain = [whole_side(own.run_on(loaded), ids) for ids in group]
+        for squares, seed in zip(floor, seeds, strict=True):
+            with own.open(loaded, None) as run, reordered(loaded.model, seed):
+                squares += [divergence(each, run, ids).mean_squares for each, ids in zip(plain, group, strict=True)]
+    return np.stack([np.concatenate(squares) for squares in floor])
+
+
+def lowered(question: Question, loaded: LoadedModel, sides: Sequence[RunnableSide], floor: Squares) -> list[Lowered]:
+    """Judge each side that is further from the model than rounding, or the further one. loaded: in the dtype that
+    decides; floor: mean squares of its reorderings [seeds, positions].
     """
-    return [_lowered(question, loaded, far, is_fixed=is_fixed) for far in _further(question, loaded, sides, floor)]
-
-
-def _further(
-    question: Question, loaded: LoadedModel, sides: tuple[RunnableSide, RunnableSide], floor: NDArray[np.float64]
-) -> list[Far]:
-    scale = float(floor.mean())
-    found = [Far(side, mean_squares(divergences_of(loaded, question.prompts, (PLAIN, side))), scale) for side in sides]
+    every = [(side, mean_squares(divergences_of(loaded, question.prompts, (PLAIN, side)))) for side in sides]
     is_torn = has_experts(loaded.model) and loaded.dtype != "float64"  # by near ties, in sound sides too
 
-    def is_own(far: Far) -> bool:
-        is_near = float(far.distance.mean()) <= _ALIKE**2 * scale
-        return is_near and (is_torn or floor_test(far.distance, floor, WIDE).is_passed)
+    def is_own(far: Squares) -> bool:
+        return rms_ratio(far, floor) <= _ALIKE and (is_torn or floor_test(far, floor, WIDE).is_passed)
 
-    beyond = [far for far in found if not is_own(far)]
-    return beyond or [max(found, key=lambda far: float(far.distance.mean()))]
-
-
-def _lowered(question: Question, loaded: LoadedModel, far: Far, *, is_fixed: bool) -> Lowered:
-    best: list[PrecisionFit] = []
-    if shortest := question.shortest(far.distance > _ALIKE**2 * far.scale):
-        offered = precisions_offered(loaded, question.given, is_fixed=is_fixed)
-        best = fits(loaded, shortest[0], whole_side(far.side.run_on(loaded), shortest[0]), shortest[1], offered)
-    question.say("other precisions")
-    trials: list[_Trial] = []
-    for each in best[:_LOOKED_INTO]:  # those that leave about as little as the best, up to the first that passes
-        if each.left > max(_AS_GOOD * best[0].left, _LEAST_LEFT) or (trials and trials[-1].is_passed):
-            break
-        question.say(f"{len(question.seeds)} reorderings with {each.precision.name}")
-        trials.append(_tried(question, loaded, far, each.precision, is_fixed=is_fixed))
-    trials = [trial for trial in trials if np.isfinite(trial.left)]
-    if trials and (trials[-1].is_passed or best[0].left <= _EXPLAINED):
-        trial = trials[-1] if trials[-1].is_passed else trials[0]
-        return _explained(trial, far, loaded.dtype, question.lengths)
-    if loaded.dtype != "float64":  # where every cast to float32 gives float64: no model of 16 bits
-        whole = whole_model(question, loaded, far)
-        if whole is not None:
-            return whole
-    figures = PrecisionsFigures(noise_ratio=far.ratio)
-    says = (
-        "None of the precisions that were tried (8-bit caches, weights of 4 and 8 bits, products in TF32, a head in 16"
-        " bits) explains it."
-    )
-    if best:
-        nearest = best[0].precision.name
-        figures = structs.replace(figures, precision=nearest, share_left=best[0].left)
-        says = (
-            f"No precision explains it: {nearest} comes nearest and leaves {short_percent(best[0].left)} of the"
-            " distance where it explains most."
-        )
-    return Lowered(Evidence(Check.PRECISIONS, far.control, figures, NOTED, says, far.side.name))
+    beyond = [each for each in every if not is_own(each[1])] or sorted(every, key=lambda each: float(each[1].mean()))[
+        -1:
+    ]
+    return [_lowered(question, loaded, side, far, float(floor.mean())) for side, far in beyond]
 
 
-def _tried(question: Question, loaded: LoadedModel, far: Far, precision: Precision, *, is_fixed: bool) -> _Trial:
-    """Try in float32, else in float64: a value in the middle of two falls to either by rounding alone."""
-    trial = _residual(question, loaded, far, precision)
-    if trial.is_passed or is_fixed or trial.left > _ALL_BUT_A_FEW:
-        return trial
-    try:
-        with foreign_errors_stop("float64", "choose a smaller model"), in_float64(loaded) as widened:
-            wider = _residual(question, widened, far, precision)
-    except CaptureError:
-        return trial
-    return wider if wider.is_passed else trial
+def _lowered(question: Question, loaded: LoadedModel, side: RunnableSide, far: Squares, floor: float) -> Lowered:
+    def trials() -> Iterator[Lowered]:
+        offered = [*question.given, *catalogue(loaded)]
+        for precision in best_precisions(question, loaded, loaded, side, far > _ALIKE**2 * floor, offered, floor):
+            yield _held_to_floor(question, loaded, side, precision, far, floor)
+            wide = None  # the middle of two values is rounded to either, in float64 more seldom
+            with suppress(CaptureError), foreign_errors_stop("float64", "leave it out"), in_float64(loaded) as widened:
+                wide = _held_to_floor(question, widened, side, precision, far, floor)
+            if wide is not None and wide.evidence.outcome == PASSED:
+                yield wide
+
+    best = _best_of(question, side, rms_ratio(far, floor), trials())
+    # in float64 every cast to float32 gives float64: there is no model of 16 bits
+    if loaded.dtype == "float64" or best.evidence.outcome != NOTED:
+        return best
+    return whole_model(question, loaded, side, rms_ratio(far, floor)) or best
 
 
-def _residual(question: Question, loaded: LoadedModel, far: Far, precision: Precision) -> _Trial:
-    """The side against the model in this precision, compared with that one's own rounding floor."""
-    ties = _Ties(precision.dtype)
-    pair, floor, is_finite = beside_reorderings(
-        loaded, question.prompts, precision.side, far.side, question.seeds, ties.counting
-    )
-    squares = mean_squares(pair)
-    left = float(np.sqrt(squares.mean() / far.distance.mean())) if is_finite else float("inf")
-    return _Trial(precision, left, floor_test(squares, floor, WIDE), loaded.dtype, ties.share)
-
-
-class _Ties:
-    """Counts logits that differ, as long as each is one value of the dtype further."""
-
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self._dtype = dtype
-        self._logits = self._differ = 0
-        self._is_more = dtype is None
-
-    @property
-    def share(self) -> float:
-        return 0.0 if self._is_more or not self._logits else self._differ / self._logits
-
-    def counting(self, plain: torch.Tensor) -> Emit:
-        """Counts against a prompt's logits. [positions, vocab]"""
-
-        def count(start: int, logits: torch.Tensor) -> None:
-            if not self._is_more and self._dtype is not None:
-                mine, other = logits.to(self._dtype), plain[start : start + len(logits)].to(self._dtype)
-                places = (ordinals(mine) - ordinals(other)).abs()
-                self._logits, self._differ = self._logits + places.numel(), self._differ + int(places.count_nonzero())
-                self._is_more = bool((mine.to(logits.dtype) != logits).any()) or bool((places > 1).any())
-
-        return count
-
-
-def _explained(trial: _Trial, far: Far, dtype: str, lengths: Sequence[int]) -> Lowered:
-    """dtype: that the side's distance to the model was measured in."""
-    test, side, name = trial.test, far.side, trial.precision.name
-    figures = ExplainedFigures(
-        noise_ratio=far.ratio,
-        precision=name,
-        compute_dtype=trial.dtype,
-        share_left=trial.left,
+def _held_to_floor(
+    question: Question, loaded: LoadedModel, side: RunnableSide, precision: Precision, far: Squares, floor: float
+) -> Lowered:
+    """far: mean squares of the side to the model [positions]; floor: mean square of the model's noise floor."""
+    question.say(f"{len(question.seeds)} reorderings with {precision.name}")
+    squares, ties, dtype = [], [], precision.dtype
+    for ids in question.prompts:
+        plain, answer = whole_side(precision.side.run_on(loaded), ids), whole_side(side.run_on(loaded), ids)
+        one = divergence(plain, known(answer), ids)
+        squares.append(np.full(len(ids), np.inf) if one.nonfinite_mismatch else one.mean_squares)
+        # logits that are the next value of the dtype, as the middle of two values is by rounding
+        is_near = dtype is not None and torch.allclose(answer, plain, rtol=torch.finfo(dtype).eps, atol=0.0)
+        ties.append(float((answer != plain).double().mean()) if is_near else np.inf)
+    left, differs = np.concatenate(squares), far > _ALIKE**2 * floor
+    test = floor_test(left, floor_of(loaded, question.prompts, precision.side, question.seeds), WIDE)
+    figures = evidence.ExplainedFigures(
+        noise_ratio=rms_ratio(far, floor),
+        precision=precision.name,
+        compute_dtype=loaded.dtype,
+        share_left=rms_ratio(left, far),
         left_noise_ratio=test.noise_ratio,
         worst_position_ratio=test.worst,
         position_ratio_allowed=test.position.allowed,
         positions_beyond=len(test.outliers),
     )
-    if trial.is_passed:
-        left = f"what is left is {test.ratio:.2f} times that precision's own floor in {trial.dtype}"
-        if not test.is_passed:
-            share = short_percent(trial.ties)
-            left = f"of all logits {share} fall to the next value, as what lies between two does by rounding"
-        says = (
-            f"'{side.name}' is the model's own function with its {name}, {three_digits(far.ratio)} rounding floors from"
-            f" {dtype}, and nothing else: {left}."
-        )
-        row = Evidence(Check.EXPLAINED, far.control, figures, PASSED, says, side.name)
-        return Lowered(row, None, side, trial.precision)
-    where = f", {place_in_words(int(test.outliers[0]), lengths)} first" if len(test.outliers) else ""
-    says = (
-        f"A lower precision is part of it: its {name}. What that leaves is"
-        f" {three_digits(max(test.ratio, test.worst or 0.0))} times this precision's own rounding floor in"
-        f" {trial.dtype}{where}: a fault on top of it."
-    )
-    row = Evidence(Check.EXPLAINED, far.control, figures, FAILED, says, side.name)
-    return Lowered(row, structure_of(test.outliers, lengths).first)
+    if figures.share_left <= MOST_LEFT and (test.is_passed or 0 < np.mean(ties) <= _MOST_TIES):
+        return _row(question, side, figures, PASSED, test.ratio, precision=precision)
+    outcome = FAILED if np.mean(left[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME else NOTED
+    return _row(question, side, figures, outcome, max(test.ratio, test.worst or 0.0), test.outliers, precision)
+
+
+# Held to roundings drawn anew in 16 bits
+
+
+def _drawn_figures(row: Evidence, ratio: float, precision: str) -> evidence.DrawnPrecisionFigures:
+    """row: of the side's error over that of roundings drawn anew in the precision; ratio: over the noise floor."""
+    assert isinstance(row.figures, evidence.DrawnFigures)
+    figures = structs.asdict(row.figures) | {"noise_ratio": ratio, "ratio_over_draws": row.figures.noise_ratio}
+    return evidence.DrawnPrecisionFigures(**figures, precision=precision)
+
+
+def _compared_with_draws(
+    question: Question, loaded: LoadedModel, side: RunnableSide, precision: Precision
+) -> tuple[Evidence, FloorTest]:
+    question.say(f"roundings drawn anew with {precision.name}")
+    prompts, plain = question.prompts, precision.side
+    (row,), (test,) = sixteen_rows(loaded, prompts, [side], question.blocks, question.say, plain, [PLAIN])
+    return row, test
 
 
 def checked_in_16_bits(question: Question, loaded: LoadedModel, found: Lowered) -> Lowered:
-    """Check `found` in the model's own 16 bits, where the pair fails too: do its kernels have their own fault?"""
-    row = found.evidence
-    if found.side is None or found.precision is None or row.outcome != PASSED:
+    """Check what explains a side in float32 in the model's own 16 bits: do its kernels have a fault of their own?"""
+    if found.side is None or found.precision is None or found.evidence.outcome != PASSED:
         return found
-    own, seeds = found.precision.side, question.seeds[:SEEDS_OF_OWN]
-    question.say(f"{len(seeds)} reorderings in {loaded.dtype} with {own.name}")
-    pair, floor, _ = beside_reorderings(loaded, question.prompts, own, found.side, seeds)
-    own_rounding = own_rounding_of(loaded, question.prompts, own.run_on)
-    test = floor_test(mean_squares(pair), floor if own_rounding is None else np.maximum(floor, own_rounding), OWN)
-    if any(one.nonfinite_mismatch for one in pair):
-        says = f"{row.says} In {loaded.dtype} that precision cannot be computed: logits are NaN or infinite."
-        return Lowered(replace(row, outcome=NOTED, says=says))
-    if test.is_passed:
-        return found
-    says = (
-        f"In float32 its {own.name} is all that parts '{found.side.name}' from the model, and in {loaded.dtype} it is"
-        f" not: what that leaves there is {three_digits(test.ratio)} times its own rounding floor, so the kernels of"
-        f" {loaded.dtype} have a fault of their own."
+    name, dtype = found.precision.name, loaded.dtype
+    with suppress(CaptureError):
+        row, test = _compared_with_draws(question, loaded, found.side, found.precision)
+        if row.outcome == FAILED:
+            size, figures = three_digits(test.ratio), {f"left_noise_ratio_{dtype}": test.ratio}
+            says = (
+                f"{name} explains float32, not {dtype}: {size}x the error of rounding, a fault of the {dtype} kernels."
+            )
+            changed = structs.replace(found.evidence.figures, **figures)
+            return Lowered(replace(found.evidence, figures=changed, outcome=FAILED, says=says))
+    return found
+
+
+def whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, ratio: float) -> Lowered | None:
+    """Judge a side of 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit dtype."""
+    chosen = as_many_as(question.prompts, EXACT_BYTES // (4 * loaded.vocab_size))
+    answers = [whole_side(side.run_on(loaded), ids).float() for ids in chosen]
+    grid = grid_of(answers)
+    if grid is None:
+        return None
+    recorded = answering(side.name, chosen, answers)
+    with suppress(CaptureError), converted(loaded, grid[0]) as narrowed:
+        (row,), (test,) = sixteen_rows(narrowed, chosen, [recorded], question.blocks, question.say)
+        figures = _drawn_figures(row, ratio, f"all of it in {grid[0]}")
+        over_own = figures.ratio_over_draws / float(np.median(figures.model_ways_ratios))
+        outcome = FAILED if row.outcome == FAILED else NOTED
+        if over_own >= _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:
+            # draws may be no measure by position (near ties of a router); the model's own paths are one over all
+            is_near = row.outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE
+            outcome = PASSED if row.outcome == PASSED or is_near else outcome
+        return _row(replace(question, prompts=chosen), side, figures, outcome, figures.ratio_over_draws, test.outliers)
+    return None
+
+
+def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: FloorTest) -> Lowered:
+    """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; failed: its error's test."""
+    differs, ratio = np.zeros(sum(question.lengths), bool), failed.ratio
+    differs[failed.outliers if len(failed.outliers) else slice(None)] = True
+    usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
+    offered = [each for each in (*question.given, *usual) if _is_coarser(each, loaded.torch_dtype)]
+    with in_float32(loaded) as widened:
+        best = best_precisions(question, widened, loaded, side, differs, offered)
+
+    def held_to_draws(precision: Precision) -> Lowered:
+        row, test = _compared_with_draws(question, loaded, side, precision)
+        is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
+        # a fault on top begins behind positions that the precision explains
+        before = failed.outliers[failed.outliers < min(test.outliers, default=0)]
+        is_part = row.outcome == FAILED and len(before) >= _FEWEST_EXPLAINED
+        outcome = PASSED if row.outcome == PASSED and is_less else FAILED if is_part else NOTED
+        outcome = outcome if test.holds_its_precisions else NOTED
+        figures = _drawn_figures(row, ratio, precision.name)
+        return _row(question, side, figures, outcome, test.ratio, test.outliers, precision)
+
+    return _best_of(question, side, ratio, map(held_to_draws, best))
+
+
+def _is_coarser(precision: Precision, dtype: torch.dtype) -> bool:
+    """Return whether it rounds what is of a 16-bit dtype already."""
+    values = (
+        torch.linspace(-2, 2, 512).to(dtype).float().reshape((1, 1, 4, 128) if precision.part == CACHE else (4, 128))
     )
-    figures = structs.replace(row.figures, **{f"left_noise_ratio_{loaded.dtype}": test.noise_ratio})
-    return Lowered(replace(row, figures=figures, outcome=FAILED, says=says))
-
-
-def ordinals(values: torch.Tensor) -> torch.Tensor:
-    """Ordinals of values of a 16-bit dtype, both zeros at 0. int32, same shape"""
-    bits = values.view(torch.int16).int()
-    return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+    return not torch.equal(precision.rounding(values), values)

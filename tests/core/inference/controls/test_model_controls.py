@@ -24,7 +24,7 @@ from core.inference.paths.paths import open_path, parse_path
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, Check
+from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION, Check
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import saved
@@ -131,9 +131,9 @@ def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_b
     wrong = cached.copy()
     wrong[20:23] = cached[19:22]
     for name, variant, verdict, says in (
-        ("cache", cached, "lower precision", "KV cache in float8_e4m3fn"),
-        ("sent", plain.astype(ml_dtypes.bfloat16).astype(np.float32), "lower precision", "logits in bfloat16"),
-        ("wrong", wrong, "bug suspected", "position 20 of prompt 0 first: a fault on top of it"),
+        ("cache", cached, "lower precision", "KV cache in fp8_e4m3"),
+        ("sent", plain.astype(ml_dtypes.bfloat16).astype(np.float32), "lower precision", "logits in bf16"),
+        ("wrong", wrong, "bug suspected", "A fault on top of a lower precision, KV cache in fp8_e4m3"),
     ):
         run = _judged(
             Store(tmp_path / name), saved(tmp_path / f"{name}.npz", **about, reference=plain, variant=variant), loaded
@@ -167,8 +167,8 @@ STALE = overwriting(another_prompt, PREFIX, -3)
 @pytest.mark.parametrize(
     ("sound", "wrong", "says"),
     [
-        (stored(fp8), stale_slot_in_fp8, ["KV cache in float8_e4m3fn"]),
-        (with_weights(q4_0), with_weights(q4_0, STALE), ["GGUF's Q4_0"]),
+        (stored(fp8), stale_slot_in_fp8, ["KV cache in fp8_e4m3"]),
+        (with_weights(q4_0), with_weights(q4_0, STALE), ["in q4_0"]),
     ],
     ids=["cache", "weights"],
 )
@@ -184,7 +184,8 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
             assert run.pairs[0].verdict == verdict, run.pairs[0].because
             if engine is sound:
                 assert all(each in run.pairs[0].because for each in says)
-                assert ("in bfloat16" in run.pairs[0].because) == (not given)
+                (row,) = [row for row in run.evidence(0) if row.rung == PRECISION and row.outcome == PASSED]
+                assert row.check is (Check.EXPLAINED if given else Check.DRAWN_PRECISION)
 
 
 @pytest.mark.parametrize(

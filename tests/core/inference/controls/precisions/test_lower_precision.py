@@ -24,42 +24,54 @@ from benchmarks.verdicts.mutations import (
 )
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core import capture_request
+from core.errors import UsageError
+from core.inference.controls.drawn_roundings import sixteen_rows
 from core.inference.controls.judge_model import judge
-from core.inference.controls.precisions import search
 from core.inference.controls.precisions.catalogue import (
+    ACTIVATIONS,
     CACHE,
+    FORMATS,
+    HEAD,
+    LAYERS,
     NF4_LEVELS,
+    PRODUCTS,
     Precision,
     Stored,
     catalogue,
+    declared,
     gguf,
-    integers,
-    mantissa,
+    int8,
     nf4,
+    tf32,
     through,
 )
-from core.inference.controls.precisions.in_16_bits import sixteen_bits_alone
-from core.inference.controls.precisions.lowered_side import Question
-from core.inference.controls.precisions.search import fits
+from core.inference.controls.precisions.lowered import Question, best_precisions, lowered_in_16_bits
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
+from core.judging.statistic import BLOCKS
 from core.runs.file.evidence import FAILED, PASSED, PRECISION, Evidence
 from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 
 pytestmark = pytest.mark.model
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
-NAMED = {  # what the sentence has to name
-    "int8 cache": "int8, a scale for each token and head",
-    "fp8 cache, attention written out": "float8_e4m3fn",
-    "TF32 where float32 was promised": "products in TF32",
-    "head in bfloat16 where float32 was promised": "head in bfloat16",
-    "weights in Q4_0": "GGUF's Q4_0",
-    "weights of 8 bits": "int8, a scale for each output",
-    "weights in NF4": "NF4",
-    "logits in bfloat16": "logits in bfloat16",
-    "all of it in bfloat16": "computes in bfloat16",
+NAMED = {
+    "int8 cache": "KV cache in int8, rounded after it was first read",
+    "fp8 cache, attention written out": "KV cache in fp8_e4m3, rounded after it was first read",
+    "TF32 where float32 was promised": "products in tf32",
+    "head in bfloat16 where float32 was promised": "head in bf16",
+    "weights in Q4_0": "weights of linear layers in q4_0",
+    "weights of 8 bits": "weights of linear layers in int8",
+    "weights in NF4": "weights of linear layers in nf4",
+    "logits in bfloat16": "logits in bf16",
+    "all of it in bfloat16": "all of it in bfloat16",
 }
+
+
+def _truncated(values: torch.Tensor) -> torch.Tensor:
+    """The 13 lowest bits of a float32 are dropped."""
+    return (values.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
 
 
 def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
@@ -79,8 +91,7 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small: Loade
     verdict = judged(small, _one_prompt(small), "prefill", case.engine)
     row = _row(verdict.evidence)
     assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
-    assert NAMED[name] in verdict.because
-    assert "rounding floors from float32" in verdict.because
+    assert row.figures.precision == NAMED[name]
     assert row.figures.noise_ratio > 100
     assert verdict.first_place is None
     verdict.check(allowed=[LOWER_PRECISION])
@@ -95,9 +106,10 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
     assert case.engine is not None
     verdict = judged(small, prompts, "prefill", case.engine)
     assert verdict.name == BUG_SUSPECTED
-    assert _row(verdict.evidence).outcome == FAILED
-    is_part = case.name != "a stale slot in an engine in bfloat16"  # of which nothing else is lowered
-    assert ("lower precision is part" in verdict.because) == is_part
+    row = _row(verdict.evidence)
+    assert row.outcome == FAILED
+    part = "Q4_0" if "Q4_0" in case.name else "fp8" if "fp8" in case.name else "all of it in bfloat16"
+    assert part.lower() in row.figures.precision
     assert "slot" not in case.name or verdict.first_place == (
         0,
         16,
@@ -109,8 +121,8 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small: L
     cached, quantised = stored(fp8), with_weights(q4_0)
     verdict = judged(small, _one_prompt(small), cached, quantised)
     assert verdict.name == LOWER_PRECISION, verdict.table()
-    assert "KV cache in float8_e4m3fn" in verdict.because
-    assert "linear layers in GGUF's Q4_0" in verdict.because
+    names = {row.figures.precision for row in verdict.evidence if row.rung == PRECISION}
+    assert names == {NAMED["fp8 cache, attention written out"], NAMED["weights in Q4_0"]}
     assert judged(small, _one_prompt(small), scaled_head(1.01), quantised).name == BUG_SUSPECTED  # the twin
 
 
@@ -148,7 +160,7 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
     prompts = [tiny_prompts(narrow)[0][:24]]
     verdict = judged(narrow, prompts, "prefill", served)
     assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
-    assert "are not seen in bfloat16" in verdict.because
+    assert _row(verdict.evidence).figures.fault_seen_over_all > 1
     verdict = judged(narrow, prompts, "prefill", faulty)
     assert verdict.name == BUG_SUSPECTED
     assert name != "fp8" or verdict.first_place == (
@@ -172,9 +184,12 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
             continue
         side = side_of(lambda _, tokens, engine=case.engine: engine(own, tokens))
         with torch.inference_mode():
-            rows, _, found = sixteen_bits_alone(Question(ids), loaded, [side])
-        seen += [case.name] * (rows[0].outcome == FAILED)
-        excused += [case.name for each in found if each.evidence.outcome == PASSED]
+            (row,), (test,) = sixteen_rows(loaded, ids, [side], BLOCKS)
+            if row.outcome == FAILED:
+                seen.append(case.name)
+            if row.outcome == FAILED and not test.nonfinite:
+                lowered = lowered_in_16_bits(Question(ids), loaded, side, test)
+                excused += [case.name] * (lowered.evidence.outcome == PASSED)
     assert excused == []
     assert len(seen) > 12
 
@@ -195,7 +210,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(judge
     assert judged(narrow, prompts, "prefill", sound).name == LOWER_PRECISION
     verdict = judged(narrow, prompts, "prefill", wrong_in_bfloat16)
     assert verdict.name == BUG_SUSPECTED
-    assert "fault of their own" in verdict.because
+    assert _row(verdict.evidence).figures.left_noise_ratio_bfloat16 > 10
 
 
 def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
@@ -213,7 +228,41 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     known = Precision(CACHE, "float8_e4m3fn with the scale 0.37", calibrated)
     verdict = judge(small, prompts, variant=engine, precisions=[known])
     assert verdict.name == LOWER_PRECISION
-    assert "float8_e4m3fn with the scale 0.37" in verdict.because
+    assert _row(verdict.evidence).figures.precision == known.name
+
+
+DECLARED = {
+    "kv=int8": Precision(CACHE, "", lambda values: int8(values, axis=-2)),
+    "kv=bf16": Precision(CACHE, "", lambda values: values.bfloat16().float()),
+    "weights=fp16": Precision(LAYERS, "", lambda values: values.half().to(values.dtype)),
+    "products=tf32": Precision(PRODUCTS, "", _truncated),
+    "activations=fp16": Precision(ACTIVATIONS, "", lambda values: values.half().to(values.dtype)),
+    "head=int8": Precision(HEAD, "", int8),
+}
+
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize("text", DECLARED)
+def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
+    judged, small: LoadedModel, text: str
+) -> None:
+    """The twin: a row of logits is that of the position before it."""
+    prompts, given = _one_prompt(small), declared([text])
+
+    def engine(model, ids):
+        with DECLARED[text].side.open(small, None) as run:
+            return whole_side(run, ids.tolist())
+
+    def faulty(model, ids):
+        logits = engine(model, ids)
+        logits[20] = logits[19]
+        return logits
+
+    verdict = judge(small, prompts, variant=engine, precisions=given)
+    assert verdict.name == LOWER_PRECISION, verdict.table()
+    assert _row(verdict.evidence).figures.precision in {each.name for each in given}
+    verdict = judge(small, prompts, variant=faulty, precisions=given)
+    assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, 20)), verdict.table()
 
 
 def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: LoadedModel) -> None:
@@ -254,29 +303,51 @@ def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel
     assert len(set(digests.values())) == len(digests)
 
 
+def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(narrow: LoadedModel) -> None:
+    """16 bits differ from position 10 on alone, and the cache was rounded from position 8 on."""
+    prompts = _one_prompt(narrow)
+    with torch.inference_mode(), in_float32(narrow) as widened:
+        fp8_cache = next(each for each in catalogue(widened) if each.part == CACHE and "e4m3" in each.format)
+        true = replace(fp8_cache, stored=Stored(8, 8))
+        side = replace(true.side, name="engine")
+        differs = np.arange(len(prompts[0])) >= 10
+        best = best_precisions(Question(prompts), widened, widened, side, differs, [fp8_cache])
+    assert best[0] == true
+
+
 # Formats
 
 
 def test_formats_hold_the_values_that_their_definitions_say() -> None:
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
     for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
-        assert np.array_equal(through(dtype)(values).numpy(), values.numpy().astype(other).astype(np.float32))
-    assert through(torch.float8_e4m3fn)(torch.tensor([1e6, -500.0])).tolist() == [448.0, -448.0]
+        assert np.array_equal(through(values, dtype).numpy(), values.numpy().astype(other).astype(np.float32))
+    assert through(torch.tensor([1e6, -500.0]), torch.float8_e4m3fn).tolist() == [448.0, -448.0]
     # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 * 2^-11 to 1 + 2^-9
     given = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, -3.0000001])
-    assert mantissa(10)(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
-    # int4 from -7 to 7: the scale of this row is 1
-    assert integers(4, 0)(torch.tensor([[7.0, -3.4, 2.6, 0.49]])).tolist() == [[7.0, -3.0, 3.0, 0.0]]
+    assert tf32(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
+    assert tf32(given, truncates=True).tolist() == [1.0, 1 + 2.0**-10, 1 + 2.0**-10, -3.0]
+    # int8 from -127 to 127: the scale of this row is 1
+    assert int8(torch.tensor([[127.0, -3.4, 2.6, 0.49]])).tolist() == [[127.0, -3.0, 3.0, 0.0]]
     # Q8_0: the scale is the largest magnitude over 127 in float16
     row = torch.zeros(1, 32)
     row[0, :3] = torch.tensor([127.0, 63.5, -1.4])
-    assert gguf("Q8_0")(row)[0, :4].tolist() == [127.0, 64.0, -1.0, 0.0]
+    assert gguf(row, "Q8_0")[0, :4].tolist() == [127.0, 64.0, -1.0, 0.0]
     # Q4_0: the value of largest magnitude is -8 steps, its opposite cannot be had and becomes 7
     row[0, :4] = torch.tensor([-8.0, 8.0, 2.4, -3.5])
-    assert gguf("Q4_0")(row)[0, :5].tolist() == [-8.0, 7.0, 2.0, -3.0, 0.0]
+    assert gguf(row, "Q4_0")[0, :5].tolist() == [-8.0, 7.0, 2.0, -3.0, 0.0]
     assert nf4(torch.tensor([[2.0, -2.0, 0.4, 0.01]]))[0].tolist() == pytest.approx(
         [2.0, -2.0, 0.3218604, 0.0], abs=1e-6
     )
+
+
+def test_every_part_and_format_that_a_command_takes_is_a_precision() -> None:
+    assert set(FORMATS) == set(capture_request.FORMATS)
+    texts = [f"{part}={name}" for part in capture_request.PARTS for name in capture_request.FORMATS]
+    assert len({each.name for each in declared(texts)}) >= len(texts)
+    for text in ("kv", "kv=fp4", "cache=int8", "=int8", ""):
+        with pytest.raises(UsageError, match="fp8_e4m3"):
+            declared([text])
 
 
 def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
@@ -285,25 +356,3 @@ def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
     above, below = (norm.ppf(np.linspace(least, 0.5, count)[:-1]) for count in (9, 8))
     levels = np.sort([*above, 0.0, *-below]) / above.max()
     np.testing.assert_allclose(NF4_LEVELS, levels, atol=2e-7)
-
-
-# The verdict
-
-
-def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
-    narrow: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The twin looks at that position alone."""
-    ids = _one_prompt(narrow)[0]
-    with torch.inference_mode(), in_float32(narrow) as widened:
-        fp8_cache = next(each for each in catalogue(widened) if each.part == CACHE and "e4m3" in each.format)
-        true = replace(fp8_cache, stored=Stored(8, 8))
-        wanted = whole_side(true.side.run_on(widened), ids)
-        differs = np.arange(len(ids)) >= 16
-        monkeypatch.setattr(search, "_rises", lambda _: 7)
-        found = {}
-        for near in (2, 0):
-            monkeypatch.setattr(search, "_NEAR", near)
-            found[near] = fits(widened, ids, wanted, differs, [fp8_cache], is_noisy=True)[0]
-    assert (found[2].precision, found[2].left) == (true, 0.0)
-    assert found[0].left > 0.1
