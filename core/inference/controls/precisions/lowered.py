@@ -128,8 +128,15 @@ def best_precisions(
         ways += [Stored(n, 1 << 30, is_read_back=True) for n in starts if n > 0]
         return [replace(each, stored=way) for each in caches for way in ways]
 
+    def explains_start(precision: Precision) -> bool:
+        """Return whether it explains the first position that differs, at which all ways to store a cache are one."""
+        squares = distance(replace(precision, stored=Stored(first, 1)).side, prompt[: first + 1])
+        return squares is not None and bool(squares[first] < MOST_LEFT**2 * plain[first])
+
     # weights, products and what is rounded before it is read show at position 0 already
-    tried, caches = list(offered) if first == 0 or is_noisy else [], [each for each in offered if each.part == CACHE]
+    tried = list(offered) if first == 0 or is_noisy else []
+    caches = [each for each in offered if each.part == CACHE]
+    caches = caches if is_noisy else [each for each in caches if first > 0 and explains_start(each)]
     tried += stored_from({first, _rise(plain)} if is_noisy else {first}, caches)
     nearest = min(tried, key=left, default=None)
     if is_noisy and nearest is not None and nearest.stored is not None:
