@@ -69,11 +69,6 @@ NAMED = {
 }
 
 
-def _truncated(values: torch.Tensor) -> torch.Tensor:
-    """The 13 lowest bits of a float32 are dropped."""
-    return (values.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
-
-
 def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
     return [tiny_prompts(loaded)[0][:28]]
 
@@ -235,7 +230,7 @@ DECLARED = {
     "kv=int8": Precision(CACHE, "", lambda values: int8(values, axis=-2)),
     "kv=bf16": Precision(CACHE, "", lambda values: values.bfloat16().float()),
     "weights=fp16": Precision(LAYERS, "", lambda values: values.half().to(values.dtype)),
-    "products=tf32": Precision(PRODUCTS, "", _truncated),
+    "products=tf32": Precision(PRODUCTS, "", lambda v: (v.contiguous().view(torch.int32) & -(1 << 13)).view(v.dtype)),
     "activations=fp16": Precision(ACTIVATIONS, "", lambda values: values.half().to(values.dtype)),
     "head=int8": Precision(HEAD, "", int8),
 }
@@ -277,30 +272,17 @@ def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: Load
     )
 
 
-def test_the_model_is_what_it_was_after_every_precision(small: LoadedModel) -> None:
+def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_model_as_it_was(
+    small: LoadedModel,
+) -> None:
     before = {name: parameter.clone() for name, parameter in small.model.named_parameters()}
-    ids = list(range(3, 12))
-    with torch.inference_mode():
-        for each in catalogue(small):
-            with each.side.open(small, None) as run:
-                logits = whole_side(run, ids)
-            assert logits.shape == (9, small.vocab_size), each.name
-            assert logits.isfinite().all(), each.name
-    assert all(torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters())
-
-
-def test_every_precision_of_the_catalogue_is_another_function(small: LoadedModel) -> None:
-    """By a plain comparison: one that changes nothing would explain nothing, and two alike would not be told apart."""
     ids = list(range(3, 40))
-    found = {}
     with torch.inference_mode():
         plain = small.model(torch.tensor([ids])).logits[0]
-        for each in catalogue(small):
-            with each.side.open(small, None) as run:
-                found[each.name] = whole_side(run, ids)
-    assert all(not torch.equal(logits, plain) for logits in found.values())
-    digests = {name: logits.numpy().tobytes() for name, logits in found.items()}
-    assert len(set(digests.values())) == len(digests)
+        found = {each.name: whole_side(each.side.run_on(small), ids) for each in catalogue(small)}
+    assert all(logits.isfinite().all() and not torch.equal(logits, plain) for logits in found.values())
+    assert len({logits.numpy().tobytes() for logits in found.values()}) == len(found)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters())
 
 
 def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(narrow: LoadedModel) -> None:
