@@ -22,6 +22,7 @@ from ..runs.file.evidence import (
     VALIDITY,
     Check,
     Evidence,
+    NumbersFigures,
     OtherPromptsFigures,
     RerunFigures,
     Unmeasured,
@@ -101,7 +102,8 @@ def conclude(
 
     cause = causes[0] if causes else ""
     if (invalid := failed(VALIDITY)) is not None:
-        return verdict(INVALID_DUMP, cause or invalid.says)
+        is_nan = isinstance(invalid.figures, NumbersFigures) and invalid.figures.token is not None
+        return verdict(INVALID_DUMP, invalid.says if is_nan else cause or invalid.says)
     precisions = by_rung[PRECISION]  # both sides may be in one, and each has to be nothing else
     is_lower = bool(precisions) and all(row.outcome == PASSED for row in precisions)
     deciding = (SAMPLER, NEIGHBOURS) if is_lower else (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE)
