@@ -145,6 +145,10 @@ class NotAvailableError(CaptureError):
     """A control that cannot be had, with the reason."""
 
 
+class StaysInFloat32Error(NotAvailableError):
+    """A side, or a part of it, computes in float32 whatever it is asked, so float64 shows nothing more."""
+
+
 class Controls:
     """What can be asked about one pair; what a source cannot answer stays as it is here.
 
@@ -264,6 +268,7 @@ class _Trial:
         self.floors: dict[str, NDArray[np.float64]] = {}
         self.drawn: dict[str, FloorTest] = {}
         self.not_finite: NotFinite | None = None
+        self.called_twice: Rerun | None = None
         self.lowered: Sequence[Lowered] = []
 
     def add(
@@ -326,23 +331,23 @@ class _Trial:
         single = self.tests.get("float32")
         if single is None or single.nonfinite or single.is_larger_everywhere:
             return
-        place = next(n for n, row in enumerate(self.evidence) if row.check is Check.WIDE_PAIR)
+        index = next(n for n, row in enumerate(self.evidence) if row.check is Check.WIDE_PAIR)
         try:
             pair, floor = self.controls.pair("float64"), self.controls.floor("float64")
             double = floor_test(pair.squares, floor.squares, WIDE, not_finite=pair.not_finite)
             median = float(np.median(double.by_position))
             if not double.is_passed and WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64:
-                raise NotAvailableError("in float64 the pair differs by what float32 rounds")
+                raise StaysInFloat32Error("in float64 the pair differs by what float32 rounds")
+        except StaysInFloat32Error:
+            return
         except CaptureError as error:
-            reason = str(error).rstrip(".")
-            doubt = f"Near ties of the router make float32 uncertain, and float64 is not available: {reason}."
-            row = self.evidence[place]
-            outcome = MISSING if row.outcome == FAILED and "differs by what" not in reason else row.outcome
-            self.evidence[place] = replace(row, outcome=outcome, says=doubt if outcome == MISSING else row.says)
+            if not single.is_passed:
+                says = f"Near ties of the router make float32 uncertain, and float64 is not available: {error}"
+                self.evidence[index] = replace(self.evidence[index], outcome=MISSING, says=says)
             return
         size = f"In float32 the difference is {_times(single.ratio)} the noise floor"
         says = f"{size}; near ties of the router make it uncertain, so float64 decides."
-        self.evidence[place] = replace(self.evidence[place], outcome=NOTED, says=says)
+        self.evidence[index] = replace(self.evidence[index], outcome=NOTED, says=says)
         self.floors["float64"] = floor.squares
         self.compare("float64", pair, WIDE)
 
@@ -377,7 +382,7 @@ class _Trial:
 
     def rerun_size(self) -> None:
         """Compare the difference of a side from itself with the noise floor in the same dtype."""
-        rerun = getattr(self, "called_twice", None)
+        rerun = self.called_twice
         if rerun is None or rerun.squares is None or self.dtype not in self.floors:
             return
         limits = OWN if self.is_16_bits else WIDE
@@ -386,8 +391,8 @@ class _Trial:
         at_one = max(at_one, test.position.allowed if np.isfinite(test.position.allowed) else 0.0)
         worst = test.worst or 0.0
         is_beyond = bool(rerun.mismatches) or test.is_larger or worst > at_one
-        place = next(n for n, row in enumerate(self.evidence) if row.check is Check.AGAIN)
-        row = self.evidence[place]
+        index = next(n for n, row in enumerate(self.evidence) if row.check is Check.AGAIN)
+        row = self.evidence[index]
         assert isinstance(row.figures, RerunFigures)
         figures = structs.replace(
             row.figures,
@@ -404,7 +409,7 @@ class _Trial:
         elif is_beyond:
             size = f"{_times(test.ratio)} the noise floor, up to {_times(worst)} at {where}"
             says = f"{moved} differs between two calls by {size}: more than an order of sums can do."
-        self.evidence[place] = replace(row, figures=figures, says=says)
+        self.evidence[index] = replace(row, figures=figures, says=says)
 
     def neighbours(self) -> None:
         """Do other prompts in the batch, or another row of it, change a side's logits?"""

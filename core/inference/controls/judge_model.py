@@ -14,7 +14,18 @@ from transformers import PreTrainedModel
 
 from ...errors import CaptureError
 from ...judging.divergence import Divergence, mean_squares
-from ...judging.judge import Controls, Exact, Judgement, Lowered, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun
+from ...judging.judge import (
+    Controls,
+    Exact,
+    Judgement,
+    Lowered,
+    NoiseFloor,
+    NotAvailableError,
+    OtherRows,
+    Pair,
+    Rerun,
+    StaysInFloat32Error,
+)
 from ...judging.judge import judge as judge_controls
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, Errors, FloorTest
@@ -167,9 +178,7 @@ class ModelControls(Controls):
             self._measure_floor(widened)
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
-            raise NotAvailableError(
-                f"'{name}' computes in float32 whatever it is asked: it differs by what float32 rounds"
-            )
+            raise StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
         return self._pair(divergences)
 
     def _pair(self, divergences: Sequence[Divergence], *, is_identical: bool = False) -> Pair:
