@@ -115,6 +115,13 @@ def three_digits(ratio: float) -> str:
     return number(float(ratio), 3)
 
 
+def multiple(ratio: float) -> str:
+    """`0.94x`, `35,600x`: a ratio to the noise floor."""
+    if not math.isfinite(ratio):
+        return "infinitely many times"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{three_digits(ratio)}x"
+
+
 def exact(value: float | None) -> str:
     """A logit with the digits that identify it; NaN and infinities by name."""
     return "" if value is None else f"{value:.9g}"

@@ -11,9 +11,8 @@ from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
 from core.numerics.metrics import COUNTS
 from core.runs.queries.compare import FIGURES, Compared, figures
-from core.runs.queries.verdicts import multiple
 from core.runs.store.store import cell_of
-from core.text import exact, number, percent, printable
+from core.text import exact, multiple, number, percent, printable
 
 MOST = 5  # runs beside the first: six colors can be told apart
 

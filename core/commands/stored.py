@@ -13,14 +13,13 @@ from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
 from ..runs.file.kept import ALL
 from ..runs.file.kept import note as kept_note
-from ..runs.queries.verdicts import multiple
 from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, list_runs, read_runs, without_replaced
 from ..runs.store.store import Store, open_store
 from ..runs.topk.export import write_lines
-from ..text import number, plural, size
+from ..text import multiple, number, plural, size
 from . import options
 from .terminal.console import err, out, print_json, print_text, table_of
 

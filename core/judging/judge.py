@@ -48,7 +48,7 @@ from ..runs.file.evidence import (
 )
 from ..runs.file.records import FloorRows
 from ..runs.revision import PairVerdict
-from ..text import number, plural, three_digits
+from ..text import multiple, number, plural, three_digits
 from .places import NotFinite, place_in_words
 from .statistic import BLOCKS, Errors, FloorTest, Limits, floor_test
 from .structure import outliers_evidence, structure_of
@@ -345,7 +345,7 @@ class _Trial:
                 says = f"Near ties of the router make float32 uncertain, and float64 is not available: {error}"
                 self.evidence[index] = replace(self.evidence[index], outcome=MISSING, says=says)
             return
-        size = f"In float32 the difference is {_times(single.ratio)} the noise floor"
+        size = f"In float32 the difference is {multiple(single.ratio)} the noise floor"
         says = f"{size}; near ties of the router make it uncertain, so float64 decides."
         self.evidence[index] = replace(self.evidence[index], outcome=NOTED, says=says)
         self.floors["float64"] = floor.squares
@@ -403,11 +403,13 @@ class _Trial:
             beyond_noise_floor=is_beyond,
         )
         moved, where = _quoted(rerun.moved), place_in_words(test.worst_row, self.lengths)
-        says = f"{moved} differs between two calls by {_times(test.ratio)} the noise floor, like another order of sums."
+        says = (
+            f"{moved} differs between two calls by {multiple(test.ratio)} the noise floor, as rounding does."
+        )
         if rerun.mismatches:
             says = f"{moved}: {plural(rerun.mismatches, 'logit is', 'logits are')} NaN or infinite in one of two calls."
         elif is_beyond:
-            size = f"{_times(test.ratio)} the noise floor, up to {_times(worst)} at {where}"
+            size = f"{multiple(test.ratio)} the noise floor, up to {multiple(worst)} at {where}"
             says = f"{moved} differs between two calls by {size}: more than an order of sums can do."
         self.evidence[index] = replace(row, figures=figures, says=says)
 
@@ -518,7 +520,7 @@ class _Trial:
             outcome = FAILED
             says = (
                 f"'{far}' is not what the model computes: {three_digits(ratios[far])} noise floors away;"
-                f" '{near}' is, at {_times(ratios[near])}."
+                f" '{near}' is, at {multiple(ratios[near])}."
             )
         if says:
             self.add(Check.FROM_MODEL, control, figures, outcome, says, far if outcome == FAILED else None)
@@ -555,7 +557,7 @@ class _Trial:
             positions_beyond=len(test.outliers),
             nonfinite_mismatch=test.nonfinite,
         )
-        size = f"{_times(max(test.ratio, test.worst or 0.0))} the noise floor in {each.dtype}"
+        size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {each.dtype}"
         says = f"{where} differs from row {of_rows.row} by {size}, as rounding does."
         if broken is not None:
             says = f"{where} differs from row {of_rows.row}: {broken.says(self.lengths)}."
@@ -599,7 +601,7 @@ class _Trial:
                     first = figures.first  # of a fault on top of the noise
                 elif figures.bits is not None:
                     part = f"{figures.kind} in {figures.blocks} blocks computes to {figures.bits:.0f} bits"
-                    size = f"In {dtype} the difference is {_times(deciding.ratio)} the noise floor"
+                    size = f"In {dtype} the difference is {multiple(deciding.ratio)} the noise floor"
                     undeclared = f"{size}: a bug, or an undeclared lower precision; {part}."
         if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
             # the fault's own place, not the precision's
@@ -740,36 +742,33 @@ def checked_by_own_paths(
 def _pair_says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
     limit = test.limits.over_all
     if test.ratio > limit:
-        return f"In {dtype} the difference is {_times(test.ratio)} the noise floor (rounding: at most {limit:g}x)."
+        return f"In {dtype} the difference is {multiple(test.ratio)} the noise floor (rounding: at most {limit:g}x)."
     if len(test.outliers):
         where, most = place_in_words(int(test.outliers[0]), lengths), test.position
         more = f" ({len(test.outliers) - 1:,} more)" if len(test.outliers) > 1 else ""
         return (
-            f"In {dtype} {where}{more} is an outlier: up to {_times(most.worst)} the noise floor; rounding stays below"
-            f" {most.allowed:.3g}x."
+            f"In {dtype} {where}{more} is an outlier: up to {multiple(most.worst)} the noise floor"
+            f" (rounding: at most {most.allowed:.3g}x)."
         )
-    nothing = ", and no position is an outlier" if np.isfinite(test.position.allowed) else ""
-    return f"In {dtype} the difference is {_times(test.ratio)} the noise floor{nothing}."
+    return f"In {dtype} the difference is {multiple(test.ratio)} the noise floor (rounding: at most {limit:g}x)."
 
 
 def _error_says(test: FloorTest, name: str, dtype: str, lengths: Sequence[int]) -> str:
-    size = f"In {dtype} the error of '{name}' to float32 is {_times(test.ratio)} that of rounding"
+    size = f"In {dtype} the error of '{name}' to float32 is {multiple(test.ratio)} that of rounding"
     if test.nonfinite:
         return f"In {dtype} {plural(test.nonfinite, 'logit')} of '{name}' are NaN or infinite, unlike in float32."
     if test.ratio > DRAWN.over_all:
         return f"{size} (at most {DRAWN.over_all:g}x)."
     if (test.ratio_elsewhere or 0.0) > DRAWN.over_all:
-        return f"{size}, but {_times(test.ratio_elsewhere or 0.0)} outside the directions that rounding takes."
+        return f"{size}, but {multiple(test.ratio_elsewhere or 0.0)} outside the directions that rounding takes."
     if len(test.outliers):
         most, where = test.position, place_in_words(int(test.outliers[0]), lengths)
-        return (
-            f"{size}, but {where} is an outlier: {_times(most.worst)}, where rounding stays below {most.allowed:.3g}x."
-        )
+        return f"{size}, but {where} is an outlier: {multiple(most.worst)} (at most {most.allowed:.3g}x)."
     beyond = [each for each in test.places if len(each.outliers)]
     if beyond:
         most = max(beyond, key=lambda each: each.excess)
         place = f"{most.kind} {most.worst_place}"
-        return f"{size}, but {place} is an outlier: {_times(most.worst)}, allowed {most.allowed:.3g}x."
+        return f"{size}, but {place} is an outlier: {multiple(most.worst)}, allowed {most.allowed:.3g}x."
     smallest = test.smallest_fault("position") or 0.0
     return (
         f"{size}; a fault of {smallest:.2g}x at one position, {test.smallest_fault() or 0.0:.2g}x over all would show."
@@ -778,10 +777,6 @@ def _error_says(test: FloorTest, name: str, dtype: str, lengths: Sequence[int]) 
 
 def _broken(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
     return f"In {dtype}, {broken.says(lengths)}."
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}x" if ratio < 10 else f"{number(ratio, 3)}x"
 
 
 def _finite(value: float) -> float | None:

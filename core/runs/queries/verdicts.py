@@ -5,7 +5,6 @@ Only what is stored is said. A pair that was not judged is identical if its bits
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...command_name import COMMAND
-from ...text import number, three_digits
+from ...text import multiple, number
 from ..file.evidence import (
     FLOAT32,
     MISSING,
@@ -132,13 +131,6 @@ def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
     dtype, limit = (getattr(figures, name, None) for name in ("compute_dtype", "largest_ratio_allowed"))
     in_dtype, at_most = f" in {dtype}" if dtype else "", f" (limit {number(limit)}x)" if limit else ""
     return f"{multiple(ratio)} the noise floor{in_dtype}{at_most}"
-
-
-def multiple(ratio: float) -> str:
-    """`0.94x`, `35,600x`: a ratio to the noise floor."""
-    if not math.isfinite(ratio):
-        return "infinitely many times"
-    return f"{f'{ratio:.2f}' if ratio < 10 else three_digits(ratio)}x"
 
 
 def _tried(evidence: Sequence[Evidence]) -> frozenset[str]:
