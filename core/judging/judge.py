@@ -403,9 +403,7 @@ class _Trial:
             beyond_noise_floor=is_beyond,
         )
         moved, where = _quoted(rerun.moved), place_in_words(test.worst_row, self.lengths)
-        says = (
-            f"{moved} differs between two calls by {multiple(test.ratio)} the noise floor, as rounding does."
-        )
+        says = f"{moved} differs between two calls by {multiple(test.ratio)} the noise floor, as rounding does."
         if rerun.mismatches:
             says = f"{moved}: {plural(rerun.mismatches, 'logit is', 'logits are')} NaN or infinite in one of two calls."
         elif is_beyond:
@@ -583,12 +581,10 @@ class _Trial:
         if self.not_finite is not None and (deciding is None or not deciding.nonfinite):
             first, ratio = self.not_finite.place(lengths), None
             module = controls.source_of(self.not_finite)
-        elif deciding is not None and (not deciding.is_passed or len(deciding.outliers)):
-            shown = structure_of(deciding.outliers, lengths, controls.blocks)
-            first = shown.first
-            self.evidence.append(outliers_evidence(shown, deciding, dtype, lengths))
+        elif deciding is not None and not deciding.is_passed:
+            first = structure_of(deciding.outliers, lengths, controls.blocks).first
         elif deciding is None:
-            self.evidence += controls.differing()
+            self._without_floor(controls)
             first = next((figures.worst_position for figures in self._shrinking()), None)
         if deciding is not None and deciding is wide and not deciding.is_passed:
             bugs = [each.evidence.side for each in self.lowered if each.evidence.outcome == FAILED]
@@ -601,11 +597,14 @@ class _Trial:
                     first = figures.first  # of a fault on top of the noise
                 elif figures.bits is not None:
                     part = f"{figures.kind} in {figures.blocks} blocks computes to {figures.bits:.0f} bits"
-                    size = f"In {dtype} the difference is {multiple(deciding.ratio)} the noise floor"
-                    undeclared = f"{size}: a bug, or an undeclared lower precision; {part}."
+                    size = f"{multiple(deciding.ratio)} the noise floor in {dtype}"
+                    undeclared = f"{size}: a bug, or an undeclared lower precision ({part})."
         if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
             # the fault's own place, not the precision's
             first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
+        if deciding is not None and not deciding.is_passed and not self.not_finite:
+            shown = structure_of(deciding.outliers, lengths, controls.blocks)
+            self.evidence.append(outliers_evidence(shown, first, deciding, dtype, lengths))
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
         if not own.is_identical and not any(
@@ -624,6 +623,13 @@ class _Trial:
         if undeclared and any(row.rung == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
             sentence = undeclared
         return Judgement(replace(verdict, because=sentence), tuple(self.rows))
+
+    def _without_floor(self, controls: Controls) -> None:
+        """Add where the sides differ at all, unless a place that does not shrink says more."""
+        if self._shrinking():
+            self.evidence = [row for row in self.evidence if row.check is not Check.NARROWING or row.outcome == FAILED]
+        else:
+            self.evidence += controls.differing()
 
     def _shrinking(self) -> list[ShrinkFigures]:
         """Figures of a pair that does not shrink from 16 bits to float32."""

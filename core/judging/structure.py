@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,16 +91,26 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
     return best, next((size for size in fitting[:-1] if (size / best) ** len(places) > _SMALLER_BLOCK), None)
 
 
-def outliers_evidence(shown: Structure, test: FloorTest, dtype: str, lengths: Sequence[int]) -> Evidence:
-    """The row on where the difference begins, in the dtype that decided. It never decides."""
+def outliers_evidence(
+    shown: Structure, first: tuple[int, int] | None, test: FloorTest, dtype: str, lengths: Sequence[int]
+) -> Evidence:
+    """The row on where the difference begins, in the dtype that decided. It never decides.
+
+    first: where the fault begins, after the outliers if it is on top of a lower precision.
+    """
+
+    def row_of(place: tuple[int, int]) -> int:
+        return sum(lengths[: place[0]]) + place[1]
+
     says = "No single position is an outlier: the difference is larger everywhere alike."
     if shown.first is not None:
-        prompt, position = shown.first
-        row = sum(lengths[:prompt]) + position
+        row = row_of(shown.first)
         reach = ", at every position" if shown.rows == sum(lengths) else ", and goes on to the end" * shown.is_tail
         block = f"; every start is {shown.block_in_words}" if shown.block else ""
         says = f"It begins at {place_in_words(row, lengths)}{reach}{block}."
-        if position == 1 and not test.by_position[row - 1]:
+        if first is not None and first != shown.first:
+            says = f"Noise begins at {place_in_words(row, lengths)}, the fault at {place_in_words(row_of(first), lengths)}."
+        elif shown.first[1] == 1 and not test.by_position[row - 1]:
             says += " Position 0 has one key only, so a fault of keys, masks or scales cannot show there."
-    control = f"positions beyond what rounding reaches in {dtype}"
-    return Evidence(Check.OUTLIERS, control, shown.figures(), NOTED, says)
+    figures = replace(shown, first=first or shown.first).figures()
+    return Evidence(Check.OUTLIERS, f"positions beyond what rounding reaches in {dtype}", figures, NOTED, says)
