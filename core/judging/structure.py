@@ -109,7 +109,8 @@ def outliers_evidence(
         block = f"; every start is {shown.block_in_words}" if shown.block else ""
         says = f"It begins at {place_in_words(row, lengths)}{reach}{block}."
         if first is not None and first != shown.first:
-            says = f"Noise begins at {place_in_words(row, lengths)}, the fault at {place_in_words(row_of(first), lengths)}."
+            fault = place_in_words(row_of(first), lengths)
+            says = f"Noise begins at {place_in_words(row, lengths)}, the fault at {fault}."
         elif shown.first[1] == 1 and not test.by_position[row - 1]:
             says += " Position 0 has one key only, so a fault of keys, masks or scales cannot show there."
     figures = replace(shown, first=first or shown.first).figures()
