@@ -62,7 +62,7 @@ class Precision:
     @property
     def name(self) -> str:
         """`KV cache in int8`."""
-        later = ", rounded after it was first read" if self.stored is not None else ""
+        later = " (rounded after its first read)" if self.stored is not None else ""
         return f"{self.part} in {self.format}{later}" + ", attention's too" * (self.path != "prefill")
 
     @property
@@ -236,7 +236,7 @@ FORMATS: dict[str, Rounding] = {
     **{"int8": int8, "tf32": tf32, "nf4": nf4, **_IN_GGUF},
 }
 _OTHER_KINDS: dict[str, tuple[str, Rounding]] = {  # of rounding to the same; arithmetic decides what lies in the middle
-    "kv=int8": ("int8, a scale per channel", partial(int8, axis=-2)),
+    "kv=int8": ("int8 per channel", partial(int8, axis=-2)),
     "products=tf32": ("tf32, truncated", partial(tf32, truncates=True)),
     "weights=int8": ("int8", _in(torch.float64, int8)),
     "weights=nf4": ("nf4", _in(torch.float64, nf4)),

@@ -161,23 +161,21 @@ def _row(
     side: RunnableSide,
     figures: evidence.PrecisionsFigures | evidence.ExplainedFigures | evidence.DrawnPrecisionFigures,
     outcome: str = NOTED,
-    left: float = np.inf,
     outliers: NDArray[np.int64] | None = None,
     precision: Precision | None = None,
 ) -> Lowered:
-    """left: of the side's distance, times the noise in that precision; outliers: positions at which it is more."""
+    """outliers: positions at which more than that precision's noise is left."""
     check = next(each for each in Check if each.record is type(figures))
-    size, far = three_digits(left), three_digits(figures.noise_ratio)
+    far, name = three_digits(figures.noise_ratio), figures.precision
     places = [] if outliers is None else outliers.tolist()
-    where = f" from {place_in_words(places[0], question.lengths)}" if len(places) else ""
-    noise = f"{size}x that precision's noise{where}"
+    where = f", from {place_in_words(places[0], question.lengths)}" if len(places) else ""
     says = {
-        PASSED: f"'{side.name}' is the model with {figures.precision}, {far} noise floors away: {noise} is left.",
-        FAILED: f"A fault on top of a lower precision, {figures.precision}: {noise}.",
-        NOTED: f"No lower precision explains '{side.name}'; {figures.precision} comes closest and leaves {noise}.",
+        PASSED: f"'{side.name}' is the model with {name}: {far}x the noise floor, nothing but that precision's noise.",
+        FAILED: f"A fault on top of a lower precision, {name}{where}.",
+        NOTED: f"No lower precision explains '{side.name}'; {name} comes closest.",
     }[outcome]
     if figures.precision is None:
-        says = f"No declared or usual lower precision explains '{side.name}', {far} noise floors away."
+        says = f"No declared or usual lower precision explains '{side.name}'."
     place = structure_of(np.asarray(places, np.int64), question.lengths).first if outcome == FAILED else None
     control = f"'{side.name}' compared with the model in lower precisions"
     return Lowered(Evidence(check, control, figures, outcome, says, side.name), place, side, precision, len(places))
@@ -267,9 +265,9 @@ def _held_to_floor(
         positions_beyond=len(test.outliers),
     )
     if figures.share_left <= MOST_LEFT and (test.is_passed or 0 < np.mean(ties) <= _MOST_TIES):
-        return _row(question, side, figures, PASSED, test.ratio, precision=precision)
+        return _row(question, side, figures, PASSED, precision=precision)
     outcome = FAILED if np.mean(left[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME else NOTED
-    return _row(question, side, figures, outcome, max(test.ratio, test.worst or 0.0), test.outliers, precision)
+    return _row(question, side, figures, outcome, test.outliers, precision)
 
 
 # Held to roundings drawn anew in 16 bits
@@ -325,7 +323,7 @@ def whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, rat
             # draws may be no measure by position (near ties of a router); the model's own paths are one over all
             is_near = row.outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE
             outcome = PASSED if row.outcome == PASSED or is_near else outcome
-        return _row(replace(question, prompts=chosen), side, figures, outcome, figures.ratio_over_draws, test.outliers)
+        return _row(replace(question, prompts=chosen), side, figures, outcome, test.outliers)
     return None
 
 
@@ -347,7 +345,7 @@ def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSi
         outcome = PASSED if row.outcome == PASSED and is_less else FAILED if is_part else NOTED
         outcome = outcome if test.holds_its_precisions else NOTED
         figures = _drawn_figures(row, ratio, precision.name)
-        return _row(question, side, figures, outcome, test.ratio, test.outliers, precision)
+        return _row(question, side, figures, outcome, test.outliers, precision)
 
     return _best_of(question, side, ratio, map(held_to_draws, best))
 

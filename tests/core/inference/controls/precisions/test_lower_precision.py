@@ -57,8 +57,8 @@ from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 pytestmark = pytest.mark.model
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
 NAMED = {
-    "int8 cache": "KV cache in int8, rounded after it was first read",
-    "fp8 cache, attention written out": "KV cache in fp8_e4m3, rounded after it was first read",
+    "int8 cache": "KV cache in int8 (rounded after its first read)",
+    "fp8 cache, attention written out": "KV cache in fp8_e4m3 (rounded after its first read)",
     "TF32 where float32 was promised": "products in tf32",
     "head in bfloat16 where float32 was promised": "head in bf16",
     "weights in Q4_0": "weights of linear layers in q4_0",
