@@ -6,21 +6,18 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
 from ...disk import write_atomic
 from ...errors import DumpError, StoreError
 from ...text import shown
-from .records import MAX_POSITIONS, Keys, ListRow, ListSide, Response, Values, list_rows
+from .records import Count, ListRow, ListSide, Response, Token, list_rows
 
 FORM = "ulpscope"  # the key by which a line is known; its value is the form's version
 _VERSION = 1
 _LEAST = "-inf"  # JSON has no infinity
-_OF_ROW = ("best", "chosen", "missing", "full")
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-Token = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 
 
 class _Row(msgspec.Struct):
@@ -33,32 +30,10 @@ class _Row(msgspec.Struct):
     values: list[float | Literal["-inf"]]
 
 
-class _Line(msgspec.Struct):
-    """A response with its side and prompt. Fields that `Response` has too are named as there."""
-
-    ulpscope: Literal[1]
-    side: str
-    prompt: Count
-    values: Values
-    keys: Keys
-    format: str
-    start_known: bool
-    generated_from: Count | None
-    processed: bool | None
-    asked: Count | None
-    vocab: Count | None
-    model: str
-    text: str
-    cached: Count | None
-    tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_POSITIONS)]
-    texts: dict[Count, str]
-    settings: dict[str, str]
-    warnings: list[str]
-    rows: list[_Row]
-
-
-_SAME = tuple(
-    sorted(set(_Line.__struct_fields__) & set(Response.__dataclass_fields__) - {"rows", "tokens", "warnings"})
+_ABOUT = {name: kind for name, kind in get_type_hints(Response, include_extras=True).items() if name != "prompt_key"}
+# A response with its side and prompt.
+_Line = msgspec.defstruct(
+    "_Line", [(FORM, Literal[1]), ("side", str), ("prompt", Count), *(_ABOUT | {"rows": list[_Row]}).items()]
 )
 
 
@@ -77,18 +52,14 @@ def lines_of(sides: Sequence[ListSide]) -> Iterator[dict[str, Any]]:
     """Return one object a response, the reference's first."""
     for side in sides:
         for prompt, response in enumerate(side.responses):
-            columns = {name: getattr(response.rows, name).tolist() for name in ("positions", *_OF_ROW)}
-            rows = []
-            for index, values in enumerate(zip(*columns.values(), strict=True)):
-                ids, sent = (each.tolist() for each in response.rows.row(index))
-                row = dict(zip(("position", *_OF_ROW), values, strict=True))
-                row |= {"token_ids": ids, "values": [_LEAST if value == -math.inf else value for value in sent]}
-                rows.append(row)
-            about = {name: getattr(response, name) for name in _SAME}
-            about |= {"texts": {str(token): text for token, text in response.texts.items()}}
-            about |= {"settings": dict(response.settings), "warnings": list(response.warnings)}
-            about |= {"tokens": list(response.tokens), "rows": rows}
-            yield {FORM: _VERSION, "side": side.name, "prompt": prompt, **about}
+            stored, rows = response.rows, []
+            columns = (stored.positions, stored.best, stored.chosen, stored.missing, stored.full)
+            for index, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+                ids, sent = (each.tolist() for each in stored.row(index))
+                sent = [_LEAST if value == -math.inf else value for value in sent]
+                rows.append(dict(zip(_Row.__struct_fields__, (*values, ids, sent), strict=True)))
+            about = {name: getattr(response, name) for name in _ABOUT}
+            yield {FORM: _VERSION, "side": side.name, "prompt": prompt, **about, "rows": rows}
 
 
 def is_line(document: object) -> bool:
@@ -113,11 +84,10 @@ def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]
     return tuple(ListSide(name, tuple(responses)) for name, responses in found.items())
 
 
-def _response(line: _Line, where: str) -> Response:
+def _response(line: Any, where: str) -> Response:
     rows = []
     for row in line.rows:
         values = [-math.inf if value == _LEAST else float(value) for value in row.values]
         entries = tuple(zip(row.token_ids, values, strict=True))
         rows.append(ListRow(row.position, entries, row.best, row.chosen, row.missing, row.full))
-    about = {name: getattr(line, name) for name in _SAME}
-    return Response(**about, tokens=tuple(line.tokens), rows=list_rows(rows, where), warnings=tuple(line.warnings))
+    return Response(**{name: getattr(line, name) for name in _ABOUT} | {"rows": list_rows(rows, where)})

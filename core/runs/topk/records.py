@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +22,8 @@ Keys = Literal["token_id", "text"]
 UNKNOWN_TOKEN = -1
 MAX_ENTRIES = 1 << 26  # of a response: (token, value) pairs
 MAX_POSITIONS = 1 << 20  # of a response
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Token = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 
 
 @dataclass(frozen=True)
@@ -128,17 +131,17 @@ class Response:
     format: str
     values: Values
     keys: Keys
-    tokens: tuple[int, ...]
+    tokens: Annotated[tuple[Token, ...], msgspec.Meta(max_length=MAX_POSITIONS)]
     rows: ListRows
     start_known: bool = True
-    generated_from: int | None = None
-    texts: Mapping[int, str] = field(default_factory=dict)
+    generated_from: Count | None = None
+    texts: Mapping[Count, str] = field(default_factory=dict)
     processed: bool | None = None
-    asked: int | None = None
-    vocab: int | None = None
+    asked: Count | None = None
+    vocab: Count | None = None
     model: str = ""
     text: str = ""
-    cached: int | None = None
+    cached: Count | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     prompt_key: str = ""
