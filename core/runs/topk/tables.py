@@ -70,9 +70,7 @@ def write_lists(
     with new_run(store, about.name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
         database.execute("BEGIN")
         header = _header(about, sides, pairs)
-        logits = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
-        logits |= {"run_id": partial.path.stem, "created": created, "positions": header.rows}
-        insert_run(database, **logits, **asdict(header.provenance))
+        insert_header(database, partial, created, header, header.rows)
         insert_prompts(database, header)
         if texts := _texts(sides):
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
@@ -119,6 +117,13 @@ def new_run(
         store.place(partial.path, partial.path.stem)
     finally:
         partial.remove()
+
+
+def insert_header(database: Database, partial: Partial, created: datetime, header: RunHeader, positions: int) -> None:
+    """Insert the one row of provenance."""
+    about = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
+    about |= {"run_id": partial.path.stem, "created": created, "positions": positions}
+    insert_run(database, **about, **asdict(header.provenance))
 
 
 def _header(about: About, sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> RunHeader:

@@ -8,9 +8,8 @@ log-probabilities of those tokens, null or NaN if missing. `sequence` names it. 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,14 +24,13 @@ from ..file.kept import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..store.store import Store
 from ..tables.pairs import insert_pair
-from ..tables.run import insert_run
 from ..tables.sides import insert_sides
 from ..tables.verdicts import insert_evidence
 from .files import side_names
 from .placeholders import ROUNDING
 from .reading import digest_of, responses_of
 from .records import MAX_POSITIONS
-from .tables import About, new_run
+from .tables import About, insert_header, new_run
 
 if TYPE_CHECKING:
     from ..revision import PairVerdict
@@ -88,15 +86,35 @@ def write_tokens(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Store the files as a run; it appears when it is whole. -> its id. DumpError for what cannot be compared."""
-    size = sum(path.stat().st_size for path in paths)
+    size, tell = sum(path.stat().st_size for path in paths), on_progress or (lambda *_: None)
+    names = ("reference", "variant") if len(paths) == 1 else tuple(side_names(paths))
     with new_run(store, about.name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
         # Links, for DuckDB takes `*` and `?` in a name for any other file's.
         links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
         for link, path in zip(links, paths, strict=True):
             link.symlink_to(path.resolve())
-        note = _arrive(database, paths, links)
-        names = ("reference", "variant") if len(paths) == 1 else tuple(side_names(paths))
-        _fill(database, names, about, note, created, partial.path.stem, judge, on_progress or (lambda *_: None))
+        note = " ".join(filter(None, (about.note, _arrive(database, paths, links))))
+        database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
+        (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
+        origin = Provenance("upload", about.model, command=about.command, note=note, versions=about.versions)
+        sides = tuple(SideHeader(name, "", "float32") for name in names)
+        header = RunHeader(about.name, "", 0, (Prompt(1),), sides, origin, kept=FIGURES, k=1, holds="logprob")
+        insert_header(database, partial, created, header, positions)
+        tell(positions // 5, positions)
+        for side, values in enumerate(_VALUES[1]):
+            database.execute(_INSERT_SIDE.format(side=side, values=values))
+            tell((side + 2) * positions // 5, positions)
+        database.execute(_INSERT_POSITIONS)
+        tell(4 * positions // 5, positions)
+        digests = [digest_of("logprob", responses_of(database, side, "logprob", "token_id", {})) for side in (0, 1)]
+        insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
+        extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
+        constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
+        compared = Compared(names, positions, _summary(database), constants)
+        verdict = judge(compared)
+        insert_pair(database, 0, compared.summary, verdict)
+        insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
+        tell(positions, positions)
     return partial.path.stem
 
 
@@ -194,70 +212,26 @@ def _named(columns: Sequence[str]) -> str:
     return ", ".join(f"`{column}`" for column in columns)
 
 
-def _fill(
-    database: Database,
-    names: tuple[str, ...],
-    about: About,
-    note: str,
-    created: datetime,
-    run_id: str,
-    judge: Callable[[Compared], PairVerdict],
-    on_progress: Callable[[int, int], None],
-) -> None:
-    """Fill the tables of the run from `arriving`."""
-    sides = tuple(SideHeader(name, "", "float32") for name in names)
-    about = About(about.name, about.model, about.command, " ".join(filter(None, (about.note, note))), about.versions)
-    origin = Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions)
-    header = RunHeader(about.name, "", 0, (Prompt(1),), sides, origin, kept=FIGURES, k=1, holds="logprob")
-    database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
-    (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
-    logits = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
-    insert_run(database, run_id=run_id, created=created, positions=positions, **logits, **asdict(origin))
-    on_progress(positions // 5, positions)
-    for side, values in enumerate(_VALUES[1]):
-        _insert(database, "response", {
-            "side": f"{side}", "prompt": "prompt", "format": f"'{FORMAT}'", "is_start_known": "false",
-            "generated_from": "0", "asked": "1", "model": "''", "text": "''", "tokens": "'[]'", "warnings": "'[]'",
-            "settings": "CASE WHEN sequence IS NULL THEN '{}' ELSE to_json({sequence: sequence})::VARCHAR END",
-        }, "arriving")  # fmt: skip
-        listed = f"(SELECT prompt, {_ELEMENTS.format(values)} FROM arriving)"
-        _insert(database, "side_position", {
-            "side": f"{side}", "prompt": "prompt", "position": "position", "logsumexp": "0.0", "best": "0",
-            "chosen": "token", "missing": "(value IS NULL)::INTEGER", "is_full": "false",
-        }, listed)  # fmt: skip
-        _insert(database, "top_token", {
-            "side": f"{side}", "prompt": "prompt", "position": "position", "rank": "0", "token_id": "token",
-            "logit": "value",
-        }, f"{listed} WHERE value IS NOT NULL")  # fmt: skip
-        on_progress((side + 2) * positions // 5, positions)
-    both = f"{_ELEMENTS.format('reference')}, unnest(variant) AS other"
-    _insert(database, "position", {
-        "pair": "0", "prompt": "prompt", "position": "position", "neq": "coalesce(apart != 0, false)::INTEGER",
-        "bit_identical": "CASE WHEN apart != 0 THEN false END", "max_abs": "abs(apart)",
-        "rms": "sqrt(apart * apart)", "nonfinite_mismatch": "0",
-    }, f"(SELECT *, other - value AS apart FROM (SELECT prompt, {both} FROM arriving))")  # fmt: skip
-    database.execute("DROP TABLE arriving")
-    on_progress(4 * positions // 5, positions)
-    digests = [digest_of("logprob", responses_of(database, side, "logprob", "token_id", {})) for side in (0, 1)]
-    insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
-    extremes = "SELECT min(logit), max(logit), count(*) FROM top_token WHERE side = ?"
-    constants = [
-        low if count > 1 and low == high else None
-        for low, high, count in (database.rows(extremes, [side])[0] for side in (0, 1))
-    ]
-    compared = Compared(names, positions, _summary(database), tuple(constants))
-    verdict = judge(compared)
-    insert_pair(database, 0, compared.summary, verdict)
-    insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-    on_progress(positions, positions)
-
-
-_ELEMENTS = "unnest(range(len(token_ids))) AS position, unnest(token_ids)::INTEGER AS token, unnest({}) AS value"
-
-
-def _insert(database: Database, table: str, columns: Mapping[str, str], source: str) -> None:
-    """Insert rows of a query. columns: by name its SQL; the others are null."""
-    database.execute(f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM {source}")
+_ELEMENTS = "prompt, unnest(range(len(token_ids))) AS position, unnest(token_ids)::INTEGER AS token"
+_INSERT_SIDE = f"""
+    INSERT INTO response BY NAME SELECT {{side}} AS side, prompt, '{FORMAT}' AS format, false AS is_start_known,
+        0 AS generated_from, 1 AS asked, '' AS model, '' AS text, '[]' AS tokens, '[]' AS warnings,
+        CASE WHEN sequence IS NULL THEN '{{{{}}}}' ELSE to_json({{{{sequence: sequence}}}})::VARCHAR END AS settings
+        FROM arriving;
+    INSERT INTO side_position BY NAME SELECT {{side}} AS side, prompt, position, 0.0 AS logsumexp, 0 AS best,
+        token AS chosen, (value IS NULL)::INTEGER AS missing, false AS is_full
+        FROM (SELECT {_ELEMENTS}, unnest({{values}}) AS value FROM arriving);
+    INSERT INTO top_token BY NAME SELECT {{side}} AS side, prompt, position, 0 AS rank, token AS token_id,
+        value AS logit FROM (SELECT {_ELEMENTS}, unnest({{values}}) AS value FROM arriving) WHERE value IS NOT NULL;
+"""
+_INSERT_POSITIONS = f"""
+    INSERT INTO position BY NAME SELECT 0 AS pair, prompt, position, coalesce(apart != 0, false)::INTEGER AS neq,
+        CASE WHEN apart != 0 THEN false END AS bit_identical, abs(apart) AS max_abs, sqrt(apart * apart) AS rms,
+        0 AS nonfinite_mismatch
+        FROM (SELECT *, other - value AS apart FROM
+            (SELECT {_ELEMENTS}, unnest(reference) AS value, unnest(variant) AS other FROM arriving));
+    DROP TABLE arriving;
+"""
 
 
 def _summary(database: Database) -> Summary:
@@ -266,9 +240,7 @@ def _summary(database: Database) -> Summary:
         "SELECT coalesce(sum(neq), 0)::BIGINT, count(max_abs), max(max_abs), sqrt(fsum(max_abs * max_abs) /"
         " nullif(count(max_abs), 0)) FROM position WHERE pair = 0"
     )
-    counted = dict.fromkeys(
-        ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions"), 0
-    )
-    found = {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
-    empty = dict.fromkeys(Summary.__dataclass_fields__)
-    return Summary(**{**empty, **counted, **found, "bit_identical": False if neq else None, "finite": listed})
+    zeros = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
+    known = {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
+    known |= {"bit_identical": False if neq else None, "finite": listed}
+    return Summary(**(dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(zeros, 0) | known))
