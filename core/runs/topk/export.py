@@ -74,7 +74,7 @@ def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]
         if not is_line(document):
             raise DumpError(f"{where}: is no line of an exported run as those before it are.")
         try:
-            line = msgspec.convert(document, _Line, str_keys=True)
+            line: Any = msgspec.convert(document, _Line, str_keys=True)
             response = _response(line, where)
         except (msgspec.ValidationError, ValueError) as error:
             raise DumpError(f"{where}: makes no sense as a line of an exported run ({shown(error, 80)}).") from None

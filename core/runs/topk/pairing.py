@@ -22,7 +22,7 @@ from ..file.kept import VALUE_NAMES
 from ..file.records import UNITS
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
 from .placeholders import CERTAIN, MASKED, ROUNDING, Placeholders, without_placeholders
-from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
+from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Values
 
 NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
 _NOTHING = ListedRow(np.empty(0, np.int64), np.empty(0), 0, False)
@@ -131,20 +131,6 @@ class ListPair:
         return names.pop() if len(names) == 1 else None
 
 
-@dataclass(frozen=True, eq=False)
-class _Prepared:
-    """A response without placeholders. certain: positions at which one token has probability 1 and every other listed
-    one has 0.
-    """
-
-    response: Response
-    tokens: tuple[int, ...]
-    rows: dict[int, ListedRow]
-    chosen: dict[int, int]
-    first_generated: float
-    certain: frozenset[int]
-
-
 def pairs_of(sides: Sequence[ListSide]) -> tuple[ListPair, ...]:
     """The first side against every other, of `aligned` sides."""
     return tuple(compare_sides(sides[0], side) for side in sides[1:])
@@ -159,36 +145,40 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
     alone, both = [0, 0], 0
     texts: dict[int, str] = {}
     for prompt, responses in enumerate(zip(sides[0].responses, sides[1].responses, strict=True)):
-        one, other = (_prepared(response) for response in responses)
         for response in responses:
             texts.update(response.texts)
-        parting, first = parting_of(one.tokens, other.tokens), min(one.first_generated, other.first_generated)
+        sent = [response.rows for response in responses]
+        rows = [{place: _listed(each, index) for index, place in enumerate(each.positions.tolist())} for each in sent]
+        chosen = [dict(zip(each.positions.tolist(), each.chosen.tolist(), strict=True)) for each in sent]
+        certain = [_certain(each, reference.values) for each in sent]
+        starts = [response.generated_from for response in responses if response.generated_from is not None]
+        parting, first = parting_of(*map(sequence, responses)), min(starts, default=math.inf)
         is_checked = None not in map(prompt_tokens, responses)
         meetings.append(Meeting(prompt, parting, parting is not None and parting <= first, is_checked))
-        places = [place for place in sorted(one.rows.keys() & other.rows.keys()) if parting is None or place < parting]
-        for number, (side, open_side) in enumerate(((one, other), (other, one))):
-            certain = (side.certain - open_side.certain).intersection(places)
-            sure = {place for place in certain if _is_open(open_side.rows[place], reference.values)}
-            side.rows.update(dict.fromkeys(sure, _NOTHING))
-            alone[number] += len(sure)
-        both += len(one.certain & other.certain)
+        places = [place for place in sorted(rows[0].keys() & rows[1].keys()) if parting is None or place < parting]
+        for side, open_side in ((0, 1), (1, 0)):
+            alike = (certain[side] - certain[open_side]).intersection(places)
+            sure = [place for place in alike if _is_open(rows[open_side][place], reference.values)]
+            rows[side].update(dict.fromkeys(sure, _NOTHING))
+            alone[side] += len(sure)
+        both += len(certain[0] & certain[1])
         for place in places:
-            rows = one.rows[place], other.rows[place]
-            ulps = _ulps(rows[0], grids[0]), _ulps(rows[1], grids[1])
-            chosen = one.chosen[place], other.chosen[place]
-            figures = compare_rows(*rows, reference.values)
-            positions.append(ListPosition(prompt, place, place >= first, chosen, ulps, figures))
+            one, other = rows[0][place], rows[1][place]
+            ulps, figures = (_ulps(one, grids[0]), _ulps(other, grids[1])), compare_rows(one, other, reference.values)
+            tokens = chosen[0][place], chosen[1][place]
+            positions.append(ListPosition(prompt, place, place >= first, tokens, ulps, figures))
     if not positions:
         raise DumpError(
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it, so no two rows to"
             f" compare{_why(reference, variant)}."
         )
     missing = [*placeholders[0], *placeholders[1]]
-    for side, count in zip(sides, alone, strict=True):
+    for compared, count in zip(sides, alone, strict=True):
         if count:
-            total = sum(len(response.rows) for response in side.responses)
+            total = sum(len(response.rows) for response in compared.responses)
             what = "probability 1 for one token only, unlike the other side"
-            missing.append(Placeholders(side.name, "certain", count, total, what))
+            missing.append(Placeholders(compared.name, "certain", count, total, what))
+    sent_rows = [response.rows for compared in sides for response in compared.responses]
     return ListPair(
         reference.name,
         variant.name,
@@ -200,7 +190,7 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
         texts,
         _notes(reference, variant, meetings),
         tuple(sorted(missing, key=lambda one: one.kind != MASKED)),
-        sum(_zeros(response.rows) for side in sides for response in side.responses),
+        sum(int(rows.missing[(np.diff(rows.offsets) > 0) & ~rows.full].sum()) for rows in sent_rows),
         both,
     )
 
@@ -241,23 +231,10 @@ def _listed(rows: ListRows, index: int) -> ListedRow:
     return ListedRow(tokens, values, min(int(rows.best[index]), len(values)), bool(rows.full[index]))
 
 
-def _zeros(rows: ListRows) -> int:
-    """Placeholders of single tokens in rows that hold other values."""
-    return int(rows.missing[(np.diff(rows.offsets) > 0) & ~rows.full].sum())
-
-
-def _prepared(response: Response) -> _Prepared:
-    rows, places = response.rows, response.rows.positions.tolist()
+def _certain(rows: ListRows, values: Values) -> set[int]:
+    """Positions at which one token has probability 1 and every other listed one has 0."""
     sure = (np.diff(rows.offsets) == 1) & (rows.missing > 0)
-    is_certain = rows.values[rows.offsets[:-1][sure]] == CERTAIN.get(response.values)
-    return _Prepared(
-        response,
-        sequence(response),
-        {place: _listed(rows, index) for index, place in enumerate(places)},
-        dict(zip(places, rows.chosen.tolist(), strict=True)),
-        math.inf if response.generated_from is None else response.generated_from,
-        frozenset(rows.positions[sure][is_certain].tolist()),
-    )
+    return set(rows.positions[sure][rows.values[rows.offsets[:-1][sure]] == CERTAIN.get(values)].tolist())
 
 
 def _is_open(row: ListedRow, values: Values) -> bool:

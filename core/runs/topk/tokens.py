@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -241,6 +241,6 @@ def _summary(database: Database) -> Summary:
         " nullif(count(max_abs), 0)) FROM position WHERE pair = 0"
     )
     zeros = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
-    known = {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
+    known: dict[str, Any] = {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
     known |= {"bit_identical": False if neq else None, "finite": listed}
     return Summary(**(dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(zeros, 0) | known))
