@@ -241,6 +241,6 @@ def _summary(database: Database) -> Summary:
         " nullif(count(max_abs), 0)) FROM position WHERE pair = 0"
     )
     zeros = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
-    known: dict[str, Any] = {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
-    known |= {"bit_identical": False if neq else None, "finite": listed}
-    return Summary(**(dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(zeros, 0) | known))
+    figures: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(zeros, 0)
+    figures |= {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
+    return Summary(**figures | {"bit_identical": False if neq else None, "finite": listed})
