@@ -170,7 +170,9 @@ def _verdict(
         return verdict
     with torch.inference_mode():
         logits = torch.cat([prefill(loaded.model, torch.tensor(ids)) for ids in prompts])
-    row = sampler_evidence(case.sample(logits), logits.argmax(-1).tolist())
+    argmaxes = {row: {token} for row, token in enumerate(logits.argmax(-1).tolist())}
+    emitted = list(enumerate(case.sample(logits)))
+    row = sampler_evidence(emitted, argmaxes, "variant", [len(ids) for ids in prompts])
     rows = (*verdict.evidence, row)
     return conclude(rows, is_bit_identical=verdict.name == IDENTICAL, noise_ratio=verdict.noise_ratio)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,32 +53,29 @@ class Divergence:
         return float(np.sqrt(self.mean_squares.mean()))
 
 
-def row_ulp_percentile(found: Sequence[Divergence], share: float) -> float | None:
+def row_ulp_percentile(divergences: Sequence[Divergence], share: float) -> float | None:
     """The least row ULPs within which that share of all finite elements lies; None where nobody counted them.
 
     Counted are the upper bits of float32 numbers, so it is that to 1 part in 2048, and exact where few bits are set.
     """
-    counted = [one.row_ulps for one in found if one.row_ulps is not None]
-    if len(counted) < len(found) or not counted:
+    counted = [one.row_ulps for one in divergences if one.row_ulps is not None]
+    if len(counted) < len(divergences) or not counted:
         return None
     bins, counts = np.concatenate(counted, axis=1)
-    order = np.argsort(bins, kind="stable")
-    within = np.cumsum(counts[order])
-    if not within[-1]:
+    if not counts.any():
         return None
-    place = bins[order][np.searchsorted(within, math.ceil(share * int(within[-1])))]
+    place = int(np.quantile(bins, share, weights=counts, method="inverted_cdf"))
     return float(np.array(place << ROW_ULP_SHIFT, np.uint32).view(np.float32))
 
 
 def means(squares: NDArray[np.float64], elements: NDArray[np.int64]) -> NDArray[np.float64]:
     """Sums of so many elements as means; 0 of none."""
-    found: NDArray[np.float64] = squares / np.maximum(elements, 1)
-    return found
+    return np.asarray(squares / np.maximum(elements, 1))
 
 
-def mean_squares(found: Sequence[Divergence]) -> NDArray[np.float64]:
+def mean_squares(divergences: Sequence[Divergence]) -> NDArray[np.float64]:
     """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
-    return np.concatenate([one.mean_squares for one in found])
+    return np.concatenate([one.mean_squares for one in divergences])
 
 
 def pooled_rms(divergences: Sequence[Divergence]) -> float:

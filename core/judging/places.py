@@ -19,14 +19,9 @@ def place_of(row: int, lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def place_in_words(row: int, lengths: Sequence[int]) -> str:
-    """`position 3 of prompt 1`: a row of prompts of these lengths, one after another; of a single prompt the position
-    alone.
-    """
-    for prompt, length in enumerate(lengths):
-        if row < length:
-            return f"position {row}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
-        row -= length
-    return f"row {row}"
+    """`position 3 of prompt 1`; of a single prompt the position alone."""
+    prompt, position = place_of(row, lengths)
+    return f"position {position}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
 
 
 @dataclass(frozen=True)

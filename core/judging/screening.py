@@ -95,10 +95,8 @@ def screen(
         outcome = NOTED
         says = f"{measured}, which does not decide: one position differs {number(worst, 3)}x as much as the median one."
     elif flips:
-        outcome, says = (
-            NOTED,
-            f"{measured}, which does not decide: {plural(flips, 'flip is', 'flips are')} beyond the noise.",
-        )
+        outcome = NOTED
+        says = f"{measured}, which does not decide: {plural(flips, 'flip is', 'flips are')} beyond the noise."
     else:
         outcome = PASSED
         says = (

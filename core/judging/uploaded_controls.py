@@ -89,16 +89,17 @@ def measure_controls(
     if floor and not float32 and fmt is not FLOAT32:
         raise UsageError("A noise floor in float32 needs the pair in float32: give --float32 with --floor.")
     with ExitStack() as stack:
-        again, others, wide, paths = (
-            stack.enter_context(_opened(files, figures.header, expected, what, fewest)) if files else None
-            for files, expected, what, fewest in (
-                (rerun, fmt, "a rerun", 1),
-                (neighbours, fmt, "other neighbours", 1),
-                (float32, FLOAT32, "the pair in float32", 2),
-                (floor, FLOAT32, "a noise floor in float32", _LEAST_PATHS),
+        dumps = {
+            name: stack.enter_context(_opened(files, figures.header, expected, what, fewest))
+            for name, files, expected, what, fewest in (
+                ("rerun", rerun, fmt, "a rerun", 1),
+                ("neighbours", neighbours, fmt, "other neighbours", 1),
+                ("float32", float32, FLOAT32, "the pair in float32", 2),
+                ("floor", floor, FLOAT32, "a noise floor in float32", _LEAST_PATHS),
             )
-        )
-        total = sum(dump.rows for dump in (again, others, wide, paths) if dump is not None)
+            if files
+        }
+        total = sum(dump.rows for dump in dumps.values())
         done = 0
 
         def tick(rows: int) -> None:
@@ -107,11 +108,12 @@ def measure_controls(
             if on_progress is not None:
                 on_progress(done, total)
 
-        repeated, neighboured = (_against_run(figures, dump, tick) if dump else {} for dump in (again, others))
-        pairs, narrowing = _pairs(figures, wide, tick) if wide else ({}, {})
-        samples = _floor(figures, wide, paths, tick) if paths else None
-    named = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor, "model": with_model}
-    given = frozenset(name for name, control in named.items() if control)
+        repeated, neighboured = (
+            _against_run(figures, dumps[name], tick) if name in dumps else {} for name in ("rerun", "neighbours")
+        )
+        pairs, narrowing = _pairs(figures, dumps["float32"], tick) if float32 else ({}, {})
+        samples = _floor(figures, dumps.get("float32"), dumps["floor"], tick) if floor else None
+    given = frozenset([*dumps, *["model"] * with_model])
     return UploadedControls(repeated, neighboured, pairs, narrowing, samples, has_experts, given)
 
 
@@ -177,11 +179,11 @@ def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Divergen
     header = figures.header
     ours = [side.name for side in header.sides]
     names = _names_of(header, dump, only=True)
-    parts: dict[str, list[Divergence]] = {name: [] for name in names}
-    for first, again in _walk(figures, [ours.index(name) for name in names], [dump], tick):
-        for name, reference, variant in zip(names, first, again, strict=True):
-            parts[name].append(_divergence(reference, variant, header.format))
-    return {name: joined(of_name) for name, of_name in parts.items()}
+    chunks = [
+        [_divergence(first, again, header.format) for first, again in zip(*sides, strict=True)]
+        for sides in _walk(figures, [ours.index(name) for name in names], [dump], tick)
+    ]
+    return {name: joined(parts) for name, parts in zip(names, zip(*chunks, strict=True), strict=True)}
 
 
 def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, NDArray[np.float64]]]:

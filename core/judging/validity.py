@@ -5,11 +5,10 @@ Every check is a row of evidence. None of them says rounding: that takes a contr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 from ..numerics.formats import values_of
@@ -99,10 +98,8 @@ def _alignment(figures: Figures, pair: int) -> Evidence:
     best = max(_SHIFTS, key=lambda shift: agreed[shift][0])
     (share, compared), (unshifted, unmoved) = agreed[best], agreed[0]
     is_varied = len(np.unique(argmaxes[np.isfinite(argmaxes)])) >= _LEAST_TOKENS
-    outcome, says = (
-        PASSED,
-        f"The argmax is the same at {unshifted:.1%} of positions; no shift by a row or two fits better.",
-    )
+    outcome = PASSED
+    says = f"The argmax is the same at {unshifted:.1%} of positions; no shift by a row or two fits better."
     if is_varied and compared >= _LEAST_ROWS and share >= _AGREES and share > _MORE_OFTEN * unshifted:
         names, way = _names(figures, pair), "later" if best > 0 else "earlier"
         outcome = FAILED
@@ -199,7 +196,7 @@ def _numbers(figures: Figures, pair: int, fillings: tuple[Filling, Filling]) -> 
         first = place_in_words(int(rows[0]), lengths)
         says = f"{plural(count, 'logit is', 'logits are')} -inf on one side only, first at {first}, none is NaN: {why}."
     else:
-        measured = structs.replace(measured, token=broken.token)
+        measured.token = broken.token
         reason = "masked, padded, never written, or a kernel's fault."
         if broken.is_overflow and header.compute_dtype != "bfloat16":
             reason = f"an overflow of float16 (largest {FLOAT16_MAX:,.0f}). Use bfloat16 or float32."
@@ -248,55 +245,43 @@ def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, E
     header, checks = figures.header, {}
     lengths = _lengths(header)
     begins = np.cumsum([0, *lengths])
-    for side in range(len(header.sides)):
+    for index, side in enumerate(header.sides):
         emitted = [
             (int(begins[made.prompt]) + made.given_positions - 1 + step, int(token))
             for made in generations
-            for step, token in enumerate(made.tokens[side])
+            for step, token in enumerate(made.tokens[index])
         ]
         if not emitted:
             continue
-        best = figures.best_tokens(side, _RANKS)
+        best = figures.best_tokens(index, _RANKS)
         rows = begins[best["prompt"].to_numpy(np.int64)] + best["position"].to_numpy(np.int64)
         ties = best["logit"] == best["logit"].groupby(rows).transform("max")
         allowed = best["token_id"][ties].groupby(rows[ties]).agg(set).to_dict()
         for row, token in emitted:
             if len(allowed.get(row, ())) == _RANKS and token not in allowed[row]:  # more may tie: the row itself tells
-                values = values_of(figures.read_rows(side, row, row + 1)[0], header.format)
+                values = values_of(figures.read_rows(index, row, row + 1)[0], header.format)
                 allowed[row] = set(np.flatnonzero(values == np.nanmax(values)).tolist())
-        checks[side] = sampler_evidence(
-            [token for _, token in emitted],
-            [allowed.get(row, set()) for row, _ in emitted],
-            header.sides[side].name,
-            lambda place, emitted=emitted: place_in_words(emitted[place][0], lengths),  # type: ignore[misc]
-        )
+        checks[index] = sampler_evidence(emitted, allowed, side.name, lengths)
     return checks
 
 
 def sampler_evidence(
-    tokens: Sequence[int],
-    argmaxes: Sequence[int | Collection[int]],
-    side: str | None = None,
-    place: Callable[[int], str] = "position {}".format,
+    emitted: Sequence[tuple[int, int]], allowed: Mapping[int, Collection[int]], side: str, lengths: Sequence[int]
 ) -> Evidence:
-    """Check whether each emitted token is the argmax of the logits it was chosen from.
+    """Check whether each emitted token has the largest logit of the row it was chosen from.
 
-    tokens: what was emitted [positions]; argmaxes: of the same side's logits at the same positions, the lowest token
-    id, or all ids that share the largest logit if the sampler may take any of them; side: its name; place: a token's
-    position in words, by its index.
+    emitted: (row, token) of each; allowed: the token ids with the largest logit, by row; lengths: positions by prompt.
     """
-    allowed = [{best} if isinstance(best, int | np.integer) else best for best in argmaxes]
-    wrong = [index for index, (token, best) in enumerate(zip(tokens, allowed, strict=True)) if token not in best]
-    figures = SamplerFigures(tokens=len(tokens), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
+    wrong = [index for index, (row, token) in enumerate(emitted) if token not in allowed.get(row, ())]
+    figures = SamplerFigures(tokens=len(emitted), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
     outcome, says = PASSED, "Every emitted token is the argmax of its own logits."
     if wrong:
         outcome = FAILED
         says = (
-            f"{len(wrong):,} of {len(tokens):,} emitted tokens are not the argmax of their own logits, first at"
-            f" {place(wrong[0])}: a fault of the sampler."
+            f"{len(wrong):,} of {len(emitted):,} emitted tokens are not the argmax of their own logits, first at"
+            f" {place_in_words(emitted[wrong[0]][0], lengths)}: a fault of the sampler."
         )
-    whose = "the side" if side is None else f"'{side}'"
-    control = f"emitted tokens against the argmax of {whose}'s own logits"
+    control = f"emitted tokens against the argmax of '{side}'s own logits"
     return Evidence(Check.EMITTED, control, figures, outcome, says, side)
 
 
