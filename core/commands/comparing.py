@@ -111,19 +111,10 @@ def compare(
         if bounds is not None or write_bounds is not None:
             raise UsageError("--bounds and --write-bounds are for whole rows of logits; a server sent top tokens only.")
         check_for_lists(conditions, compared.pairs)
-    report = as_json(
-        compared.pairs,
-        compared.classes,
-        compute_dtype=header.compute_dtype,
-        rows=header.rows,
-        vocab=header.vocab,
-        prompts=len(header.prompts),
-        variant=variant,
-        with_positions=positions,
-    )
+    report = as_json(compared.pairs, compared.classes, header, variant=variant, with_positions=positions)
     gate = _gate(compared, conditions, known_bounds, slack or 1.0) if is_gate else None
     if write_bounds is not None:
-        write_whole(write_bounds, bounds_text(compared.pairs, header.prompts, header.compute_dtype, header.vocab))
+        write_whole(write_bounds, bounds_text(compared.pairs, header))
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
@@ -180,7 +171,7 @@ def _gate(compared: _ComparedFiles, conditions: list[Condition], bounds: Bounds 
     outcomes = [condition.judge(pair) for condition in conditions for pair in compared.pairs]
     notes = [*gate_notes(compared.pairs), *([note_of(header)] if header.k is not None else [])]
     if bounds is not None:
-        bounded, more = hold(bounds, compared.pairs, header.prompts, header.compute_dtype, header.vocab, slack)
+        bounded, more = hold(bounds, compared.pairs, header, slack)
         outcomes, notes = outcomes + bounded, notes + more
     return GateReport(tuple(outcomes), header.prompts, compared.texts, tuple(notes), header.unit)
 

@@ -72,8 +72,13 @@ class Figures:
             return np.where(is_known, apart / np.where(is_known, in_row_ulps, 1.0), 1.0)
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
-        """Logsumexp of every row of a side, in nats, NaN where undefined. [rows]"""
-        return positions.read_logsumexp(self._database, self.header, side)
+        """Logsumexp of every row of a side, in nats, NaN where undefined or not sent. [rows]"""
+        asked = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
+        with self.decoding("table of sides by position"):
+            prompts, places, values = (column.to_numpy() for column in self._database.table(asked, [side]).columns)
+            rows = np.full(self.header.rows, np.nan)
+            rows[self.header.row_of(prompts, places)] = values
+            return rows
 
     def is_only_masked(self, pair: int) -> bool:
         """Return whether the only non-finite logits of one side alone are -inf: others show in a row's logsumexp."""
@@ -83,7 +88,9 @@ class Figures:
 
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
         """The first `ranks` tokens of every row of a side: prompt, position, rank (from 0), token_id, logit."""
-        return positions.read_best_tokens(self._database, side, ranks)
+        asked = "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt, position, rank"
+        with self.decoding("table of top tokens"):
+            return self._database.table(asked, [side, ranks]).to_pandas()
 
     def stored_cells(self, measure: str, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
         """Heatmap cells over rows [start, stop) of a measure of STORED_CELLS. [cells of positions, cells of tokens]"""

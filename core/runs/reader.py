@@ -129,15 +129,21 @@ class RunReader(Figures):
     @cached_property
     def vocabulary(self) -> dict[int, str]:
         """Token id to text, as far as known."""
-        return prompts.read_vocabulary(self._database)
+        return dict(self._database.rows("SELECT token_id, text FROM vocabulary"))
 
     def histogram(self, pair: int) -> dict[int, int]:
         """ULP distance to number of elements of a pair."""
-        return pairs.read_histogram(self._database, pair)
+        asked = "SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
+        return dict(self._database.rows(asked, [pair]))
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
         """The largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
-        found = positions.read_top_tokens(self._database, side, prompt, position).to_pandas()
+        asked = (
+            "SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability"
+            " FROM top_token JOIN side_position USING (side, prompt, position)"
+            " WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank"
+        )
+        found = self._database.table(asked, [side, prompt, position]).to_pandas()
         found["probability"] = np.exp(found["probability"].to_numpy(float))
         return found
 

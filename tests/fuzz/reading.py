@@ -107,7 +107,7 @@ def _read_run(path: Path) -> None:
         json.dumps(gate.as_json(), allow_nan=False)
         (junit_text(gate) + markdown_text(gate)).encode()
         if run.header.k is None:
-            bounds_text(pairs, run.header.prompts, run.header.compute_dtype, run.header.vocab)
+            bounds_text(pairs, run.header)
 
 
 def _read_lists(run: RunReader) -> None:

@@ -29,7 +29,7 @@ _NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Watched:
-    """One module to be watched. kind: of layers.KINDS; block: None outside; width: estimated from its weights."""
+    """One module to be watched. kind: as in the table `layer`; block: None outside; width: estimated by its weights."""
 
     name: str
     module: torch.nn.Module

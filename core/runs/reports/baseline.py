@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from ...errors import UsageError
 from ...text import shown, three_digits
 from ..file.evidence import FAILED, PASSED
-from ..file.records import Prompt
+from ..file.records import Prompt, RunHeader
 from .gate import MEASURES, UNDECIDED, Key, Outcome, Row, by_flip, by_kl, is_kl_lost, worst_row
 from .report_json import PairReport
 
@@ -110,27 +110,25 @@ def _figures(rows: Sequence[Row], vocab: int) -> Figures:
     }
 
 
-def _by_prompt(pair: PairReport, prompts: Sequence[Prompt]) -> list[list[Row]]:
-    found: list[list[Row]] = [[] for _ in prompts]
+def _by_prompt(pair: PairReport, header: RunHeader) -> list[list[Row]]:
+    found: list[list[Row]] = [[] for _ in header.prompts]
     for row in pair.rows:
         found[row["prompt"]].append(row)
     return found
 
 
-def bounds_text(pairs: Sequence[PairReport], prompts: Sequence[Prompt], compute_dtype: str, vocab: int) -> str:
+def bounds_text(pairs: Sequence[PairReport], header: RunHeader) -> str:
     """The file that holds every prompt of every pair to what it is now."""
-    keys = prompt_keys(prompts)
+    keys, dtype, vocab = prompt_keys(header.prompts), header.compute_dtype, header.vocab
     of_pairs = []
     for pair in pairs:
         lines = [
             json.dumps({"key": key, "prompt": number, "positions": len(rows), **_figures(rows, vocab)}, allow_nan=False)
-            for number, (key, rows) in enumerate(zip(keys, _by_prompt(pair, prompts), strict=True))
+            for number, (key, rows) in enumerate(zip(keys, _by_prompt(pair, header), strict=True))
         ]
         names = f'"reference": {json.dumps(pair.reference)}, "variant": {json.dumps(pair.variant)}'
         of_pairs.append("  {" + names + ', "prompts": [\n   ' + ",\n   ".join(lines) + "\n  ]}")
-    head = (
-        f' "format": "ulpscope bounds", "version": 1, "compute_dtype": {json.dumps(compute_dtype)}, "vocab": {vocab},'
-    )
+    head = f' "format": "ulpscope bounds", "version": 1, "compute_dtype": {json.dumps(dtype)}, "vocab": {vocab},'
     return "{\n" + head + '\n "pairs": [\n' + ",\n".join(of_pairs) + "\n ]\n}\n"
 
 
@@ -154,18 +152,14 @@ def read_bounds(path: Path) -> Bounds:
 
 
 def hold(
-    bounds: Bounds,
-    pairs: Sequence[PairReport],
-    prompts: Sequence[Prompt],
-    compute_dtype: str,
-    vocab: int,
-    slack: float = 1.0,
+    bounds: Bounds, pairs: Sequence[PairReport], header: RunHeader, slack: float = 1.0
 ) -> tuple[list[Outcome], list[str]]:
     """One outcome a pair and prompt, and notes on what has no counterpart. UsageError if no prompt has bounds.
 
     A prompt fails if a figure exceeds its bound times `slack`; without a bound it is undecided, and so is a bound
     whose prompt was not compared. One pair is held to one pair whatever its sides are called, several by their names.
     """
+    compute_dtype, vocab = header.compute_dtype, header.vocab
     if bounds.vocab != vocab:
         raise UsageError(
             f"{bounds.file}: was measured over a vocabulary of {bounds.vocab:,}, this is {vocab:,}: another model."
@@ -173,17 +167,16 @@ def hold(
     notes = []
     if bounds.compute_dtype != compute_dtype:
         notes.append(f"{bounds.file} was measured in {shown(bounds.compute_dtype, 20)}, this is {compute_dtype}.")
-    known = dict(bounds.pairs)
+    known, keys = dict(bounds.pairs), prompt_keys(header.prompts)
     if len(pairs) == 1 and len(known) == 1:
         known = {(pairs[0].reference, pairs[0].variant): next(iter(known.values()))}
-    keys = prompt_keys(prompts)
     outcomes: list[Outcome] = []
     is_any_held = False
     for pair in pairs:
         lines = known.pop((pair.reference, pair.variant), {})
         is_any_held = is_any_held or not lines.keys().isdisjoint(keys)
         sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
-        for number, (key, rows) in enumerate(zip(keys, _by_prompt(pair, prompts), strict=True)):
+        for number, (key, rows) in enumerate(zip(keys, _by_prompt(pair, header), strict=True)):
             outcome, figure, says, worst = UNDECIDED, None, f"has no bounds in {bounds.file}", None
             if key in lines:
                 outcome, figure, says, worst = _held(rows, lines[key], vocab, slack)

@@ -297,9 +297,8 @@ class GateReport:
         prompt, position = self.prompts[row["prompt"]], row["position"]
         token = prompt.token_ids[position] if prompt.token_ids else None
         texts = {f"{side}_text": self.vocabulary.get(row[f"{side}_token"]) for side in ("reference", "variant")}
-        text = (
-            prompt.token_texts[position] if prompt.token_texts else self.vocabulary.get(-1 if token is None else token)
-        )
+        known = self.vocabulary.get(-1 if token is None else token)
+        text = prompt.token_texts[position] if prompt.token_texts else known
         return {"prompt": row["prompt"], "position": position, "token": token, "text": text, **row, **texts}
 
     def in_words(self, row: Row) -> str:
@@ -356,26 +355,17 @@ class GateReport:
                 del fields["prompt"], fields["key"]
             worst = None if outcome.worst is None else self.place(outcome.worst)
             conditions.append({**fields, "figure": plain_number(outcome.figure), "worst": worst})
-        worst_of_all = self.worst
-        return {
-            "outcome": self.outcome,
-            "conditions": conditions,
-            "worst": worst_of_all
-            and {
-                "reference": worst_of_all.reference,
-                "variant": worst_of_all.variant,
-                **self.place(worst_of_all.worst or {}),
-            },
-            "notes": list(self.notes),
-        }
+        worst = None
+        if (of_all := self.worst) is not None:
+            sides = {"reference": of_all.reference, "variant": of_all.variant}
+            worst = sides | self.place(of_all.worst or {})
+        return {"outcome": self.outcome, "conditions": conditions, "worst": worst, "notes": list(self.notes)}
 
 
 def check_measured(where: str, pairs: Sequence[PairReport]) -> None:
     """StoreError if a figure of whole rows is undefined that nothing can make so: the file is damaged."""
     for pair in pairs:
-        if pair.is_list:
-            continue
-        for row in (pair.figures, *pair.rows):
+        for row in () if pair.is_list else (pair.figures, *pair.rows):
             lost = [name for name, value in row.items() if value is None and name not in NULLABLE]
             if lost:
                 raise StoreError(f"{where}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
@@ -385,11 +375,9 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
     """Notes on what a gate cannot look at: positions without a number on a side, placeholders in lists."""
     notes = []
     for pair in pairs:
-        sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
-        if pair.is_list:
-            continue
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
-        if empty:
+        if empty and not pair.is_list:
+            sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(f"at {_of(len(empty), pair.rows)} a side of {sides} holds no number, {first}.")
     return notes

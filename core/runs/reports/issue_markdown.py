@@ -17,7 +17,7 @@ from ..file.records import FAILING, Provenance
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader, StoredPair
 from ..requests import typed_elsewhere
-from .markdown import block, code, facts, flips_table, plain, table, thread
+from .markdown import block, code, facts, folded, plain, table
 from .report_json import over_logits, over_positions
 
 if TYPE_CHECKING:
@@ -36,9 +36,14 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     pair, answer = answers[0]
     header, about = run.header, run.header.provenance
     origin = [f"Run {code(header.name)}", code(_model_of(about)) if about.model else "", header.compute_dtype, address]
-    others = [[*_pair(run, *other), *_details(run, *other)] for other in answers[1:]]
+    parts = [*_pair(run, pair, answer), " · ".join(filter(None, origin))]
+    if others := answers[1:]:
+        of_others = [part for other in others for part in (*_pair(run, *other), *_details(run, *other))]
+        parts.append(folded(plural(len(others), "other variant"), of_others))
     how = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
-    return thread(_pair(run, pair, answer), origin, others, how, _details(run, pair, answer))
+    parts.append(folded("Prompt, how to reproduce, versions", how))
+    parts.append(folded("All figures and checks", _details(run, pair, answer)))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _provenance(run: RunReader) -> str:
@@ -192,4 +197,6 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
         margins = (row.reference_margin_ulps, row.variant_margin_ulps)
         ulps = ["undefined" if pd.isna(margin) else f"{int(margin):,}" for margin in margins]
         rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))
-    return flips_table(len(flips), (pair.reference, pair.variant), ("margins, ULPs", "max difference there"), rows)
+    listed = f" ({len(rows)} of {len(flips):,})" if len(rows) < len(flips) else ""
+    sides = code(pair.reference), code(pair.variant)
+    return table((f"flip at position{listed}", *sides, "margins, ULPs", "max difference there"), rows)

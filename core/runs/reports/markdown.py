@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode, urlsplit
 
-from ...text import legible, plural, printable
+from ...text import legible, printable
 
 
 def report_address(query: dict[str, str], public_url: str, page: str = "") -> str:
@@ -28,27 +28,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def facts(figures: Mapping[str, str], title: str = "") -> str:
     """A table of two columns, without the figures that are ''."""
     return table((title, ""), [(name, value) for name, value in figures.items() if value])
-
-
-def thread(
-    first: Sequence[str],
-    origin: Sequence[str],
-    others: Sequence[Sequence[str]],
-    how: Sequence[str],
-    details: Sequence[str],
-) -> str:
-    """A report: the first pair and the run's origin; folded: the other pairs, how to reproduce, all figures."""
-    parts = [*first, " · ".join(filter(None, origin))]
-    if others:
-        parts.append(folded(plural(len(others), "other variant"), [part for other in others for part in other]))
-    parts += [folded("Prompt, how to reproduce, versions", how), folded("All figures and checks", details)]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def flips_table(count: int, names: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of the first flips of `count`; names: of both sides; columns: what follows their tokens."""
-    shown = f" ({len(rows)} of {count:,})" if len(rows) < count else ""
-    return table((f"flip at position{shown}", *map(code, names), *columns), rows)
 
 
 def folded(title: str, parts: Sequence[str]) -> str:

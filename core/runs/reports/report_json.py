@@ -16,7 +16,7 @@ from ...numerics.divergence import RowFigures, compare
 from ...numerics.metrics import METRICS, Summary
 from ...numerics.totals import PairTotal
 from ..dumps.dump import Dump
-from ..file.records import Provenance
+from ..file.records import Provenance, RunHeader
 from ..queries.verdicts import Answer, answer_of
 from ..reader import RunReader
 from ..tables.positions import position_rows
@@ -161,11 +161,8 @@ def _verdict_json(pair: PairReport) -> dict[str, Any]:
 def as_json(
     pairs: list[PairReport],
     classes: list[list[str]],
+    header: RunHeader,
     *,
-    compute_dtype: str,
-    rows: int,
-    vocab: int,
-    prompts: int,
     variant: str | None = None,
     with_positions: bool = False,
 ) -> dict[str, Any]:
@@ -178,15 +175,15 @@ def as_json(
         chosen = named[0]
 
     def placed(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-        place = {"prompt": row["prompt"]} if prompts > 1 else {}
+        place = {"prompt": row["prompt"]} if len(header.prompts) > 1 else {}
         return {**place, "position": row["position"], **{name: row[name] for name in names}}
 
     result: dict[str, Any] = {
         "reference": chosen.reference,
         "variant": chosen.variant,
-        "compute_dtype": compute_dtype or None,
-        "positions": chosen.compared if chosen.is_list else rows,
-        "vocab": vocab or None,
+        "compute_dtype": header.compute_dtype or None,
+        "positions": chosen.compared if chosen.is_list else header.rows,
+        "vocab": header.vocab or None,
         **_verdict_json(chosen),
         "summary": chosen.figures,
         "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},

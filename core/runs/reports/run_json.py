@@ -60,15 +60,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
     if with_positions:
         header.check_short()
     pairs, classes = report_of_run(run, only=0)
-    report = as_json(
-        pairs,
-        classes,
-        compute_dtype=header.compute_dtype,
-        rows=header.rows,
-        vocab=header.vocab,
-        prompts=len(header.prompts),
-        with_positions=with_positions,
-    )
+    report = as_json(pairs, classes, header, with_positions=with_positions)
     caches = [found for pair in sorted(run.pairs_with_kv) if (found := caches_json(run, pair)) is not None]
     verdicts = [
         {

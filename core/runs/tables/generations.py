@@ -31,6 +31,13 @@ GENERATED_TOKEN = Table(
     """,
 )
 
+_GENERATIONS = """
+WITH made AS (SELECT prompt, side, list(token_id ORDER BY step) AS tokens FROM generated_token GROUP BY prompt, side)
+SELECT prompt, any_value(given_positions), any_value(asked), list(coalesce(tokens, []) ORDER BY side),
+    list(text ORDER BY side)
+FROM generation LEFT JOIN made USING (prompt, side) GROUP BY prompt ORDER BY prompt
+"""
+
 
 def insert_generation(database: Database, made: Generation) -> None:
     """Insert the generation of one prompt."""
@@ -44,24 +51,9 @@ def insert_generation(database: Database, made: Generation) -> None:
 
 def read_generations(database: Database) -> dict[int, Generation]:
     """Read the generations by prompt; empty for a run that only scored given tokens."""
-    tokens: dict[tuple[int, int], list[int]] = {}
-    for prompt, side, token in database.rows(
-        "SELECT prompt, side, token_id FROM generated_token ORDER BY prompt, side, step"
-    ):
-        tokens.setdefault((prompt, side), []).append(token)
-    about: dict[int, list[tuple]] = {}
-    for prompt, *row in database.rows(
-        "SELECT prompt, given_positions, asked, text FROM generation ORDER BY prompt, side"
-    ):
-        about.setdefault(prompt, []).append(tuple(row))
+    rows = database.rows(_GENERATIONS)
     with database.decoding("generations"):
         return {
-            prompt: Generation(
-                prompt,
-                rows[0][0],
-                rows[0][1],
-                tuple(tuple(tokens.get((prompt, side), ())) for side in range(len(rows))),
-                tuple(row[2] for row in rows),
-            )
-            for prompt, rows in about.items()
+            prompt: Generation(prompt, given, asked, tuple(map(tuple, tokens)), tuple(texts))
+            for prompt, given, asked, tokens, texts in rows
         }

@@ -76,12 +76,6 @@ class KvPart:
     first_position: int
     bits: NDArray[np.unsignedinteger]
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.bits.ndim != 3 or self.first_position < 0:
-            raise UsageError(
-                f"layer {self.layer}: {self.kind} {self.bits.shape} is no [heads, positions, width] of a cache."
-            )
-
     @property
     def key(self) -> tuple[int, int, str]:
         return self.prompt, self.layer, self.kind

@@ -18,12 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...errors import UsageError
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FLOAT32, FloatFormat, format_named, widen
 from ..file.table import Table, undefined
-
-KINDS = ("embedding", "norm", "projection", "attention", "mlp", "residual", "head", "other")
 
 LAYER = Table(
     "layer",
@@ -98,10 +95,6 @@ class LayerModule:
     kind: str
     block: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.ordinal < 0 or not self.name:
-            raise UsageError(f"module '{self.name}' of kind '{self.kind}' is none; there are {', '.join(KINDS)}.")
-
 
 @dataclass(frozen=True)
 class LayerPart:
@@ -116,11 +109,6 @@ class LayerPart:
     first: int
     bits: NDArray[np.unsignedinteger]
     dtype: str
-
-    def __post_init__(self) -> None:
-        if self.bits.ndim != 2 or not len(self.bits) or self.bits.dtype != self.format.carrier or self.first < 0:
-            found = f"{self.bits.shape} {self.bits.dtype}"
-            raise UsageError(f"{self.module.name}: {found} is no [positions, width] of {self.dtype}.")
 
     @property
     def format(self) -> FloatFormat:
@@ -216,7 +204,10 @@ class LayerRows:
 
     def write(self, side: int, part: LayerPart) -> None:
         """Write outputs of a module on a side. The array is ours from now on."""
-        self._put(self._write, side, part, size=part.bits.nbytes)
+        if side:
+            self._put(self._compare, part, self._reference, size=part.bits.nbytes)
+        else:
+            self._put(self._reference.keep, part, size=part.bits.nbytes)
 
     def end(self, side: int, prompt: int) -> None:
         """A side is through with a prompt."""
@@ -225,11 +216,13 @@ class LayerRows:
 
     def write_plain(self, part: LayerPart) -> None:
         """Write outputs of a plain prefill, if the reference is another path: reorderings are compared with it."""
-        self._put(self._write_plain, part, size=part.bits.nbytes)
+        if self._plain is self._reference:
+            self._plain = _Spool(self._directory / "plain-layers", self._counts)
+        self._put(self._plain.keep, part, size=part.bits.nbytes)
 
     def write_floor(self, part: LayerPart) -> None:
         """Write outputs of a module in a reordered prefill."""
-        self._put(self._write_floor, part, size=part.bits.nbytes)
+        self._put(self._compare, part, self._plain, size=part.bits.nbytes)
 
     def end_floor(self) -> None:
         """A reordering is through with a prompt."""
@@ -243,20 +236,6 @@ class LayerRows:
         """Let go of the files, which go with the directory they lie in. Only once nothing is being stored any more."""
         self._reference.file.close()
         self._plain.file.close()
-
-    def _write(self, side: int, part: LayerPart) -> None:
-        if side:
-            self._compare(part, self._reference)
-        else:
-            self._reference.keep(part)
-
-    def _write_plain(self, part: LayerPart) -> None:
-        if self._plain is self._reference:
-            self._plain = _Spool(self._directory / "plain-layers", self._counts)
-        self._plain.keep(part)
-
-    def _write_floor(self, part: LayerPart) -> None:
-        self._compare(part, self._plain)
 
     def _compare(self, part: LayerPart, spool: _Spool) -> None:
         """A module of which some part cannot be compared is left out."""

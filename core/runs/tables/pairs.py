@@ -85,8 +85,3 @@ def read_pairs(database: Database) -> list[tuple]:
         return [
             (*row[:3], Summary(*row[3:-5]), *row[-5:-2], None if row[-2] is None else tuple(row[-2:])) for row in rows
         ]
-
-
-def read_histogram(database: Database, pair: int) -> dict[int, int]:
-    """ULP distance to number of elements of a pair."""
-    return dict(database.rows("SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance", [pair]))

@@ -158,36 +158,3 @@ def read_records(database: Database, pair: int, where: str = "true") -> list[dic
             if np.dtype(found.schema.field(metric.name).type.to_pandas_dtype()).kind != np.dtype(metric.dtype).kind:
                 raise TypeError(f"column {metric.name} holds {found.schema.field(metric.name).type}")
         return found.to_pylist()
-
-
-def read_logsumexp(database: Database, header: RunHeader, side: int) -> NDArray[np.float64]:
-    """Read the logsumexp of every row of a side, in nats, NaN where undefined or not sent. [rows]"""
-    asked = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
-    with database.decoding("table of sides by position"):
-        prompts, positions, values = (column.to_numpy() for column in database.table(asked, [side]).columns)
-        rows = np.full(header.rows, np.nan)
-        rows[header.row_of(prompts, positions)] = values
-        return rows
-
-
-def read_best_tokens(database: Database, side: int, ranks: int) -> pd.DataFrame:
-    """The first `ranks` tokens of every row of a side: prompt, position, rank (0 is the argmax), token_id, logit."""
-    found = database.table(
-        """SELECT prompt, position, rank, token_id, logit FROM top_token
-           WHERE side = ? AND rank < ? ORDER BY prompt, position, rank""",
-        [side, ranks],
-    )
-    with database.decoding("table of top tokens"):
-        return found.to_pandas()
-
-
-def read_top_tokens(database: Database, side: int, prompt: int, position: int) -> pa.Table:
-    """Read the top tokens of one row of a side: rank (1 is the argmax), token_id, logit, and the logarithm of its
-    probability.
-    """
-    return database.table(
-        """SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability
-           FROM top_token JOIN side_position USING (side, prompt, position)
-           WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank""",
-        [side, prompt, position],
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from ..file.database import Database
 from ..file.kept import FIGURES
 from ..file.records import Prompt, RunHeader
@@ -67,21 +69,13 @@ def insert_used_vocabulary(database: Database, header: RunHeader) -> None:
 
 def read_prompts(database: Database) -> tuple[Prompt, ...]:
     """Read the prompts in their order."""
-    tokens: dict[int, list[tuple]] = {}
-    for prompt, *token in database.rows("SELECT prompt, token_id, text FROM token ORDER BY prompt, position"):
-        tokens.setdefault(prompt, []).append(tuple(token))
-    prompts = []
-    without: dict[int, Prompt] = {}  # one of each length, for there may be a million
-    for index, positions in database.rows("SELECT prompt, positions FROM prompt ORDER BY prompt"):
-        if index not in tokens:
-            prompts.append(without.get(positions) or without.setdefault(positions, Prompt(positions)))
-            continue
-        ids = tuple(t[0] for t in tokens[index] if t[0] is not None)
-        texts = tuple(t[1] for t in tokens[index] if t[1] is not None)
-        prompts.append(Prompt(positions, ids, texts))
-    return tuple(prompts)
-
-
-def read_vocabulary(database: Database) -> dict[int, str]:
-    """Token id to text, as far as known."""
-    return dict(database.rows("SELECT token_id, text FROM vocabulary"))
+    rows = database.rows(
+        """SELECT positions, list(token_id ORDER BY position) FILTER (token_id IS NOT NULL),
+               list(text ORDER BY position) FILTER (text IS NOT NULL)
+           FROM prompt LEFT JOIN token USING (prompt) GROUP BY prompt, positions ORDER BY prompt"""
+    )
+    without_tokens = cache(Prompt)  # one of each length, for there may be a million
+    return tuple(
+        Prompt(positions, tuple(ids or ()), tuple(texts or ())) if ids or texts else without_tokens(positions)
+        for positions, ids, texts in rows
+    )

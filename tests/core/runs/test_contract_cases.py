@@ -10,6 +10,7 @@ import pytest
 
 from core.judging.ingest import ingest
 from core.runs.dumps.dump import open_dump
+from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import as_json, report_of_dump, report_of_run
 from core.runs.store.store import Store
@@ -44,31 +45,14 @@ def unlike(got: Any, want: Any, where: str = "") -> list[str]:
 def from_dump(path: Path) -> dict[str, Any]:
     with open_dump([path]) as dump:
         pairs, classes = report_of_dump(dump)
-        return as_json(
-            pairs,
-            classes,
-            compute_dtype=dump.compute_dtype,
-            rows=dump.rows,
-            vocab=dump.vocab,
-            prompts=len(dump.prompts),
-            with_positions=True,
-        )
+        return as_json(pairs, classes, dump.header("dump", Provenance(kind="upload")), with_positions=True)
 
 
 def from_run(path: Path, directory: Path) -> dict[str, Any]:
     store = Store(directory)
     with RunReader(store.path_of(ingest(store, [path]))) as run:
         pairs, classes = report_of_run(run)
-        header = run.header
-        return as_json(
-            pairs,
-            classes,
-            compute_dtype=header.compute_dtype,
-            rows=header.rows,
-            vocab=header.vocab,
-            prompts=len(header.prompts),
-            with_positions=True,
-        )
+        return as_json(pairs, classes, run.header, with_positions=True)
 
 
 def example(path: Path) -> dict[str, Any]:

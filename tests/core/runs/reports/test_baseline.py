@@ -35,12 +35,12 @@ def arrays(seed: int = 7, scale: float = 0.01) -> dict[str, Any]:
 
 def written(folder: Path, pairs: list[PairReport], header: RunHeader) -> Path:
     path = folder / "bounds.json"
-    path.write_text(bounds_text(pairs, header.prompts, header.compute_dtype, header.vocab))
+    path.write_text(bounds_text(pairs, header))
     return path
 
 
 def held(path: Path, pairs: list[PairReport], header: RunHeader, slack: float = 1.0) -> list[Outcome]:
-    return hold(read_bounds(path), pairs, header.prompts, header.compute_dtype, header.vocab, slack)[0]
+    return hold(read_bounds(path), pairs, header, slack)[0]
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -77,7 +77,7 @@ def test_a_stored_run_of_the_same_bits_is_exactly_within_the_bounds_of_its_dump(
     with RunReader(store.path_of(ingest(store, [tmp_path / "dump.npz"]))) as run:
         from_run = report_of_run(run)[0]
         assert [o.outcome for o in held(path, from_run, run.header)] == [PASSED, PASSED]
-        assert bounds_text(from_run, run.header.prompts, run.header.compute_dtype, run.header.vocab) == path.read_text()
+        assert bounds_text(from_run, run.header) == path.read_text()
 
 
 def test_the_prompt_that_became_worse_fails_with_its_figures_and_its_worst_position(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_another_vocabulary_is_refused_and_another_dtype_is_noted(tmp_path: Path
     with pytest.raises(UsageError, match="over a vocabulary of 17"):
         held(path, pairs, header)
     edited(path, lambda told: told.update(vocab=16))
-    notes = hold(read_bounds(path), pairs, header.prompts, header.compute_dtype, header.vocab)[1]
+    notes = hold(read_bounds(path), pairs, header)[1]
     assert ["was measured in bfloat16" in note for note in notes] == [True]
 
 
@@ -214,7 +214,7 @@ def test_one_pair_is_held_whatever_its_files_are_called_and_several_by_their_nam
     path = written(tmp_path, *made(tmp_path, **given, other=given["reference"]))
     assert [o.outcome for o in held(path, *made(tmp_path, **given, other=given["reference"]))] == [PASSED] * 4
     pairs, header = made(tmp_path, **given, another=given["reference"])
-    outcomes, notes = hold(read_bounds(path), pairs, header.prompts, header.compute_dtype, header.vocab)
+    outcomes, notes = hold(read_bounds(path), pairs, header)
     assert [(o.variant, o.outcome) for o in outcomes] == [("variant", PASSED)] * 2 + [("another", UNDECIDED)] * 2
     assert ["has bounds and was not compared" in note for note in notes] == [True]
 
