@@ -4,7 +4,7 @@ text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -101,11 +101,13 @@ class Table:
         return "\n".join([f"CREATE TABLE {self.name} ({columns});", table, *comments])
 
     def arrow(self, **values: Any) -> pa.Table:
-        """Rows in the columns' types. An array or list holds a value a row, a number or text stands in every row."""
+        """Rows in the columns' types. An array or list holds a value a row, a number or text stands in every row, and
+        what is not named is null.
+        """
         rows = next((len(value) for value in values.values() if _is_column(value)), 1)
         columns = {}
         for column in self.columns:
-            value = values.pop(column.name)
+            value = values.pop(column.name, None)
             if not isinstance(value, pa.Array):
                 kind = _ARROW[column.type]
                 value = pa.array(value, kind) if _is_column(value) else pa.repeat(pa.scalar(value, kind), rows)
@@ -118,6 +120,12 @@ class Table:
         """Append rows, given as for `arrow`."""
         database.insert(self.name, self.arrow(**values))
 
+    def insert_records(self, database: Database, records: Sequence[Any], **values: Any) -> None:
+        """Append a row for each record, its attributes under the columns that `values` does not give."""
+        names = [name for name in self.names if name not in values]
+        columns = {name: [getattr(record, name) for record in records] for name in names}
+        self.insert(database, **values, **columns)
+
     def insert_row(self, database: Database, **values: Any) -> None:
         """Append one row; columns that are not named are null."""
         places = ", ".join("?" * len(values))
@@ -128,11 +136,6 @@ class Table:
         found = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {where}", values)
         with database.decoding(f"table {self.name}"):
             return found.to_pandas(types_mapper=nullable)
-
-
-def columns_of(records: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:
-    """Columns of the records: a list of every record's values for each of these names."""
-    return {name: [getattr(record, name) for record in records] for name in names}
 
 
 def undefined(values: NDArray[np.float64]) -> pa.Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...text import percent
 from ..reader import RunReader, StoredPair
+from .verdicts import ulp_percentile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,12 +29,6 @@ FIGURES = (
     ("mean_kl", "mean KL, nats", True),
     ("min_margin", "smallest margin, logits", False),
 )
-_PERCENTILES = """
-SELECT min(distance) FILTER (seen >= 0.5 * total) AS median_ulps,
-    min(distance) FILTER (seen >= 0.99 * total) AS p99_ulps
-FROM (SELECT distance, sum(elements) OVER (ORDER BY distance) AS seen, sum(elements) OVER () AS total
-      FROM ulp_histogram WHERE pair = ?) WHERE total > 0
-"""
 _DISTRIBUTION = """
 SELECT * FROM (SELECT distance, sum(elements) OVER (ORDER BY distance DESC) / sum(elements) OVER () AS share
                FROM ulp_histogram WHERE pair = ?) WHERE distance > 0 ORDER BY distance
@@ -78,7 +73,8 @@ def figures(compared: Sequence[Compared]) -> pd.DataFrame:
         row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
         row |= {"flips_share": summary.flips / positions, "near_ties_share": summary.near_ties / positions}
         row |= {"rms": float(np.sqrt((one.table["rms"] ** 2).mean())), "noise_ratio": one.pair.noise_ratio}
-        rows.append(row | one.run.query(_PERCENTILES, one.pair.index).iloc[0].to_dict())
+        histogram = one.run.histogram(one.pair.index)
+        rows.append(row | {"median_ulps": ulp_percentile(histogram, 0.5), "p99_ulps": ulp_percentile(histogram, 0.99)})
     return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
 
 

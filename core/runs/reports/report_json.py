@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
-from ...numerics.divergence import RowFigures, compare
+from ...numerics.divergence import compare
 from ...numerics.metrics import METRICS, Summary
 from ...numerics.totals import PairTotal
 from ..dumps.dump import Dump
@@ -32,11 +31,6 @@ def plain_number(value: Any) -> Any:
     if value is None or value != value or (isinstance(value, float) and math.isinf(value)):
         return None
     return value.item() if isinstance(value, np.generic) else value
-
-
-def rows_of(figures: RowFigures, places: NDArray[np.int32]) -> list[dict[str, Any]]:
-    """`RowFigures` as one dict a row, named as in the contract; `places` are (prompt, position). [rows, 2]"""
-    return position_rows(0, places, figures).drop_columns(["pair"]).to_pylist()
 
 
 def over_positions(summary: Summary, rows: int) -> str:
@@ -101,7 +95,8 @@ def report_of_dump(
         for pair, bits in enumerate(sides[1:]):
             figures = compare(sides[0], bits, header.format)
             totals[pair].add(figures)
-            rows[pair] += rows_of(figures, places[start : start + len(bits)])
+            of_rows = position_rows(0, places[start : start + len(bits)], figures)
+            rows[pair] += of_rows.drop_columns(["pair"]).to_pylist()
         if on_progress is not None:
             on_progress(start + len(sides[0]), dump.rows)
     classes: dict[str, list[str]] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ..file.database import Database
-from ..file.table import Table, columns_of, columns_of_record
+from ..file.table import Table, columns_of_record
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ KERNEL_SIDE = Table(
     """,
 )
 LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
-_COLUMNS = KERNEL.names[2:]
 
 
 @dataclass(frozen=True)
@@ -57,5 +56,4 @@ class KernelList:
 def insert_kernels(database: Database, listed: KernelList) -> None:
     """Insert the kernels of one side, in the order of its rows."""
     KERNEL_SIDE.insert_row(database, side=listed.side, forwards=listed.forwards, forwards_of=listed.of)
-    columns = columns_of(listed.rows, _COLUMNS)
-    KERNEL.insert(database, side=listed.side, ordinal=list(range(len(listed.rows))), **columns)
+    KERNEL.insert_records(database, listed.rows, side=listed.side, ordinal=list(range(len(listed.rows))))

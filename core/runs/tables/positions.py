@@ -10,12 +10,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...numerics.divergence import RowFigures, SideRows
-from ...numerics.metrics import METRICS, OPEN_IN_LISTS, Metric
+from ...numerics.metrics import METRICS, OPEN_IN_LISTS
 from ...numerics.topk import ListFigures
 from ..file.bounds import MAX_ROWS
 from ..file.database import Database
 from ..file.records import RunHeader
-from ..file.table import Table, column
+from ..file.table import Table, column, undefined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,12 +66,9 @@ TOP_TOKEN = Table(
 
 def position_rows(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:
     """Rows of a pair by position."""
-    columns = {metric.name: _column(getattr(figures, metric.name), metric) for metric in METRICS}
+    columns = {metric.name: getattr(figures, metric.name) for metric in METRICS}
+    columns |= {metric.name: _nullable(columns[metric.name], metric.dtype) for metric in METRICS if metric.is_nullable}
     return POSITION.arrow(pair=pair, prompt=places[:, 0], position=places[:, 1], **columns)
-
-
-def _column(values: NDArray, metric: Metric) -> NDArray | pa.Array:
-    return _nullable(values, metric.dtype) if metric.is_nullable else values
 
 
 def _nullable(values: NDArray, dtype: str) -> pa.Array:
@@ -83,14 +80,7 @@ def _nullable(values: NDArray, dtype: str) -> pa.Array:
 def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
     """Rows of a side by position."""
     return SIDE_POSITION.arrow(
-        side=side,
-        prompt=places[:, 0],
-        position=places[:, 1],
-        logsumexp=_nullable(figures.logsumexp, "float64"),
-        best=None,
-        chosen=None,
-        missing=None,
-        is_full=None,
+        side=side, prompt=places[:, 0], position=places[:, 1], logsumexp=undefined(figures.logsumexp)
     )
 
 
@@ -112,9 +102,8 @@ def list_position_rows(
     pair: int, places: Sequence[tuple[int, int]], rows: Sequence[ListFigures], ulps: Sequence[Sequence[int | None]]
 ) -> pa.Table:
     """Rows of a pair of lists. ulps: margins of the reference and the variant in ULPs, None if not sure."""
-    columns: dict[str, Any] = dict.fromkeys(metric.name for metric in METRICS)
-    for name in ("neq", "bit_identical", "max_abs", "rms", "is_flip", "could_flip", "is_tie", "kl"):
-        columns[name] = [getattr(row, name) for row in rows]
+    names = ("neq", "bit_identical", "max_abs", "rms", "is_flip", "could_flip", "is_tie", "kl")
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in names}
     for side, margins in zip(("reference", "variant"), ulps, strict=True):
         columns[f"{side}_token"] = [getattr(row, side).token for row in rows]
         columns[f"{side}_margin"] = [getattr(row, side).margin for row in rows]

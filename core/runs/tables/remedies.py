@@ -9,7 +9,7 @@ from typing import Annotated
 
 from ...text import number
 from ..file.database import Database
-from ..file.table import Table, columns_of, columns_of_record
+from ..file.table import Table, columns_of_record
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,17 @@ REMEDY = Table(
     columns_of_record(RemedyRow),
 )
 
-_COLUMNS = REMEDY.names[2:]
-
 
 def insert_remedies(database: Database, pair: int, rows: Sequence[RemedyRow]) -> None:
     """Insert the remedies of one pair, in their order."""
-    REMEDY.insert(database, pair=pair, ordinal=list(range(len(rows))), **columns_of(rows, _COLUMNS))
+    REMEDY.insert_records(database, rows, pair=pair, ordinal=list(range(len(rows))))
 
 
 def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
     """Read the remedies by pair; empty if none were tried."""
     remedies: dict[int, list[RemedyRow]] = {}
-    for pair, *row in database.rows(f"SELECT pair, {', '.join(_COLUMNS)} FROM remedy ORDER BY pair, ordinal"):
+    columns = ", ".join(REMEDY.names[2:])
+    for pair, *row in database.rows(f"SELECT pair, {columns} FROM remedy ORDER BY pair, ordinal"):
         remedies.setdefault(pair, []).append(RemedyRow(*row))
     return remedies
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...errors import StoreError
 from ..file.database import Database
+from ..file.table import Table
 from . import (
     generations,
     heatmap,
@@ -21,37 +22,13 @@ from . import (
     verdicts,
 )
 
+_MODULES = (
+    *(run, prompts, sides, logits, positions, pairs, heatmap, verdicts),
+    *(kv_cache, layers, generations, ops, kernels, remedies),
+)
 TABLES = {
-    table.name: table
-    for table in (
-        run.RUN,
-        prompts.PROMPT,
-        prompts.TOKEN,
-        prompts.VOCABULARY,
-        sides.SIDE,
-        logits.LOGITS,
-        positions.SIDE_POSITION,
-        positions.TOP_TOKEN,
-        pairs.PAIR,
-        positions.POSITION,
-        pairs.ULP_HISTOGRAM,
-        heatmap.ULP_TILE,
-        heatmap.ROW_ULP_TILE,
-        verdicts.EVIDENCE,
-        verdicts.FLOOR_POSITION,
-        kv_cache.KV,
-        kv_cache.KV_POSITION,
-        layers.LAYER,
-        layers.LAYER_POSITION,
-        generations.GENERATION,
-        generations.GENERATED_TOKEN,
-        ops.OP,
-        kernels.KERNEL,
-        kernels.KERNEL_SIDE,
-        remedies.REMEDY,
-        sides.RESPONSE,
-    )
-}
+    table.name: table for module in _MODULES for table in vars(module).values() if isinstance(table, Table)
+}  # those that each module declares
 
 
 def create_tables(database: Database) -> None:

@@ -83,13 +83,11 @@ def insert_sides(
     and of which dtype; k, keys: of lists.
     """
     classes = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
-    SIDE.insert(
+    SIDE.insert_records(
         database,
+        header.sides,
         side=list(range(len(header.sides))),
-        name=[side.name for side in header.sides],
-        path=[side.path for side in header.sides],
         compute_dtype=header.compute_dtype,
-        source_dtype=[side.source_dtype for side in header.sides],
         sha256=list(digests),
         values_sha256=[sha256 for sha256, _ in values],
         values_dtype=[dtype for _, dtype in values],

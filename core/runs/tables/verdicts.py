@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
-from ...text import shown
 from ..file.database import Database
 from ..file.evidence import Check, Evidence, figures_of
 from ..file.records import FloorRows
@@ -49,27 +47,16 @@ def insert_evidence(
 ) -> None:
     """Insert evidence of a pair and its floors. places: prompt and position of every row of the run. [rows, 2]"""
     if evidence:
-        EVIDENCE.insert(
+        EVIDENCE.insert_records(
             database,
+            evidence,
             pair=pair,
-            rung=[row.rung for row in evidence],
             checked=[row.check.value for row in evidence],
             side_name=[row.side for row in evidence],
-            control=[row.control for row in evidence],
             figures=[json.dumps(row.figures.to_json(), allow_nan=False) for row in evidence],
-            outcome=[row.outcome for row in evidence],
-            says=[row.says for row in evidence],
         )
     for floor in floors:
-        FLOOR_POSITION.insert(
-            database,
-            pair=pair,
-            compute_dtype=floor.compute_dtype,
-            prompt=places[:, 0],
-            position=places[:, 1],
-            pair_rms=floor.pair_rms,
-            floor_rms=floor.floor_rms,
-        )
+        FLOOR_POSITION.insert(database, pair=pair, prompt=places[:, 0], position=places[:, 1], **vars(floor))
 
 
 def delete_evidence(database: Database, pair: int) -> None:
@@ -80,17 +67,10 @@ def delete_evidence(database: Database, pair: int) -> None:
 
 def read_evidence(database: Database, pair: int) -> list[Evidence]:
     """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
-    rows = database.rows(
-        "SELECT rung, checked, side_name, control, figures, outcome, says FROM evidence WHERE pair = ?", [pair]
-    )
+    asked = "SELECT checked, control, figures, outcome, says, side_name FROM evidence WHERE pair = ?"
     with database.decoding("evidence"):
-        return sorted((_evidence(*row) for row in rows), key=lambda row: row.height)
-
-
-def _evidence(
-    rung: str, checked: str, side: str | None, control: str, figures: str, outcome: str, says: str
-) -> Evidence:
-    check = Check(checked)
-    if rung != check.rung:
-        raise UsageError(f"the check '{check}' is of the rung '{check.rung}', not of '{shown(rung)}'")
-    return Evidence(check, control, figures_of(check, figures), outcome, says, side)
+        found = [
+            Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
+            for checked, control, figures, *rest in database.rows(asked, [pair])
+        ]
+        return sorted(found, key=lambda row: row.height)
