@@ -49,7 +49,7 @@ def explain(
     path = open_store(store).path_of(run_id)
     load = partial(load_for, model, device, revision, trust_remote_code) if model else None
     with stoppable(), steps() as say, RunReader(path) as run:
-        explanations = (_of_run if run.header.k is None else _of_lists)(run, variant, dtype, load, say)
+        explanations = _explained(run, variant, dtype, load, say)
     if variant is not None and not explanations:
         raise UsageError(f"no variant '{variant}' in run '{path.stem}'.")
     if as_json_:
@@ -67,44 +67,34 @@ def explain(
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 
 
-def _of_run(run: RunReader, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
-    prompts = run.header.prompts
-    tokens = [tuple(prompt.token_ids or ()) for prompt in prompts]
-    if load is not None and any(len(ids) < prompt.positions for ids, prompt in zip(tokens, prompts, strict=True)):
+def _explained(run: RunReader, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
+    tokens = [prompt.token_ids for prompt in run.header.prompts]
+    lists = () if run.header.k is None else run.lists()
+    if load is not None and not lists and not all(tokens):
         raise UsageError("This run does not hold the tokens that were read, so no model can read them.")
-    loaded = load(dtype or run.header.compute_dtype) if load is not None else None
+    loaded = load(dtype or run.header.compute_dtype or "float32") if load is not None else None
     explanations: Explanations = {}
     for number, pair in enumerate(run.pairs):
         say("looking for causes", number, len(run.pairs), "pairs")
         if variant not in (None, pair.variant):
             continue
-        explanation = explain_pair(run, pair.index)
-        if loaded is not None and not pair.summary.bit_identical:
-            weights = _weights(loaded, tokens, rows_of_run(run, pair.index), say)
-            explanation = replace(explanation, causes=[*weights, *explanation.causes])
-        explanations[pair.reference, pair.variant] = explanation
-    return explanations
-
-
-def _of_lists(run: RunReader, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
-    loaded = load(dtype or run.header.compute_dtype or "float32") if load is not None else None
-    explanations: Explanations = {}
-    sides = run.lists()
-    for stored in run.pairs:
-        if variant not in (None, stored.variant):
-            continue
-        both = sides[0], sides[stored.index + 1]
-        pair = compare_sides(*both)
-        explanation = explain_lists(pair, *both)
         weights: list[Cause] = []
-        if loaded is not None:
-            from ..inference.controls.list_floor import tokens_read
+        if lists:
+            both = lists[0], lists[pair.index + 1]
+            compared = compare_sides(*both)
+            explanation = explain_lists(compared, *both)
+            if loaded is not None:
+                from ..inference.controls.list_floor import tokens_read
 
-            weights = _weights(loaded, tokens_read(pair, both[0]), rows_of_lists(pair, *both), say)
-        causes = sorted(
-            [*weights, *explanation.causes], key=lambda cause: cause.name not in ("masking", "placeholders")
-        )
-        explanations[stored.reference, stored.variant] = replace(explanation, causes=causes)
+                weights = _weights(loaded, tokens_read(compared, both[0]), rows_of_lists(compared, *both), say)
+        else:
+            explanation = explain_pair(run, pair.index)
+            if loaded is not None and not pair.summary.bit_identical:
+                weights = _weights(loaded, tokens, rows_of_run(run, pair.index), say)
+        causes = [*weights, *explanation.causes]
+        if lists:
+            causes.sort(key=lambda cause: cause.name not in ("masking", "placeholders"))
+        explanations[pair.reference, pair.variant] = replace(explanation, causes=causes)
     return explanations
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,7 +47,7 @@ def model(
 
 
 def _list(as_json_: bool) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "model": each.name,
             "title": each.title,
@@ -61,15 +61,10 @@ def _list(as_json_: bool) -> None:
     if as_json_:
         print_json(rows)
         return
-    lines = [
-        (
-            each.name,
-            each.title,
-            size(bytes_here(each)) if is_here(each) else f"no; `{each.command}` gets it",
-            folder_of(each),
-        )
-        for each in PACKAGED.values()
-    ]
+    lines = []
+    for row in rows:
+        here = size(row["bytes"]) if row["is_here"] else f"no; `{PACKAGED[row['model']].command}` gets it"
+        lines.append((row["model"], row["title"], here, row["folder"]))
     out.print(table_of(("model", "what", "here", "folder"), lines))
 
 

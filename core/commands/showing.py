@@ -62,7 +62,8 @@ def show(
         if variant is not None and not pairs:
             raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
         if markdown:
-            sys.stdout.write(issue_text(run, pairs, _address(run.run_id, variant)))
+            place = {"run": run.run_id} | ({} if variant is None else {"variant": variant})
+            sys.stdout.write(issue_text(run, pairs, report_address(place, configuration().hosting.public_url)))
         elif layers:
             _show_layers(run, pairs, prompt, blocks, as_json_)
         elif kernels:
@@ -72,21 +73,12 @@ def show(
         elif as_json_:
             print_json(run_json(run, with_positions=positions))
         else:
-            _show_run(run)
-
-
-def _address(run_id: str, variant: str | None) -> str:
-    place = {"run": run_id} | ({"variant": variant} if variant is not None else {})
-    return report_address(place, configuration().hosting.public_url)
-
-
-def _show_run(run: RunReader) -> None:
-    print_pairs(run)
-    _print_facts(run.header.name, provenance_json(run))
-    sides = ((s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides)
-    out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))
-    _print_caches(run)
-    print_continuations(run)
+            print_pairs(run)
+            _print_facts(run.header.name, provenance_json(run))
+            sides = ((s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides)
+            out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))
+            _print_caches(run)
+            print_continuations(run)
 
 
 def _print_facts(name: str, facts: Mapping[str, object]) -> None:

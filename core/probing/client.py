@@ -149,15 +149,8 @@ class Client:
                     self.budget.check()
                     raise ProbeError(f"{path}: no whole answer within {self._seconds:g} seconds.")
                 self.budget.check()
-            return answer.status_code, bytes(content), _after(answer.headers.get("retry-after"))
-
-
-def _after(text: str | None) -> float | None:
-    """Seconds of a Retry-After header; a date in one is not read."""
-    try:
-        return None if text is None else max(0.0, float(text))
-    except ValueError:
-        return None
+            after = answer.headers.get("retry-after", "")
+            return answer.status_code, bytes(content), float(after) if after.isdecimal() else None  # a date is not read
 
 
 def said(answer: bytes) -> str:

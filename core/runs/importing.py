@@ -54,14 +54,9 @@ def is_run_file(path: Path) -> bool:
     """Return whether the first bytes are those of a DuckDB file. StoreError if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return is_database(file.read(12))
+            return file.read(12)[8:] == b"DUCK"  # after a checksum
     except OSError as error:
         raise StoreError(f"{shown(path.name)}: cannot be read ({error.strerror}).") from error
-
-
-def is_database(start: bytes) -> bool:
-    """Return whether these are the first 12 bytes of a DuckDB file: its name is at byte 8, after a checksum."""
-    return start[8:12] == b"DUCK"
 
 
 def adopt(

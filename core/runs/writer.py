@@ -186,12 +186,9 @@ class RunWriter:
 
         is_beside: they are compared in the thread that stores, else in the caller's.
         """
-        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, self._insert, is_beside=is_beside)
+        insert = self._open_database().insert
+        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, insert, is_beside=is_beside)
         return self._layers
-
-    def _insert(self, name: str, table: pa.Table) -> None:
-        """Insert rows, in the storing thread."""
-        self._open_database().insert(name, table)
 
     def write_kernels(self, listed: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""

@@ -269,7 +269,7 @@ def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> It
     The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one
     0.4 ms.
     """
-    folders = sorted({str(Path(os.path.realpath(path)).parent) for path in paths})
+    folders = sorted({Path(os.path.realpath(path)).parent for path in paths})
     shares = [paths[i::_LISTING_THREADS] for i in range(_LISTING_THREADS)]
     with ThreadPoolExecutor(_LISTING_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         results = list(pool.map(lambda share: _read_share(share, read, folders), shares))
@@ -277,15 +277,19 @@ def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> It
         yield path, results[i % _LISTING_THREADS][i // _LISTING_THREADS]
 
 
-def _read_share(paths: Sequence[Path], read: Callable[[Database], Read], folders: list[str]) -> list[Read | StoreError]:
-    """Read all of `paths` in one instance; after a file that broke something, a new one."""
+def _read_share(
+    paths: Sequence[Path], read: Callable[[Database], Read], folders: Sequence[Path]
+) -> list[Read | StoreError]:
+    """Read all of `paths` in one instance, shut in to `folders`; after a file that broke something, a new one."""
+    allowed = f"SET allowed_directories = [{', '.join(map(_quoted, folders))}]"
+    few = "PRAGMA disable_optimizer"  # the queries of a listing are too small for one to pay
     results: list[Read | StoreError] = []
     connection: duckdb.DuckDBPyConnection | None = None
     for path in paths:
         try:
             with _edge(path):
                 place = _regular_file(path)
-                opened = connection = connection or _listing_instance(folders)
+                opened = connection = connection or _connected(allowed, _SHUT_IN, few, threads=1)
                 opened.execute(f"ATTACH {_quoted(place)} AS run_file (TYPE duckdb, READ_ONLY)")
                 database = Database(path, opened)
                 database.refuse_views()
@@ -298,17 +302,6 @@ def _read_share(paths: Sequence[Path], read: Callable[[Database], Read], folders
             connection = None
     _close(connection)
     return results
-
-
-def _listing_instance(folders: list[str]) -> duckdb.DuckDBPyConnection:
-    """Shut in like a reader, to `folders`; the queries of a listing are too small for an optimizer to pay."""
-    import duckdb
-
-    connection = duckdb.connect(":memory:", config=_CONFIG | {"threads": 1})
-    connection.execute("SET allowed_directories = ?", [folders])
-    connection.execute(_SHUT_IN)
-    connection.execute("PRAGMA disable_optimizer")
-    return connection
 
 
 def _close(connection: duckdb.DuckDBPyConnection | None) -> None:

@@ -171,10 +171,8 @@ def hold(
     if len(pairs) == 1 and len(known) == 1:
         known = {(pairs[0].reference, pairs[0].variant): next(iter(known.values()))}
     outcomes: list[Outcome] = []
-    is_any_held = False
     for pair in pairs:
         lines = known.pop((pair.reference, pair.variant), {})
-        is_any_held = is_any_held or not lines.keys().isdisjoint(keys)
         sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
         for number, (key, rows) in enumerate(zip(keys, _by_prompt(pair, header), strict=True)):
             outcome, figure, says, worst = UNDECIDED, None, f"has no bounds in {bounds.file}", None
@@ -188,7 +186,7 @@ def hold(
         for key in lines.keys() - set(keys):
             says = f"prompt {lines[key].prompt} of {bounds.file} ({shown(key)}) was not compared."
             outcomes.append(Outcome(pair.reference, pair.variant, "bounds", UNDECIDED, None, "", says, key=key))
-    if not is_any_held:
+    if all(outcome.outcome == UNDECIDED for outcome in outcomes):
         some = shown(next((key for lines in bounds.pairs.values() for key in lines), "none"), 60)
         raise UsageError(
             f"{bounds.file}: has bounds for none of these prompts (it has {some}, this is {keys[0]}); --write-bounds"

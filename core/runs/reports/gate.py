@@ -69,15 +69,13 @@ class Measure:
     refused: str = ""
 
 
-def _by_bits(row: Row) -> tuple[float, ...]:
-    return (*_difference(row), not row.get("bit_identical", True))
-
-
 _NO_ULPS = "ULPs of elements need both sides' complete logits"
 _NO_KL = "KL needs both sides' complete rows"
 _SAME_TOP1 = "has the same argmax at {} of {of}"
 MEASURES = {
-    "bits": Measure("neq", "values", "differs in {} values", _by_bits),
+    "bits": Measure(
+        "neq", "values", "differs in {} values", lambda row: (*_difference(row), not row.get("bit_identical", True))
+    ),
     "flips": Measure("flips", "positions", "has another argmax at {} of {of}", by_flip),
     "flips:margin": Measure("flips", "positions", "", by_flip, ">"),
     "ulps": Measure("max_ulps", "ULPs", "is up to {} ULPs apart", _by("nonfinite_mismatch", "max_ulps"), ":", _NO_ULPS),
@@ -182,8 +180,10 @@ class Condition:
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
             says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
-        if pair.is_list and outcome == PASSED and _leaves_open(self.kind, pair):
-            outcome = UNDECIDED
+        if pair.is_list and outcome == PASSED:  # not by bits of whole rows, or top tokens that were not sent
+            is_token_unknown = self.kind in _BY_TOP[:2] and any(row["is_flip"] is None for row in rows)
+            is_open = self.kind == "bits" or not figures["finite"] or is_token_unknown
+            outcome = UNDECIDED if is_open else PASSED
         if self.kind == "kl" and not pair.is_list:
             lost, undefined = sum(map(is_kl_lost, rows)), sum(row["kl"] is None for row in rows)
             outcome = FAILED if lost or (figure is not None and outcome == FAILED) else PASSED
@@ -223,13 +223,6 @@ class Condition:
 
 
 _BY_TOP = ("flips", "same-top1", "flips:margin")  # conditions on top tokens
-
-
-def _leaves_open(kind: str, pair: PairReport) -> bool:
-    """Return whether what was sent does not say whether a condition holds: bits of whole rows, unknown top tokens."""
-    if kind == "bits" or not pair.figures["finite"]:
-        return True
-    return kind in _BY_TOP[:2] and any(row["is_flip"] is None for row in pair.rows)
 
 
 def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:

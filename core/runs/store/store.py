@@ -164,12 +164,8 @@ class Store:
         raise StoreError(f"no run '{run_id}' in {self.address}; `list` shows those there are.")
 
     def _is_there(self, run_id: str) -> bool:
-        return self._has_file(run_id) and run_id not in self._deleted()
-
-    def _has_file(self, run_id: str) -> bool:
-        if self.mirror is not None:
-            return self.mirror.find(run_id) is not None
-        return os.path.lexists(self._target(run_id))
+        has_file = os.path.lexists(self._target(run_id)) if self.mirror is None else self.mirror.find(run_id)
+        return bool(has_file) and run_id not in self._deleted()
 
     def delete(self, run_id: str) -> str:
         """Hide a run, which `restore` brings back within a week; returns its full id. Sample runs are refused."""

@@ -72,10 +72,6 @@ class CoarseCells:
         return tile_rows(self._table, self._pair, self._level, rows, made)
 
 
-def _cell_dtype(table: Table, header: RunHeader) -> np.dtype:
-    return np.dtype("<u4") if table is ROW_ULP_TILE else header.format.carrier
-
-
 def tile_rows(
     table: Table, pair: int, level: int, rows: NDArray[np.int32], cells: NDArray[np.unsignedinteger]
 ) -> pa.Table:
@@ -112,4 +108,5 @@ def read_cells(
     )
     shape = (-(-rows[1] // span) - rows[0] // span, -(-header.vocab // tokens))
     with database.decoding("heatmap"):
-        return joined(found.column("cells"), _cell_dtype(table, header)).reshape(shape)
+        dtype = np.dtype("<u4") if table is ROW_ULP_TILE else header.format.carrier
+        return joined(found.column("cells"), dtype).reshape(shape)

@@ -230,7 +230,8 @@ class LayerRows:
 
     def forget_floor(self) -> None:
         """The floor could not be finished, so there is none."""
-        self._put(self._forget_floor)
+        self._put(self._floor.clear)
+        self._put(self._compared.clear)
 
     def close(self) -> None:
         """Let go of the files, which go with the directory they lie in. Only once nothing is being stored any more."""
@@ -259,7 +260,7 @@ class LayerRows:
     def _take(self, spool: _Spool) -> list[tuple[Key, _Module]]:
         """The modules that both sides put out at every position looked at, in their order; and forget them all."""
         compared = [(key, each) for key, each in sorted(self._compared.items()) if each.is_whole]
-        self._compared = {}
+        self._compared.clear()
         return [(key, each) for key, each in compared if spool.modules[key].is_whole]
 
     def _end_floor(self) -> None:
@@ -268,9 +269,6 @@ class LayerRows:
             squares, finite = self._floor.setdefault(key, (np.zeros(count), np.zeros(count, np.int64)))
             squares += compared.rows["sum_squares"]
             finite += compared.rows["finite"]
-
-    def _forget_floor(self) -> None:
-        self._floor, self._compared = {}, {}
 
     def _end(self, pair: int, prompt: int) -> None:
         compared = self._take(self._reference)
