@@ -15,12 +15,9 @@ ROW_ULP_SHIFT = 12  # of a float32's bits, those that are left to tell numbers a
 class Divergence:
     """Divergence of two sides at the same positions, over the elements finite on both.
 
-    squares: sum of squared differences, float64 [positions]; elements: how many, int64 [positions]; mismatches:
-    elements where one side is NaN and the other not, or one or both are infinite and they differ, int64 [positions];
-    first_mismatch: token of the first of them and its value on both sides, None where there is none; neq: elements
-    whose values differ, is_bit_identical: every bit equal, both None where nobody asked; row_ulps: bits of
-    row ULPs, shifted by ROW_ULP_SHIFT, and how many elements are that far apart, [2, n]; None where nobody asked;
-    largest_row_ulps: largest difference, likewise.
+    squares, elements: sum of squared differences and number of elements [positions]; mismatches: elements that are NaN
+    or infinite on a side and differ [positions]; first_mismatch: token of the first and its values; neq: elements that
+    differ; row_ulps: bits of row ULPs, shifted by ROW_ULP_SHIFT, with their counts [2, n]. None if not measured.
     """
 
     squares: NDArray[np.float64]
@@ -41,11 +38,6 @@ class Divergence:
     def mean_squares(self) -> NDArray[np.float64]:
         """Mean squares in logits^2; 0 where no element is finite on both sides. [positions]"""
         return means(self.squares, self.elements)
-
-    @property
-    def rms(self) -> float:
-        """rms over all elements, in logits."""
-        return pooled_rms([self])
 
     @property
     def rms_of_positions(self) -> float:
@@ -85,14 +77,13 @@ def pooled_rms(divergences: Sequence[Divergence]) -> float:
 
 
 def joined(parts: Sequence[Divergence]) -> Divergence:
-    """Divergence of all positions, one part after another; every part knows its `neq`, or none does."""
-    knows = all(part.neq is not None for part in parts)
+    """Divergence of all positions, one part after another, all of which know their `neq`."""
     return Divergence(
         np.concatenate([part.squares for part in parts]),
         np.concatenate([part.elements for part in parts]),
         np.concatenate([part.mismatches for part in parts]),
         next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
-        sum(part.neq or 0 for part in parts) if knows else None,
-        all(part.is_bit_identical for part in parts) if knows else None,
+        sum(part.neq or 0 for part in parts),
+        all(part.is_bit_identical for part in parts),
         largest_row_ulps=max((part.largest_row_ulps or 0.0 for part in parts), default=None),
     )

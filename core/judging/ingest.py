@@ -38,11 +38,10 @@ def ingest(
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Check dump files, or responses of engines, and store them as one run; return its id. `on_progress(rows done,
-    rows in all)`.
+    """Check dump files, or responses of engines, and store them as one run; return its id.
 
-    DumpError if they cannot be taken, LimitError if there is no room for them: nothing is left in the store then.
-    `holds`: see open_dump. UsageError for options of whole rows beside responses.
+    on_progress(rows done, rows in all); holds: see open_dump. DumpError if they cannot be taken, LimitError if there is
+    no room for them: nothing is left in the store then.
     """
     title = name or " + ".join(path.stem for path in paths)
     is_tokens = are_tokens(paths)

@@ -46,10 +46,7 @@ class Headers:
 
 
 def headers_of(path: Path) -> Headers:
-    """Tell a run file, a dump of two or more sides, one array, and responses of an engine apart.
-
-    DumpError for anything else.
-    """
+    """Tell a run file, a dump, one array, and responses of an engine apart; DumpError for anything else."""
     if is_run_file(path):
         return Headers("run")
     if is_payload(path) or are_tokens([path]):
@@ -76,11 +73,9 @@ def understood(
     holds: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Describe the run that saving `paths` would make, as JSON has it. One file, or two of one array each.
-    `on_progress(bytes read, bytes in all)`.
+    """Describe the run that `paths` would make, as JSON has it: one file, or two of one array each.
 
-    kind: 'run', 'dump' or 'responses'. sides: name and source_dtype, the reference first; of responses what was sent.
-    DumpError or StoreError if it cannot be taken.
+    on_progress(bytes read, bytes in all). DumpError or StoreError if it cannot be taken.
     """
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:

@@ -49,10 +49,7 @@ class Way:
 
 
 def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair], ways: dict[str, Way]) -> list[PairVerdict]:
-    """Return a verdict on each pair of a probe. ways: the condition of every side by name.
-
-    A reference that does not repeat itself makes every pair `nondeterministic`.
-    """
+    """Return a verdict on each pair of a probe. ways: the condition of every side by name."""
     named = {side.name: side for side in sides}
     rerun = {pair.variant: pair for pair in pairs}.get(ways[sides[0].name].again)
     verdicts = []
@@ -135,10 +132,8 @@ class ListFloor:
 
 
 def judge_with_floor(earlier: PairVerdict, names: tuple[str, str], floor: ListFloor) -> PairVerdict:
-    """Return the verdict on an undecided pair over a model's noise floor. names: of the reference and the variant.
-
-    It is `rounding` within the floor over all positions and at each, if both sides are what the model computes. Beyond
-    it the pair stays `undecided`: a cache or activations of fewer bits are no bug.
+    """Return the verdict on an undecided pair over a model's noise floor: `rounding` within it, if both sides are what
+    the model computes. Beyond it the pair stays `undecided`: a cache or activations of fewer bits are no bug.
     """
     if earlier.name != UNDECIDED:
         return earlier
@@ -175,9 +170,9 @@ def other_weights(names: tuple[str, str], floor: ListFloor) -> Cause | None:
     base = f"what {floor.model} computes in {floor.dtype}"
     if min(floor.from_model) > FOREIGN:
         says = f"Neither {sides[0]} nor {sides[1]} is {base}: another checkpoint, fewer bits, or another text."
-        return Cause("another model", says, {**distances})
+        return Cause("another model", says, distances)
     near, off = sides if floor.from_model[0] < floor.from_model[1] else reversed(sides)
-    return Cause("other weights", f"{near} is {base}, {off} is not: other weights or fewer bits.", {**distances})
+    return Cause("other weights", f"{near} is {base}, {off} is not: other weights or fewer bits.", distances)
 
 
 def _verdict(index: int, judged: Judged, pair: ListPair, sides: Sequence[ListSide], again: Reruns) -> PairVerdict:

@@ -28,9 +28,8 @@ def place_in_words(row: int, lengths: Sequence[int]) -> str:
 class NotFinite:
     """Logits that are NaN or infinite on one side and not, or not alike, on the other: such a difference has no size.
 
-    by_row: how many at each position of all prompts, some at least; token: the lowest such token id at the first such
-    position, text: of it, '' where that is unknown; sides: names of reference and variant; values: theirs at that
-    token; largest: finite value of the other side at that position, NaN if its logits were not read.
+    by_row: how many at each position; token, text: the lowest token at the first such position, '' if unknown; sides,
+    values: names of reference and variant, and their values there; largest: of the other side there, NaN if not read.
     """
 
     by_row: NDArray[np.int64]
@@ -55,9 +54,7 @@ class NotFinite:
         return int(self.by_row.sum())
 
     def says(self, lengths: Sequence[int]) -> str:
-        """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25`, and how many more there are; no
-        full stop.
-        """
+        """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25`, and how many more there are."""
         wrong = 0 if np.isfinite(self.values[1]) else 1
         text = f" ({self.text!r})" if self.text else ""
         where = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class RoundingLimits(NamedTuple):
-    """Sizes of rounding in a dtype, in row ULPs. rounding: rms of a pair up to which it looks like the harmless paths;
-    bug: rms that none of them comes near; step: the least that a position is compared with.
-    """
+    """Sizes in row ULPs: largest rms of harmless paths, rms of a bug, least that a position is compared with."""
 
     rounding: float
     bug: float
@@ -54,8 +52,7 @@ def screen(
     """Screen a pair by its figures at each position, as `run.positions` gives them.
 
     causes: sentences of simple causes that explain the difference; has_experts: a near tie of the router may choose
-    another expert, which moves a position as far as a bug does. The evidence is failed (bug suspected), passed (likely
-    rounding) or noted (undecided).
+    another expert, which moves a position as far as a bug does. The evidence is noted if undecided.
     """
     limits, dtype = LIMITS[header.compute_dtype], header.compute_dtype
     rms = np.nan_to_num(positions["rms_row_ulps"].to_numpy(float))

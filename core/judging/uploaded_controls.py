@@ -56,9 +56,8 @@ class FloorSamples:
 class UploadedControls:
     """Figures of a run's controls. rerun, neighbours: of the sides that were called again, by name.
 
-    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side against itself in float32,
-    by name [positions], empty for a float32 run; has_experts: a mixture of experts, whose rows share the experts'
-    products; given: which controls there were, `float32`, `floor` and `model` among them.
+    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side against itself in float32
+    by name [positions], empty for a float32 run; given: names of the controls, `model` among them.
     """
 
     rerun: dict[str, Divergence]
@@ -187,8 +186,7 @@ def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Divergen
 
 
 def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, NDArray[np.float64]]]:
-    """Compare the pair in float32: (every variant with its reference, by name; each side of the run with itself in
-    float32 [positions]).
+    """Return (each variant in float32 against its reference, each side of the run against itself in float32), by name.
 
     DumpError if it is not of the run's sides: another model's pair would shrink, or be equal, whatever the run holds.
     """

@@ -14,7 +14,8 @@ from .places import place_in_words
 from .uploaded_controls import FloorSamples, UploadedControls
 
 FLOOR_START = 10.0  # the floor's first side may be so many floors away from the pair's reference in float32
-# An uploaded floor that holds the fault itself would make rounding of it.
+# An uploaded floor that holds the fault itself would make rounding of it: a path with a fault is as far from the sound
+# ones as the fault is large, and rounding shrinks with the precision.
 WIDEST_FLOOR = 8.0  # the two paths furthest apart over the two nearest; real ones reach 5.5
 UNEVEN_FLOOR = 50.0  # the same at one position; real ones reach 21
 OTHER_PATH = 0.75  # of positions at which two paths must differ to be two
@@ -35,9 +36,6 @@ def usable_floor(
 ) -> tuple[NDArray[np.float64] | None, str]:
     """Return the floor, with positions that its paths leave alone as high as the median one, and ''; or None and the
     reason why it decides nothing.
-
-    A floor that holds the fault itself would make rounding of it: a path with a fault is as far from the sound ones as
-    the fault is large, and rounding shrinks with the precision.
     """
     floor = samples.squares
     rms = np.sqrt(floor.mean())

@@ -115,10 +115,8 @@ def _alignment(figures: Figures, pair: int) -> Evidence:
 
 
 def _scale_of(figures: Figures, side: int, filling: Filling) -> _Scale:
-    """Return what a side's rows are by the logsumexp of each.
-
-    It is 0 for log-probabilities, and at most 0 if `filling` says that they were cut. The sum of exp(p) over
-    probabilities p lies between V and V + e - 2.
+    """Return what a side's rows are by the logsumexp of each: 0 for log-probabilities, less if they were cut. The sum
+    of exp(p) over probabilities p lies between V and V + e - 2.
     """
     values = figures.logsumexp(side)
     values = values[np.isfinite(values)]
@@ -205,9 +203,7 @@ def _numbers(figures: Figures, pair: int, fillings: tuple[Filling, Filling]) -> 
 
 
 def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
-    """Return the logits that are NaN or infinite on one side of a pair only, in the run's dtype; None if there are
-    none.
-    """
+    """Return the logits of a pair that are NaN or infinite on one side only, None if there are none."""
     header = figures.header
     by_row = figures.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64)
     if not by_row.any():
@@ -231,9 +227,7 @@ def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: t
 
 
 def first_mismatch(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> tuple[int, float, float]:
-    """Return the first token at which one is NaN or infinite and the other not, or not alike, and both values. [vocab]
-    each
-    """
+    """Return the first token that is NaN or infinite and not alike on both sides [vocab], and its values."""
     is_number = np.isfinite(reference) & np.isfinite(variant)
     is_same = (reference == variant) | (np.isnan(reference) & np.isnan(variant))
     token = int(np.flatnonzero(~is_number & ~is_same)[0])

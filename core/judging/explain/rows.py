@@ -44,8 +44,8 @@ class TopTokens(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowPair:
-    """Tokens that are finite and not masked on both sides at one position, with the values of the reference and the
-    variant, and how often each stands in the text up to here, as far as that is known. [tokens] each
+    """Tokens that are finite and not masked on both sides of a position. x, y: values of the reference and the variant;
+    times: how often each stands in the text up to here, 0 if unknown. [tokens] each
     """
 
     prompt: int
@@ -190,9 +190,7 @@ def _is_padding(rows: Values) -> Flags:
 
 
 def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: int = _MOST_LISTED) -> PairRows:
-    """Return compared positions of a pair of lists, `most` of them evenly spread; probabilities become
-    log-probabilities.
-    """
+    """Return about `most` compared positions of a pair of lists; probabilities become log-probabilities."""
 
     def logs(row: ListedRow) -> TopTokens:
         if pair.values != "prob":

@@ -53,9 +53,7 @@ class Cause:
 
     @property
     def is_fault(self) -> bool:
-        """True of a cause of nearly all of the difference, unless sound sides may have it: another dtype to save in,
-        another input, a few far rows.
-        """
+        """Whether it explains nearly all of the difference and sound sides do not have it."""
         is_most = self.explained is None or self.explained >= EXPLAINED
         return is_most and self.name not in ("upcast", "rounded", "other tokens", "sampler", "jumps")
 
@@ -87,9 +85,7 @@ def claim(before: Values, after: Values, tokens: float, is_explained: Flags, is_
 def halves(
     rows: Sequence[RowPair], least_tokens: int = LEAST_TOKENS, *, in_parts: bool = True
 ) -> tuple[list[RowPair], list[RowPair]]:
-    """Return (rows to fit, rows to score); TooFewError if either are few. in_parts: a few rows of many tokens are split
-    into parts of those.
-    """
+    """Return (rows to fit, rows to score), TooFewError if either are few. in_parts: split a few rows of many tokens."""
     usable = [row for row in rows if len(row.x) >= least_tokens]
     if in_parts and len(usable) < 2 * LEAST_ROWS:
         most = _PARTS // max(1, len(usable))
@@ -146,8 +142,6 @@ def score(
 
 
 def _disorder(values: Values, left: Values) -> float:
-    """Squared steps of `left` in the order of `values`, over those in any order (von Neumann, 1941): about 1 for noise,
-    0 for a smooth function.
-    """
+    """Return von Neumann's ratio (1941) of `left` in the order of `values`: 1 for noise, 0 for a smooth function."""
     steps = np.diff(left[np.argsort(values, kind="stable")])
     return float((steps**2).mean() / 2 / max(left.var(ddof=1), 1e-300)) if len(steps) > 1 else 0.0

@@ -57,9 +57,7 @@ def _before_temperature(pair: PairRows) -> str:
 
 
 def _moved(rows: Sequence[RowPair], affected_of: Callable[[RowPair], Flags]) -> list[Moved]:
-    """Rows that differ and hold some tokens that a hypothesis speaks of, but not many. Moves are less the middle one of
-    the others.
-    """
+    """Rows that differ and hold few tokens that a hypothesis speaks of. Moves are less the median of the others."""
     moved: list[Moved] = []
     for row in rows:
         affected, apart = affected_of(row), row.y - row.x

@@ -90,7 +90,7 @@ def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders) -> None:
             with reordered(loaded.model, seed):
                 other = logits_of("prefill", loaded, prompt)
             rms, by_position = rms_by_numpy(plain, other)
-            assert one.rms == pytest.approx(rms, rel=1e-12)
+            assert pooled_rms([one]) == pytest.approx(rms, rel=1e-12)
             assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
             assert one.nonfinite_mismatch == 0
             squares, elements = squares + rms**2 * plain.numel(), elements + plain.numel()
@@ -113,9 +113,9 @@ def test_a_pair_is_measured_by_the_same_rule(llama: LoadedModel) -> None:
     for prompt, one in zip(prompts, found, strict=True):
         rms, by_position = rms_by_numpy(logits_of("prefill", llama, prompt), logits_of("decode", llama, prompt))
         assert rms > 0
-        assert one.rms == pytest.approx(rms, rel=1e-12)
+        assert pooled_rms([one]) == pytest.approx(rms, rel=1e-12)
         assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
-    assert all(one.rms == 0 for one in pair_divergence(llama, prompts, "decode", "decode"))
+    assert all(pooled_rms([one]) == 0 for one in pair_divergence(llama, prompts, "decode", "decode"))
 
 
 def test_only_elements_finite_on_both_sides_count() -> None:
@@ -126,7 +126,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     assert found.squares.tolist() == [9.0, 16.0, 0.0]
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
-    assert found.rms == math.sqrt(25 / 3)
+    assert pooled_rms([found]) == math.sqrt(25 / 3)
     assert found.mean_squares.tolist() == [4.5, 16.0, 0.0]
     assert math.isnan(pooled_rms([Divergence(np.zeros(1), np.zeros(1, np.int64), 0)]))
 
