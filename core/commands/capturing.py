@@ -142,7 +142,7 @@ def run_plan(
         raise UsageError(f"--{asked} looks into transformers, and '{other}' is computed elsewhere; leave it out.")
     with RunWriter(store, plan.header, run_id=run_id) as writer:
         session = JudgingSession(plan.loaded, plan.token_ids)
-        failures = run_capture(plan, writer, lambda one: say(one.side_name, one.rows_done, one.rows_total))
+        failures = run_capture(plan, writer, say)
         failures += run_extras(request, plan, writer, say, session)
         say("writing the run file", 0, 0)
         return writer.finish(note=" ".join(failures)), failures

@@ -72,7 +72,7 @@ def generate(
             **options,
             request=to_store(request),
             seed=request.seed,
-            on_progress=lambda step: say(f"{step.side_name} writes", step.prompts_done, step.prompts_total, "prompts"),
+            on_progress=lambda side, done, total: say(f"{side} writes", done, total, "prompts"),
         )
         run_id, failure = run_plan(request, plan, target, say)
     if progress == "bar" and not as_json_:
@@ -127,7 +127,7 @@ def search(
             minutes=max_minutes,
             tokens=tokens,
             seed=request.seed,
-            on_progress=lambda step: say(f"{step.flips} with a flip", step.prompts, step.prompts_total, "prompts"),
+            on_progress=lambda hits, done, total: say(f"{hits} with a flip", done, total, "prompts"),
         )
         chosen_tokens = dict.fromkeys(t for flip in found.flips for t in (flip.reference_token, flip.variant_token))
         texts = token_texts(loaded.tokenizer, list(chosen_tokens))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -24,20 +25,12 @@ from ..models.bits import own_bits
 from ..models.model import LoadedModel
 from ..models.torch_errors import first_line, foreign_errors_stop, no_foreign_errors, quiet
 from ..paths.bases import without_cache
+from ..paths.batch import Emit, ignore, rows_of_a_chunk
 from ..paths.cache_watch import CacheWatch, kv_parts
 from ..paths.neighbours import neighbour_rows
-from ..paths.paths import Emit, OpenPath, Path, open_path, rows_of_a_chunk
+from ..paths.paths import OpenPath, Path, open_path
 from ..paths.sides import NamedPath, sides_of
 from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a capture. rows are counted over all sides."""
-
-    side_name: str
-    rows_done: int
-    rows_total: int
 
 
 @dataclass(frozen=True)
@@ -143,18 +136,18 @@ def title_of(loaded: LoadedModel, sides: Sequence[NamedPath], repeat: int = 1) -
     return f"{model}: {sides[0].name} against {shown}"
 
 
-def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
+def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, int, int], Any] = ignore) -> list[str]:
     """Run every side into the sink: side 0 first, prompts one after another, logits in chunks of about 8 MB.
 
-    Nothing is forced to be deterministic; each side is seeded anew. -> sentences on what is missing beside the sides
+    Nothing is forced to be deterministic; each side is seeded anew. on_progress: is told (side, rows done, rows), rows
+    of all sides. -> sentences on what is missing beside the sides
     """
     rows_total = plan.header.rows * len(plan.paths)
     rows_done = 0
     missing: list[str] = []
 
     def tell(stage: str) -> None:
-        if on_progress is not None:
-            on_progress(Progress(stage, rows_done, rows_total))
+        on_progress(stage, rows_done, rows_total)
 
     for generation in plan.generations:
         sink.write_generation(generation)

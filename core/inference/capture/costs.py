@@ -14,8 +14,9 @@ from ...numerics.formats import format_named
 from ...runs.file.kept import expected_bytes
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
+from ..paths.bases import BASES
 from ..paths.batch import Emit, PromptBatch, ignore
-from ..paths.paths import BASES, Path
+from ..paths.paths import Path
 from .capture import CapturePlan, free_beside_weights
 
 

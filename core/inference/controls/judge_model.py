@@ -35,7 +35,7 @@ from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engine_side import parts_of
-from ..paths.engines import PLAIN, Engine, RunnableSide, digests_of, divergences_of, measure, side_of, whole_side
+from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergences_of, measure, side_of, whole_side
 from .answer_precision import Narrow, narrow_evidence
 from .drawn_roundings import DRAWS, errors_of, own_paths
 from .judging_session import JudgingSession
@@ -214,7 +214,7 @@ class ModelControls(Controls):
     def rerun(self) -> Rerun:
         if self.captured is None:
             self.say("both sides once more")
-            (variant,) = digests_of(self.loaded, self.prompts, self.sides[1:])
+            variant = digest_of(self.loaded, self.prompts, self.sides[1])
             self.captured = self.session.digest(self.loaded, self.sides[0]), variant
         moved = [side for side, a, b in zip(self.sides, self.digests, self.captured, strict=True) if a != b]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
@@ -234,14 +234,14 @@ class ModelControls(Controls):
             return []
         self.say("other neighbours")
         changed = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
-        (digest,) = digests_of(self.loaded, self.prompts, [changed])
+        digest = digest_of(self.loaded, self.prompts, changed)
         of_prompts = OtherPromptsFigures(rows=side.rows, bit_identical=digest == self.digests[1])
         prompts = OtherRows(side.name, f"'{changed.name}' compared with '{side.name}'", of_prompts)
         self.say("another row")
         here = int(side.value_of("row") or 0)
         there = (here + side.rows // 2) % side.rows if here else side.rows - 1
         moved = side.with_modifier("row", there)
-        (digest,) = digests_of(self.loaded, self.prompts, [moved])
+        digest = digest_of(self.loaded, self.prompts, moved)
         is_same = digest == self.digests[1]
         of_row = OtherRowFigures(rows=side.rows, row=here, other_row=there, bit_identical=is_same)
         dtype, difference = next((name for name in ("float64", "float32") if self._has_floor(name)), ""), None

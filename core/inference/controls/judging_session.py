@@ -18,7 +18,7 @@ from ...judging.divergence import Divergence
 from ...numerics.formats import LOGIT_FORMATS
 from ..models.model import LoadedModel
 from ..paths.batch import CHUNK_BYTES, Emit, Run
-from ..paths.engines import PLAIN, RunnableSide, digests_of, whole_side
+from ..paths.engines import PLAIN, RunnableSide, digest_of, whole_side
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import Drawn
@@ -73,7 +73,7 @@ class JudgingSession:
     def digest(self, model: LoadedModel, side: RunnableSide) -> str:
         """sha256 of the bits of a call of the side in the dtype of `model`, over all prompts."""
         key = (side.name, model.dtype)
-        return self._once(side, key, self._digests, lambda: digests_of(model, self.prompts, [side])[0])
+        return self._once(side, key, self._digests, lambda: digest_of(model, self.prompts, side))
 
     @staticmethod
     def _once(side: RunnableSide, key: Key, kept: dict[Key, Computed], ask: Callable[[], Computed]) -> Computed:

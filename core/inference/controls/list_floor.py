@@ -17,7 +17,8 @@ from ...runs.topk.pairing import ListPair
 from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.paths import Run, open_path, parse_path
+from ..paths.batch import Run
+from ..paths.paths import open_path, parse_path
 from .reordering import reordered
 from .rounding_floor import check_prompts
 

@@ -9,7 +9,6 @@ That second pass is an ordinary capture: this module finds the tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,15 +25,6 @@ from ..paths.paths import OpenPath, Path, open_path
 from ..paths.sides import sides_of
 
 
-@dataclass(frozen=True)
-class GenerationProgress:
-    """Progress of the continuations: prompts over all sides."""
-
-    side_name: str
-    prompts_done: int
-    prompts_total: int
-
-
 def plan_generation(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
@@ -48,14 +38,14 @@ def plan_generation(
     seed: int = 0,
     kv: bool | None = None,
     keep: str = ALL,
-    on_progress: Callable[[GenerationProgress], None] | None = None,
+    on_progress: Callable[[str, int, int], Any] = ignore,
 ) -> CapturePlan:
     """Let every side continue every prompt by up to `tokens` tokens; the plan captures their logits up to the last
     parting.
 
     A side ends where it chooses an end-of-text token, which counts as its last. The captured positions are those of the
     prompt and of the reference's tokens up to the latest place where a variant parts from it, or all of them where none
-    does.
+    does. on_progress: is told (side, prompts done, prompts), prompts of all sides.
     """
     ids, paths = _checked(loaded, prompts, reference, variants, tokens)
     plan_capture(
@@ -66,8 +56,7 @@ def plan_generation(
         by_side.append([])
         for made, _ in continue_all(path, loaded, ids, tokens, seed=seed):
             by_side[-1].append(made)
-            if on_progress is not None:
-                on_progress(GenerationProgress(str(path), sum(map(len, by_side)), len(ids) * len(paths)))
+            on_progress(str(path), sum(map(len, by_side)), len(ids) * len(paths))
     generations = [
         Generation(n, len(given), tokens, sides, tuple(_text(loaded, side) for side in sides))
         for n, (given, *sides_) in enumerate(zip(ids, *by_side, strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ from ...errors import CaptureError, UsageError
 from ..capture.capture import check_paths, tokens_of, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
-from ..paths.paths import Path, open_path, parse_path, rows_of_a_chunk
+from ..paths.batch import ignore, rows_of_a_chunk
+from ..paths.paths import Path, open_path, parse_path
 from .generation import best_and_margin, continue_all
 
 _FIRST_BATCH, _LARGEST_BATCH = 4, 64  # prompts: a first flip is told soon, a costly change of the model is made seldom
@@ -59,15 +61,6 @@ class SearchResult:
         return tuple(dict.fromkeys(flip.prompt for flip in self.flips))
 
 
-@dataclass(frozen=True)
-class SearchProgress:
-    """Progress of a search; flips: prompts with one."""
-
-    prompts: int
-    prompts_total: int
-    flips: int
-
-
 def search(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
@@ -78,12 +71,12 @@ def search(
     minutes: float | None = None,
     tokens: int = 0,
     seed: int = 0,
-    on_progress: Callable[[SearchProgress], None] | None = None,
+    on_progress: Callable[[int, int, int], Any] = ignore,
 ) -> SearchResult:
     """Try the prompts in order until so many have a flip, the minutes are spent, or all were tried.
 
     tokens: 0 compares the argmax at every position of the prompt; else both sides continue it greedily by up to so
-    many.
+    many. on_progress: is told (prompts with a flip, prompts done, prompts).
     """
     began = time.monotonic()
     if flips < 1 or tokens < 0 or (minutes is not None and not 0 < minutes < float("inf")):
@@ -126,8 +119,7 @@ def search(
         if not places:
             smallest = [margin for margin in (*ours[1], *theirs[1], closest) if margin is not None]
             closest = min((margin for margin in smallest if margin < torch.inf), default=None)
-        if on_progress is not None:
-            on_progress(SearchProgress(tried, len(usable), hits))
+        on_progress(hits, tried, len(usable))
         if hits >= flips or seconds_left() <= 0:
             break
     if hits >= flips:

@@ -29,12 +29,8 @@ def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
     def end(*_: Any) -> None:
         mode.__exit__(None, None, None)
 
-    hooks = [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
-    try:
+    with model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def invariant_refusal(model: torch.nn.Module) -> str | None:

@@ -83,9 +83,8 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
         stack.enter_context(_eager_experts(loaded.model))
         widening = _Widening()
         for module in loaded.model.modules():
-            before = module.register_forward_pre_hook(widening.enter, prepend=True)
-            stack.callback(before.remove)
-            stack.callback(module.register_forward_hook(widening.leave, always_call=True).remove)
+            stack.enter_context(module.register_forward_pre_hook(widening.enter, prepend=True))
+            stack.enter_context(module.register_forward_hook(widening.leave, always_call=True))
         stack.enter_context(widening)
         yield replace(loaded, dtype="float64")
 

@@ -18,6 +18,7 @@ from ...numerics.formats import FloatFormat, format_named
 from ...runs.tables.ops import OpRow, whole_row
 from ..models.bits import bits_of, own_bits
 from ..models.torch_errors import first_line
+from ..paths.batch import ignore
 from .operations import OPERATIONS, Operation
 
 _BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64)  # around the steps at which kernels are known to change
@@ -29,7 +30,6 @@ _ELEMENTS = 2048  # that a comparison should rest on
 _MOST_ROWS = 16  # that are tried as row 0 to come to them
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
-Progress = Callable[[str, int, int], None]
 Bits = NDArray[np.unsignedinteger]
 
 
@@ -62,16 +62,14 @@ def probes_of(
     return tuple(probes.values())
 
 
-def probe_all(plan: ProbePlan, on_progress: Progress | None = None) -> Iterator[OpRow]:
+def probe_all(plan: ProbePlan, on_progress: Callable[[str, int, int], Any] = ignore) -> Iterator[OpRow]:
     """One row for each operation, size and dtype, in this order."""
     asked = [(operation, size, dtype) for operation, size in plan.probes for dtype in plan.dtypes]
     for done, (operation, size, dtype) in enumerate(asked):
-        if on_progress is not None:
-            words = f"{operation.name} {operation.backend}".strip()
-            on_progress(f"{words}, {operation.size(size)}, {dtype}", done, len(asked))
+        words = f"{operation.name} {operation.backend}".strip()
+        on_progress(f"{words}, {operation.size(size)}, {dtype}", done, len(asked))
         yield probe(operation, size, dtype, plan)
-    if on_progress is not None:
-        on_progress("probed", len(asked), len(asked))
+    on_progress("probed", len(asked), len(asked))
 
 
 def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:

@@ -163,8 +163,8 @@ class PromptBatch:
             self.watch.place = PromptPlace(self.rows, self.row, self.left, self.right, self.positions)
 
 
-def ignore(position: int, logits: torch.Tensor) -> None:
-    """Throw the logits away."""
+def ignore(*_: object) -> None:
+    """Throw away logits, or news of progress."""
 
 
 def rows_of_a_chunk(loaded: LoadedModel) -> int:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,9 +102,8 @@ def side_of(given: str | Engine) -> RunnableSide:
         hands_in = "watch" in inspect.signature(given).parameters
     except (TypeError, ValueError):  # of some callables nobody can tell
         hands_in = False
-    return RunnableSide(
-        name, lambda loaded, trace: _open_engine(name, given, loaded, trace, hands_in=hands_in), hands_in=hands_in
-    )
+    run_of = partial(_run_of, name, given, hands_in=hands_in)
+    return RunnableSide(name, lambda loaded, trace: nullcontext(run_of(loaded, trace)), hands_in=hands_in)
 
 
 PLAIN = side_of("prefill")
@@ -145,10 +145,7 @@ class Watch:
             self._trace.hand_in(name, tensor, start)
 
 
-@contextmanager
-def _open_engine(
-    name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace | None, *, hands_in: bool
-) -> Iterator[Run]:
+def _run_of(name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace | None, *, hands_in: bool) -> Run:
     def run(ids: Sequence[int], emit: Emit) -> None:
         given = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
         try:
@@ -165,20 +162,7 @@ def _open_engine(
         is_exact = torch.promote_types(logits.dtype, loaded.torch_dtype) == loaded.torch_dtype
         emit(0, logits.to(loaded.device, loaded.torch_dtype if is_exact else logits.dtype))
 
-    yield run
-
-
-def seen_by(run: Run, see: Emit) -> Run:
-    """Wrap a run so that every piece is shown to `see` before it is handed on."""
-
-    def seen(ids: Sequence[int], emit: Emit) -> None:
-        def both(position: int, logits: torch.Tensor) -> None:
-            see(position, logits)
-            emit(position, logits)
-
-        run(ids, both)
-
-    return seen
+    return run
 
 
 def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
@@ -197,16 +181,22 @@ def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[tor
     """Return a side that gives what was recorded of each of these prompts, known as the objects that they are."""
     recorded = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
 
-    @contextmanager
-    def opened(_: LoadedModel, __: ModuleTrace | None) -> Iterator[Run]:
-        yield lambda ids, emit: emit(0, recorded[id(ids)][1])
+    def run(ids: Sequence[int], emit: Emit) -> None:
+        emit(0, recorded[id(ids)][1])
 
-    return RunnableSide(name, opened)
+    return RunnableSide(name, lambda *_: nullcontext(run))
 
 
-def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int], row_ulps_of: FloatFormat | None = None) -> Divergence:
+def divergence(
+    plain: torch.Tensor,
+    run: Run,
+    ids: Sequence[int],
+    row_ulps_of: FloatFormat | None = None,
+    check: Callable[[torch.Tensor], None] = ignore,
+) -> Divergence:
     """Divergence of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of
-    float32 values to 2^-53. row_ulps_of: the dtype in whose row ULPs elements are counted too.
+    float32 values to 2^-53. row_ulps_of: the dtype in whose row ULPs elements are counted too; check: sees each piece
+    first.
     """
     squares, elements, mismatches = [], [], []
     counts: list[NDArray[np.int64]] = []
@@ -214,6 +204,7 @@ def divergence(plain: torch.Tensor, run: Run, ids: Sequence[int], row_ulps_of: F
 
     def add(position: int, logits: torch.Tensor) -> None:
         nonlocal first
+        check(logits)
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
         is_finite = reference.isfinite() & variant.isfinite()
         is_same = (reference == variant) | (reference.isnan() & variant.isnan())
@@ -267,7 +258,7 @@ def divergences_of(
         plain = whole_side(sides[0].run_on(loaded), ids)
         see(0, plain)
 
-        def check(_: int, logits: torch.Tensor, vocab: int = plain.shape[1]) -> None:
+        def check(logits: torch.Tensor, vocab: int = plain.shape[1]) -> None:
             if logits.shape[1] != vocab:
                 raise CaptureError(
                     f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}' of {vocab}; "
@@ -275,20 +266,13 @@ def divergences_of(
                 )
             see(1, logits)
 
-        found.append(divergence(plain, seen_by(sides[1].run_on(loaded), check), ids))
+        found.append(divergence(plain, sides[1].run_on(loaded), ids, check=check))
     return found
 
 
-def digests_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: Sequence[RunnableSide]) -> list[str]:
-    """sha256 of each side's bits over all prompts."""
-    found = []
-    for side in sides:
-        digest = hashlib.sha256()
-
-        def add(_: int, logits: torch.Tensor, digest: Any = digest) -> None:
-            digest.update(bits_of(logits).data)
-
-        for ids in prompts:
-            side.run_on(loaded)(ids, add)
-        found.append(digest.hexdigest())
-    return found
+def digest_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> str:
+    """sha256 of a side's bits over all prompts."""
+    digest = hashlib.sha256()
+    for ids in prompts:
+        side.run_on(loaded)(ids, lambda _, logits: digest.update(bits_of(logits).data))
+    return digest.hexdigest()

@@ -7,7 +7,7 @@ it is spooled (core.inference.watching.layers), or kept and compared (core.infer
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -59,14 +59,13 @@ class ModuleTrace:
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Every output of the modules inside, by name."""
-        handles = [model.register_forward_pre_hook(lambda _, given, named: self._begin(given, named), with_kwargs=True)]
-        try:
+        with ExitStack() as hooks:
+            begin = model.register_forward_pre_hook(lambda _, *given: self._begin(*given), with_kwargs=True)
+            hooks.enter_context(begin)
             for name, module in modules.items():
-                handles.append(module.register_forward_hook(lambda _, __, output, name=name: self._see(name, output)))
+                see = module.register_forward_hook(lambda _, __, output, name=name: self._see(name, output))
+                hooks.enter_context(see)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._columns = None

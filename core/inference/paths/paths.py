@@ -17,28 +17,12 @@ from ...errors import CaptureError, UsageError
 from ..models.model import LoadedModel
 from . import engine_side
 from .bases import BASES, without_cache
-from .batch import Emit, Follower, PromptBatch, Run, rows_of_a_chunk
+from .batch import Emit, Follower, PromptBatch, rows_of_a_chunk
 from .cache_watch import CacheWatch
-from .grammar import Base, Modifier, Others, Step, Value, read_step
+from .grammar import Others, Step, Value, read_step
 from .hooks import ModuleTrace
 from .modifiers import MODIFIERS
 from .sliced_head import columns_at_once
-
-__all__ = [
-    "BASES",
-    "MODIFIERS",
-    "Base",
-    "Emit",
-    "Modifier",
-    "Path",
-    "PromptBatch",
-    "Run",
-    "Step",
-    "open_path",
-    "parse_path",
-    "rows_of_a_chunk",
-]
-
 
 Choose = Callable[[torch.Tensor], int | None]
 """logits [1, vocab] of a position -> the token that follows it, or None to end."""

@@ -118,8 +118,8 @@ def kernels_of(
         # A compiler would take hooks of the model for a part of it: there a forward is what the path announces.
         forwards = _Forwards(begin, end) if side.is_one_piece else _Forwards(lambda: None, lambda: None)
         if not side.is_one_piece:
-            hooks.callback(loaded.model.register_forward_pre_hook(begin).remove)
-            hooks.callback(loaded.model.register_forward_hook(end, always_call=True).remove)
+            hooks.enter_context(loaded.model.register_forward_pre_hook(begin))
+            hooks.enter_context(loaded.model.register_forward_hook(end, always_call=True))
             hooks.enter_context(_modules_say_their_names(loaded.model))
         hooks.enter_context(quiet())
         hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
@@ -145,7 +145,7 @@ def _set_up_libraries() -> None:
 @contextmanager
 def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
     """Every module's forward is a range of the profiler and a pair of lines on standard output, while that is read."""
-    handles, open_ranges = [], []
+    open_ranges = []
 
     def enter(name: str) -> None:
         span = record_function(_MODULE + name)
@@ -158,15 +158,12 @@ def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
         if open_ranges:
             open_ranges.pop().__exit__(None, None, None)
 
-    try:
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
-                handles.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
-                handles.append(module.register_forward_hook(leave, always_call=True))
+                hooks.enter_context(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+                hooks.enter_context(module.register_forward_hook(leave, always_call=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 _reading: list[int] = []  # the file that standard output goes to while a forward runs

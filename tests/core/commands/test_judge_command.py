@@ -6,7 +6,7 @@ import pytest
 from transformers import DynamicCache
 
 from core.inference.paths import paths
-from core.inference.paths.paths import Base
+from core.inference.paths.grammar import Base
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 

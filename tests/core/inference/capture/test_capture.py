@@ -16,7 +16,8 @@ from core.inference.capture.capture import CapturePlan, plan_capture, run_captur
 from core.inference.models.bits import bits_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import batch, paths
-from core.inference.paths.paths import Base, Emit, PromptBatch
+from core.inference.paths.batch import Emit, PromptBatch
+from core.inference.paths.grammar import Base, Modifier
 from core.runs.file.records import Generation
 from core.runs.tables.kv_cache import KvPart
 
@@ -244,7 +245,7 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypa
         finally:
             events.append("left")
 
-    monkeypatch.setitem(paths.MODIFIERS, "watched", paths.Modifier(watched))
+    monkeypatch.setitem(paths.MODIFIERS, "watched", Modifier(watched))
     monkeypatch.setattr(batch, "CHUNK_BYTES", llama.vocab_size * 4)
     with pytest.raises(OSError, match="No space left") as caught:
         run_capture(plan_capture(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())

@@ -18,7 +18,7 @@ from core.inference.controls import judge_model, judging_session
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.models.dtypes import in_float64
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import digests_of
+from core.inference.paths.engines import digest_of
 from core.judging.verdict import Verdict
 from core.runs.file.evidence import (
     FAILED,
@@ -339,14 +339,13 @@ def test_neighbours_that_move_bits_are_a_leak_of_a_dense_model_that_repeats_its_
     """Digests are stand-ins: those of a path with other neighbours are others, or every call's are."""
     calls = iter(range(100))
 
-    def digests(loaded, prompts, sides):
-        real = digests_of(loaded, prompts, sides)
-        if is_unsteady and sides[0].rows > 1:
-            return [str(next(calls)) for _ in sides]
-        return ["moved" if side.value_of("neighbours") else digest for side, digest in zip(sides, real, strict=True)]
+    def digest(loaded, prompts, side):
+        if is_unsteady and side.rows > 1:
+            return str(next(calls))
+        return "moved" if side.value_of("neighbours") else digest_of(loaded, prompts, side)
 
     for module in (judge_model, judging_session):
-        monkeypatch.setattr(module, "digests_of", digests)
+        monkeypatch.setattr(module, "digest_of", digest)
     found = judge_pair(tiny_model(name), [PROMPT], "prefill", "prefill+batch:2").verdict
     row = next(row for row in found.evidence if row.rung == NEIGHBOURS)
     assert row.outcome == outcome

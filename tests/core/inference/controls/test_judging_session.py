@@ -13,7 +13,7 @@ from core.errors import CaptureError
 from core.inference.controls.judge_model import judge_pair
 from core.inference.controls.judging_session import JudgingSession
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import digests_of, side_of
+from core.inference.paths.engines import digest_of, side_of
 from core.runs.file.evidence import Check, RerunFigures
 
 pytestmark = pytest.mark.model
@@ -75,7 +75,7 @@ def test_a_judgement_decodes_for_the_pair_and_its_rerun(dtype: str, decodings: i
 def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_in() -> None:
     loaded = tiny_model("llama", "float32")
     prompt = tiny_prompts(loaded)[0][:8]
-    captured = tuple(digests_of(loaded, [prompt], [side_of("prefill"), side_of("decode")]))
+    captured = [digest_of(loaded, [prompt], side_of(path)) for path in ("prefill", "decode")]
     plain = judge_pair(loaded, [prompt], "prefill", "decode").verdict
     with counted(loaded, columns=1) as seen:
         found = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[1])).verdict

@@ -169,12 +169,13 @@ def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
 
 @pytest.mark.model
 def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: LoadedModel) -> None:
-    told: list[module.SearchProgress] = []
-    found = search(llama, ["", "def walk", "x " * 400], "prefill", "decode", on_progress=told.append)
+    told: list[tuple[int, ...]] = []
+    prompts = ["", "def walk", "x " * 400]
+    found = search(llama, prompts, "prefill", "decode", on_progress=lambda *counts: told.append(counts))
     assert found.prompts == 1
     assert [number for number, _ in found.skipped] == [0, 2]
     assert "is empty" in found.skipped[0][1]
     assert "context is 96" in found.skipped[1][1]
-    assert told[-1].prompts == told[-1].prompts_total == 1
+    assert told[-1][1:] == (1, 1)
     with pytest.raises(CaptureError, match="no prompt can be searched"):
         search(llama, [""], "prefill", "decode")

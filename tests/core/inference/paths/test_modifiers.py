@@ -20,10 +20,11 @@ from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import paths
-from core.inference.paths.batch import ignore
+from core.inference.paths.batch import Emit, PromptBatch, ignore
 from core.inference.paths.engines import side_of
+from core.inference.paths.grammar import Base, Modifier
 from core.inference.paths.modifiers import MODIFIERS
-from core.inference.paths.paths import Base, Emit, Modifier, PromptBatch, open_path, parse_path
+from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
 from tests.covering import covering
 

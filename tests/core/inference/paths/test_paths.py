@@ -13,8 +13,10 @@ from transformers import DynamicCache, StaticCache
 from core.errors import CaptureError, UsageError
 from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, paths
+from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import side_of
-from core.inference.paths.paths import Base, Emit, Modifier, PromptBatch, parse_path
+from core.inference.paths.grammar import Base, Modifier
+from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.paths.test_modifiers import ON_A_MACHINE
 from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
