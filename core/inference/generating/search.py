@@ -146,7 +146,8 @@ def _compared(
             if seconds_left() < half:
                 break  # the variant takes its time too
         variants = make(paths[1], [ids for _, ids in batch[: len(references)]])
-        for (number, ids), ours, theirs in zip(batch, references, variants, strict=False):
+        # the variants first: they are exhausted then, and what their path changed of the model is put back
+        for theirs, ours, (number, ids) in zip(variants, references, batch, strict=False):
             yield number, ids, ours, theirs
         start, size = start + size, min(2 * size, _LARGEST_BATCH)
 
