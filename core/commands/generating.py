@@ -57,7 +57,7 @@ def generate(
     with stoppable(), steps(progress) as say:
         if not dry_run:
             say("loading the model")
-        from ..inference.generating.generation import plan_generation, plan_longest
+        from ..inference.generating.generation import plan_generation
         from ..inference.models.chat import plan_inputs
         from ..inference.paths.sides import variants_of
 
@@ -65,7 +65,7 @@ def generate(
         paths = (loaded, plan_inputs(loaded, request), request.reference, variants_of(request))
         options: dict[str, Any] = {key: getattr(request, key) for key in ("tokens", "kv", "name", "keep")}
         if dry_run:
-            print_costs(plan_longest(*paths, **options), as_json_)
+            print_costs(plan_generation(*paths, **options, is_dry=True), as_json_)
             return
         plan = plan_generation(
             *paths,

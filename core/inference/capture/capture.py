@@ -204,7 +204,7 @@ def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: E
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
                         sink.write_kv(side, part)
-                watch.cache = watch.place = None
+                watch.cache = watch.batch = None
 
 
 def _run_prompt(opened: OpenPath, ids: Sequence[int], generation: Generation | None, emit: Emit) -> None:

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
-from ...runs.file.kept import ALL
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, title_of, tokens_of, torch_errors_stop
 from ..models.model import LoadedModel
@@ -33,70 +31,35 @@ def plan_generation(
     *,
     tokens: int,
     name: str | None = None,
-    command: str = "",
-    request: CaptureRequest | None = None,
     seed: int = 0,
-    kv: bool | None = None,
-    keep: str = ALL,
+    is_dry: bool = False,
     on_progress: Callable[[str, int, int], Any] = ignore,
+    **options: Any,
 ) -> CapturePlan:
     """Let every side continue every prompt by up to `tokens` tokens; the plan captures their logits up to the last
     parting.
 
     A side ends where it chooses an end-of-text token, which counts as its last. The captured positions are those of the
     prompt and of the reference's tokens up to the latest place where a variant parts from it, or all of them where none
-    does. on_progress: is told (side, prompts done, prompts), prompts of all sides.
+    does. is_dry: generate nothing and plan as if no side ever parted, the most that it can cost; on_progress: is told
+    (side, prompts done, prompts), prompts of all sides; options: of `plan_capture`.
     """
     ids, paths = _checked(loaded, prompts, reference, variants, tokens)
-    plan_capture(
-        loaded, ids, reference, variants, seed=seed, kv=kv, keep=keep
-    )  # refuses what a capture would, before anything is computed
-    by_side: list[list[tuple[int, ...]]] = []
-    for path in paths:
-        by_side.append([])
-        for made, _ in continue_all(path, loaded, ids, tokens, seed=seed):
-            by_side[-1].append(made)
-            on_progress(str(path), sum(map(len, by_side)), len(ids) * len(paths))
-    generations = [
-        Generation(n, len(given), tokens, sides, tuple(_text(loaded, side) for side in sides))
-        for n, (given, *sides_) in enumerate(zip(ids, *by_side, strict=True))
-        for sides in [tuple(sides_)]
-    ]
-    whole = [(*given, *_common(generation)) for given, generation in zip(ids, generations, strict=True)]
-    return plan_capture(
-        loaded,
-        whole,
-        reference,
-        variants,
-        name=name or f"{title_of(loaded, sides_of(reference, variants))}, {tokens} tokens generated",
-        command=command,
-        request=request,
-        seed=seed,
-        kv=kv,
-        generations=generations,
-        keep=keep,
-    )
-
-
-def plan_longest(
-    loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
-    reference: str,
-    variants: Sequence[str],
-    *,
-    tokens: int,
-    kv: bool | None = None,
-    name: str | None = None,
-    keep: str = ALL,
-) -> CapturePlan:
-    """Plan as if no side ever parted, without generating anything: the most that `plan_generation` can cost."""
-    ids, paths = _checked(loaded, prompts, reference, variants, tokens)
-    placeholder = tuple(0 for _ in range(tokens - 1))
-    nothing = tuple(() for _ in paths)
-    generations = [Generation(n, len(given), tokens, nothing, ("",) * len(paths)) for n, given in enumerate(ids)]
-    whole = [(*given, *placeholder) for given in ids]
+    made: list[list[tuple[int, ...]]] = [[] for _ in paths]
+    if not is_dry:
+        plan_capture(loaded, ids, reference, variants, seed=seed, **options)  # refuses what it would, before a forward
+        for path, own in zip(paths, made, strict=True):
+            for one, _ in continue_all(path, loaded, ids, tokens, seed=seed):
+                own.append(one)
+                on_progress(str(path), sum(map(len, made)), len(ids) * len(paths))
+    generations, whole = [], []
+    for number, prompt in enumerate(ids):
+        sides = tuple(() if is_dry else own[number] for own in made)
+        texts = tuple(_text(loaded, side) for side in sides)
+        generations.append(Generation(number, len(prompt), tokens, sides, texts))
+        whole.append((*prompt, *((0,) * (tokens - 1) if is_dry else _common(generations[-1]))))
     title = name or f"{title_of(loaded, sides_of(reference, variants))}, {tokens} tokens generated"
-    return plan_capture(loaded, whole, reference, variants, kv=kv, name=title, generations=generations, keep=keep)
+    return plan_capture(loaded, whole, reference, variants, name=title, seed=seed, generations=generations, **options)
 
 
 def continue_all(

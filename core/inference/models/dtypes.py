@@ -7,7 +7,7 @@ is one to float64, so the floor is that of float64: 2e-15 logits on models whose
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,13 +29,20 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
     Only parameters are rounded: buffers such as rotary frequencies belong in float32 whatever the weights are.
     """
     target = getattr(torch, dtype)
+    with _cast(_convertible(loaded, target), target):
+        yield replace(loaded, dtype=dtype)
+
+
+@contextmanager
+def _cast(tensors: Iterable[torch.Tensor], target: torch.dtype) -> Iterator[None]:
+    """Round or widen tensors inside."""
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
         with torch.inference_mode(False), torch.no_grad():  # a weight that is an inference tensor could not be put back
-            for parameter in _convertible(loaded, target):
-                originals.append((parameter, parameter.data))
-                parameter.data = parameter.data.to(target)
-        yield replace(loaded, dtype=dtype)
+            for tensor in tensors:
+                originals.append((tensor, tensor.data))
+                tensor.data = tensor.data.to(target)
+        yield
     finally:
         put_back(originals)
 
@@ -69,17 +76,13 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """The model with its weights widened to float64; CaptureError if they do not fit. Only this thread is affected; an
     engine's own code around the model, with weights of its own, computes in what it says.
     """
-    tensors = [tensor for tensor in _floats(loaded.model) if tensor.dtype != torch.float64]
+    every = [*loaded.model.parameters(), *loaded.model.buffers()]
+    tensors = [tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64]
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), memory.free_bytes(torch.device(loaded.device))
     if free is not None and needed > free:
         raise CaptureError(f"the weights in float64 take another {size(needed)}, {loaded.device} has {size(free)} free")
-    originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     with ExitStack() as stack:
-        stack.callback(put_back, originals)
-        with torch.inference_mode(False), torch.no_grad():
-            for tensor in tensors:
-                originals.append((tensor, tensor.data))
-                tensor.data = tensor.data.double()
+        stack.enter_context(_cast(tensors, torch.float64))
         stack.enter_context(_eager_experts(loaded.model))
         widening = _Widening()
         for module in loaded.model.modules():
@@ -94,13 +97,6 @@ def put_back(originals: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.inference_mode(False), torch.no_grad():
         for tensor, data in originals:
             tensor.data = data
-
-
-def _floats(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters and buffers that hold floats, shared ones once."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.is_floating_point():
-            yield tensor
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def _check(kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:
         raise CaptureError("a GGUF of a Mistral with a sliding window is not written here; give one as the model.")
     if getattr(config, "attention_bias", False) and kind == "llama":
         raise CaptureError("a GGUF of a Llama with biases is not written here; give one as the model.")
-    if _ARCHITECTURES[kind] != "LLAMA" and _rope_type(config) != "default":
+    if _ARCHITECTURES[kind] != "LLAMA" and _rope(config)["rope_type"] != "default":
         raise CaptureError(f"a GGUF of a {kind} with scaled RoPE is not written here; give one as the model.")
     if float(getattr(_rotary(loaded), "attention_scaling", 1.0)) != 1.0:
         raise CaptureError("a GGUF with attention scaled by its RoPE is not written here; give one as the model.")
@@ -119,7 +119,7 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
     file.add_key_length(size)
     file.add_value_length(size)
     file.add_rope_dimension_count(size)
-    file.add_rope_freq_base(_rope_base(config))
+    file.add_rope_freq_base(float(_rope(config)["rope_theta"]))
     file.add_layer_norm_rms_eps(float(config.rms_norm_eps))
     file.add_vocab_size(loaded.vocab_size)
     file.add_tokenizer_model("no_vocab")
@@ -174,15 +174,8 @@ def _rotated_as_neighbours(values: NDArray[np.float32], heads: int) -> NDArray[n
 
 
 def _rope(config: Any) -> dict[str, Any]:
-    return dict(getattr(config, "rope_parameters", None) or {})
-
-
-def _rope_type(config: Any) -> str:
-    return str(_rope(config).get("rope_type", "default"))
-
-
-def _rope_base(config: Any) -> float:
-    return float(_rope(config).get("rope_theta", getattr(config, "rope_theta", 10000.0)))
+    defaults = {"rope_type": "default", "rope_theta": getattr(config, "rope_theta", 10000.0)}
+    return defaults | (getattr(config, "rope_parameters", None) or {})
 
 
 def _rotary(loaded: LoadedModel) -> Any:
@@ -192,7 +185,7 @@ def _rotary(loaded: LoadedModel) -> Any:
 def _frequency_factors(config: Any, loaded: LoadedModel, size: int) -> NDArray[np.float32] | None:
     """Divisors that llama.cpp applies to each RoPE frequency; None where they are the base's own. [size / 2]"""
     rotary = _rotary(loaded)
-    if rotary is None or _rope_type(config) == "default":
+    if rotary is None or _rope(config)["rope_type"] == "default":
         return None
-    plain = 1.0 / _rope_base(config) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    plain = 1.0 / float(_rope(config)["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
     return (plain / rotary.inv_freq.double().cpu()).float().numpy()

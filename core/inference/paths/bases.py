@@ -7,6 +7,7 @@ in BASES.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from inspect import signature
 
 import torch
@@ -25,11 +26,6 @@ _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, Dumm
 def _prefill(batch: PromptBatch, emit: Emit) -> None:
     """One forward of the whole prompt."""
     batch.forward(0, batch.positions, emit)
-
-
-def _decode(batch: PromptBatch, emit: Emit) -> None:
-    """Token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache."""
-    _chunked(batch, emit, 1)
 
 
 def _chunked(batch: PromptBatch, emit: Emit, size: int) -> None:
@@ -131,7 +127,8 @@ def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str |
 
 BASES: dict[str, Base] = {
     "prefill": Base(_prefill, at_once=lambda positions: positions, forwards=lambda positions: 1, reads_cache=False),
-    "decode": Base(_decode, refuse=without_cache),
+    # token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache
+    "decode": Base(partial(_chunked, size=1), refuse=without_cache),
     "chunked": Base(
         _chunked,
         (whole_number(1),),

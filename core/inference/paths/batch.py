@@ -15,7 +15,7 @@ import torch
 from transformers import Cache, DynamicCache
 
 from ..models.model import LoadedModel
-from .cache_watch import CacheWatch, PromptPlace
+from .cache_watch import CacheWatch
 from .neighbours import neighbour_rows
 from .sliced_head import columns_at_once, sliced_logits
 
@@ -159,8 +159,7 @@ class PromptBatch:
 
     def _note(self, cache: Cache | None) -> None:
         if self.watch is not None:
-            self.watch.cache = cache
-            self.watch.place = PromptPlace(self.rows, self.row, self.left, self.right, self.positions)
+            self.watch.cache, self.watch.batch = cache, self
 
 
 def ignore(*_: object) -> None:

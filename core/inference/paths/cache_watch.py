@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import Cache
@@ -12,29 +12,21 @@ from transformers import Cache
 from ...runs.tables.kv_cache import KvPart
 from ..models.bits import own_bits
 
-
-@dataclass(frozen=True)
-class PromptPlace:
-    """The prompt's place in a batch: rows, its row, padding tokens on either side, its tokens."""
-
-    rows: int
-    row: int
-    left: int
-    right: int
-    positions: int
+if TYPE_CHECKING:
+    from .batch import PromptBatch
 
 
 @dataclass
 class CacheWatch:
-    """Holds the cache of the last forward of an open path, and where the prompt lies in it."""
+    """Holds the cache of the last forward of an open path, and the batch that it is of."""
 
     cache: Cache | None = None
-    place: PromptPlace | None = None
+    batch: PromptBatch | None = None
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
     """The prompt's row of every layer's keys and values, widened to `dtype` if that is exact, without padding."""
-    if watch.cache is None or watch.place is None:
+    if watch.cache is None or watch.batch is None:
         return
     for index, layer in enumerate(watch.cache.layers):
         for kind, tensor in (("key", getattr(layer, "keys", None)), ("value", getattr(layer, "values", None))):
@@ -44,13 +36,13 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
                 or torch.promote_types(tensor.dtype, dtype) != dtype
             ):
                 continue
-            first, slots = _slots(layer, tensor.shape[2], watch.place)
+            first, slots = _slots(layer, tensor.shape[2], watch.batch)
             if slots.start < slots.stop:
-                own = tensor[watch.place.row, :, slots].to(dtype)
+                own = tensor[watch.batch.row, :, slots].to(dtype)
                 yield KvPart(prompt, index, kind, first, own_bits(own))
 
 
-def _slots(layer: Any, stored: int, place: PromptPlace) -> tuple[int, slice]:
+def _slots(layer: Any, stored: int, batch: PromptBatch) -> tuple[int, slice]:
     """(first position of the prompt that the layer holds, the slots of it and of those after it).
 
     A layer holds its columns from slot 0 on (and, allocated beforehand, nothing after them), or, once it has dropped
@@ -58,9 +50,9 @@ def _slots(layer: Any, stored: int, place: PromptPlace) -> tuple[int, slice]:
     """
     seen = int(layer.get_seq_length())
     first_column, filled = (0, seen) if stored >= seen else (seen - stored, stored)
-    first = max(0, first_column - place.left)
-    last = first_column + filled - place.left
-    if place.right:
-        last = min(last, place.positions)
-    shift = place.left - first_column
+    first = max(0, first_column - batch.left)
+    last = first_column + filled - batch.left
+    if batch.right:
+        last = min(last, batch.positions)
+    shift = batch.left - first_column
     return first, slice(first + shift, last + shift)

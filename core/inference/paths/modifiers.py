@@ -4,7 +4,7 @@ To add one, write a context manager from a `PromptBatch` to the changed one, whi
 left, and enter it in MODIFIERS.
 """
 
-# ruff: noqa: ARG001 - every entry of the registry has one signature, whether or not it needs all of it
+# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
 
 from __future__ import annotations
 
@@ -59,22 +59,16 @@ def _beyond_batch(others: Others, row: int) -> str | None:
     return None if row < int(rows) else f"row:{row} needs a batch of at least {row + 1}; add batch:N"
 
 
-def _copies(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
-    """The prompt itself, `count` times. -> [count, positions]"""
-    return torch.tensor([list(prompt)] * count, dtype=torch.long)
-
-
 def _random(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
     """Uniformly random tokens, the same for the same seed of torch whatever was drawn before. -> [count, positions]"""
     generator = torch.Generator().manual_seed(torch.initial_seed())
     return torch.randint(loaded.token_limit, (count, len(prompt)), generator=generator)
 
 
-_NEIGHBOURS: dict[str, Neighbours] = {"same": _copies, "random": _random}
-
-
-def _without_batch(others: Others, kind: str) -> str | None:
-    return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
+_NEIGHBOURS: dict[str, Neighbours] = {
+    "same": lambda loaded, prompt, count: torch.tensor([prompt] * count, dtype=torch.long),
+    "random": _random,
+}
 
 
 def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
@@ -283,7 +277,9 @@ MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and
     "batch": Modifier(_changing(rows=lambda rows: rows), (whole_number(1),)),
     "row": Modifier(_changing(row=lambda row: row), (_ROW,), contradiction=_beyond_batch),
     "neighbours": Modifier(
-        _changing(neighbours=lambda kind: _NEIGHBOURS[kind]), (choice(*_NEIGHBOURS),), contradiction=_without_batch
+        _changing(neighbours=lambda kind: _NEIGHBOURS[kind]),
+        (choice(*_NEIGHBOURS),),
+        lambda others, kind: None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N",
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(_pad, (choice("left", "right"), whole_number(1)), refuse=_cannot_mask),

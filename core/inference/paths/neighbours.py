@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import gcd
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -19,16 +18,12 @@ _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionar
 _GOLDEN = 0.6180339887498949  # steps of this share of the text fall nowhere near each other for long
 
 
-@cache
-def _text() -> str:
-    return _TEXT.read_text(encoding="utf-8")
-
-
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens of the text, once a tokenizer: a continuation asks for neighbours at every step."""
     if tokenizer not in _KNOWN:
         with quiet():
-            _KNOWN[tokenizer] = [int(token) for token in tokenizer(_text(), add_special_tokens=False)["input_ids"]]
+            tokens = tokenizer(_TEXT.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+        _KNOWN[tokenizer] = [int(token) for token in tokens]
     return _KNOWN[tokenizer]
 
 
@@ -46,11 +41,12 @@ def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count
     opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
     length = len(prompt) - len(opening)
     around = text * (2 + length // max(1, len(text)))  # the text goes round, so that every offset has a whole window
-    step = _coprime_step(len(text))
-
+    step = max(1, round(len(text) * _GOLDEN))
+    while gcd(step, len(text)) > 1:  # coprime, so that each offset comes up once
+        step += 1
     rows: list[list[int]] = []
     seen = {tuple(prompt)}
-    for number in range(len(text)):  # the step is coprime: each offset comes up once
+    for number in range(len(text)):
         if len(rows) == count:
             break
         offset = (1 + number) * step % len(text)
@@ -65,11 +61,3 @@ def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count
     different = len(rows)
     rows += [rows[k % different] for k in range(count - different)]
     return torch.tensor(rows, dtype=torch.long)
-
-
-def _coprime_step(length: int) -> int:
-    """The step nearest to the golden section of `length` that visits every offset before it repeats one."""
-    step = max(1, round(length * _GOLDEN))
-    while gcd(step, length) > 1:
-        step += 1
-    return step

@@ -193,10 +193,12 @@ def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders
     """Twice the prompt's forwards and one a token, both to find the tokens and to keep their logits; the real capture
     as oracle.
     """
-    from core.inference.generating.generation import plan_generation, plan_longest
+    from core.inference.generating.generation import plan_generation
 
     foreseen = costs_of(
-        plan_longest(shapes(model_folders["llama"]), PROMPTS, "chunked:5", ["decode"], tokens=6, kv=False)
+        plan_generation(
+            shapes(model_folders["llama"]), PROMPTS, "chunked:5", ["decode"], tokens=6, kv=False, is_dry=True
+        )
     )
     seen: list[int] = []
     hook = llama.model.model.embed_tokens.register_forward_hook(

@@ -130,7 +130,7 @@ def test_the_variants_cache_is_what_the_counts_speak_of(llama, tmp_path, monkeyp
 
     def scaled(watch, prompt, dtype):
         for part in kv_parts(watch, prompt, dtype):
-            if part.layer == 1 and part.kind == "value" and watch.place.rows == 2:
+            if part.layer == 1 and part.kind == "value" and watch.batch.rows == 2:
                 part.bits.view(np.float32)[0, 3, 5] *= 1.01
             yield part
 
