@@ -38,11 +38,8 @@ def searched(request, llama: LoadedModel, shipped_model: Path) -> Searched:
     in long prompts.
     """
     if request.param == "shipped":
-        loaded, prompts, variant = (
-            load_model(str(shipped_model), dtype="bfloat16", device="cpu"),
-            MADE + TEXTS,
-            "decode",
-        )
+        loaded = load_model(str(shipped_model), dtype="bfloat16", device="cpu")
+        prompts, variant = MADE + TEXTS, "decode"
     else:
         loaded, variant = llama, "decode+dtype:bfloat16"
         prompts = [text[start : start + 60] for text in TEXTS for start in (0, 60, 120, 180)]
@@ -170,8 +167,7 @@ def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
 @pytest.mark.model
 def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: LoadedModel) -> None:
     told: list[tuple[int, ...]] = []
-    prompts = ["", "def walk", "x " * 400]
-    found = search(llama, prompts, "prefill", "decode", on_progress=lambda *counts: told.append(counts))
+    found = search(llama, ["", "def walk", "x " * 400], "prefill", "decode", on_progress=lambda *to: told.append(to))
     assert found.prompts == 1
     assert [number for number, _ in found.skipped] == [0, 2]
     assert "is empty" in found.skipped[0][1]
