@@ -63,8 +63,7 @@ def clauses(found: Sequence[Placeholders]) -> list[str]:
     return says
 
 
-@dataclass(frozen=True, eq=False)
-class _Flat:
+class _SideRows:
     """Finite values of a side, and what its rows hold of them, one response after another. values: [entries], else
     [rows]
 
@@ -72,25 +71,41 @@ class _Flat:
     or another one that is given or was emitted, is one of these; probability: of the values together.
     """
 
-    values: NDArray[np.float64]
-    positions: NDArray[np.int64]
-    is_generated: Rows
-    counts: NDArray[np.int64]
-    missing: NDArray[np.int64]
-    largest: NDArray[np.float64]
-    smallest: NDArray[np.float64]
-    total: NDArray[np.float64]
-    probability: NDArray[np.float64]
-    is_masked: Rows
-    lacks_chosen: Rows
+    def __init__(self, side: ListSide) -> None:
+        def of_all(name: str) -> NDArray:
+            return np.concatenate([getattr(response.rows, name) for response in side.responses])
+
+        values, chosen, self.positions = of_all("values"), of_all("chosen"), of_all("positions")
+        counts = np.concatenate([np.diff(response.rows.offsets) for response in side.responses])
+        rows = len(counts)
+        row_of = np.repeat(np.arange(rows), counts)
+        finite = np.isfinite(values)
+        has_chosen = np.zeros(rows, np.bool_)
+        has_chosen[row_of[finite & (of_all("token_ids") == chosen[row_of])]] = True
+        self.missing = of_all("missing") + np.bincount(row_of[~finite], minlength=rows)
+        values, row_of = values[finite], row_of[finite]
+        self.values, self.counts = values, np.bincount(row_of, minlength=rows)
+        self.largest, self.smallest = np.full(rows, np.nan), np.full(rows, np.nan)
+        self.largest[row_of[::-1]], self.smallest[row_of] = values[::-1], values  # best first within a row
+        shares = np.exp(np.minimum(values, 1.0)) if side.values == "logprob" else values
+        self.total, self.probability = (np.bincount(row_of, each, minlength=rows) for each in (values, shares))
+        starts = [one.generated_from if one.generated_from is not None else math.inf for one in side.responses]
+        self.is_generated = self.positions >= np.repeat(starts, [len(one.rows) for one in side.responses])
+        lacks = ~has_chosen & (self.missing > 0) & ~of_all("full")
+        self.is_masked = lacks & (self.counts > 0) & ~self.is_generated
+        self.lacks_chosen = lacks & ~self.is_masked & (chosen >= 0)
+        self.is_log, self.certain = side.values == "logprob", CERTAIN.get(side.values)
+        self.asked = max(response.asked or 0 for response in side.responses)
+        self.drafted = sum(int(response.settings.get(DRAFTED, "0")) for response in side.responses)
+        self.of_drafts = "; turn speculative decoding off" if self.drafted else ""
 
 
 def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, ...]]:
     """The side with rows of placeholders emptied, their values counted as missing; and what they are."""
-    flat = _flat(side)
+    flat = _SideRows(side)
     is_emptied = np.zeros(len(flat.counts), np.bool_)
     found: list[Placeholders] = []
-    for kind, rows, what in _kinds(side, flat):
+    for kind, rows, what in _kinds(flat):
         rows = rows & ~is_emptied
         if rows.any():
             found.append(Placeholders(side.name, kind, int(rows.sum()), len(rows), what))
@@ -106,61 +121,25 @@ def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, 
     return replace(side, responses=responses), tuple(found)
 
 
-def _flat(side: ListSide) -> _Flat:
-    def of_all(name: str) -> NDArray:
-        return np.concatenate([getattr(response.rows, name) for response in side.responses])
-
-    values, chosen = of_all("values"), of_all("chosen")
-    counts = np.concatenate([np.diff(response.rows.offsets) for response in side.responses])
-    rows = len(counts)
-    row_of = np.repeat(np.arange(rows), counts)
-    finite = np.isfinite(values)
-    has_chosen = np.zeros(rows, np.bool_)
-    has_chosen[row_of[finite & (of_all("token_ids") == chosen[row_of])]] = True
-    missing = of_all("missing") + np.bincount(row_of[~finite], minlength=rows)
-    values, row_of = values[finite], row_of[finite]
-    largest, smallest = np.full(rows, np.nan), np.full(rows, np.nan)
-    largest[row_of[::-1]], smallest[row_of] = values[::-1], values  # best first within a row
-    shares = np.exp(np.minimum(values, 1.0)) if side.values == "logprob" else values
-    counts = np.bincount(row_of, minlength=rows)
-    first = [math.inf if response.generated_from is None else response.generated_from for response in side.responses]
-    is_generated = of_all("positions") >= np.repeat(first, [len(response.rows) for response in side.responses])
-    lacks = ~has_chosen & (missing > 0) & ~of_all("full")
-    masked = lacks & (counts > 0) & ~is_generated
-    return _Flat(
-        values,
-        of_all("positions"),
-        is_generated,
-        counts,
-        missing,
-        largest,
-        smallest,
-        np.bincount(row_of, values, minlength=rows).astype(np.float64),
-        np.bincount(row_of, shares, minlength=rows).astype(np.float64),
-        masked,
-        lacks & ~masked & (chosen >= 0),
-    )
-
-
-def _kinds(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
+def _kinds(flat: _SideRows) -> Iterator[tuple[str, Rows, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that has it."""
-    has_values, certain = flat.counts > 0, CERTAIN.get(side.values)
+    has_values, certain = flat.counts > 0, flat.certain
     yield MASKED, flat.is_masked, "the prompt's own token has probability 0"
     if certain is not None and len(flat.values):
-        yield from _impossible(side, flat)
+        yield from _impossible(flat)
     if has_values.sum() > 1 and flat.values.min() == flat.values.max():
-        yield "constant", has_values, f"every value is {_value(flat.values[0], certain)}{_of_drafts(side)}"
-    rows = _without_list(side, flat, certain)
+        yield "constant", has_values, f"every value is {_value(flat.values[0], certain)}{flat.of_drafts}"
+    rows = _without_list(flat, certain)
     if rows.any():
         found, times = np.unique(flat.largest[rows], return_counts=True)
-        no_list = " and no list" if max(_asked(side), int((flat.counts + flat.missing).max())) > 1 else ""
-        yield "no list", rows, f"{_value(found[times.argmax()], certain)}{no_list}{_of_drafts(side)}"
+        no_list = " and no list" if max(flat.asked, int((flat.counts + flat.missing).max())) > 1 else ""
+        yield "no list", rows, f"{_value(found[times.argmax()], certain)}{no_list}{flat.of_drafts}"
     if certain is not None:
         together = flat.probability
         what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"
         yield "sum above 1", together > _MOST_TOGETHER, what
         rows = (flat.largest == certain) & (together > 1 + _most_beside_one(flat.values))
-        yield "contradicted", rows, f"probability 1, though its list exceeds 1{_of_drafts(side)}"
+        yield "contradicted", rows, f"probability 1, though its list exceeds 1{flat.of_drafts}"
     yield MISSING, flat.lacks_chosen, "null, -9999.0 or -inf for the emitted token"
 
 
@@ -173,9 +152,9 @@ def _most_beside_one(values: NDArray[np.float64]) -> float:
     return 10 * ROUNDING + 4 * sent_error(values)
 
 
-def _impossible(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
+def _impossible(flat: _SideRows) -> Iterator[tuple[str, Rows, str]]:
     """Rows with a value that no probability has; all rows where most have one."""
-    has_values, is_log = flat.counts > 0, side.values == "logprob"
+    has_values, is_log = flat.counts > 0, flat.is_log
     with np.errstate(invalid="ignore"):
         beyond = flat.largest > ROUNDING if is_log else (flat.largest > 1 + ROUNDING) | (flat.smallest < 0)
     if not beyond.any():
@@ -192,21 +171,21 @@ def _impossible(side: ListSide, flat: _Flat) -> Iterator[tuple[str, Rows, str]]:
     yield "out of range", has_values if 2 * beyond.sum() > has_values.sum() else beyond, what
 
 
-def _without_list(side: ListSide, flat: _Flat, certain: float | None) -> Rows:
+def _without_list(flat: _SideRows, certain: float | None) -> Rows:
     """Rows of one value that is no value of a model, those of prompts and generated ones by themselves.
 
     Where other rows have lists: probability 1, or a whole number that stands twice. Where no row has one: probability 1
     of drafted tokens, or a whole number at many rows, if it is not what rounding makes of small values.
     """
     found = np.zeros(len(flat.counts), np.bool_)
-    entries, asked = flat.counts + flat.missing, _asked(side)
+    entries = flat.counts + flat.missing
     for rows in (flat.is_generated, ~flat.is_generated):
         alone = rows & (entries == 1) & (flat.counts == 1)
         numbers, times = np.unique(flat.largest[alone], return_counts=True)
         is_whole = numbers == np.round(numbers)
         if (entries[rows] > 1).any():
             none = numbers[(numbers == certain) | (is_whole & (times > 1))]
-        elif certain is not None and ((asked > 1 and set(numbers) == {certain}) or _drafted(side)):
+        elif certain is not None and ((flat.asked > 1 and set(numbers) == {certain}) or flat.drafted):
             none = numbers[numbers == certain]
         else:
             none = numbers[is_whole & (times >= _REPEATS) & (4 * times >= alone.sum())]
@@ -220,18 +199,6 @@ def _without_list(side: ListSide, flat: _Flat, certain: float | None) -> Rows:
 
 def _value(value: np.float64, certain: float | None) -> str:
     return f"{float(abs(value))} (probability 1)" if value == certain else f"{float(value)}"
-
-
-def _asked(side: ListSide) -> int:
-    return max(response.asked or 0 for response in side.responses)
-
-
-def _drafted(side: ListSide) -> int:
-    return sum(int(response.settings.get(DRAFTED, "0")) for response in side.responses)
-
-
-def _of_drafts(side: ListSide) -> str:
-    return "; turn speculative decoding off" if _drafted(side) else ""
 
 
 def _emptied(rows: ListRows, is_emptied: Rows) -> ListRows:
