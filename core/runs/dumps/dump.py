@@ -23,7 +23,7 @@ from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
 from .reserved_keys import EMITTED, Reserved, is_reserved, prompts_of, read_reserved, sides_of
-from .source_dtype import DumpSide, check_all, detect, source_of
+from .source_dtype import DumpSide, check_all, detect, moved, source_of
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -59,7 +59,6 @@ class Dump:
         generations: tuple[Generation, ...],
     ) -> None:
         self._sides, self._format = sides, fmt
-        self._is_closed = False
         self.sides = tuple(side.header for side in sides)
         self.vocab, self.prompts, self.rows = vocab, prompts, sum(prompt.positions for prompt in prompts)
         self.compute_dtype, self.dtype_reason = fmt.name, dtype_reason
@@ -73,7 +72,6 @@ class Dump:
 
     def close(self) -> None:
         """Let go of the files; what was unpacked goes with them."""
-        self._is_closed = True
         self._sides = []
 
     def header(self, name: str, provenance: Provenance) -> RunHeader:
@@ -95,7 +93,7 @@ class Dump:
         A chunk takes at most `max_bytes` a side and 64 MiB together, but at least one row. An archive's checksums are
         known good only once the last chunk has been read: what was read before a DumpError is void.
         """
-        if self._is_closed:
+        if not self._sides:
             raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
         step = max(1, min(max_bytes // bytes_a_row, CHUNK_BYTES_TOGETHER // (bytes_a_row * len(self._sides))))
@@ -114,10 +112,10 @@ class Dump:
             out = np.empty(raw.shape, self._format.carrier)
             for first in range(0, len(raw), at_once):
                 bits = source.bits(raw[first : first + at_once])
-                moved = source.into(bits, self._format)
-                if moved is None:  # it was looked at when opened, so the file has changed
+                converted = moved(bits, source.fmt, self._format)
+                if converted is None:  # it was looked at when opened, so the file has changed
                     raise source.lossy(bits, self._format)
-                out[first : first + len(moved)] = moved
+                out[first : first + len(converted)] = converted
             yield out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -20,25 +20,17 @@ from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
 from ..file.kept import ALL, refusal
-from ..file.records import Generation, RunHeader
 from .containers import check_key
 from .reserved_keys import DTYPE, EMITTED, TEXT_BYTES, is_reserved
+
+if TYPE_CHECKING:
+    from ..reader import RunReader
 
 ROWS_BYTES = 8 << 20  # read and written at a time
 _OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
 
 
-class ExportableRun(Protocol):
-    @property
-    def header(self) -> RunHeader: ...
-
-    @property
-    def generations(self) -> dict[int, Generation]: ...
-
-    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]: ...
-
-
-def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> None:
+def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
     """Writes every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` where all
     are known.
 
@@ -71,7 +63,7 @@ def export_npz(run: ExportableRun, path: Path, *, overwrite: bool = False) -> No
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); expected {expected}.") from error
 
 
-def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
+def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
     header = run.header
     lengths = [prompt.positions for prompt in header.prompts]
     has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)  # [n, 1, vocab] are steps
@@ -100,7 +92,7 @@ def _write(run: ExportableRun, archive: zipfile.ZipFile) -> None:
         _write_array(archive, "reference_side", np.array(header.sides[0].name))
 
 
-def _emitted(run: ExportableRun, side: int) -> NDArray[np.int64]:
+def _emitted(run: RunReader, side: int) -> NDArray[np.int64]:
     """-1 for every row whose next token was given. [rows]"""
     parts = []
     for index, prompt in enumerate(run.header.prompts):
@@ -123,7 +115,7 @@ def _member(key: str) -> zipfile.ZipInfo:
 
 
 def _write_side(
-    run: ExportableRun, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]
+    run: RunReader, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]
 ) -> None:
     header = run.header
     compute = header.format

@@ -50,10 +50,6 @@ class Source:
             )
         return narrowed.view(np.uint32)
 
-    def into(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> NDArray[np.unsignedinteger] | None:
-        """Convert bits to `target` with the same values, or None where one would change. Same shape."""
-        return moved(bits, self.fmt, target)
-
     def is_always_exact(self, target: FloatFormat) -> bool:
         """Return whether every value fits, so that none has to be looked at."""
         return not self.is_double and (target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32))
@@ -63,7 +59,7 @@ class Source:
         bits = bits.reshape(-1)
         while len(bits) > 1:
             half = len(bits) // 2
-            bits = bits[:half] if self.into(bits[:half], target) is None else bits[half:]
+            bits = bits[:half] if moved(bits[:half], self.fmt, target) is None else bits[half:]
         return self.array.refusal(
             f"holds {float(values_of(bits, self.fmt)[0])!r}, which is no {target.name} value",
             f"logits that {target.name} holds exactly, or another compute_dtype",
@@ -122,7 +118,7 @@ def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> 
         for bits in blocks:
             magnitude = bits & source.fmt.carrier.type((1 << (source.fmt.bits - 1)) - 1)
             is_number_seen = is_number_seen or bool((magnitude <= source.fmt.first_nonfinite).any())
-            if target is not None and not is_settled and source.into(bits, target) is None:
+            if target is not None and not is_settled and moved(bits, source.fmt, target) is None:
                 raise source.lossy(bits, target)
             if is_number_seen and is_settled and not source.is_double:
                 break
@@ -138,7 +134,9 @@ def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
         return sources[0].fmt, f"array dtype: {arrays}"
     for fmt in (BFLOAT16, FLOAT16, FLOAT32):
         unknown = [source for source in sources if not source.is_always_exact(fmt)]
-        if all(source.into(bits, fmt) is not None for source, blocks in _looked_at(unknown, tell) for bits in blocks):
+        if all(
+            moved(bits, source.fmt, fmt) is not None for source, blocks in _looked_at(unknown, tell) for bits in blocks
+        ):
             if fmt is FLOAT32:
                 return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
             return fmt, f"detected: {arrays} whose every value is exactly a {fmt.name}"

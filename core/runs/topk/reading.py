@@ -12,6 +12,7 @@ from ..file.database import Database
 from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 
 _CHUNK_ROWS = 1 << 18  # read at a time
+_SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
 _PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
 SAME = ("format", "generated_from", "asked", "vocab", "cached", "model", "text")  # of `Response` and of the table
 
@@ -29,30 +30,25 @@ def digest_of(values: str, responses: Iterable[Response]) -> str:
 def read_sides(database: Database) -> tuple[ListSide, ...]:
     """Read what the sides of a run of lists sent. StoreError if that is not what their digests are of."""
     texts = dict(database.rows("SELECT token_id, text FROM vocabulary"))
+    sides = []
     with database.decoding("lists"):
-        return tuple(
-            ListSide(
-                name, tuple(_checked(list(responses_of(database, index, holds, keys, texts)), name, holds, sha256))
-            )
-            for index, name, holds, keys, sha256 in _stored_sides(database)
-        )
+        for index, name, holds, keys, sha256 in database.rows(_SIDES):
+            responses = tuple(responses_of(database, index, holds, keys, texts))
+            _check(responses, name, holds, sha256)
+            sides.append(ListSide(name, responses))
+    return tuple(sides)
 
 
 def check_digests(database: Database) -> None:
     """Raise StoreError if a side of a run of lists, however long, did not send what its digest is of."""
     with database.decoding("lists"):
-        for index, name, holds, keys, sha256 in _stored_sides(database):
-            _checked(responses_of(database, index, holds, keys, {}), name, holds, sha256)
+        for index, name, holds, keys, sha256 in database.rows(_SIDES):
+            _check(responses_of(database, index, holds, keys, {}), name, holds, sha256)
 
 
-def _stored_sides(database: Database) -> list[tuple]:
-    return database.rows("SELECT side, name, holds, keys, sha256 FROM side ORDER BY side")
-
-
-def _checked(responses: Iterable[Response], name: str, holds: str, sha256: str) -> Iterable[Response]:
+def _check(responses: Iterable[Response], name: str, holds: str, sha256: str) -> None:
     if digest_of(holds, responses) != sha256:
         raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
-    return responses
 
 
 def responses_of(

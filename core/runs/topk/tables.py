@@ -72,7 +72,8 @@ def write_lists(
         header = _header(about, sides, pairs)
         insert_header(database, partial, created, header, header.rows)
         insert_prompts(database, header)
-        if texts := _texts(sides):
+        mappings = [response.texts for side in sides for response in side.responses]
+        if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:  # the first counts
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
         digests = [digest_of(side.values, side.responses) for side in sides]
         sent = [most_sent(side) for side in sides]
@@ -157,15 +158,6 @@ def _prompt(responses: Sequence[Response]) -> Prompt:
     return Prompt(positions, tokens if is_known else (), texts if any(texts) else ())
 
 
-def _texts(sides: Sequence[ListSide]) -> dict[int, str]:
-    """Return the text of each token, the first that was sent."""
-    texts = [response.texts for side in sides for response in side.responses]
-    return {token: text for each in reversed(texts) for token, text in each.items()}
-
-
-_ROW = ("best", "chosen", "missing", "full")
-
-
 def _insert_side(database: Database, index: int, side: ListSide) -> None:
     """Insert what a side sent, all responses at once: an insert costs 2 ms however small it is."""
     responses, rows = side.responses, [response.rows for response in side.responses]
@@ -181,7 +173,8 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
         warnings=[json.dumps(response.warnings) for response in responses],
     )
     positions, best, chosen, missing, full, ids, values = (
-        np.concatenate([getattr(each, name) for each in rows]) for name in ("positions", *_ROW, "token_ids", "values")
+        np.concatenate([getattr(each, name) for each in rows])
+        for name in ("positions", "best", "chosen", "missing", "full", "token_ids", "values")
     )
     prompts = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     SIDE_POSITION.insert(

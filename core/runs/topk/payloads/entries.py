@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....errors import DumpError
 from ....text import BYTE_LEVEL, plural, shown
@@ -194,10 +194,10 @@ def response_of(
     texts: dict[int, str] = {}
 
     def id_of(entry: Entry) -> int:
-        if not is_by_id and entry.text is None and entry.value is not None:
-            raise DumpError(f"{where}: token {entry.token} has no text, and others have no id; expected one of both.")
         if not is_by_id and entry.text is None:
-            return UNKNOWN_TOKEN
+            if entry.value is None:
+                return UNKNOWN_TOKEN
+            raise DumpError(f"{where}: token {entry.token} has no text, and others have no id; expected one of both.")
         token = entry.token if is_by_id else named.setdefault(entry.text or "", len(named))
         if entry.text is not None:
             texts.setdefault(token or 0, entry.text)
@@ -256,9 +256,7 @@ def _by_its_list(row: Row) -> Row:
 def _conflict(row: Row, is_by_id: bool) -> str:
     """Return a clause on a token that stands in a row twice, '' if none does; two tokens may print alike."""
     values: dict[object, float | None] = {}
-    for entry in row.entries:
-        if entry.value is None:  # a placeholder
-            continue
+    for entry in (one for one in row.entries if one.value is not None):
         name = entry.token if is_by_id else entry.text
         before = values.setdefault(name, entry.value)
         if before != entry.value:
@@ -324,34 +322,26 @@ def _values(row: Row) -> list[float]:
     return [entry.value for entry in row.top if entry.value is not None]
 
 
-class _Path(NamedTuple):
-    """A token after a path of others. total: of their log-probabilities."""
-
-    total: float
-    entry: Entry | None = None
-    before: _Path | None = None
-
-
 def _path(rows: Sequence[Row], text: bytes) -> tuple[list[Entry], bool]:
     """The most probable entries, one of each row, that spell the text, and whether they spell all of it."""
-    paths = {0: _Path(0.0)}  # by bytes spelled
+    paths: dict[int, tuple] = {0: (0.0,)}  # by bytes spelled: sum of log-probabilities, last entry, path before it
     for row in rows:
-        longer: dict[int, _Path] = {}
+        longer: dict[int, tuple] = {}
         for start, before in paths.items():
             for entry in row.top:
-                total = before.total + (entry.value if entry.value is not None else -1e9)
+                total = before[0] + (entry.value if entry.value is not None else -1e9)
                 for end in _ends(entry, text, start):
-                    if end not in longer or total > longer[end].total:
-                        longer[end] = _Path(total, entry, before)
+                    if end not in longer or total > longer[end][0]:
+                        longer[end] = (total, entry, before)
         if not longer:
             break
         paths = longer
     whole = paths.get(len(text))
-    last: _Path | None = whole or max(paths.values(), key=lambda path: path.total)
+    last = whole or max(paths.values(), key=lambda path: path[0])
     entries: list[Entry] = []
-    while last is not None and last.entry is not None:
-        entries.append(last.entry)
-        last = last.before
+    while len(last) > 1:
+        _, entry, last = last
+        entries.append(entry)
     return entries[::-1], whole is not None and len(entries) == len(rows)
 
 

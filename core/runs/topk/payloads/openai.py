@@ -73,7 +73,8 @@ def _choice(choice: Payload, where: str, request: Payload, length: int | None, a
         listed = is_list(of_prompt, "prompt_logprobs", where)
         rows = list(_prompt_rows(listed, known if isinstance(known, tuple) else (), where))
         known = len(listed) if known is None else known
-    is_echoed = _is_echoed(logprobs)
+    values = logprobs.get("token_logprobs")  # of the prompt first: nothing scores the very first token, so it has null
+    is_echoed = isinstance(values, list) and values[:1] == [None]
     if isinstance(logprobs.get("content"), list):
         rows += content_rows(logprobs["content"], known, where)
     elif logprobs.get("tokens") is not None:
@@ -87,7 +88,7 @@ def _choice(choice: Payload, where: str, request: Payload, length: int | None, a
         prompt=known,
         generated=tokens_of(ids, "token_ids", where) if ids else (),
         has_prompt_rows=bool(of_prompt) or is_echoed,
-        asked=asked_of(request),
+        asked=next((count for name in _COUNTS if (count := count_of(request.get(name)))), None),
         text=text_of(choice.get("text") or object_of(choice.get("message")).get("content")),
         prompt_key=prompt_key(request),
         **about,
@@ -97,11 +98,6 @@ def _choice(choice: Payload, where: str, request: Payload, length: int | None, a
 def object_of(value: object) -> Payload:
     """Return the value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
-
-
-def asked_of(request: Payload) -> int | None:
-    """Return how many values per row a request asked for, None if it does not say."""
-    return next((count for name in _COUNTS if (count := count_of(request.get(name)))), None)
 
 
 def prompt_ids(request: Payload) -> list[int] | None:
@@ -169,12 +165,6 @@ def _prompt_rows(listed: Sequence[Any], prompt: Sequence[int], where: str) -> It
         ranks = {entry.rank for entry in entries}
         best = next(rank for rank in range(len(entries) + 1) if rank + 1 not in ranks)
         yield Row(index - 1, tuple(entries), chosen, best if None not in ranks else None)
-
-
-def _is_echoed(logprobs: Payload) -> bool:
-    """Return whether rows of the prompt come first: nothing scores the very first token, so its value is null."""
-    values = logprobs.get("token_logprobs")
-    return isinstance(values, list) and bool(values) and values[0] is None
 
 
 def _listed_rows(logprobs: Payload, start: int, token_ids: object, where: str) -> Iterator[Row]:

@@ -27,11 +27,6 @@ class _Stream:
     chunks: list[Chunk] = field(default_factory=list)
     unfinished: set[str] = field(default_factory=set)
 
-    def add(self, chunk: Chunk, states: Mapping[str, bool]) -> None:
-        self.chunks.append(chunk)
-        self.unfinished |= {index for index, is_last in states.items() if not is_last}
-        self.unfinished -= {index for index, is_last in states.items() if is_last}
-
 
 def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The documents with their places; the chunks of a stream are one document, at the place of the first."""
@@ -46,7 +41,9 @@ def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, A
             stream = streams[kind, chunk_id] = _Stream(where, kind)
             answers.append(stream)
         if stream is not None:
-            stream.add(document, states)
+            stream.chunks.append(document)
+            stream.unfinished |= states.keys()
+            stream.unfinished -= {index for index, is_last in states.items() if is_last}
         elif answers:
             answers.append((where, document))
         else:
