@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -83,15 +83,6 @@ class StoredArray:
     def where(self) -> str:
         return f"{self.file}: '{shown(self.key)}'"
 
-    def first_columns(self, count: int) -> StoredArray:
-        """The array cut to the first entries of its last axis."""
-        return replace(self, shape=(*self.shape[:-1], count), columns=count)
-
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Rows [start, stop), in the array's own dtype; maybe a view of the file. [n, columns]"""
-        with foreign_errors(self.where, "an undamaged, complete file"):
-            return self.rows(start, stop)[:, : self.columns]
-
     def summed_rows(self, step: int) -> Iterator[NDArray[Any]]:
         """All rows, `step` at a time; DumpError after the last if the checksum does not fit."""
         before, expected = self.checksum or (0, 0)
@@ -105,11 +96,13 @@ class StoredArray:
             raise self.refusal("cannot be read (Bad CRC-32)", "an undamaged, complete file")
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """All rows, about 1 MiB at a time. [n, columns] each"""
+        """All rows, about 1 MiB at a time; maybe views of the file. [n, columns] each"""
         rows, columns = self.size // self.shape[-1], self.shape[-1]
         step = max(1, BLOCK_BYTES // (columns * self.dtype.itemsize))
         for start in range(0, rows, step):
-            yield self.read(start, min(start + step, rows))
+            with foreign_errors(self.where, "an undamaged, complete file"):
+                block = self.rows(start, min(start + step, rows))[:, : self.columns]
+            yield block
 
     def load(self) -> NDArray[Any]:
         """The whole of a small array, flat. The caller has checked its size."""

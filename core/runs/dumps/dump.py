@@ -8,6 +8,7 @@ the dump.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -287,7 +288,7 @@ def _cut_to_common(named: _Named, notes: list[str]) -> _Named:
     cut = {}
     for name, (place, array) in named.items():
         more = array.shape[-1] - vocab if array.shape else 0
-        cut[name] = place, array.first_columns(vocab) if more else array
+        cut[name] = place, replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array
         if more:
             notes.append(f"{array.where} is compared in its first {vocab:,} tokens; {more:,} of padding are left out.")
     return cut

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
@@ -202,12 +203,8 @@ def _tokens(container: Container, array: StoredArray | None, counts: tuple[int, 
         texts = _strings(array, TEXT_BYTES)
     else:
         with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
-            listed: Any = json.loads(container.texts.get("tokens") or "[]")
-            if listed and all(isinstance(part, list) for part in listed):
-                listed = [text for part in listed for text in part]
-            if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-                raise ValueError("something else")
-        texts = [_unicode(text) for text in listed]
+            listed = msgspec.convert(json.loads(container.texts.get("tokens") or "[]"), list[str | list[str]])
+        texts = [_unicode(text) for one in listed for text in ([one] if isinstance(one, str) else one)]
         if "tokens" in container.texts and len(texts) != math.prod(counts):
             found, expected = f"'tokens' lists {len(texts)} texts", f"one for each position: {math.prod(counts)}"
             raise DumpError(f"{container.name}: {found}; expected {expected}.")

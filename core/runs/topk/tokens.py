@@ -152,8 +152,7 @@ def _arrive(database: Database, paths: Sequence[Path], links: Sequence[Path]) ->
         "CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY a.prompt) - 1 AS prompt, a.token_ids,"
         f" a.logprobs AS reference, b.logprobs AS variant, a.sequence FROM file_0 a JOIN file_1 b USING ({key})"
     )
-    for number in (0, 1):
-        database.execute(f"DROP TABLE file_{number}")
+    database.execute("DROP TABLE file_0; DROP TABLE file_1")
     alone = counts[0][0] + counts[1][0] - 2 * shared
     return f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
 
@@ -169,7 +168,8 @@ def _read(database: Database, path: Path, link: Path, columns: Sequence[str], ta
             source = f"read_parquet('{place}')"
             there = {row[0] for row in database.rows(f"DESCRIBE SELECT * FROM {source}")}
             if missing := [column for column in types if column not in there and column != "sequence"]:
-                raise DumpError(f"{name}: has no column `{missing[0]}`; expected {_named(list(types)[:-1])}.")
+                expected = ", ".join(f"`{column}`" for column in ("token_ids", *columns))
+                raise DumpError(f"{name}: has no column `{missing[0]}`; expected {expected}.")
             types |= {} if "sequence" in there else {"sequence": ""}
         else:
             kinds = ", ".join(f"{column}: '{kind}'" for column, kind in types.items())
@@ -206,10 +206,6 @@ def _read(database: Database, path: Path, link: Path, columns: Sequence[str], ta
             raise DumpError(f"{name}: row {row + 1:,}: {what}.")
     if tokens > MAX_LISTED_ROWS:
         raise UsageError(f"{name}: holds {tokens:,} tokens; a run holds {MAX_LISTED_ROWS:,}.")
-
-
-def _named(columns: Sequence[str]) -> str:
-    return ", ".join(f"`{column}`" for column in columns)
 
 
 _ELEMENTS = "prompt, unnest(range(len(token_ids))) AS position, unnest(token_ids)::INTEGER AS token"
