@@ -1,3 +1,1 @@
-"""Verdicts of uploaded dumps: what can be said of them without rerunning anything, and what controls of one's own add
-to it.
-"""
+"""Verdicts on pairs by what their arrays and controls show, without running a model."""

@@ -50,8 +50,8 @@ class Filling:
     def see(self, bits: NDArray[np.unsignedinteger]) -> None:
         """Take in the next rows. [rows, vocab] bits of the compute dtype.
 
-        A row is counted whole only if a third of 32 evenly spread places agree: a row of which one value fills more
-        than nine tenths is missed with a chance below 1e-15, and looking at places costs nothing beside reading.
+        A row is counted only if a third of 32 evenly spread places agree; one that a value fills to more than nine
+        tenths is missed with a chance below 1e-15.
         """
         vocab = bits.shape[1]
         if vocab < _LEAST_VOCAB:

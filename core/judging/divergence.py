@@ -31,7 +31,6 @@ class Divergence:
 
     @property
     def nonfinite_mismatch(self) -> int:
-        """Number of mismatches at all positions."""
         return int(self.mismatches.sum())
 
     @property

@@ -1,7 +1,4 @@
-"""Describe an untrusted file (dump, responses or run file) before it is stored, as far as its headers say.
-
-A dump's rows are read only as far as its compute dtype needs.
-"""
+"""Describe an untrusted file before it is stored, by its headers and the rows that a dump's compute dtype takes."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ from ..text import plural, shown
 from .ingest import ingest
 from .judge_lists import grid_words, judge_responses
 
-Kind = Literal["run", "dump", "array", "responses"]
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
@@ -41,7 +37,7 @@ _LONGEST_NAME = 200  # characters of what a run file says of itself: a text ther
 class Headers:
     """Kind of a file by its first bytes and headers. sides: of arrays, the dtype and shape of each by its name."""
 
-    kind: Kind
+    kind: Literal["run", "dump", "array", "responses"]
     sides: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -86,15 +82,14 @@ def understood(
     elif are_payloads(paths):
         described = _responses(paths)
     else:
-        dump = open_dump(
+        with open_dump(
             paths,
             compute_dtype=compute_dtype,
             reference=reference,
             holds=holds,
             max_bytes=MAX_BYTES,
             on_progress=on_progress,
-        )
-        with dump:
+        ) as dump:
             described = _dump(dump)
     return {"files": [shown(path.name) for path in paths], **described}
 

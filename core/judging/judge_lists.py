@@ -188,7 +188,6 @@ def _verdict(index: int, judged: Judged, pair: ListPair, sides: Sequence[ListSid
 
 
 def _evidence(pair: ListPair, again: Reruns) -> list[Evidence]:
-    """Return what the verdict rests on, and what a reader of the comparison has to know, a line each."""
     counts = {"positions": len(pair.positions), "values": pair.listed, "neq": pair.differing, "flips": pair.flips}
     zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
     outcome = NOTED if pair.differs or not pair.listed else PASSED
@@ -216,17 +215,14 @@ def _evidence(pair: ListPair, again: Reruns) -> list[Evidence]:
 
 
 def _of_probe(pair: ListPair, way: Way, rerun: ListPair | None, repeated: ListPair | None) -> Judged:
-    """Return name and clause of a pair by its condition and the reruns of both sides."""
     judged, is_steady = _without_rerun(pair), rerun is None or not rerun.differs
     if judged is not None and (is_steady or judged[0] == INVALID_DUMP):
         return judged
     if pair is rerun:
         return NONDETERMINISTIC, f"sent alone twice, the same request has two answers: {_words(pair)}"
     if not is_steady:
-        return (
-            NONDETERMINISTIC,
-            f"sent alone, the same request does not repeat itself; a difference {way.what} proves nothing",
-        )
+        says = f"sent alone, the same request does not repeat itself; a difference {way.what} proves nothing"
+        return NONDETERMINISTIC, says
     says = f"{_words(pair)} {way.what}"
     alone = "; alone it repeats itself" if rerun is not None else ""
     if repeated is None:

@@ -45,8 +45,7 @@ class ModulesAlone:
     def ratios(self) -> NDArray[np.float64]:
         """rms of the side over the module's own rounding. [modules, positions]"""
         own = np.maximum(np.maximum(self.own, self.own.mean(axis=1, keepdims=True)), self.outputs * _ULP**2)
-        ratios: NDArray[np.float64] = np.sqrt(self.side / np.maximum(own, _TINY))
-        return ratios
+        return np.asarray(np.sqrt(self.side / np.maximum(own, _TINY)))
 
 
 def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0) -> Evidence:
@@ -105,11 +104,11 @@ def _noise(alone: ModulesAlone, starts: dict[int, int]) -> tuple[dict[int, float
                 return {}, {}
         elif len(noisy) < max(2, _BLOCKS * len(modules)) or min(begins.values()) > start:
             on_top |= begins
-        elif (found := _kind_noise(alone, noisy, start)) is None:
+        elif (noise := _kind_noise(alone, noisy, start)) is None:
             return {}, {}
         else:
-            levels |= found[0]
-            on_top |= found[1]
+            levels |= noise[0]
+            on_top |= noise[1]
     return (levels, on_top) if levels else ({}, {})
 
 

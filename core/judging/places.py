@@ -46,7 +46,6 @@ class NotFinite:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Positions of all prompts that hold one."""
         return np.flatnonzero(self.by_row)
 
     @property

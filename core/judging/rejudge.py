@@ -44,17 +44,9 @@ def judge_stored(
 
 
 def stored_verdict(run: RunReader, pair: StoredPair) -> PairVerdict:
-    """Return the stored verdict of a pair, with its evidence and its floors."""
     floors = []
     for dtype, rows in run.rows("floor_position", pair=pair.index).groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:
             floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
-    return PairVerdict(
-        pair.index,
-        pair.verdict or "",
-        pair.because or "",
-        pair.noise_ratio,
-        tuple(run.evidence(pair.index)),
-        tuple(floors),
-        pair.first_place,
-    )
+    verdict, because, evidence = pair.verdict or "", pair.because or "", tuple(run.evidence(pair.index))
+    return PairVerdict(pair.index, verdict, because, pair.noise_ratio, evidence, tuple(floors), pair.first_place)

@@ -1,8 +1,7 @@
 """Screen a pair by what its two arrays say, if no control is there to decide.
 
-Every limit is a multiple of what harmless paths did in the trial (`python -m benchmarks.verdicts.screening`,
-docs/verdict_calibration.md): other batches, chunks, caches, kernels and reduction orders of eight
-models, most of them in two or three dtypes.
+Every limit is a multiple of what harmless paths of eight models did in the trial (docs/verdict_calibration.md,
+`python -m benchmarks.verdicts.screening`).
 """
 
 from __future__ import annotations

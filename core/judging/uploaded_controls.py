@@ -1,7 +1,4 @@
-"""Measure control dumps of an uploaded run: a rerun, other neighbours, the pair in float32, a noise floor.
-
-Only their figures are stored, with the run that they judge.
-"""
+"""Measure control dumps of an uploaded run: a rerun, other neighbours, the pair in float32, a noise floor."""
 
 from __future__ import annotations
 
@@ -185,6 +182,7 @@ def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Divergen
     return {name: joined(parts) for name, parts in zip(names, zip(*chunks, strict=True), strict=True)}
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, NDArray[np.float64]]]:
     """Return (each variant in float32 against its reference, each side of the run against itself in float32), by name.
 
@@ -207,11 +205,10 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergen
             of_name.append(_divergence(wide_bits[ours[0]], wide_bits[name], FLOAT32))
         wide = {name: values_of(wide_bits[name], FLOAT32) for name in known}
         for name in narrow:
-            with np.errstate(over="ignore", invalid="ignore"):
-                upcast[name] += int((wide[name].astype(fmt.values).view(fmt.carrier) == bits[name]).sum())
+            upcast[name] += int((wide[name].astype(fmt.values).view(fmt.carrier) == bits[name]).sum())
         for name, other in crossed:
             squares[(name, other)].append(_mean_squares(values_of(bits[name], fmt), wide[other]))
-        variances.append(_variances(wide[ours[0]]))
+        variances.append(np.nan_to_num(wide[ours[0]].var(axis=1, dtype=np.float64)))
     pairs = {name: joined(of_name) for name, of_name in parts.items()}
     if not narrow:
         return pairs, {}
@@ -230,6 +227,7 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergen
     return pairs, {name: apart[(name, name)] for name in known}
 
 
+@np.errstate(invalid="ignore")
 def _floor(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> FloorSamples:
     """Compare the distinct paths of a floor's dump with each other; beyond _CROSSED of them with the first alone.
 
@@ -252,7 +250,7 @@ def _floor(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Floor
         for two in crossed:
             squares[two].append(_mean_squares(values[two[0]], values[two[1]]))
         start.append(_mean_squares(values[0], values[reference]))
-        variances.append(_variances(values[0]))
+        variances.append(np.nan_to_num(values[0].var(axis=1, dtype=np.float64)))
     first = [next((a for a in range(b) if is_equal[(a, b)]), b) for b in range(count + len(judged))]
     variants = set(first[count:]) - {first[reference]}
     if copies := [name for name, each in zip(names, first, strict=False) if each in variants]:
@@ -268,16 +266,9 @@ def _floor(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> Floor
     return FloorSamples(distinct, between, np.concatenate(start), spread)
 
 
-def _variances(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the variance of each row over the vocabulary; 0 if a logit is not finite. [rows]"""
-    with np.errstate(invalid="ignore"):
-        return np.nan_to_num(logits.var(axis=1, dtype=np.float64))
-
-
 def _mean_squares(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return mean squares of the differences that are numbers. [rows]"""
-    with np.errstate(invalid="ignore"):
-        squares = (first.astype(np.float64) - second) ** 2
+    squares = (first.astype(np.float64) - second) ** 2
     is_number = np.isfinite(squares)
     return means(np.where(is_number, squares, 0.0).sum(axis=1), is_number.sum(axis=1))
 

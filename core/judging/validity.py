@@ -1,7 +1,4 @@
-"""Check whether the two sides of a dump can be compared at all, and what they show without a control.
-
-Every check is a row of evidence. None of them says rounding: that takes a control.
-"""
+"""Check whether the two sides of a dump can be compared at all. No check says rounding: that takes a control."""
 
 from __future__ import annotations
 
@@ -82,22 +79,18 @@ def _tokens(header: RunHeader) -> Evidence:
 
 def _alignment(figures: Figures, pair: int) -> Evidence:
     """Check whether rows of the two sides agree best as they stand or one or two further along."""
-    columns = figures.positions(pair)[["reference_token", "variant_token"]]
-    reference, variant = argmaxes = columns.to_numpy(float, na_value=np.nan).T
-    lengths = _lengths(figures.header)
-    prompt = np.repeat(np.arange(len(lengths)), lengths)
+    table = figures.positions(pair)
+    reference, variant = (table[name].astype("Int64") for name in ("reference_token", "variant_token"))
 
     def agreement(shift: int) -> tuple[float, int]:
         """(share of rows t where variant[t + shift] has the argmax of reference[t], how many rows have both)"""
-        rows = np.arange(max(0, -shift), len(prompt) - max(0, shift))
-        rows = rows[prompt[rows] == prompt[rows + shift]]
-        rows = rows[np.isfinite(reference[rows]) & np.isfinite(variant[rows + shift])]
-        return float((reference[rows] == variant[rows + shift]).mean()) if len(rows) else 0.0, len(rows)
+        is_same = (variant.groupby(table["prompt"]).shift(-shift) == reference).dropna()
+        return float(is_same.mean()) if len(is_same) else 0.0, len(is_same)
 
     agreed = {shift: agreement(shift) for shift in (0, *_SHIFTS)}
     best = max(_SHIFTS, key=lambda shift: agreed[shift][0])
     (share, compared), (unshifted, unmoved) = agreed[best], agreed[0]
-    is_varied = len(np.unique(argmaxes[np.isfinite(argmaxes)])) >= _LEAST_TOKENS
+    is_varied = len({*reference.dropna(), *variant.dropna()}) >= _LEAST_TOKENS
     outcome = PASSED
     says = f"The argmax is the same at {unshifted:.1%} of positions; no shift by a row or two fits better."
     if is_varied and compared >= _LEAST_ROWS and share >= _AGREES and share > _MORE_OFTEN * unshifted:

@@ -112,9 +112,7 @@ def _undone(pair: PairRows, causes: list[Cause]) -> PairRows:
 
 
 def explain_pair(run: RunReader, pair: int) -> Explanation:
-    """Return the causes of a stored pair; of a judged one each says how many noise floors it leaves. A pair whose sides
-    have the same bits has none, and nothing is looked for.
-    """
+    """Return the causes of a stored pair; of a judged one each says how many noise floors it leaves."""
     if run.header.k is not None:
         sides = run.lists()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])

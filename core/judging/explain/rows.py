@@ -99,11 +99,10 @@ class PairRows:
         return self.whole, self.masked
 
     def rounding_rms(self, row: RowPair) -> float:
-        """Return the rms that rounding both sides leaves: an error uniform within half a step of the row's largest
-        value. Values of lists have log-sums in float32.
-        """
+        """Return the rms that rounding both sides leaves: uniform within half a step of the row's largest value."""
         largest = np.array([np.abs(side).max(initial=0.0) for side in (row.x, row.y)])
-        return float(np.sqrt((spacings(largest, format_named(self.dtype or "float32")) ** 2).sum() / 12))
+        fmt = format_named(self.dtype or "float32")  # of lists, the log-sum is in float32
+        return float(np.sqrt((spacings(largest, fmt) ** 2).sum() / 12))
 
 
 def place_name(place: Place) -> str:
@@ -111,7 +110,6 @@ def place_name(place: Place) -> str:
 
 
 def rows_of_run(run: Figures, pair: int) -> PairRows:
-    """Return rows of a stored pair."""
     header = run.header
     sides = (0, pair + 1)
     return complete_rows(
@@ -154,17 +152,8 @@ def complete_rows(
         if len(ids) and np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(np.array(text, np.int64), minlength=vocab)[ids]
             rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
-    return PairRows(
-        names=names,
-        values="logit",
-        dtype=dtype,
-        rows=rows,
-        compared=len(every),
-        places=places,
-        tops=[[_top_tokens(np.arange(vocab), row) for row in rows] for rows in whole],
-        whole=whole,
-        masked=masked,
-    )
+    tops = [[_top_tokens(np.arange(vocab), row) for row in side] for side in whole]
+    return PairRows(names, "logit", dtype, rows, len(every), places, tops, whole, masked)
 
 
 def _in_blocks(places: list[Place], most: int) -> list[Place]:

@@ -59,7 +59,6 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """The sentence with what the cause explains and leaves."""
         if self.explained is None:
             return self.says
         floors = "" if self.left_floors is None else f", {number(self.left_floors, 3)} noise floors"
@@ -109,11 +108,10 @@ def centered(values: Values, has_constant: bool = True) -> Values:
 def score(
     pair: PairRows, rows: Sequence[RowPair], undo: Undo, least: float = 1.0, has_constant: bool = False
 ) -> Cause | None:
-    """Share of the difference that is gone after undoing a hypothesis, None if that is below the bar. What is left has
-    to be as small compared with the sides' own values: a factor near 0 explains most of what unrelated sides differ by.
+    """Score what undoing a hypothesis leaves, None if that is too much. It has to be as small compared with the sides'
+    own values: a factor near 0 explains most of what unrelated sides differ by.
 
-    least: share of a row's tokens that it speaks of; those with the largest rest are left out. has_constant: it leaves
-    a constant at each row.
+    least: share of a row's tokens, nearest first, that it speaks of; has_constant: it leaves a constant at each row.
     """
     bar = _OF_FEW_ROWS if are_few(rows) else 1 - EXPLAINED
     measured, shrunk = [], [np.zeros(0, bool)]
