@@ -8,7 +8,7 @@ the dump.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +40,7 @@ _VARIANTS = ("variant", "cached", "cache", "reused", "candidate", "test", "actua
 _Named = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
 
 
+@dataclass(eq=False)
 class Dump:
     """An opened dump; a context manager. Made by `open_dump`.
 
@@ -48,22 +49,18 @@ class Dump:
     warnings: sentences to show; generations: what each side emitted, by prompt, where the dump says so.
     """
 
-    def __init__(
-        self,
-        sides: list[DumpSide],
-        vocab: int,
-        prompts: tuple[Prompt, ...],
-        fmt: FloatFormat,
-        dtype_reason: str,
-        meta: str,
-        warnings: Sequence[str],
-        generations: tuple[Generation, ...],
-    ) -> None:
-        self._sides, self._format = sides, fmt
-        self.sides = tuple(side.header for side in sides)
-        self.vocab, self.prompts, self.rows = vocab, prompts, sum(prompt.positions for prompt in prompts)
-        self.compute_dtype, self.dtype_reason = fmt.name, dtype_reason
-        self.meta, self.warnings, self.generations = meta, tuple(warnings), generations
+    _sides: list[DumpSide]
+    vocab: int
+    prompts: tuple[Prompt, ...]
+    _format: FloatFormat
+    dtype_reason: str
+    meta: str
+    generations: tuple[Generation, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.sides = tuple(side.header for side in self._sides)
+        self.rows, self.compute_dtype = sum(prompt.positions for prompt in self.prompts), self._format.name
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +187,7 @@ def open_dump(
         raise DumpError(f"{dump_name}: {found}; expected {expected}.")
     generations = _generations(dump_name, [side.header.name for side in sides], named, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")
-    dump = Dump(sides, vocab, prompts, target, reason, meta, (), generations)
+    dump = Dump(sides, vocab, prompts, target, reason, meta, generations)
     of_files = [f"{container.name}: {container.warning}" for container in containers if container.warning]
     of_rows = notes_on(dump_name, sides, prompts, dump.first_rows(), target, are_logits=holds == LOGITS)
     dump.warnings = (*of_files, *notes, *of_rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,8 @@ import numpy as np
 from ....errors import DumpError
 from ..records import MAX_ENTRIES, MAX_POSITIONS, Response
 from .entries import content_rows, count_of, is_list, is_object, response_of, text_of, tokens_of
-from .openai import drafts_of, object_of, prompt_ids, settings_of
+from .openai import Payload, drafts_of, object_of, prompt_ids, settings_of
 from .streams import output_texts
-
-Payload = Mapping[str, Any]
 
 
 def read_completion(payload: Payload, where: str, request: Payload) -> Response:

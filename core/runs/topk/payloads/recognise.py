@@ -11,8 +11,8 @@ from ....errors import DumpError
 from ....text import shown
 from ..records import Response
 from . import bounded_json
-from .formats import Payload, read_completion, read_details, read_generate, read_ollama, read_responses_api
-from .openai import object_of, prompt_key, read_choices, request_of_choice
+from .formats import read_completion, read_details, read_generate, read_ollama, read_responses_api
+from .openai import Payload, object_of, prompt_key, read_choices, request_of_choice
 from .streams import whole_answers
 
 _MOST_RESPONSES = 1 << 16
