@@ -132,29 +132,29 @@ def summary_of(rows: Sequence[ListFigures]) -> Summary:
     flips, ties, could = ([getattr(row, name) for row in rows] for name in ("is_flip", "is_tie", "could_flip"))
     kl = [row.kl for row in rows if row.kl is not None]
     margins = [row.smaller_margin for row in rows if row.smaller_margin is not None]
-    neq, listed, known = int(np.count_nonzero(changes)), len(changes), len(rows) - flips.count(None)
-    figures: dict[str, Any] = {
-        "bit_identical": False if neq else None,
-        "neq": neq,
-        "neq_share": neq / listed if listed else None,
-        "max_abs": float(np.abs(changes).max()) if listed else None,
-        "rms": float(np.sqrt(np.square(changes).mean())) if listed else None,
-        "max_ulps": None,
-        "mean_ulps": None,
-        "max_row_ulps": None,
-        "rms_row_ulps": None,
-        "nonfinite_mismatch": 0,
-        "flips": flips.count(True),
-        "ties": ties.count(True),
-        "near_ties": None,
-        "could_flip": could.count(True),
-        "mean_kl": math.fsum(kl) / len(kl) if kl else None,
-        "max_kl": max(kl, default=None),
-        "same_top1": 1 - flips.count(True) / known if known else None,
-        "min_margin": min(margins, default=None),
-        "kl_positions": len(kl),
-        "kl_infinite": 0,
-        "margin_positions": len(margins),
-        "finite": listed,
-    }
-    return Summary(**figures)
+    known = len(rows) - flips.count(None)
+    return summary_of_counts(
+        int(np.count_nonzero(changes)),
+        len(changes),
+        float(np.abs(changes).max()) if len(changes) else None,
+        float(np.sqrt(np.square(changes).mean())) if len(changes) else None,
+        flips=flips.count(True),
+        ties=ties.count(True),
+        could_flip=could.count(True),
+        mean_kl=math.fsum(kl) / len(kl) if kl else None,
+        max_kl=max(kl, default=None),
+        same_top1=1 - flips.count(True) / known if known else None,
+        min_margin=min(margins, default=None),
+        kl_positions=len(kl),
+        margin_positions=len(margins),
+    )
+
+
+def summary_of_counts(
+    neq: int, listed: int, max_abs: float | None, rms: float | None, **figures: float | None
+) -> Summary:
+    """Summary of a pair with `neq` different values of `listed`; of other figures, counts are 0 and the rest None."""
+    counts = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
+    known: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(counts, 0)
+    known |= {"bit_identical": False if neq else None, "neq": neq, "neq_share": neq / listed if listed else None}
+    return Summary(**known | {"max_abs": max_abs, "rms": rms, "finite": listed} | figures)

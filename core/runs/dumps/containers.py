@@ -144,8 +144,6 @@ def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
     with archive:
         members = archive.infolist()
         pickle = torch_files.pickle_of(members)
-        if pickle is None and len(members) > MOST_ARRAYS:
-            raise DumpError(f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.")
         _check_sizes(name, members, max_bytes)
         place, starts = 0, {}
         for member in sorted(members, key=lambda m: m.header_offset):  # overlapping ones unpack to any size
@@ -252,8 +250,6 @@ def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], di
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
     with foreign_errors(f"{name}: '__metadata__'", "one text for each key"):
         texts = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
-    if len(header) > MOST_ARRAYS:
-        raise DumpError(f"{name}: holds {len(header)} tensors; expected at most {MAX_SIDES} sides.")
     arrays, spans = {}, []
     for key, entry in header.items():
         check_key(name, key)

@@ -93,8 +93,6 @@ def list_rows(rows: Iterable[ListRow], where: str) -> ListRows:
         for token, value in row.entries:
             if math.isnan(value) or value == math.inf:
                 raise DumpError(f"{where}: the value of token {token} at position {row.position} is {value}.")
-            if token < 0:
-                raise DumpError(f"{where}: token id {token} at position {row.position}; expected 0 or more.")
             if seen[token] != value:
                 both = f"{value!r} and {seen[token]!r}"
                 raise DumpError(f"{where}: token {token} stands twice at position {row.position}, with {both}.")

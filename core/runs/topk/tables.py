@@ -182,7 +182,7 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
         side=index,
         prompt=prompts,
         position=positions,
-        logsumexp=_logsumexp(side),
+        logsumexp=0.0 if side.values == "logprob" else None,
         best=best,
         chosen=pa.array(chosen.astype(np.int32), mask=chosen == UNKNOWN_TOKEN),
         missing=missing,
@@ -198,15 +198,3 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
         token_id=ids,
         logit=values,
     )
-
-
-def _logsumexp(side: ListSide) -> float | list[float | None] | None:
-    """What a value is less to be the logarithm of its probability; None if nothing says it."""
-    if side.values != "logit":
-        return 0.0 if side.values == "logprob" else None
-    whole: list[Sequence[float]] = [
-        response.rows.row(index)[1].tolist() if is_full else []
-        for response in side.responses
-        for index, is_full in enumerate(response.rows.full.tolist())
-    ]
-    return [float(np.logaddexp.reduce(values)) if len(values) else None for values in whole]

@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import DumpError, StoreError, UsageError
 from ...numerics.metrics import Summary
+from ...numerics.topk import summary_of_counts
 from ...text import plural, shown
 from ..file.bounds import MAX_LISTED_ROWS
 from ..file.database import Database
@@ -110,7 +111,7 @@ def write_tokens(
         insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
-        compared = Compared(names, positions, _summary(database), constants)
+        compared = Compared(names, positions, summary_of_counts(*database.rows(_FIGURES)[0]), constants)
         verdict = judge(compared)
         insert_pair(database, 0, compared.summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
@@ -228,15 +229,7 @@ _INSERT_POSITIONS = f"""
             (SELECT {_ELEMENTS}, unnest(reference) AS value, unnest(variant) AS other FROM arriving));
     DROP TABLE arriving;
 """
-
-
-def _summary(database: Database) -> Summary:
-    """Summary of the pair, as `core.numerics.topk.summary_of` has it of lists of one value not known to be the best."""
-    ((neq, listed, largest, rms),) = database.rows(
-        "SELECT coalesce(sum(neq), 0)::BIGINT, count(max_abs), max(max_abs), sqrt(fsum(max_abs * max_abs) /"
-        " nullif(count(max_abs), 0)) FROM position WHERE pair = 0"
-    )
-    zeros = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
-    figures: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(zeros, 0)
-    figures |= {"neq": neq, "neq_share": neq / listed if listed else None, "max_abs": largest, "rms": rms}
-    return Summary(**figures | {"bit_identical": False if neq else None, "finite": listed})
+_FIGURES = """
+    SELECT coalesce(sum(neq), 0)::BIGINT, count(max_abs), max(max_abs),
+        sqrt(fsum(max_abs * max_abs) / nullif(count(max_abs), 0)) FROM position WHERE pair = 0
+"""
