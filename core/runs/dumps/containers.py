@@ -144,6 +144,8 @@ def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
     with archive:
         members = archive.infolist()
         pickle = torch_files.pickle_of(members)
+        if pickle is None and len(members) > MOST_ARRAYS:
+            raise DumpError(f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.")
         _check_sizes(name, members, max_bytes)
         place, starts = 0, {}
         for member in sorted(members, key=lambda m: m.header_offset):  # overlapping ones unpack to any size
