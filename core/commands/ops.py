@@ -78,14 +78,9 @@ def _print(run: OpsRun, as_json: bool) -> None:
     versions = run.header.versions
     about = [run.header.device, run.header.device_name, f"torch {versions.get('torch', '')}"]
     out.print(", ".join([*about, f"{versions.get('threads', '?')} threads"]), markup=False)
-    rows = (
-        (
-            f"{row['op']} ({row['backend']})" if row["backend"] else row["op"],
-            row["dtype"],
-            row["size"],
-            *answers(row).values(),
-        )
-        for row in run.rows
-    )
+    rows = []
+    for row in run.rows:
+        name = f"{row['op']} ({row['backend']})" if row["backend"] else row["op"]
+        rows.append((name, row["dtype"], row["size"], *answers(row).values()))
     columns = ("operation", "dtype", "size", "run to run", "batch size, row 0", "row position")
     out.print(table_of(columns, rows))

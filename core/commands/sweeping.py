@@ -16,7 +16,6 @@ from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..runs.file.database import each_database
-from ..runs.store import labels
 from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
@@ -180,7 +179,7 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
 def _tagged(ledger: Ledger, tag: str | None) -> set[str]:
     if tag is None:
         return set()
-    found = {run_id for run_id in ledger.run_ids() if tag in labels.read(ledger.store.directory, run_id).tags}
+    found = {run_id for run_id in ledger.run_ids() if tag in ledger.store.labels(run_id).tags}
     if not found:
         raise UsageError(f"--against '{shown(tag)}': no run of a cell has that tag; `label RUN --tag` gives it one.")
     return found

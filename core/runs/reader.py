@@ -121,10 +121,8 @@ class RunReader(Figures):
     @property
     def classes(self) -> list[list[str]]:
         """Names of the sides, grouped by equal bits, in order of first appearance."""
-        groups: dict[int, list[str]] = {}
-        for side in self.sides:
-            groups.setdefault(side.bit_class, []).append(side.name)
-        return list(groups.values())
+        asked = "SELECT list(name ORDER BY side) FROM side GROUP BY bit_class ORDER BY min(side)"
+        return [names for (names,) in self._database.rows(asked)]
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:

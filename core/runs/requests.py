@@ -74,11 +74,8 @@ def left_out(about: Provenance, command: str | None) -> str:
     """Sentence on what `command`, from this run's request, leaves out, or on why no run like it has one; else ''."""
     request = request_of(about)
     if request is None:
-        return (
-            "No command is offered: this run holds no options that one could be made of."
-            if about.kind == "capture"
-            else ""
-        )
+        none = "No command is offered: this run holds no options that one could be made of."
+        return none if about.kind == "capture" else ""
     if command and request.trust_remote_code:
         return (
             "It was captured with `--trust-remote-code`, which runs code of the model's author: read that code before"

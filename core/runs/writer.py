@@ -107,9 +107,7 @@ class RunWriter:
             check_amounts(self._database)  # nothing is stored that no reader would open
         except BaseException as error:
             self._leave()
-            if isinstance(
-                error, (pa.ArrowException, OverflowError, UnicodeError)
-            ):  # an id of 32 bits, half a surrogate
+            if isinstance(error, pa.ArrowException | OverflowError | UnicodeError):  # a long id, half a surrogate
                 what = "its tokens or their texts cannot be stored"
                 raise StoreError(f"run '{header.name!a}': {what} ({error}).") from error
             raise

@@ -67,10 +67,6 @@ class CellCard(msgspec.Struct, frozen=True):
     def asked(self) -> str:
         return cell_of(self.run_id) or ""
 
-    @property
-    def build(self) -> str:
-        return self.versions.get("build", "")
-
 
 def read_card(database: Database) -> CellCard:
     """Read the card of a run file; StoreError if it is none of a cell."""

@@ -126,12 +126,7 @@ def hostile_run(store: Store, sample: str) -> None:
     path.chmod(0o644)
     path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
     with_texts(path, HOSTILE)
-    labels.write(
-        store.directory,
-        "mine",
-        labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE),
-        labels.read(store.directory, "mine"),
-    )
+    store.label("mine", labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE), store.labels("mine"))
 
 
 @pytest.mark.spread(7)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from core.runs.store import labels
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
 from tests.browser.driving import ROOT, Dashboard, close_tabs, new_tab, picture, settle, start
@@ -36,7 +35,7 @@ def store(gallery: Dashboard) -> Store:
     gallery.store.mkdir()
     for name in ("a", "b", "c"):
         shutil.copy(SAMPLE, gallery.store / f"{name}.duckdb")
-    labels.write(gallery.store, "a", Labels(("first",)))
+    Store(gallery.store).label("a", Labels(("first",)))
     return Store(gallery.store)
 
 
@@ -94,7 +93,7 @@ def test_several_runs_are_deleted_and_had_back(opened: Page, store: Store):
     opened.get_by_role("button", name="Undo").click()
     expect(opened.get_by_text(re.compile("^3 of 3 runs"))).to_be_visible()
     assert [path.stem for path in store.paths()] == ["a", "b", "c"]
-    assert labels.read(store.directory, "a") == Labels(("first",))
+    assert store.labels("a") == Labels(("first",))
     assert store.deleted() == []
 
 
@@ -111,7 +110,7 @@ def test_a_tag_and_a_note_are_typed_saved_and_found_by_others(
     picture(opened, "gallery-labels")
     opened.get_by_role("button", name="Save").click()
     expect(actions(opened)).to_contain_text("<img src=x> **loud**")
-    assert labels.read(store.directory, "c") == Labels(("<b>new</b>",), "<img src=x> **loud**")
+    assert store.labels("c") == Labels(("<b>new</b>",), "<img src=x> **loud**")
     other = browser.new_context().new_page()
     other.goto(f"{gallery.url}/?search=loud")
     settle(other)

@@ -103,7 +103,7 @@ def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, 
     meta = json.dumps({"model": evil, "device": evil, "note": evil})
     np.savez(dump, **{"reference": logits, evil[:120]: logits[:, ::-1]}, token_ids=[1, 2, 3], tokens=texts, meta=meta)
     run_id = ingest(Store(store), [dump], name=evil)
-    labels.write(store, run_id, labels.labels_of(["<img src=x onerror=alert(1)>"], evil))
+    Store(store).label(run_id, labels.labels_of(["<img src=x onerror=alert(1)>"], evil))
     enter(viewer, f"{url}/?run={run_id}", PASSWORD)
     for name in (page.name for page in PAGES):
         viewer.goto(

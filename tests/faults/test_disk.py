@@ -12,7 +12,6 @@ import pytest
 
 from core.errors import StoreError
 from core.runs.reader import RunReader
-from core.runs.store import labels
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
@@ -60,7 +59,7 @@ def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_t
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "0")  # the guard would refuse before the disk does
     store = Store(small_disk / "store")
     copied(store.directory / "mine.duckdb")
-    labels.write(store.directory, "mine", Labels(("kept",), "a note"))
+    store.label("mine", Labels(("kept",), "a note"))
     watched = Watched(store)
     watched.check()
     dump = dump_of(tmp_path)
@@ -72,8 +71,8 @@ def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_t
     filler = _fill(small_disk)
     assert _ingest(store, dump).returncode == 2  # not even a beginning
     with pytest.raises(StoreError, match="nothing was changed"):
-        labels.write(store.directory, "mine", Labels(("lost",), "x" * 4000))
-    assert labels.read(store.directory, "mine") == Labels(("kept",), "a note")
+        store.label("mine", Labels(("lost",), "x" * 4000))
+    assert store.labels("mine") == Labels(("kept",), "a note")
     watched.check()
     filler.unlink()
     made(store)

@@ -172,13 +172,9 @@ class Generation:
         """The position of the prompt whose logits made `side` choose another token than side 0; None where it never
         did.
         """
-        ours, theirs = self.tokens[0], self.tokens[side]
-        for step, (first, second) in enumerate(zip(ours, theirs, strict=False)):
-            if first != second:
-                return self.given_positions - 1 + step
-        return (
-            None  # a side that ends its text earlier has chosen an end-of-text token, which is a token like any other
-        )
+        both = zip(self.tokens[0], self.tokens[side], strict=False)  # a text ends with a token like any other
+        step = next((step for step, (first, second) in enumerate(both) if first != second), None)
+        return None if step is None else self.given_positions - 1 + step
 
 
 @dataclass(frozen=True)

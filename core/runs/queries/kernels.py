@@ -164,10 +164,8 @@ def _clause(pair: Any, names: tuple[str, str]) -> str:
         clause, shapes = "on both sides, same kernel, same shapes", [next(iter(details[0]), "")]
     else:
         clause = "on both sides, same kernel, other shape"
-        shapes = [
-            next((each for each in one if each not in other), next(iter(one), ""))
-            for one, other in (details, details[::-1])
-        ]
+        both = (details, details[::-1])
+        shapes = [next((each for each in one if each not in other), next(iter(one), "")) for one, other in both]
     clause += f": {' against '.join(map(shape_in_words, shapes))}" if any(shapes) else ""
     often = f", {three_digits(pair.ratio)} times as often a forward in {_code(names[1])}" if pair.is_multiplied else ""
     return f"{_code(pair.name)} {clause}{often}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..queries.caches import caches_json
 from ..reader import RunReader
 from ..requests import typed_again
 from ..store.cards import RunCard
-from .report_json import as_json, report_of_run
+from .report_json import as_json, plain_number, report_of_run
 
 _LONGEST_STATED = 2000  # characters
 _FLOATS = ("max_neq_share", "max_row_ulps", "rms_row_ulps", "noise_ratio")  # of a card
@@ -22,13 +21,8 @@ _FLOATS = ("max_neq_share", "max_row_ulps", "rms_row_ulps", "noise_ratio")  # of
 
 def card_json(card: RunCard) -> dict[str, Any]:
     """Card of one run of a list, as JSON."""
-    sizes = {name: _finite(getattr(card, name)) for name in _FLOATS}
+    sizes = {name: plain_number(getattr(card, name)) for name in _FLOATS}
     return {**structs.asdict(card), **sizes, "created": card.created.isoformat() + "Z"}
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN, which a damaged file may hold."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def provenance_json(run: RunReader) -> dict[str, Any]:
@@ -67,7 +61,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
             "variant": pair.variant,
             "verdict": pair.verdict,
             "because": pair.because,
-            "noise_ratio": _finite(pair.noise_ratio),
+            "noise_ratio": plain_number(pair.noise_ratio),
             "first_place": pair.first_place,
         }
         for pair in run.pairs

@@ -116,11 +116,6 @@ def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
     return Attached(labels, deleted)
 
 
-def read(folder: Path, run_id: str) -> Labels:
-    """The labels of one run, empty ones if it has none."""
-    return read_all(folder).labels.get(run_id, Labels())
-
-
 def change(folder: Path, work: Callable[[sqlite3.Connection], Result]) -> Result:
     """Run `work` in one transaction on a store's file: all of it is stored, or nothing and StoreError."""
     try:
@@ -152,11 +147,6 @@ def update(database: sqlite3.Connection, run_id: str, wanted: Labels, seen: Labe
             "INSERT INTO label VALUES (?, ?, ?, ?, ?)", [run_id, tags, labels.note, labels.pinned, labels.judged_as]
         )
     return changed
-
-
-def write(folder: Path, run_id: str, wanted: Labels, seen: Labels | None = None) -> LabelUpdate:
-    """`update` in a store's folder."""
-    return change(folder, lambda database: update(database, run_id, wanted, seen))
 
 
 def _merged(seen: Labels, wanted: Labels, stored: Labels) -> LabelUpdate:

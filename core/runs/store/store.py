@@ -269,12 +269,8 @@ class Store:
         except OSError as error:
             where = f"{self.directory}: cannot be written to ({error.strerror})"
             raise StoreError(f"{where}; set ULPSCOPE_STORE or --store to another directory.") from error
-        taken = (
-            f"run '{run_id}' exists already or is being written"
-            if run_id
-            else f"no id is left for a run called '{name}'"
-        )
-        raise StoreError(f"{self.address}: {taken}; nothing was changed.")
+        what = f"run '{run_id}' exists already or is being written" if run_id else f"no id is left for a run '{name}'"
+        raise StoreError(f"{self.address}: {what}; nothing was changed.")
 
     def check_space(self, wanted_bytes: int) -> None:
         """LimitError (507) if writing so many bytes would leave less than `limits.free_bytes` on the store's disk."""
@@ -282,8 +278,7 @@ class Store:
         if not margin:
             return
         place = self.directory.absolute()
-        while not place.exists() and place != place.parent:
-            place = place.parent
+        place = next((each for each in (place, *place.parents) if each.exists()), place)
         try:
             disk = os.statvfs(place)
         except OSError as error:

@@ -16,28 +16,19 @@ from ..file.kept import ALL
 from ..file.records import RunHeader
 from ..file.table import Table
 
-ULP_TILE = Table(
-    "ulp_tile",
-    """
-    -- heatmap pyramid: largest ULP distance in cells of 4^level rows x 32 * 4^level tokens
+_TILES = """
+    -- heatmap pyramid: {help}
     pair INTEGER -- index of the pair
     level INTEGER -- level of detail, 0 is the finest
     first_row INTEGER -- first row of the cells; rows count positions of all prompts, one after another
-    cells BLOB USING COMPRESSION uncompressed -- one cell for each group of tokens, ULPs, unsigned little-endian of the
-    -- compute dtype's width; all ones: NaN or infinity mismatch
-    """,
-)
-ROW_ULP_TILE = Table(
-    "row_ulp_tile",
+    cells BLOB USING COMPRESSION uncompressed -- one cell for each group of tokens, {bits}; all ones: NaN or infinity
+    -- mismatch
     """
-    -- heatmap pyramid: largest difference in row ULPs, in cells as in ulp_tile
-    pair INTEGER -- index of the pair
-    level INTEGER -- level of detail, 0 is the finest
-    first_row INTEGER -- first row of the cells; rows count positions of all prompts, one after another
-    cells BLOB USING COMPRESSION uncompressed -- one cell for each group of tokens, little-endian bits of a float32; all
-    -- ones: NaN or infinity mismatch
-    """,
-)
+_ULPS = "largest ULP distance in cells of 4^level rows x 32 * 4^level tokens"
+_ROW_ULPS = "largest difference in row ULPs, in cells as in ulp_tile"
+_ULP_BITS = "ULPs, unsigned little-endian of the compute dtype's width"
+ULP_TILE = Table("ulp_tile", _TILES.format(help=_ULPS, bits=_ULP_BITS))
+ROW_ULP_TILE = Table("row_ulp_tile", _TILES.format(help=_ROW_ULPS, bits="little-endian bits of a float32"))
 PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 
 

@@ -84,7 +84,10 @@ def read_window(
         order = np.lexsort(keys[::-1])
         if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
             found = found.take(order)
-        _check_places(keys[:, order], np.array(places, np.int64), range(first_tile, last_tile + 1))
+        tiles = np.arange(first_tile, last_tile + 1)
+        expected = np.stack([*np.repeat(np.array(places), len(tiles), axis=0).T, np.tile(tiles, len(places))])
+        if not np.array_equal(keys[:, order], expected):
+            raise ValueError("a tile is missing, or there twice")
         bits = joined(found.column("bits"), header.format.carrier).reshape(len(places), -1)
     first_token = first_tile * per_tile
     if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
@@ -92,10 +95,3 @@ def read_window(
             f"{database.file}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged."
         )
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
-
-
-def _check_places(keys: NDArray[np.int64], places: NDArray[np.int64], tiles: range) -> None:
-    """Every tile of every place once. keys: prompt, position, tile of each, in order [3, tiles]; places: [rows, 2]"""
-    expected = np.stack([*np.repeat(places, len(tiles), axis=0).T, np.tile(np.array(tiles), len(places))])
-    if not np.array_equal(keys, expected):
-        raise ValueError("a tile is missing, or there twice")

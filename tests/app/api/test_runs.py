@@ -31,7 +31,7 @@ def three(store: Path) -> list[str]:
     for name, dtype in (("first", "bfloat16"), ("second", "float32"), ("third, golden", "bfloat16")):
         header = header_of(dtype, name=name)
         made.append(write_run(Store(store), header, calm_sides(header, len(made)), run_id=f"run-{len(made)}").stem)
-    labels.write(store, "run-2", labels.Labels(("golden", "a,b"), "kept", True))
+    Store(store).label("run-2", labels.Labels(("golden", "a,b"), "kept", True))
     return made
 
 

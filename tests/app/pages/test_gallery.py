@@ -18,7 +18,6 @@ from streamlit.testing.v1 import AppTest
 from app.gallery.filters import Filters, matching
 from app.gallery.table import listed
 from app.shell import exports, store_cache
-from core.runs.store import labels
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
@@ -219,7 +218,7 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
 
 def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     before = mine.read_bytes()
-    labels.write(own_store.directory, "mine", Labels(("kept",)))
+    own_store.label("mine", Labels(("kept",)))
     app = opened(run="mine")
     assert "undo_delete" not in keys(app)
     app.button(key="delete").click().run()
@@ -231,7 +230,7 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     app.button(key="undo_delete").click().run()
     assert mine.read_bytes() == before
     assert len(names(app)) == len(SAMPLES) + 1
-    assert labels.read(own_store.directory, "mine") == Labels(("kept",))
+    assert own_store.labels("mine") == Labels(("kept",))
     assert "undo_delete" not in keys(app)
 
 
@@ -266,7 +265,7 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     note.set_value("**bold** [x](http://e)")
     next(button for button in app.button if button.label == "Save").click().run()
     assert not app.exception
-    assert labels.read(own_store.directory, "mine") == Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)")
+    assert own_store.labels("mine") == Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)")
     assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
     raw = "\n".join(str(each.value) for each in app.caption)
     assert "\\*\\*bold\\*\\* \\[x\\]" in raw

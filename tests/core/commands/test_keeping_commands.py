@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.runs.store import labels
+from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
 
@@ -21,7 +22,7 @@ def store(tmp_path: Path) -> Path:
 
 def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: Path) -> None:
     assert cli("label", "a", "--tag", "golden", "--tag", "old", "--note", "why", "--pin").returncode == 0
-    assert labels.read(store, "a") == labels.Labels(("golden", "old"), "why", True)
+    assert Store(store).labels("a") == labels.Labels(("golden", "old"), "why", True)
     said = json.loads(cli("label", "a", "--remove-tag", "old", "--json").stdout)
     assert said == {"run_id": "a", "tags": ["golden"], "note": "why", "pinned": True, "judged_as": ""}
     assert "not pinned" in cli("label", "a", "--unpin").stdout

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from core.inference.controls import remedies
+from core.inference.capture import remedies
 from core.runs.reader import RunReader
 from core.runs.store.store import Store, open_store
 from core.runs.tables.remedies import advice

@@ -43,7 +43,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
         with_texts(path, ORDERS)
     about = header(name=ORDERS, device_name=ORDERS, command=ORDERS, note=ORDERS)
     write_ops_run(found, about, [row_of(size=ORDERS, modules=ORDERS, note=ORDERS)], run_id="probes")
-    labels.write(found.directory, "mine", labels.Labels(("tag",), ORDERS), labels.Labels())
+    found.label("mine", labels.Labels(("tag",), ORDERS), labels.Labels())
     copied(found.directory / "gone.duckdb")
     damaged(found.directory / "gone.duckdb", f"UPDATE run SET name = '{ORDERS}'")
     found.delete("gone")

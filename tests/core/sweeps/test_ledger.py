@@ -72,7 +72,7 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
     write(store, run_id, cell.request, moved=2.0, verdict="bug suspected")
     card = ledger.cards()[run_id]
     assert (card.verdict, card.flips, card.neq_share, card.max_abs) == ("bug suspected", 1, 1 / 8, 2.0)
-    assert (card.noise_ratio, card.bit_identical, card.build) == (1.0, False, "7")
+    assert (card.noise_ratio, card.bit_identical, card.versions["build"]) == (1.0, False, "7")
     with RunReader(store.path_of(run_id)) as run:
         assert card.bits == tuple(side.stored_sha256 for side in run.sides)
     assert card.versions["engine"] == "1"

@@ -48,9 +48,9 @@ def store(tmp_path: Path) -> Store:
 def test_labels_are_cleaned_written_and_read_back(typed, stored, tmp_path: Path) -> None:
     wanted = labels_of(*typed)
     assert (wanted.tags, wanted.note) == stored
-    labels.write(tmp_path, "a run", wanted)
+    Store(tmp_path).label("a run", wanted)
     assert labels.read_all(tmp_path).labels == {"a run": wanted}
-    labels.write(tmp_path, "a run", Labels())
+    Store(tmp_path).label("a run", Labels())
     assert labels.read_all(tmp_path).labels == {}
 
 
@@ -112,7 +112,7 @@ def test_a_deletion_at_no_time_is_a_sentence(at: float, store: Store) -> None:
 def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreError, match="nothing was changed"):
-        labels.write(tmp_path / "store", "r", Labels(("a",)))
+        Store(tmp_path / "store").label("r", Labels(("a",)))
 
 
 @pytest.mark.parametrize(
@@ -134,26 +134,27 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None
 def test_what_two_people_change_at_once_is_all_stored(
     seen: Labels, wanted: Labels, stored: Labels, expected: Labels, tmp_path: Path
 ) -> None:
-    labels.write(tmp_path, "r", stored)
-    assert labels.write(tmp_path, "r", wanted, seen).labels == expected
-    assert labels.read(tmp_path, "r") == expected
+    Store(tmp_path).label("r", stored)
+    assert Store(tmp_path).label("r", wanted, seen).labels == expected
+    assert Store(tmp_path).labels("r") == expected
 
 
 def test_two_notes_too_long_for_one_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     theirs = Labels((), "t" * labels.LONGEST_NOTE)
-    labels.write(tmp_path, "r", theirs)
+    Store(tmp_path).label("r", theirs)
     with pytest.raises(UsageError, match=r"\$\.note"):
-        labels.write(tmp_path, "r", Labels((), "mine"), Labels())
-    assert labels.read(tmp_path, "r") == theirs
+        Store(tmp_path).label("r", Labels((), "mine"), Labels())
+    assert Store(tmp_path).labels("r") == theirs
 
 
 ADDER = """
 import sys, pathlib
 from core.runs.store import labels
+from core.runs.store.store import Store
 folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 for number in range(int(sys.argv[3])):
-    labels.write(folder, "r", labels.Labels((f"{name}{number % 9}",)), labels.Labels())
-    labels.write(folder, f"{name}{number}", labels.Labels(("own",)))
+    Store(folder).label("r", labels.Labels((f"{name}{number % 9}",)), labels.Labels())
+    Store(folder).label(f"{name}{number}", labels.Labels(("own",)))
     print(number, flush=True)
 """
 
