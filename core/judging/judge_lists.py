@@ -79,13 +79,10 @@ def judge_tokens(compared: Compared) -> PairVerdict:
     """Return the verdict on two files of chosen tokens: with one value per row no cause is looked for."""
     figures, name = compared.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
-    constant = [
-        f"'{side}' is {value}"
-        for side, value in zip(compared.names, compared.constants, strict=True)
-        if value is not None
-    ]
+    constants = zip(compared.names, compared.constants, strict=True)
+    constant = next((f"'{side}' is {value}" for side, value in constants if value is not None), None)
     if constant:
-        name, says = INVALID_DUMP, f"every value of {constant[0]}: placeholders"
+        name, says = INVALID_DUMP, f"every value of {constant}: placeholders"
     elif not figures.finite:
         says = "no token has a log-probability on both sides"
     elif not figures.neq:

@@ -63,7 +63,6 @@ class NotFinite:
         return f"'{self.sides[wrong]}' is {what} at {where}, where '{self.sides[1 - wrong]}' is {other}{more}"
 
     def place(self, lengths: Sequence[int]) -> tuple[int, int]:
-        """(prompt, position) of the first."""
         return place_of(int(self.rows[0]), lengths)
 
 

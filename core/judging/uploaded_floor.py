@@ -49,7 +49,7 @@ def usable_floor(
     widest = np.max(list(samples.between.values()), axis=0)
     moving = np.stack([samples.between[two] for two in others or {far}])
     narrowest = np.where(moving > 0, moving, np.inf).min(axis=0)
-    uneven = np.sqrt(np.divide(widest, narrowest, out=np.zeros_like(widest), where=np.isfinite(narrowest)))
+    uneven = np.sqrt(widest / narrowest)
     row = int(np.argmax(uneven))
     narrowing = controls.narrowing.get(header.sides[0].name)
     if narrowing is None:

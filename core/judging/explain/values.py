@@ -160,7 +160,7 @@ def rounded_to(fmt: FloatFormat, values: Values) -> Values:
 
 
 def _decimals(places: int, values: Values) -> Values:
-    return np.asarray(np.round(values, places))
+    return values.round(places)
 
 
 def _grid_of(row: Values) -> tuple[float, float, int] | None:
