@@ -115,8 +115,12 @@ class RunReader(Figures):
             ]
 
     def evidence(self, pair: int) -> list[Evidence]:
-        """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
-        return verdicts.read_evidence(self._database, pair)
+        """Evidence that a pair's verdict rests on, in the order of the checks; empty if it was not judged."""
+        return self._evidence.get(pair, [])
+
+    @cached_property
+    def _evidence(self) -> dict[int, list[Evidence]]:
+        return verdicts.read_evidence(self._database)
 
     @property
     def classes(self) -> list[list[str]]:

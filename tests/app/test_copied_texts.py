@@ -37,7 +37,7 @@ def request_of_a_stranger(planted: str) -> CaptureRequest:
     texts = {
         each.name: (f"x{planted}",) if each.type == "tuple[str, ...]" else f"x{planted}"
         for each in fields(CaptureRequest)
-        if "str" in str(each.type)
+        if "str" in str(each.type) and each.name != "declares"
     }
     return replace(CaptureRequest(model="m"), **texts, trust_remote_code=True)
 

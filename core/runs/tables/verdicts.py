@@ -65,12 +65,12 @@ def delete_evidence(database: Database, pair: int) -> None:
         database.execute(f"DELETE FROM {table.name} WHERE pair = ?", [pair])
 
 
-def read_evidence(database: Database, pair: int) -> list[Evidence]:
-    """Evidence that a pair's verdict rests on, in the order of the ladder; empty where it was not judged."""
-    asked = "SELECT checked, control, figures, outcome, says, side_name FROM evidence WHERE pair = ?"
+def read_evidence(database: Database) -> dict[int, list[Evidence]]:
+    """Evidence of every judged pair, by its number, in the order of the checks."""
+    asked = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
+    of_pairs: dict[int, list[Evidence]] = {}
     with database.decoding("evidence"):
-        found = [
-            Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
-            for checked, control, figures, *rest in database.rows(asked, [pair])
-        ]
-        return sorted(found, key=lambda row: row.height)
+        for pair, checked, control, figures, *rest in database.rows(asked):
+            row = Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
+            of_pairs.setdefault(pair, []).append(row)
+        return {pair: sorted(rows, key=lambda row: row.height) for pair, rows in of_pairs.items()}

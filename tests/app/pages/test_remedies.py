@@ -10,9 +10,9 @@ from tests.core.runs.remedy_runs import ROWS, remedy_run
 def test_remedies_are_a_table_with_the_advice_above_it(own_store):
     app = opened("overview", run=remedy_run(own_store))
     assert not app.exception
-    (table,) = [frame.value for frame in app.dataframe if "remedy" in frame.value]
-    assert table["remedy"].tolist() == ["as it is", "float32", "invariant"]
-    assert table["variant x"].tolist() == [1.0, 0.6, 0.75]
+    (table,) = [frame.value for frame in app.dataframe if "variant_share" in frame.value]
+    assert table["name"].tolist() == ["as it is", "float32", "invariant"]
+    assert table["variant_share"].tolist() == [1.0, 0.6, 0.75]
     assert advice(ROWS) in plain(app).replace("\\", "")
     assert ROWS[2].refusal in plain(app)
 

@@ -29,7 +29,7 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     commands = codes(app)
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     for option in (pair, f"{pair} --floor WAYS_IN_FLOAT32.npz", f"{pair} --model MODEL", "--rerun AGAIN.npz"):
-        assert f"ulpscope verdict {run_id} {option}" in commands
+        assert f"ulpscope verdict {run_id} {option}" in "".join(commands)
     assert "argmax" in said(app)
 
 
@@ -45,7 +45,7 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
     app = opened(run=judged)
     assert "two kinds" in said(app)
     assert "--floor" not in said(app) + " ".join(codes(app))
-    assert f"ulpscope verdict {judged} --model MODEL" in codes(app)
+    assert f"ulpscope verdict {judged} --model MODEL" in " ".join(codes(app))
 
 
 def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):

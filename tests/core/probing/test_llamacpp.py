@@ -138,7 +138,7 @@ def test_the_command_stores_a_run_without_the_key(llama: str, cli: Any, tmp_path
     assert "sk-very-secret" not in f"{run.header}"
     assert b"sk-very-secret" not in path.read_bytes()
     shown = cli("show", run_id, "--store", str(store))
-    assert f"warm: {expected[1]}. " in shown.stdout
+    assert f"{expected[1]}  warm vs cold" in shown.stdout
 
 
 def test_a_dry_run_sends_nothing(cli: Any) -> None:

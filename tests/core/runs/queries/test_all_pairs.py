@@ -66,6 +66,6 @@ def test_the_one_query_finds_what_looking_at_every_pair_does(path: Path) -> None
         assert run.sides_with_kernels == set(run.query("SELECT DISTINCT side FROM kernel")["side"])
         whole, first = report_of_run(run), report_of_run(run, only=0)
         assert (first[1], first[0][0]) == (whole[1], whole[0][0])
-        assert [(each.variant, each.summary, each.verdict) for each in first[0]] == [
-            (each.variant, each.summary, each.verdict) for each in whole[0]
+        assert [(each.variant, each.summary, each.answer) for each in first[0]] == [
+            (each.variant, each.summary, each.answer) for each in whole[0]
         ]
