@@ -143,7 +143,7 @@ def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
         archive = zipfile.ZipFile(path)
     with archive:
         members = archive.infolist()
-        pickle = torch_files.pickle_of(members)
+        pickle = next((one for one in members if one.filename.rpartition("/")[2] == torch_files.PICKLE), None)
         if pickle is None and len(members) > MOST_ARRAYS:
             raise DumpError(f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.")
         _check_sizes(name, members, max_bytes)

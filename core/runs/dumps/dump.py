@@ -99,10 +99,6 @@ class Dump:
         for first, bits in zip(range(0, self.rows, step), zip(*streams, strict=True), strict=True):
             yield first, list(bits)
 
-    def first_rows(self) -> list[NDArray[np.unsignedinteger]]:
-        """The first rows of every side, few enough to be looked at when the dump is opened. [n, vocab] each"""
-        return next(self.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(self.sides))))[1]
-
     def _stream(self, side: DumpSide, step: int) -> Generator[NDArray[np.unsignedinteger], None, None]:
         """The rows of one side as bits of the compute dtype, `step` at a time. [n, vocab] each"""
         source, at_once = side.source, max(1, CONVERT_ELEMENTS // self.vocab)
@@ -189,7 +185,8 @@ def open_dump(
     meta = next((r.meta for r in reserved if r.meta), "")
     dump = Dump(sides, vocab, prompts, target, reason, meta, generations)
     of_files = [f"{container.name}: {container.warning}" for container in containers if container.warning]
-    of_rows = notes_on(dump_name, sides, prompts, dump.first_rows(), target, are_logits=holds == LOGITS)
+    _, first_rows = next(dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(sides))))
+    of_rows = notes_on(dump_name, sides, prompts, first_rows, target, are_logits=holds == LOGITS)
     dump.warnings = (*of_files, *notes, *of_rows)
     return dump
 

@@ -178,11 +178,6 @@ class _Collected:
                 self.numbers[key] = np.array(values, np.int64)
 
 
-def pickle_of(members: Sequence[zipfile.ZipInfo]) -> zipfile.ZipInfo | None:
-    """The pickle of an archive of torch.save, None for any other archive."""
-    return next((one for one in members if one.filename.rpartition("/")[2] == PICKLE), None)
-
-
 def read(
     name: str, stem: str, data: mmap.mmap, archive: zipfile.ZipFile, member: zipfile.ZipInfo, starts: Mapping[str, int]
 ) -> tuple[dict[str, StoredArray], dict[str, str], bool]:

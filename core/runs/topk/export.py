@@ -75,19 +75,16 @@ def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]
             raise DumpError(f"{where}: is no line of an exported run as those before it are.")
         try:
             line: Any = msgspec.convert(document, _Line, str_keys=True)
-            response = _response(line, where)
+            rows = []
+            for row in line.rows:
+                values = [-math.inf if value == _LEAST else float(value) for value in row.values]
+                entries = tuple(zip(row.token_ids, values, strict=True))
+                rows.append(ListRow(row.position, entries, row.best, row.chosen, row.missing, row.full))
+            about = {name: getattr(line, name) for name in _ABOUT}
+            response = Response(**about | {"rows": list_rows(rows, where)})
         except (msgspec.ValidationError, ValueError) as error:
             raise DumpError(f"{where}: makes no sense as a line of an exported run ({shown(error, 80)}).") from None
         if line.prompt != len(found.setdefault(line.side, [])):
             raise DumpError(f"{where}: expected prompt {len(found[line.side])} of side '{shown(line.side, 60)}'.")
         found[line.side].append(response)
     return tuple(ListSide(name, tuple(responses)) for name, responses in found.items())
-
-
-def _response(line: Any, where: str) -> Response:
-    rows = []
-    for row in line.rows:
-        values = [-math.inf if value == _LEAST else float(value) for value in row.values]
-        entries = tuple(zip(row.token_ids, values, strict=True))
-        rows.append(ListRow(row.position, entries, row.best, row.chosen, row.missing, row.full))
-    return Response(**{name: getattr(line, name) for name in _ABOUT} | {"rows": list_rows(rows, where)})

@@ -69,7 +69,18 @@ def write_lists(
         )
     with new_run(store, about.name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
         database.execute("BEGIN")
-        header = _header(about, sides, pairs)
+        dtypes = {pair.compute_dtype for pair in pairs}
+        header = RunHeader(
+            about.name,
+            (dtypes.pop() if len(dtypes) == 1 else None) or "",
+            vocabulary_size(sides) or 0,
+            tuple(_prompt(responses) for responses in zip(*(side.responses for side in sides), strict=True)),
+            tuple(SideHeader(side.name, "", "float32") for side in sides),
+            Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions),
+            kept=FIGURES,
+            k=max(map(most_sent, sides)),
+            holds=sides[0].values,
+        )
         insert_header(database, partial, created, header, header.rows)
         insert_prompts(database, header)
         mappings = [response.texts for side in sides for response in side.responses]
@@ -125,21 +136,6 @@ def insert_header(database: Database, partial: Partial, created: datetime, heade
     about = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
     about |= {"run_id": partial.path.stem, "created": created, "positions": positions}
     insert_run(database, **about, **asdict(header.provenance))
-
-
-def _header(about: About, sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> RunHeader:
-    dtypes = {pair.compute_dtype for pair in pairs}
-    return RunHeader(
-        about.name,
-        (dtypes.pop() if len(dtypes) == 1 else None) or "",
-        vocabulary_size(sides) or 0,
-        tuple(_prompt([side.responses[index] for side in sides]) for index in range(len(sides[0].responses))),
-        tuple(SideHeader(side.name, "", "float32") for side in sides),
-        Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions),
-        kept=FIGURES,
-        k=max(map(most_sent, sides)),
-        holds=sides[0].values,
-    )
 
 
 def most_sent(side: ListSide) -> int:

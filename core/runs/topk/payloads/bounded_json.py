@@ -89,7 +89,7 @@ def _numbered(file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
 def _events(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[str, Any]]:
     """The documents of server-sent events; one may go over several `data:` lines (WHATWG HTML, section 9.2)."""
     data, where = b"", name
-    for number, line in lines:
+    for number, line in chain(lines, [(0, b"")]):  # a blank line ends an event
         text = line.strip()
         if not data:
             where = f"{name}, line {number}"
@@ -98,15 +98,9 @@ def _events(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[str
         elif text[:1] == b"{":  # an error that a server writes into its stream
             data += text
         if data.strip() and (_is_whole(data) or not text):
-            yield where, _event(data, where)
+            document = parsed(data, where)
+            yield where, StreamEvent(document) if isinstance(document, dict) else document
             data = b""
-    if data.strip():
-        yield where, _event(data, where)
-
-
-def _event(data: bytes, where: str) -> Any:
-    document = parsed(data, where)
-    return StreamEvent(document) if isinstance(document, dict) else document
 
 
 def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
