@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...numerics.grid import sent_error
 from ...text import joined, number, plural
-from .records import ListRows, ListSide
+from .records import ListSide
 
 DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
 ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
@@ -114,11 +114,14 @@ def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, 
     if not is_emptied.any():
         return side, tuple(found)
     ends = np.cumsum([len(response.rows) for response in side.responses])[:-1]
-    responses = tuple(
-        replace(response, rows=_emptied(response.rows, rows))
-        for response, rows in zip(side.responses, np.split(is_emptied, ends), strict=True)
-    )
-    return replace(side, responses=responses), tuple(found)
+    responses = []
+    for response, rows in zip(side.responses, np.split(is_emptied, ends), strict=True):
+        sent, counts = response.rows, np.diff(response.rows.offsets)
+        left = sent.part(np.ones(len(sent), np.bool_), ~np.repeat(rows, counts))
+        missing = sent.missing + np.where(rows, counts, 0)
+        left = replace(left, best=np.where(rows, 0, sent.best), missing=missing, full=sent.full & ~rows)
+        responses.append(replace(response, rows=left))
+    return replace(side, responses=tuple(responses)), tuple(found)
 
 
 def _kinds(flat: _SideRows) -> Iterator[tuple[str, Rows, str]]:
@@ -199,11 +202,3 @@ def _without_list(flat: _SideRows, certain: float | None) -> Rows:
 
 def _value(value: np.float64, certain: float | None) -> str:
     return f"{float(abs(value))} (probability 1)" if value == certain else f"{float(value)}"
-
-
-def _emptied(rows: ListRows, is_emptied: Rows) -> ListRows:
-    """The rows without the values of some."""
-    counts = np.diff(rows.offsets)
-    stays = rows.part(np.ones(len(rows), np.bool_), ~np.repeat(is_emptied, counts))
-    missing = rows.missing + np.where(is_emptied, counts, 0)
-    return replace(stays, best=np.where(is_emptied, 0, rows.best), missing=missing, full=rows.full & ~is_emptied)
