@@ -13,7 +13,6 @@ from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, 
 COMPUTE = ["float32", "int8_float32", "bfloat16", "int8_bfloat16", "float16", "int8_float16"]
 HELLO = {
     "engine": "CTranslate2",
-    "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
     "logits": "float32",
     "bases": {"prefill": {"says": "the whole prompt in one call"}},

@@ -15,7 +15,6 @@ from ulpscope_engine import Refused, bits_of, is_installed, serve
 
 HELLO = {
     "engine": "tensor dumps",
-    "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {"replay": {"says": "the forwards in which the prompt's tokens were computed"}},

@@ -9,7 +9,6 @@ from ulpscope_engine import chunks, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "MLX",
-    "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
 
-LEVELS = ["off", "basic", "extended", "all"]
+LEVELS = {"off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED"}
+LEVELS["all"] = "ORT_ENABLE_ALL"
 HELLO = {
     "engine": "ONNX Runtime",
-    "model": "folder",
     "dtypes": ["float32"],
     "modules": True,
     "bases": {"prefill": {"says": "the whole prompt in one call"}},
     "modifiers": {
-        "optimize": modifier("optimisation of the graph", LEVELS, default="all"),
+        "optimize": modifier("optimisation of the graph", list(LEVELS), default="all"),
         "threads": modifier("threads of the CPU", least=1),
     },
 }
@@ -66,15 +66,11 @@ def show(path, modules):
             name = scope.removeprefix(OWN)
             if name in modules and "rotary" not in name:  # which puts out two tensors, and the last is not the first
                 found[name] = node.output[0]
-    known = {value.name: value for value in model.graph.value_info}
-    found = {name: output for name, output in found.items() if output in known and _rank(known[output]) == 3}
+    known = {value.name: value for value in model.graph.value_info if len(value.type.tensor_type.shape.dim) == 3}
+    found = {name: output for name, output in found.items() if output in known}
     model.graph.output.extend(known[output] for output in dict.fromkeys(found.values()))
     onnx.save(model, path)
     return found
-
-
-def _rank(value):
-    return len(value.type.tensor_type.shape.dim)
 
 
 def load(request):
@@ -84,13 +80,8 @@ def load(request):
 
     options = request["modifiers"]
     asked = onnxruntime.SessionOptions()
-    levels = onnxruntime.GraphOptimizationLevel
-    asked.graph_optimization_level = {
-        "off": levels.ORT_DISABLE_ALL,
-        "basic": levels.ORT_ENABLE_BASIC,
-        "extended": levels.ORT_ENABLE_EXTENDED,
-        "all": levels.ORT_ENABLE_ALL,
-    }[options.get("optimize", "all")]
+    level = LEVELS[options.get("optimize", "all")]
+    asked.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     asked.intra_op_num_threads = int(options.get("threads", 0))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.onnx")

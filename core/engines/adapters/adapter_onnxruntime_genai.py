@@ -21,7 +21,6 @@ PRECISIONS = {"f32": "fp32", "int8": "int8", "int4": "int4"}  # as the builder c
 ACCURACY = {"f32": 1, "int8": 4}  # accuracy_level of MatMulNBits
 HELLO = {
     "engine": "ONNX Runtime GenAI",
-    "model": "folder",
     "dtypes": ["float32"],
     "logits": "float32",
     "modules": True,

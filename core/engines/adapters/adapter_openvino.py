@@ -10,7 +10,6 @@ from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "OpenVINO",
-    "model": "folder",
     "dtypes": ["float32"],
     "modules": True,
     "bases": {"prefill": {"says": "the whole prompt in one call"}},

@@ -7,7 +7,6 @@ from ulpscope_engine import is_installed, modifier, serve, version_of, with_neig
 
 HELLO = {
     "engine": "SGLang",
-    "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
     "bases": {
         "walk": {"says": "a prefill of every prefix, and the row of its last token"},

@@ -6,7 +6,6 @@ from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, 
 
 HELLO = {
     "engine": "TensorRT-LLM",
-    "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
     "bases": {
         "prefill": {"says": "one request, its context logits"},

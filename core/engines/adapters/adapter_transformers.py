@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ulpscope_engine import Refused, bits_of, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "transformers",
-    "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {
@@ -58,19 +58,16 @@ def load(request):
     place = 0
     taker: Any = None
 
-    def follow(name):
-        def see(_, __, output):
-            first = output[0] if isinstance(output, tuple) else output
-            if first.ndim == 3:
-                array, dtype = bits_of(first[0].detach())
-                taker.module(name, place, array, dtype=dtype)
-
-        model.get_submodule(name).register_forward_hook(see)
+    def see(name, _, __, output):
+        first = output[0] if isinstance(output, tuple) else output
+        if first.ndim == 3:
+            array, dtype = bits_of(first[0].detach())
+            taker.module(name, place, array, dtype=dtype)
 
     if request.get("modules") and how != "eager":
         raise Refused(f"run:{how} makes one piece of the model, whose modules cannot be followed.")
     for name in request.get("modules", ()):
-        follow(name)
+        model.get_submodule(name).register_forward_hook(partial(see, name))
 
     def run(ids, rows):
         nonlocal place, taker

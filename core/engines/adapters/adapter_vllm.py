@@ -9,7 +9,6 @@ from ulpscope_engine import Refused, bits_of, is_installed, modifier, serve, ver
 
 HELLO = {
     "engine": "vLLM",
-    "model": "folder",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {
@@ -68,24 +67,8 @@ class VLLMModules:
         self.rows.module(name, start, array, dtype=dtype)
 
 
-def start(LLM, request, options, replays):  # noqa: N803 - a class
-    """vLLM with raw logits of every token, and nothing reused that was not asked for."""
-    return LLM(
-        request["model"],
-        dtype=request["dtype"],
-        enforce_eager=options.get("run", "eager") == "eager",
-        enable_prefix_caching=options.get("prefix", "off") == "on",
-        tensor_parallel_size=int(options.get("tensor", 1)),
-        max_logprobs=-1,
-        logprobs_mode="raw_logits",
-        seed=0,
-        disable_log_stats=True,
-        **replays,
-    )
-
-
 def load(request):
-    """Start the engine with raw logits of the whole vocabulary."""
+    """Start the engine with raw logits of the whole vocabulary, and nothing reused that was not asked for."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, which ends with this one
@@ -94,7 +77,18 @@ def load(request):
     options, base = request["modifiers"], request["base"][0]
     replays = {"enable_trace_replay": True} if base == "decode" else {}
     try:
-        llm = start(LLM, request, options, replays)
+        llm = LLM(
+            request["model"],
+            dtype=request["dtype"],
+            enforce_eager=options.get("run", "eager") == "eager",
+            enable_prefix_caching=options.get("prefix", "off") == "on",
+            tensor_parallel_size=int(options.get("tensor", 1)),
+            max_logprobs=-1,
+            logprobs_mode="raw_logits",
+            seed=0,
+            disable_log_stats=True,
+            **replays,
+        )
     except Exception as error:
         if not replays:
             raise

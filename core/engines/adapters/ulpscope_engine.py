@@ -38,12 +38,9 @@ class Rows:
         self._send = send
 
     def __call__(self, start: int, logits: Any, dtype: str | None = None) -> None:
-        logits = np.asarray(logits)
-        at_once = 0 if logits.ndim != 2 else max(1, PIECE_BYTES // max(1, logits.shape[1] * logits.itemsize))
-        if not at_once or len(logits) <= at_once:
-            self._send_rows({"type": "rows"}, start, logits, dtype)
-            return
-        for first in range(0, len(logits), at_once):
+        logits = np.atleast_1d(logits)
+        at_once = max(1, PIECE_BYTES // max(1, logits[:1].nbytes))
+        for first in range(0, max(1, len(logits)), at_once):
             self._send_rows({"type": "rows"}, start + first, logits[first : first + at_once], dtype)
 
     def module(self, name: str, start: int, values: Any, dtype: str | None = None) -> None:
@@ -160,10 +157,8 @@ def with_neighbors(ids: list[int], count: int) -> list[list[int]]:
 
 def modifier(says: str, values: Iterable[Any] = (), least: int | None = None, **more: Any) -> dict[str, Any]:
     """A modifier of the hello: one of some words, or a whole number of at least `least`."""
-    found: dict[str, Any] = {"says": says}
-    words: list[Any] = list(values)
-    if words:
-        found["values"] = words
+    if words := list(values):
+        more["values"] = words
     if least is not None:
-        found["least"] = least
-    return dict(found, **more)
+        more["least"] = least
+    return dict(more, says=says)

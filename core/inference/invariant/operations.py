@@ -4,7 +4,7 @@ Operations are let through by name, not kept out by name: what adds up or is not
 have one order is refused, so that bits that agree are no luck of the shapes that were tried.
 """
 
-# ruff: noqa: ARG001 - every operation is handled by one signature
+# ruff: noqa: ARG001, ARG005 - every operation is handled by one signature
 
 from __future__ import annotations
 
@@ -93,10 +93,6 @@ def _power(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 # The arguments of torch's own schemas, by their names there.
-
-
-def _linear(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return products.linear(*args, **kwargs)
 
 
 def _matmul(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -215,7 +211,7 @@ def _operations(names: str) -> set[Any]:
 _TAKEN_OVER: dict[Any, Handler] = {
     packet: handler
     for handler, names in (
-        (_linear, "linear"),
+        (lambda mode, func, args, kwargs: products.linear(*args, **kwargs), "linear"),
         (_matmul, "matmul mm mv dot"),
         (_bmm, "bmm"),
         (_addmm, "addmm baddbmm"),

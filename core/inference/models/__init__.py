@@ -1,1 +1,0 @@
-"""Language models: loading, weights, memory, token texts, chats, dtypes."""

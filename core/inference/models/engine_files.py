@@ -37,7 +37,16 @@ def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
             f"a GGUF of a '{kind}' model is not written here, only of {', '.join(_ARCHITECTURES)}; give a GGUF of it"
             " as the model."
         )
-    _check(kind, config, loaded, dtype)
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise CaptureError(f"llama.cpp has no weights in {dtype}; it computes in float32 at most.")
+    if kind == "mistral" and getattr(config, "sliding_window", None):
+        raise CaptureError("a GGUF of a Mistral with a sliding window is not written here; give one as the model.")
+    if getattr(config, "attention_bias", False) and kind == "llama":
+        raise CaptureError("a GGUF of a Llama with biases is not written here; give one as the model.")
+    if _ARCHITECTURES[kind] != "LLAMA" and _rope(config)["rope_type"] != "default":
+        raise CaptureError(f"a GGUF of a {kind} with scaled RoPE is not written here; give one as the model.")
+    if float(getattr(_rotary(loaded), "attention_scaling", 1.0)) != 1.0:
+        raise CaptureError("a GGUF with attention scaled by its RoPE is not written here; give one as the model.")
     return _kept(loaded, dtype, ".gguf", lambda path: _write(path, kind, config, loaded, dtype))
 
 
@@ -86,19 +95,6 @@ def digest_of(loaded: LoadedModel) -> str:
             digest.update(bits_of(tensor.detach()).data)
         found = _digests[loaded.model] = versions, digest.hexdigest()
     return found[1]
-
-
-def _check(kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:
-    if dtype not in ("float32", "float16", "bfloat16"):
-        raise CaptureError(f"llama.cpp has no weights in {dtype}; it computes in float32 at most.")
-    if kind == "mistral" and getattr(config, "sliding_window", None):
-        raise CaptureError("a GGUF of a Mistral with a sliding window is not written here; give one as the model.")
-    if getattr(config, "attention_bias", False) and kind == "llama":
-        raise CaptureError("a GGUF of a Llama with biases is not written here; give one as the model.")
-    if _ARCHITECTURES[kind] != "LLAMA" and _rope(config)["rope_type"] != "default":
-        raise CaptureError(f"a GGUF of a {kind} with scaled RoPE is not written here; give one as the model.")
-    if float(getattr(_rotary(loaded), "attention_scaling", 1.0)) != 1.0:
-        raise CaptureError("a GGUF with attention scaled by its RoPE is not written here; give one as the model.")
 
 
 def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:

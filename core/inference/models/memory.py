@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,13 +10,8 @@ import torch
 _CGROUP = Path("/sys/fs/cgroup")
 # (limit, usage, statistics, name of the page cache that the kernel gives back under pressure), cgroup v2 and v1
 _LIMIT_FILES = (
-    (_CGROUP / "memory.max", _CGROUP / "memory.current", _CGROUP / "memory.stat", "inactive_file"),
-    (
-        _CGROUP / "memory/memory.limit_in_bytes",
-        _CGROUP / "memory/memory.usage_in_bytes",
-        _CGROUP / "memory/memory.stat",
-        "total_inactive_file",
-    ),
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
 
 
@@ -40,15 +34,13 @@ def _free_in_machine() -> int | None:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    with suppress(OSError, ValueError):  # not every system counts its pages
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
 def _free_in_container() -> int | None:
-    for limit_file, usage_file, statistics_file, reclaimable in _LIMIT_FILES:
+    for *files, reclaimable in _LIMIT_FILES:
         with suppress(OSError, ValueError):  # no such file, or the word "max"
-            limit, usage = int(limit_file.read_text()), int(usage_file.read_text())
-            statistics = dict(line.split(maxsplit=1) for line in statistics_file.read_text().splitlines())
-            return max(0, limit - usage + int(statistics.get(reclaimable, "0")))
+            limit, usage, lines = ((_CGROUP / name).read_text() for name in files)
+            statistics = dict(line.split(maxsplit=1) for line in lines.splitlines())
+            return max(0, int(limit) - int(usage) + int(statistics.get(reclaimable, "0")))
     return None

@@ -310,7 +310,5 @@ def _logit_width(model: PreTrainedModel) -> int:
 def has_experts(model: Any) -> bool:
     """True of a mixture of experts, whose router is no continuous function."""
     config = model.config.get_text_config(decoder=True)
-    return any(
-        getattr(config, key, None)
-        for key in ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
-    )
+    keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
+    return any(getattr(config, key, None) for key in keys)

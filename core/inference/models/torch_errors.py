@@ -24,13 +24,6 @@ def first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__).rstrip(".:; ")[:300]
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Did the device or the host run out of memory?"""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY_WORDS)
-
-
 @contextmanager
 def foreign_errors_stop(where: str, when_out_of_memory: str) -> Iterator[None]:
     """Any exception that is not ours becomes one CaptureError sentence beginning with `where`.
@@ -44,7 +37,8 @@ def foreign_errors_stop(where: str, when_out_of_memory: str) -> Iterator[None]:
     except Exception as error:
         if getattr(error, _OURS, False):
             raise
-        if is_out_of_memory(error):
+        is_allocator = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY_WORDS)
+        if is_allocator or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise CaptureError(f"{where}: out of memory; {when_out_of_memory}.") from error
         raise CaptureError(f"{where}: {type(error).__name__}: {first_line(error)}.") from error
 

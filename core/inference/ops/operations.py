@@ -14,6 +14,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.pytorch_utils import Conv1D
 
+from ..paths.modifiers import SDPA
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -76,12 +78,6 @@ _NORMS = ((256,), (1024,), (4096,))
 _BMM = ((1, 64, 256), (16, 64, 64), (64, 256, 64))
 _HEAD_SIZES = ((8, 64, 64, 64), (8, 1, 512, 64), (8, 1, 2048, 64))
 _ADDED = ((4096, 64), (16_384, 64))
-_BACKENDS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 
 OPERATIONS = (
     Operation("mm", _TO, ("k",), ("k n",), torch.mm, (*_SQUARES, (4096, 4096))),
@@ -102,12 +98,12 @@ OPERATIONS = (
             _HEADS,
             ("h q d", "h k d", "h k d"),
             (),
-            _attention(backend),
+            _attention(SDPA[name]),
             _HEAD_SIZES,
             backend=name,
             is_on_cpu=name in ("math", "flash"),
         )
-        for name, backend in _BACKENDS.items()
+        for name in ("math", "flash", "efficient", "cudnn")
     ),
     Operation("cumsum", _WIDE, ("w",), (), lambda x: x.cumsum(-1), _SUMS[1:]),
     Operation("scatter_add", _INTO, ("w",), ("p",), _scatter_add, _ADDED),

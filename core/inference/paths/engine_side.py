@@ -124,14 +124,11 @@ class EngineRun:
     def _model(self, modifiers: Sequence[Step], dtype: str) -> Path:
         """File or folder that the engine loads: the model's own file or folder, or a GGUF of the very weights."""
         own = Path(self._loaded.name)
-        is_own = any(step.name == "weights" and step.values == (OWN,) for step in modifiers)
-        if is_own and not own.exists():
+        if any(step.name == "weights" and step.values == (OWN,) for step in modifiers):
+            if own.exists():
+                return own.resolve()
             raise CaptureError(f"path '{self._name}': the model has no file of its own here; leave weights:own out.")
-        if is_own:
-            return own.resolve()
-        if self._engine.model == "gguf":
-            return gguf_of(self._loaded, dtype)
-        return folder_of(self._loaded)
+        return gguf_of(self._loaded, dtype) if self._engine.model == "gguf" else folder_of(self._loaded)
 
     def _hand_in(self, rows: EngineRows, positions: int) -> None:
         """Give the trace what a module put out."""

@@ -127,9 +127,8 @@ class Watch:
     def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
         if self._names and name not in self._names:
             near = difflib.get_close_matches(str(name), self._names, 1)
-            which = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
-            if near:
-                which = f"did it mean '{near[0]}'?"
+            every = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+            which = f"did it mean '{near[0]}'?" if near else every
             raise CaptureError(
                 f"'{self._engine}' hands in '{name}', which is no module of {self._model} that is compared; {which}"
             )

@@ -9,7 +9,7 @@ left, and enter it in MODIFIERS.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -23,7 +23,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...text import size
-from ..invariant import invariant_forwards, invariant_refusal
+from ..invariant.mode import invariant_forwards, invariant_refusal
 from ..models import memory
 from ..models.dtypes import converted, converted_bytes
 from ..models.model import LoadedModel
@@ -31,7 +31,7 @@ from .batch import Neighbours, PromptBatch
 from .grammar import Modifier, Others, Value, a_word, choice, whole_number
 
 _MOST_THREADS = 256  # beyond this a typing error would be met by the operating system, which ends the process
-_SDPA = {
+SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
@@ -42,16 +42,6 @@ _TF32_CAPABILITY = (8, 0)  # Ampere
 
 
 # The batch.
-
-
-def _changing(**fields: Callable[..., Any]) -> Callable[..., AbstractContextManager[PromptBatch]]:
-    """A change of fields of the batch; each is given the modifier's values."""
-
-    @contextmanager
-    def change(batch: PromptBatch, *values: Value) -> Iterator[PromptBatch]:
-        yield replace(batch, **{name: of(*values) for name, of in fields.items()})
-
-    return change
 
 
 def _beyond_batch(others: Others, row: int) -> str | None:
@@ -182,7 +172,7 @@ def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
 @contextmanager
 def _sdpa(batch: PromptBatch, backend: str) -> Iterator[PromptBatch]:
     """One kernel of torch's scaled_dot_product_attention and no other."""
-    with sdpa_kernel(_SDPA[backend]):
+    with sdpa_kernel(SDPA[backend]):
         yield batch
 
 
@@ -269,26 +259,29 @@ def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
 _threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
 _tf32 = _switching(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, lambda: "high")
 _reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS))
-_pad = _changing(left=lambda side, count: count * (side == "left"), right=lambda side, count: count * (side == "right"))
 _AN_ATTENTION = a_word("eager|sdpa", "the name of an attention")
 _ROW = whole_number(0, shown="I")
 MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
     # N rows, 1..N-1 of other sequences of the same length: the same work, other shapes
-    "batch": Modifier(_changing(rows=lambda rows: rows), (whole_number(1),)),
-    "row": Modifier(_changing(row=lambda row: row), (_ROW,), contradiction=_beyond_batch),
+    "batch": Modifier(lambda batch, rows: nullcontext(replace(batch, rows=rows)), (whole_number(1),)),
+    "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row)), (_ROW,), _beyond_batch),
     "neighbours": Modifier(
-        _changing(neighbours=lambda kind: _NEIGHBOURS[kind]),
+        lambda batch, kind: nullcontext(replace(batch, neighbours=_NEIGHBOURS[kind])),
         (choice(*_NEIGHBOURS),),
         lambda others, kind: None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N",
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
-    "pad": Modifier(_pad, (choice("left", "right"), whole_number(1)), refuse=_cannot_mask),
+    "pad": Modifier(
+        lambda batch, side, count: nullcontext(replace(batch, **{side: count})),
+        (choice("left", "right"), whole_number(1)),
+        refuse=_cannot_mask,
+    ),
     "attn": Modifier(_attn, (_AN_ATTENTION,), refuse=_no_such_attention),
     "dtype": Modifier(_dtype, (choice(*LOGIT_FORMATS),), refuse=_not_representable),
     # kernels on the CPU share their work among N threads, and some split their sums accordingly
     "threads": Modifier(_threads, (whole_number(1, _MOST_THREADS),), refuse=_not_on_cpu),
     "tf32": Modifier(_tf32, refuse=_no_tf32),  # operands of float32 products rounded to 10 bits of mantissa
-    "sdpa": Modifier(_sdpa, (choice(*_SDPA),), refuse=_no_backend),
+    "sdpa": Modifier(_sdpa, (choice(*SDPA),), refuse=_no_backend),
     "reduced": Modifier(_reduced, (choice("on", "off"),), refuse=_no_reductions),
     "invariant": Modifier(_invariant, refuse=_not_invariant),
     "compile": Modifier(_compile, refuse=_no_compiler),

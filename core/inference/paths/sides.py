@@ -13,8 +13,6 @@ from .grammar import Step
 from .modifiers import MODIFIERS
 from .paths import Path, parse_path
 
-_FILLED_BY = {"blocks": "prefill", "reuse": "prefill"}  # of bases that read what an earlier call left: that call
-
 
 @dataclass(frozen=True)
 class NamedPath:
@@ -52,8 +50,8 @@ def check_sides(request: CaptureRequest) -> None:
 
 
 def _path_of_call(path: Path, call: int) -> Path:
-    fresh = _FILLED_BY.get(path.base.name)
-    return replace(path, base=Step(fresh)) if call == 1 and fresh else path
+    is_filling = call == 1 and path.base.name in ("blocks", "reuse")  # which read what an earlier call left
+    return replace(path, base=Step("prefill")) if is_filling else path
 
 
 def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:

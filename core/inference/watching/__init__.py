@@ -1,1 +1,0 @@
-"""Recordings beside the logits of a forward: module outputs and kernels."""
