@@ -23,7 +23,7 @@ from ...text import size
 from ..models import memory
 from ..models.bits import own_bits
 from ..models.model import LoadedModel
-from ..models.torch_errors import first_line, foreign_errors_stop, no_foreign_errors, quiet
+from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths.bases import without_cache
 from ..paths.batch import Emit, ignore, rows_of_a_chunk
 from ..paths.cache_watch import CacheWatch, kv_parts
@@ -251,13 +251,7 @@ def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
 def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
     """The tokens of a prompt, which is text or the token ids themselves; refused where the model cannot take them."""
     if isinstance(prompt, str):
-        try:
-            with quiet():
-                ids = tuple(int(token) for token in loaded.tokenizer(prompt)["input_ids"]) if prompt else ()
-        except Exception as error:  # a lone surrogate, for instance, is text to Python and to no tokenizer
-            raise CaptureError(
-                f"{where}: the tokenizer cannot read it ({first_line(error)}); expected plain text."
-            ) from error
+        ids = loaded.encode(prompt, where) if prompt else ()
     else:
         ids = tuple(int(token) for token in prompt)
     if not ids:

@@ -11,9 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import CaptureError
 from . import products
-from .operations import Handler, handler_of
-
-_HANDLERS: dict[Any, Handler] = {}
+from .operations import handler_of
 
 
 @contextmanager
@@ -75,8 +73,4 @@ class Invariant(TorchDispatchMode):
             products.end_sharing()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
-        if handler is None:
-            handler = _HANDLERS[func] = handler_of(func)
-        return handler(self, func, args, kwargs)
+        return handler_of(func)(self, func, args, kwargs or {})

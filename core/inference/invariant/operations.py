@@ -9,6 +9,7 @@ have one order is refused, so that bits that agree are no luck of the shapes tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ def _plain(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+@cache
 def handler_of(func: Any) -> Handler:
     if not isinstance(func, torch._ops.OpOverload):
         return _refuse

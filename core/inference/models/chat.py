@@ -50,14 +50,7 @@ def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], wher
             f"{where}: the chat template of '{loaded.name}' refuses messages of {roles} ({first_line(error)}); "
             "give them in the order it takes."
         ) from error
-    try:
-        with quiet():
-            ids = loaded.tokenizer(str(rendered), add_special_tokens=False)["input_ids"]
-    except Exception as error:
-        raise CaptureError(
-            f"{where}: the tokenizer cannot read it ({first_line(error)}); expected plain text."
-        ) from error
-    return tuple(int(token) for token in ids)
+    return loaded.encode(str(rendered), where, add_special_tokens=False)
 
 
 def template_of(loaded: LoadedModel, where: str) -> str:

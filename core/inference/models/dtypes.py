@@ -29,7 +29,7 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
     Only parameters are rounded: buffers such as rotary frequencies belong in float32 whatever the weights are.
     """
     target = getattr(torch, dtype)
-    with _cast(_convertible(loaded, target), target):
+    with _cast(rounded_parameters(loaded.model, loaded.torch_dtype, target), target):
         yield replace(loaded, dtype=dtype)
 
 
@@ -50,11 +50,8 @@ def _cast(tensors: Iterable[torch.Tensor], target: torch.dtype) -> Iterator[None
 def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
     """Bytes the rounded weights take beside the originals."""
     target = getattr(torch, dtype)
-    return sum(parameter.numel() * target.itemsize for parameter in _convertible(loaded, target))
-
-
-def _convertible(loaded: LoadedModel, target: torch.dtype) -> Iterator[torch.nn.Parameter]:
-    return rounded_parameters(loaded.model, loaded.torch_dtype, target)
+    rounded = rounded_parameters(loaded.model, loaded.torch_dtype, target)
+    return sum(parameter.numel() * target.itemsize for parameter in rounded)
 
 
 @contextmanager

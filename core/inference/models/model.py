@@ -69,6 +69,15 @@ class LoadedModel:
         """Bytes of the weights in this dtype, shared ones once."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
+    def encode(self, text: str, where: str, **options: Any) -> tuple[int, ...]:
+        """Token ids of a text. CaptureError, which begins with `where`, if the tokenizer cannot read it."""
+        try:
+            with quiet():
+                return tuple(int(token) for token in self.tokenizer(text, **options)["input_ids"])
+        except Exception as error:  # a lone surrogate, for instance, is text to Python and to no tokenizer
+            reason = f"the tokenizer cannot read it ({first_line(error)}); expected plain text"
+            raise CaptureError(f"{where}: {reason}.") from error
+
     def vocabulary(self) -> dict[int, str]:
         """Token id -> readable text, for every id that has a logit."""
         with quiet():
