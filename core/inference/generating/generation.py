@@ -55,7 +55,8 @@ def plan_generation(
     generations, whole = [], []
     for number, prompt in enumerate(ids):
         sides = tuple(() if is_dry else own[number] for own in made)
-        texts = tuple(_text(loaded, side) for side in sides)
+        plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        texts = tuple(str(loaded.tokenizer.decode(list(side), **plain)) for side in sides)
         generations.append(Generation(number, len(prompt), tokens, sides, texts))
         whole.append((*prompt, *((0,) * (tokens - 1) if is_dry else _common(generations[-1]))))
     title = name or f"{title_of(loaded, sides_of(reference, variants))}, {tokens} tokens generated"
@@ -144,7 +145,3 @@ def _checked(
     for length in sorted({len(given) + tokens - 1 for given in ids}):
         refuse(length)
     return ids, paths
-
-
-def _text(loaded: LoadedModel, tokens: Sequence[int]) -> str:
-    return str(loaded.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))

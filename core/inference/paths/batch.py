@@ -29,11 +29,6 @@ Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
 
 
-def real_neighbours(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
-    """Other real text, as on a busy server. -> [count, positions]"""
-    return neighbour_rows(loaded.tokenizer, prompt, count)
-
-
 class Follower(Protocol):
     """Interface of what is told which positions of the prompt the forwards inside compute, and where in their batch.
 
@@ -57,7 +52,7 @@ class PromptBatch:
     prompt: tuple[int, ...] = ()
     rows: int = 1
     row: int = 0
-    neighbours: Neighbours = real_neighbours
+    neighbours: Neighbours = lambda loaded, prompt, count: neighbour_rows(loaded.tokenizer, prompt, count)
     left: int = 0
     right: int = 0
     call: Callable[..., Any] | None = None

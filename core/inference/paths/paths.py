@@ -127,7 +127,7 @@ class Path:
             given = {step.name: step.values[0] for step in self.modifiers if step.values}
             refused = self.engine.contradiction(self.base.name, given)
             return f"{self.engine.engine} refuses it: {refused}" if refused else None
-        others = self._values()
+        others: Others = {step.name: step.values for step in self.modifiers}
         found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
         return next((sentence for sentence in found if sentence), None)
 
@@ -135,7 +135,7 @@ class Path:
         """Reason why this model cannot take so many tokens (None: any) down this path, and what to do, or None."""
         if self.engine is not None:
             return engine_side.refusal(self.engine, self.modifiers, loaded)
-        others = self._values()
+        others: Others = {step.name: step.values for step in self.modifiers}
         found = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
         found += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
         return next((sentence for sentence in found if sentence), None)
@@ -151,9 +151,6 @@ class Path:
         if self.padding[1]:
             return "padding after the prompt leaves no place for what follows it; choose pad:left"
         return without_cache(loaded, positions)
-
-    def _values(self) -> Others:
-        return {step.name: step.values for step in self.modifiers}
 
 
 def parse_path(text: str) -> Path:
