@@ -35,9 +35,9 @@ from core.inference.controls.judging_session import JudgingSession  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
 from core.inference.models.model import load_model  # noqa: E402
-from core.inference.paths.engines import Engine  # noqa: E402
 from core.inference.paths.bases import BASES  # noqa: E402
 from core.inference.paths.batch import Emit, PromptBatch  # noqa: E402
+from core.inference.paths.engines import Engine  # noqa: E402
 from core.inference.paths.grammar import Base  # noqa: E402
 from core.runs.dumps.dump import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
