@@ -602,7 +602,7 @@ class _Trial:
         if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
             # the fault's own place, not the precision's
             first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
-        if deciding is not None and not deciding.is_passed and not self.not_finite:
+        if deciding is not None and not deciding.is_passed and (deciding.nonfinite or not self.not_finite):
             shown = structure_of(deciding.outliers, lengths, controls.blocks)
             self.evidence.append(outliers_evidence(shown, first, deciding, dtype, lengths))
         if earlier is not None and self._carry_over(earlier.evidence):
