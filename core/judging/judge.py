@@ -408,7 +408,7 @@ class _Trial:
             says = f"{moved}: {plural(rerun.mismatches, 'logit is', 'logits are')} NaN or infinite in one of two calls."
         elif is_beyond:
             size = f"{multiple(test.ratio)} the noise floor, up to {multiple(worst)} at {where}"
-            says = f"{moved} differs between two calls by {size}: more than an order of sums can do."
+            says = f"{moved} differs between two calls by {size}, more than rounding does."
         self.evidence[index] = replace(row, figures=figures, says=says)
 
     def neighbours(self) -> None:
