@@ -291,7 +291,7 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     copied(own_store.directory / "another.duckdb")
     own_store.delete("mine")
     app = opened()
-    assert "Recently deleted: 1 run, 11." in said(app)
+    assert "Recently deleted: 1 run, 11.2 MB" in said(app)
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
     assert trash(app) == ["mine"]

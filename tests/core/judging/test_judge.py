@@ -353,3 +353,22 @@ def test_blocks_are_recognised_by_where_faults_begin():
     assert structure_of(np.array([32, 33, 70, 160]), [200]).block is None  # 70 is no multiple of 8
     assert structure_of(np.arange(48, 100), [100]).is_tail
     assert structure_of(np.array([], int), [100]).first is None
+
+
+@pytest.mark.thorough
+def test_random_places_are_hardly_ever_called_boundaries():
+    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) /
+    C(511, 3) = 0.18 %.
+    """
+    rng = np.random.default_rng(11)
+    draws = 10_000
+    named = sum(
+        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block is not None
+        for _ in range(draws)
+    )
+    expected = draws * math.comb(63, 3) / math.comb(511, 3)
+    assert abs(named - expected) < 5 * math.sqrt(expected)
+    aligned = [
+        structure_of(np.sort(rng.choice(np.arange(16, 512, 16), 3, replace=False)), [512]).block for _ in range(1000)
+    ]
+    assert None not in aligned  # the twin: faults at blocks of 16 are always seen
