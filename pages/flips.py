@@ -81,9 +81,10 @@ reason = widgets.escaped(wording.opening(answer.sentence.replace("`", "'"))) if 
 st.markdown(f"Pair verdict: **{widgets.escaped(answer.name)}**. {reason}")
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
-    first_text, second_text = (wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
+    texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
+    place, names = (pair.index, view.prompt, view.position), (pair.reference, pair.variant)
     plots.draw(
-        charts.on_grid(decided, (pair.reference, pair.variant), (first_text, second_text), view.dtype),
+        plots.cached(run, place, charts.on_grid, decided, names, texts, view.dtype),
         key="candidates",
         picture=exports.picture_of(view, "candidates", at_position=True),
         of=str(view.position),

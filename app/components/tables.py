@@ -8,6 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from app.shell import widgets
+from core.text import plural
+
+COLUMNS_IN_SIGHT = 7  # fit beside each other in a window of 1280 pixels
 
 _LABELS = {
     "neq": "differ",
@@ -43,8 +46,13 @@ def _column(name: str, values: pd.Series) -> Any:
 
 
 def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
-    """Draw a table of figures, `most` rows in sight; a column without a value is left out. options: of st.dataframe."""
+    """Draw a table of figures, `most` rows in sight; a column without a value is left out. A toggle shows the columns
+    after the first COLUMNS_IN_SIGHT. options: of st.dataframe.
+    """
     table = table.dropna(axis="columns", how="all") if len(table) else table
+    more = len(table.columns) - COLUMNS_IN_SIGHT
+    if more > 0 and not st.toggle(f"{plural(more, 'more column')}", key=f"{key}_all_columns"):
+        table = table.iloc[:, :COLUMNS_IN_SIGHT]
     height = widgets.table_height(len(table), most)
     return widgets.room(key, height).dataframe(
         table,

@@ -26,12 +26,22 @@ def said(app: AppTest) -> str:
 
 
 def table(app: AppTest) -> pd.DataFrame:
-    (found,) = [frame.value for frame in app.dataframe if "kl" in frame.value.columns]
+    (found,) = [frame.value for frame in app.dataframe if "reference_margin_ulps" in frame.value.columns]
     return found
 
 
+def test_seven_columns_are_in_sight_and_a_toggle_shows_the_rest():
+    app = opened(prompt="1", position="36")
+    assert list(table(app).columns)[1:4] == ["position", "is_flip", "reference_token"]
+    assert len(table(app).columns) == 7
+    app.toggle(key="flip_table_all_columns").set_value(True).run()
+    assert {"kl", "max_abs", "reference_token_probability_change"} <= set(table(app).columns)
+
+
 def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_tokens():
-    found = table(opened(prompt="1", position="36"))
+    app = opened(prompt="1", position="36")
+    app.toggle(key="flip_table_all_columns").set_value(True).run()
+    found = table(app)
     assert list(zip(found["prompt"], found["position"], strict=True)) == [(0, 144), (1, 30), (1, 36), (1, 239)]
     assert found["reference_token"].iloc[2] == ")  (9)"
     assert found["variant_token"].iloc[2] == "·%  (512)"

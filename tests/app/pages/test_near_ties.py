@@ -27,7 +27,7 @@ def said(app: AppTest) -> str:
 
 
 def listed(app: AppTest) -> list[int]:
-    (table,) = [frame.value for frame in app.dataframe if "near_tie" in frame.value.columns]
+    (table,) = [frame.value for frame in app.dataframe if "variant_margin_ulps" in frame.value.columns]
     return sorted(table["position"].tolist())
 
 
