@@ -478,7 +478,9 @@ class _Trial:
             floor_row_ulps=floor.row_ulps,
             first_nonfinite=None if first is None else (*first.place(self.lengths), first.token),
         )
-        says = _broken(first, dtype, self.lengths) if first is not None else _pair_says(test, dtype, self.lengths)
+        says = _says(test, f"In {dtype} the difference is {multiple(test.ratio)} the noise floor", self.lengths)
+        if first is not None:
+            says = _broken(first, dtype, self.lengths)
         outcome = PASSED if test.is_passed else FAILED
         check = Check.WIDE_PAIR if is_wide else Check.OWN_PAIR
         self.add(check, f"{control}, over {floor.control}", figures, outcome, says)
@@ -718,8 +720,16 @@ def error_evidence(
         f"'{name}' in {dtype} compared with the model's float32 forward, over {len(exact.draws)} forwards whose"
         " roundings are drawn anew"
     )
+    says = _says(
+        test, f"In {dtype} the error of '{name}' to float32 is {multiple(test.ratio)} that of rounding", lengths
+    )
+    if test.nonfinite:
+        says = f"In {dtype} {plural(test.nonfinite, 'logit')} of '{name}' are NaN or infinite, unlike in float32."
+    elif test.is_passed:
+        one, all_ = figures.fault_seen_at_one_position or 0.0, figures.fault_seen_over_all
+        says = f"{says.partition(',')[0]}; a fault of {one:.2g}x at one position, {all_:.2g}x over all would show."
     outcome = PASSED if test.is_passed else FAILED
-    return Evidence(Check.DRAWN, control, figures, outcome, _error_says(test, name, dtype, lengths), name), test
+    return Evidence(Check.DRAWN, control, figures, outcome, says, name), test
 
 
 def checked_by_own_paths(
@@ -745,40 +755,22 @@ def checked_by_own_paths(
     return checked
 
 
-def _pair_says(test: FloorTest, dtype: str, lengths: Sequence[int]) -> str:
-    limit = test.limits.over_all
-    if test.ratio > limit:
-        return f"In {dtype} the difference is {multiple(test.ratio)} the noise floor (rounding: at most {limit:g}x)."
-    if len(test.outliers):
-        where, most = place_in_words(int(test.outliers[0]), lengths), test.position
-        more = f" ({len(test.outliers) - 1:,} more)" if len(test.outliers) > 1 else ""
-        return (
-            f"In {dtype} {where}{more} is an outlier: up to {multiple(most.worst)} the noise floor"
-            f" (rounding: at most {most.allowed:.3g}x)."
-        )
-    return f"In {dtype} the difference is {multiple(test.ratio)} the noise floor (rounding: at most {limit:g}x)."
-
-
-def _error_says(test: FloorTest, name: str, dtype: str, lengths: Sequence[int]) -> str:
-    size = f"In {dtype} the error of '{name}' to float32 is {multiple(test.ratio)} that of rounding"
-    if test.nonfinite:
-        return f"In {dtype} {plural(test.nonfinite, 'logit')} of '{name}' are NaN or infinite, unlike in float32."
-    if test.ratio > DRAWN.over_all:
-        return f"{size} (at most {DRAWN.over_all:g}x)."
-    if (test.ratio_elsewhere or 0.0) > DRAWN.over_all:
-        return f"{size}, but {multiple(test.ratio_elsewhere or 0.0)} outside the directions that rounding takes."
-    if len(test.outliers):
-        most, where = test.position, place_in_words(int(test.outliers[0]), lengths)
-        return f"{size}, but {where} is an outlier: {multiple(most.worst)} (at most {most.allowed:.3g}x)."
-    beyond = [each for each in test.places if len(each.outliers)]
-    if beyond:
-        most = max(beyond, key=lambda each: each.excess)
-        place = f"{most.kind} {most.worst_place}"
-        return f"{size}, but {place} is an outlier: {multiple(most.worst)}, allowed {most.allowed:.3g}x."
-    smallest = test.smallest_fault("position") or 0.0
-    return (
-        f"{size}; a fault of {smallest:.2g}x at one position, {test.smallest_fault() or 0.0:.2g}x over all would show."
-    )
+def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
+    """Say how large a difference is, and what lies beyond the limits. size: `In float32 the difference is 3x ...`."""
+    limit = f"(rounding: at most {test.limits.over_all:g}x)"
+    if test.ratio > test.limits.over_all:
+        return f"{size} {limit}."
+    if (elsewhere := test.ratio_elsewhere or 0.0) > test.limits.over_all:
+        return f"{size}, but {multiple(elsewhere)} outside the directions that rounding takes {limit}."
+    beyond = [each for each in (test.position, *test.places) if len(each.outliers)]
+    if not beyond:
+        return f"{size}, and no position is an outlier."
+    most = beyond[0]
+    place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
+    if most is test.position:
+        first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
+        place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first} on"
+    return f"{size}, but {place} (rounding: at most {most.allowed:.3g}x)."
 
 
 def _broken(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:

@@ -24,7 +24,6 @@ from ..runs.file.evidence import (
     Evidence,
     NumbersFigures,
     OtherPromptsFigures,
-    PairFigures,
     RerunFigures,
     Unmeasured,
 )
@@ -39,7 +38,6 @@ from ..runs.file.records import (
     UNDECIDED,
     VERDICTS,
 )
-from ..text import multiple
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,7 @@ def conclude(
         return verdict(IDENTICAL, "Both sides are equal bit for bit.")
     decided = next((row for row in by_rung[FLOAT32] if row.outcome == PASSED), None)
     if decided is not None:
-        says, figures = decided.says, decided.figures
-        if isinstance(figures, PairFigures) and figures.noise_ratio is not None:
-            size = f"in {figures.compute_dtype} the difference is {multiple(figures.noise_ratio)} the noise floor"
-            says = f"Rounding noise: {size}, and no position is an outlier."
-        return verdict(ROUNDING, says)
+        return verdict(ROUNDING, decided.says)
     screened = next(iter(by_rung[SCREENING]), None)
     if screened is not None and screened.outcome == FAILED:
         return verdict(BUG_SUSPECTED, cause or screened.says)
