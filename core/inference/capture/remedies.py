@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...errors import CaptureError, UlpscopeError
@@ -104,7 +105,7 @@ def remedies_of(
 def floor_of(session: JudgingSession) -> float:
     """rms of reorderings of prefill, in logits; NaN if there is no such floor."""
     try:
-        return session.floor(session.loaded, range(FLOOR_SEEDS)).rms
+        return float(np.sqrt(session.floor(session.loaded, range(FLOOR_SEEDS)).squares.mean()))
     except UlpscopeError:
         return float("nan")
 

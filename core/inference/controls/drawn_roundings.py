@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -116,53 +115,10 @@ def _mixed(bits: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 @dataclass
-class _Sums:
-    """Errors of one path, summed up prompt by prompt. directions: of rounding, orthonormal [directions, vocab]"""
-
-    directions: torch.Tensor | None = None
-    rest: list[NDArray[np.float64]] = field(default_factory=list)
-    squares: list[NDArray[np.float64]] = field(default_factory=list)
-    by_token: Any = 0.0
-    nonfinite: int = 0
-    along: list[NDArray[np.float64]] = field(default_factory=list)
-    made: list[NDArray[np.float64]] = field(default_factory=list)
-
-    def add(self, logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor] = ()) -> None:
-        """Add a prompt: logits, the float32 forward's, those without each precision. [positions, vocab] each"""
-        start = 0
-        rows = max(1, _CHUNK_BYTES // (8 * exact.shape[1]))
-        for mine, plain in zip(logits.split(rows), exact.split(rows), strict=True):
-            finite = mine.isfinite() & plain.isfinite()
-            same = (mine == plain) | (mine.isnan() & plain.isnan())
-            self.nonfinite += int((~finite & ~same).sum())
-            error = torch.where(finite, mine.double() - plain.double(), 0.0)
-            squares, count = error.square(), finite.sum(1).clamp_min(1)
-            self.squares.append((squares.sum(1) / count).cpu().numpy())
-            if self.directions is not None:
-                off = squares.sum(1) - (error @ self.directions.T).square().sum(1)
-                self.rest.append((off.clamp_min(0) / count).cpu().numpy())
-            self.by_token = self.by_token + squares.sum(0)
-            if without:
-                apart = [plain.double() - other[start : start + len(plain)].double() for other in without]
-                made = torch.where(finite, torch.stack(apart), 0.0)
-                self.along.append(((error * made).sum(2) / count).cpu().numpy())
-                self.made.append((made.square().sum(2) / count).cpu().numpy())
-            start += len(plain)
-
-    def errors(self) -> Errors:
-        squares = np.concatenate(self.squares)
-        rest = np.concatenate(self.rest) if self.rest else None
-        errors = Errors(squares, self.by_token.cpu().numpy() / len(squares), rest, self.nonfinite)
-        if not self.made:
-            return errors
-        made = np.concatenate(self.made, axis=1)
-        held = 1 + np.concatenate(self.along, axis=1) / np.maximum(made, np.finfo(np.float64).tiny)
-        return replace(errors, made=made, held=held)
-
-
-@dataclass
 class Drawn:
-    """Draws of one model and its prompts. directions: most of their error lies in them; exact: runs in float32."""
+    """Draws of one model and its prompts. directions: most of their error lies in them, orthonormal [directions,
+    vocab]; exact: runs in float32.
+    """
 
     exact: RunnableSide = PLAIN
     errors: list[Errors] = field(default_factory=list)
@@ -186,49 +142,75 @@ def errors_of(
     if loaded.torch_dtype not in _SPARE_BITS:
         raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
     draws = draws or Drawn(plain)
-    seeds = [] if draws.errors else seeds
-    found, drawn = [_Sums(draws.directions) for _ in sides], [_Sums() for _ in seeds]
+    every = [*sides, *([] if draws.errors else (drawn(plain, seed) for seed in seeds))]
+    errors: list[Errors | None] = [None] * len(every)
     for group in groups_of(loaded, prompts, itemsize=4):
         say("a forward in float32")
         with in_float32(loaded) as widened:
-            exact = [whole_side(draws.exact.run_on(widened), ids) for ids in group]
-            others = [[whole_side(each.run_on(widened), ids) for each in without] for ids in group]
-        known: dict[tuple[int, int], torch.Tensor] = {}
-        if seeds and drawn[0].directions is None:
-            draws.directions, known = _directions(loaded, plain, group, exact, seeds)
-            for sums in (*found, *drawn):
-                sums.directions = draws.directions
-        for sums, side in zip(found, sides, strict=True):
+            forwards = draws.exact, *without
+            exact = [[whole_side(each.run_on(widened), ids) for each in forwards] for ids in group]
+        known: dict[tuple[str, int], torch.Tensor] = {}
+        if draws.directions is None and len(every) > len(sides):
+            draws.directions = _directions(loaded, every[len(sides) :], group, [each[0] for each in exact], known)
+        for index, side in enumerate(every):
             say(f"'{side.name}' against it")
-            for ids, wide, rest in zip(group, exact, others, strict=True):
-                sums.add(whole_side(side.run_on(loaded), ids), wide, rest)
-        for sums, seed in zip(drawn, seeds, strict=True):
-            say(f"draw {seed} of {len(seeds)}")
-            for number, (ids, wide, rest) in enumerate(zip(group, exact, others, strict=True)):
-                logits = known.pop((number, seed), None)
-                sums.add(_drawn(loaded, plain, ids, seed) if logits is None else logits, wide, rest)
-    draws.errors = draws.errors or [sums.errors() for sums in drawn]
-    return [sums.errors() for sums in found], draws.errors
+            for number, (ids, wide) in enumerate(zip(group, exact, strict=True)):
+                logits = known.pop((side.name, number), None)
+                logits = whole_side(side.run_on(loaded), ids) if logits is None else logits
+                rows = max(1, _CHUNK_BYTES // (8 * logits.shape[1]))
+                for mine, *chunk in zip(logits.split(rows), *(each.split(rows) for each in wide), strict=True):
+                    errors[index] = _joined(errors[index], _errors(mine, chunk[0], chunk[1:], draws.directions))
+    measured = [each for each in errors if each is not None]
+    draws.errors = draws.errors or measured[len(sides) :]
+    return measured[: len(sides)], draws.errors
+
+
+def _errors(
+    logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor], directions: torch.Tensor | None
+) -> Errors:
+    """Errors of some positions. All [positions, vocab]; without: as of `errors_of`."""
+    finite = logits.isfinite() & exact.isfinite()
+    same = (logits == exact) | (logits.isnan() & exact.isnan())
+    error = torch.where(finite, logits.double() - exact.double(), 0.0)
+    squares, count = error.square(), finite.sum(1).clamp_min(1)
+    sums: dict[str, torch.Tensor] = {"squares": squares.sum(1)}
+    if directions is not None:
+        sums["rest"] = (sums["squares"] - (error @ directions.T).square().sum(1)).clamp_min(0)
+    if without:
+        made = torch.where(finite, torch.stack([exact.double() - other.double() for other in without]), 0.0)
+        sums["made"], sums["held"] = made.square().sum(2), (error * made).sum(2)
+    means = {name: (each / count).cpu().numpy() for name, each in sums.items()}
+    if without:
+        means["held"] = 1 + means["held"] / np.maximum(means["made"], np.finfo(np.float64).tiny)
+    return Errors(**means, by_token=squares.mean(0).cpu().numpy(), nonfinite=int((~finite & ~same).sum()))
+
+
+def _joined(first: Errors | None, more: Errors) -> Errors:
+    """Errors of positions one after another."""
+    if first is None:
+        return more
+    arrays = {name: (getattr(first, name), getattr(more, name)) for name in ("squares", "rest", "made", "held")}
+    every = {name: np.concatenate(two, axis=-1) for name, two in arrays.items() if two[0] is not None}
+    by_token = np.average([first.by_token, more.by_token], axis=0, weights=[len(first.squares), len(more.squares)])
+    return Errors(**every, by_token=by_token, nonfinite=first.nonfinite + more.nonfinite)
 
 
 def _directions(
     loaded: LoadedModel,
-    plain: RunnableSide,
+    draws: Sequence[RunnableSide],
     prompts: Sequence[Sequence[int]],
     exact: Sequence[torch.Tensor],
-    seeds: Sequence[int],
-) -> tuple[torch.Tensor, dict[tuple[int, int], torch.Tensor]]:
-    """(directions in which most of the draws' error lies [directions, vocab], these draws by prompt and seed)"""
+    known: dict[tuple[str, int], torch.Tensor],
+) -> torch.Tensor:
+    """Directions in which most of the draws' error lies [directions, vocab]. known: takes draws by name and prompt."""
     rows: list[torch.Tensor] = []
-    kept: dict[tuple[int, int], torch.Tensor] = {}
-    left, room = _LOOKED_AT, _KEPT_BYTES
+    left = _LOOKED_AT
     for number, (ids, wide) in enumerate(zip(prompts, exact, strict=True)):
         chosen = torch.linspace(0, len(ids) - 1, min(left, len(ids))).long().to(wide.device)
-        for seed in seeds:
-            logits = _drawn(loaded, plain, ids, seed)
-            room -= logits.nbytes
-            if room >= 0:
-                kept[number, seed] = logits
+        for draw in draws:
+            logits = whole_side(draw.run_on(loaded), ids)
+            if sum(each.nbytes for each in known.values()) + logits.nbytes <= _KEPT_BYTES:
+                known[draw.name, number] = logits
             error = logits[chosen].double() - wide[chosen].double()
             error = torch.where(error.isfinite(), error, 0.0)
             rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
@@ -237,43 +219,52 @@ def _directions(
             break
     every = torch.cat(rows)
     _, vectors = torch.linalg.eigh(every @ every.T)
-    found = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
-    return torch.linalg.qr(found.T).Q.T.contiguous(), kept
+    largest = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
+    return torch.linalg.qr(largest.T).Q.T.contiguous()
 
 
-def _drawn(loaded: LoadedModel, plain: RunnableSide, ids: Sequence[int], seed: int) -> torch.Tensor:
-    mode = DrawnRounding(loaded.torch_dtype, seed)
-    with foreign_errors_stop("drawing roundings anew", "choose eager attention"), mode:
-        logits = whole_side(plain.run_on(loaded), ids)
-    if not mode.moved:
-        raise CaptureError("drawing roundings anew: no operation rounded where torch could be told; leave compile out.")
-    return logits
+def drawn(plain: RunnableSide, seed: int) -> RunnableSide:
+    """A forward whose roundings are drawn anew."""
+
+    @contextmanager
+    def drawing(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+        mode = DrawnRounding(loaded.torch_dtype, seed)
+        stop = foreign_errors_stop("drawing roundings anew", "choose eager attention")
+        with stop, mode, plain.open(loaded, trace) as run:
+            yield run
+        if not mode.moved:
+            raise CaptureError("drawing roundings anew: no operation rounded in torch's sight; leave compile out.")
+
+    return RunnableSide(f"draw {seed}", drawing)
 
 
-def sixteen_rows(
+def exact_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
     sides: Sequence[RunnableSide],
-    blocks: Sequence[int],
     say: Callable[[str], None] = lambda _: None,
     plain: RunnableSide = PLAIN,
     without: Sequence[RunnableSide] = (),
-) -> tuple[list[Evidence], list[FloorTest]]:
-    """Compare each side's error in 16 bits with roundings of `plain` drawn anew: a row and a test each.
+    draws: Drawn | None = None,
+) -> Exact:
+    """Errors of the sides, and of roundings of `plain`, which is what they ought to compute; as of `errors_of`."""
+    kept = draws or Drawn(plain)
 
-    plain: the forward that the sides ought to compute; without: as of `errors_of`.
-    """
-    lengths, draws = [len(ids) for ids in prompts], Drawn(plain)
-    paths = own_paths(loaded, prompts, plain)
-    errors, drawn = errors_of(loaded, prompts, [*sides, *paths], range(DRAWS), say, plain, without, draws)
-    own = {path.name: each for path, each in zip(paths, errors[len(sides) :], strict=True)}
-    exact = Exact({}, drawn, lambda: own)
-    tested = [
-        error_evidence(side.name, each, exact, loaded.dtype, lengths, blocks)
-        for side, each in zip(sides, errors, strict=False)
-    ]
-    rows = checked_by_own_paths([row for row, _ in tested], exact, loaded.dtype, lengths, blocks, always=True)
-    return rows, [test for _, test in tested]
+    def errors(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
+        measured, _ = errors_of(loaded, prompts, sides, range(DRAWS), say, plain, without, kept)
+        return {side.name: each for side, each in zip(sides, measured, strict=True)}
+
+    return Exact(errors(sides), kept.errors, lambda: errors(own_paths(loaded, prompts, plain)), f"'{loaded.name}'")
+
+
+def compared_with_draws(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide, blocks: Sequence[int], **options: Any
+) -> tuple[Evidence, FloorTest]:
+    """Compare a side's error in 16 bits with that of roundings drawn anew. options: of `exact_of`."""
+    exact, lengths = exact_of(loaded, prompts, [side], **options), [len(ids) for ids in prompts]
+    row, test = error_evidence(side.name, exact.errors[side.name], exact, loaded.dtype, lengths, blocks)
+    (row,) = checked_by_own_paths([row], exact, loaded.dtype, lengths, blocks, always=True)
+    return row, test
 
 
 def own_paths(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide = PLAIN) -> list[RunnableSide]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from functools import cached_property
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from ...judging.judge import (
 )
 from ...judging.judge import judge as judge_controls
 from ...judging.places import NotFinite, place_of
-from ...judging.statistic import BLOCKS, Errors, FloorTest
+from ...judging.statistic import BLOCKS, FloorTest
 from ...judging.verdict import Verdict
 from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures
 from ..models.dtypes import WIDENING
@@ -36,14 +37,14 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engine_side import parts_of
 from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergences_of, measure, side_of, whole_side
-from .answer_precision import Narrow, narrow_evidence
-from .drawn_roundings import DRAWS, errors_of, own_paths
+from .answer_precision import Narrow, narrow_answers, narrow_evidence
+from .drawn_roundings import exact_of
 from .judging_session import JudgingSession
 from .modules_alone import first_not_finite, module_rows
 from .precisions.catalogue import Precision
 from .precisions.engine_settings import lowered_of_pair
 from .precisions.lowered import Question, lowered_in_16_bits
-from .rounding_floor import check_prompts, not_finite_of
+from .rounding_floor import check_prompts, not_finite_of, own_rounding_of
 
 SEEDS = 4
 _OWN_SEEDS = 2  # of reorderings in 16 bits, where they do not decide
@@ -139,33 +140,36 @@ class ModelControls(Controls):
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
         self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
         self.kept = session.kept(sides[0]), session.kept(sides[1])
-        self.captured = captured
-        self.digests = ["", ""]
-        self.floors: dict[str, NoiseFloor | CaptureError] = {}
+        self.captured, self.digests = captured, ["", ""]
+        self.floors: dict[str, NoiseFloor] = {}
 
     @cached_property
     def narrow(self) -> list[Narrow]:
         """Sides that compute in 16 bits whatever they are asked."""
-        found = []
+        narrow = []
         for side in self.sides:
+            one = side if side.path is None else self.session.kept(side)  # an engine is asked whether it repeats itself
+            ask = partial(narrow_answers, self.loaded, self.prompts, one, self.session.kept(PLAIN))
             with suppress(CaptureError):  # a side that cannot be asked is for the float32 comparison to report
-                found += [one for one in [self.session.narrow(side)] if one is not None]
-        return found
+                narrow.append(self.session.once(("narrow", side.name), ask, side))
+        return [each for each in narrow if each is not None]
 
     @property
     def only_16_bits(self) -> Mapping[str, str]:
         return {each.side: each.dtype for each in self.narrow}
 
+    def _in(self, dtype: str) -> AbstractContextManager[LoadedModel]:
+        return nullcontext(self.loaded) if dtype == self.dtype else WIDENING[dtype](self.loaded)
+
     def pair(self, dtype: str) -> Pair:
+        self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
-            self.say(f"both sides in {dtype}")
             divergences, self.digests = measure(self.loaded, self.prompts, self.kept)
             return self._pair(divergences, is_identical=self.digests[0] == self.digests[1])
         if dtype == "float32" and self.narrow:
             raise NotAvailableError(narrow_evidence(self.narrow, self.names).says)
         if dtype == "float64" and (compiled := next((side.name for side in self.sides if side.is_one_piece), None)):
             raise NotAvailableError(f"'{compiled}' is compiled.")
-        self.say(f"both sides and {len(self.seeds)} reorderings in {dtype}")
         is_wide = [dtype == "float32"] * 2
 
         def see(side: int, logits: torch.Tensor) -> None:
@@ -173,9 +177,8 @@ class ModelControls(Controls):
                 wide = logits.cpu().numpy()  # torch would not narrow in there
                 is_wide[side] = bool((wide.astype(np.float32) != wide).any())
 
-        with WIDENING[dtype](self.loaded) as widened:
+        with self._in(dtype) as widened:
             divergences = divergences_of(widened, self.prompts, self.kept, see)
-            self._measure_floor(widened)
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
             raise StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
@@ -185,37 +188,34 @@ class ModelControls(Controls):
         return Pair(mean_squares(divergences), not_finite_of(self.loaded, divergences, self.names), is_identical)
 
     def floor(self, dtype: str) -> NoiseFloor:
-        if dtype not in self.floors:
-            if dtype == self.dtype:
-                self._measure_floor(self.loaded)
-            else:
-                with WIDENING[dtype](self.loaded) as widened:
-                    self._measure_floor(widened)
-        floor = self.floors[dtype]
-        if isinstance(floor, CaptureError):
-            raise floor
-        return floor
-
-    def _measure_floor(self, model: LoadedModel) -> None:
         """Reorder every linear map. In 16 bits kernels round elsewhere too, as far as a forward is from float32."""
-        dtype, is_16_bits = model.dtype, model.dtype not in WIDENING
+        if dtype in self.floors:
+            return self.floors[dtype]
+        is_16_bits = dtype not in WIDENING
+        seeds = self.seeds[:_OWN_SEEDS] if is_16_bits else self.seeds
+        self.say(f"{len(seeds)} reorderings in {dtype}")
         try:
-            reordered = self.session.floor(model, self.seeds[:_OWN_SEEDS] if is_16_bits else self.seeds)
-            squares, rounding = reordered.squares, self.session.own_rounding() if is_16_bits else None
+            with self._in(dtype) as model:
+                floor = self.session.floor(model, seeds)
+            plain = self.session.kept(PLAIN)
+            rounding = None
+            if is_16_bits:
+                rounding = self.session.once(("rounding",), partial(own_rounding_of, self.loaded, self.prompts, plain))
         except CaptureError as error:
-            self.floors[dtype] = NotAvailableError(f"The noise floor in {dtype} cannot be measured: {error}")
-            return
-        control = f"{len(squares)} reorderings of every linear map"
+            raise NotAvailableError(f"The noise floor in {dtype} cannot be measured: {error}") from error
+        squares, control = floor.squares, floor.control
         if rounding is not None:
             squares, control = np.maximum(squares, rounding), f"{control} and rounding to {dtype}"
         control += "".join(f"; in '{side}' {parts}" for side in self.names if (parts := parts_of(side, dtype)))
-        self.floors[dtype] = NoiseFloor(squares, control, reordered.maps, reordered.row_ulps)
+        self.floors[dtype] = replace(floor, squares=squares, control=control)
+        return self.floors[dtype]
 
     def rerun(self) -> Rerun:
         if self.captured is None:
             self.say("both sides once more")
-            variant = digest_of(self.loaded, self.prompts, self.sides[1])
-            self.captured = self.session.digest(self.loaded, self.sides[0]), variant
+            digest = partial(digest_of, self.loaded, self.prompts)
+            reference = self.session.once(("digest", self.names[0]), partial(digest, self.sides[0]), self.sides[0])
+            self.captured = reference, digest(self.sides[1])
         moved = [side for side, a, b in zip(self.sides, self.digests, self.captured, strict=True) if a != b]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
         called = tuple(side.name for side in moved)
@@ -232,49 +232,30 @@ class ModelControls(Controls):
         side = self.sides[1]
         if side.rows < 2:
             return []
-        self.say("other neighbours")
-        changed = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
-        digest = digest_of(self.loaded, self.prompts, changed)
-        of_prompts = OtherPromptsFigures(rows=side.rows, bit_identical=digest == self.digests[1])
-        prompts = OtherRows(side.name, f"'{changed.name}' compared with '{side.name}'", of_prompts)
-        self.say("another row")
+        self.say("other neighbours, another row")
         here = int(side.value_of("row") or 0)
         there = (here + side.rows // 2) % side.rows if here else side.rows - 1
+        changed = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
         moved = side.with_modifier("row", there)
-        digest = digest_of(self.loaded, self.prompts, moved)
-        is_same = digest == self.digests[1]
-        of_row = OtherRowFigures(rows=side.rows, row=here, other_row=there, bit_identical=is_same)
-        dtype, difference = next((name for name in ("float64", "float32") if self._has_floor(name)), ""), None
-        if not is_same and dtype:
-            with suppress(CaptureError), WIDENING[dtype](self.loaded) as widened:
+        is_same = [digest_of(self.loaded, self.prompts, one) == self.digests[1] for one in (changed, moved)]
+        of_prompts = OtherPromptsFigures(rows=side.rows, bit_identical=is_same[0])
+        of_row = OtherRowFigures(rows=side.rows, row=here, other_row=there, bit_identical=is_same[1])
+        dtype, difference = next((name for name in ("float64", "float32") if name in self.floors), ""), None
+        if not is_same[1] and dtype:
+            with suppress(CaptureError), self._in(dtype) as widened:
                 apart = divergences_of(widened, self.prompts, (self.kept[1], moved))
                 broken = not_finite_of(self.loaded, apart, (side.name, moved.name))
                 difference = Pair(mean_squares(apart), broken)
-        row = OtherRows(side.name, f"'{moved.name}' compared with '{side.name}'", of_row, dtype, difference)
-        return [prompts, row]
-
-    def _has_floor(self, dtype: str) -> bool:
-        return isinstance(self.floors.get(dtype), NoiseFloor)
+        return [
+            OtherRows(side.name, f"'{changed.name}' compared with '{side.name}'", of_prompts),
+            OtherRows(side.name, f"'{moved.name}' compared with '{side.name}'", of_row, dtype, difference),
+        ]
 
     def exact(self) -> Exact:
         sides = [self.session.kept(side) for side in self.sides if side.path is None or side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
-        errors, draws = self._errors(sides)
-        return Exact(
-            {side.name: each for side, each in zip(sides, errors, strict=True)},
-            draws,
-            self._errors_of_own_paths,
-            f"'{self.loaded.name}'",
-        )
-
-    def _errors(self, sides: Sequence[RunnableSide]) -> tuple[list[Errors], list[Errors]]:
-        return errors_of(self.loaded, self.prompts, sides, range(DRAWS), self.say, draws=self.session.draws)
-
-    def _errors_of_own_paths(self) -> dict[str, Errors]:
-        paths = own_paths(self.loaded, self.prompts)
-        errors, _ = self._errors(paths)
-        return {path.name: each for path, each in zip(paths, errors, strict=True)}
+        return exact_of(self.loaded, self.prompts, sides, self.say, draws=self.session.draws)
 
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
@@ -283,7 +264,7 @@ class ModelControls(Controls):
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
             return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]
-        measured = {name: floor.squares for name, floor in self.floors.items() if isinstance(floor, NoiseFloor)}
+        measured = {name: floor.squares for name, floor in self.floors.items()}
         return lowered_of_pair(question, self.session, self.sides, measured, fails_in_own_dtype=also_in_16_bits)
 
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
@@ -293,7 +274,7 @@ class ModelControls(Controls):
     def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
         prompt, position = place_of(row, self.lengths)
         ids = self.prompts[prompt]
-        with nullcontext(self.loaded) if dtype == self.dtype else WIDENING[dtype](self.loaded) as model:
+        with self._in(dtype) as model:
             reference, variant = (whole_side(side.run_on(model), ids)[position].double() for side in self.kept)
         return np.nan_to_num((variant - reference).square().cpu().numpy())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 from ...errors import CaptureError, UsageError
 from ...judging.divergence import mean_squares
 from ...judging.dump import DumpControls, WithModel
-from ...judging.judge import OtherRows, Pair, Rerun
+from ...judging.judge import Exact, Lowered, NoiseFloor
+from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.formats import values_of
 from ...runs.figures import Figures
@@ -55,66 +58,42 @@ def model_of_dump(
 
     def with_model(dump: DumpControls) -> _DumpOfModel:
         sides = [_recorded(figures, index, prompts, float32) for index in (0, dump.index + 1)]
-        return _DumpOfModel(dump, session, (sides[0], sides[1]), seeds, precisions, on_progress)
+        return _DumpOfModel(dump, ModelControls(session, (sides[0], sides[1]), seeds, precisions, on_progress))
 
     return with_model
 
 
-class _DumpOfModel(ModelControls):
+class _DumpOfModel(DumpControls):
     """A dump whose noise floor and float32 forward the model computes; the sides themselves are recorded."""
 
-    def __init__(self, dump: DumpControls, session: JudgingSession, *rest: object) -> None:
-        super().__init__(session, *rest)  # type: ignore[arg-type]
-        self.dump, self.names = dump, dump.names
-        self.has_experts = self.has_experts or dump.has_experts
+    def __init__(self, dump: DumpControls, model: ModelControls) -> None:
+        vars(self).update(vars(dump))
+        self.model, self.has_experts = model, dump.has_experts or model.has_experts
         self.tried = tuple(sorted({*(dump.tried or ()), "model"}))
 
-    @property
-    def causes(self) -> Sequence[str]:
-        return self.dump.causes
-
-    @property
-    def only_16_bits(self) -> Mapping[str, str]:
-        return {}
-
     def validity(self) -> list[Evidence]:
-        return self.dump.rows
+        return self.rows
 
-    def pair(self, dtype: str) -> Pair:
-        return self.dump.pair(dtype)
+    @model_errors_stop()
+    def floor(self, dtype: str) -> NoiseFloor:
+        return self.model.floor(dtype)
 
-    def rerun(self) -> Rerun:
-        return self.dump.rerun()
+    @model_errors_stop()
+    def exact(self) -> Exact:
+        exact = self.model.exact()
+        return replace(exact, own_paths=model_errors_stop()(exact.own_paths))
 
-    def neighbours(self) -> list[OtherRows]:
-        return self.dump.neighbours()
-
-    floor = model_errors_stop()(ModelControls.floor)
-    exact = model_errors_stop()(ModelControls.exact)
-    _errors_of_own_paths = model_errors_stop()(ModelControls._errors_of_own_paths)
-    lower_precision = model_errors_stop()(ModelControls.lower_precision)
+    @model_errors_stop()
+    def lower_precision(
+        self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
+    ) -> Sequence[Lowered]:
+        return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
 
     @model_errors_stop()
     def from_model(self) -> Mapping[str, NDArray[np.float64]]:
-        self.say("the uploaded sides compared with the model")
-        return {
-            side.name: mean_squares(divergences_of(self.loaded, self.prompts, (PLAIN, side))) for side in self.sides
-        }
-
-    def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
-        return self.dump.differences(row, dtype)
-
-    def modules(self, *_: object) -> list[Evidence]:
-        return []
-
-    def source_of(self, _: object) -> str:
-        return ""
-
-    def differing(self) -> list[Evidence]:
-        return self.dump.differing()
-
-    def arrays_alone(self) -> Evidence | None:
-        return self.dump.arrays_alone()
+        self.model.say("the uploaded sides compared with the model")
+        loaded, prompts, sides = self.model.loaded, self.model.prompts, self.model.sides
+        return {side.name: mean_squares(divergences_of(loaded, prompts, (PLAIN, side))) for side in sides}
 
 
 def _recorded(
@@ -123,23 +102,23 @@ def _recorded(
     """An uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded in it too."""
     header, name = figures.header, figures.header.sides[index].name
     starts = {ids: sum(map(len, prompts[:number])) for number, ids in reversed(list(enumerate(prompts)))}
-    wide: list[NDArray[np.float32] | None] = []
+
+    @cache
+    def in_float32() -> NDArray[np.float32] | None:
+        return side_in_float32(figures, float32, name) if float32 else None
 
     @contextmanager
     def opened(loaded: LoadedModel, _: ModuleTrace | None) -> Iterator[Run]:
-        if loaded.dtype != header.compute_dtype and not wide:
-            wide.append(side_in_float32(figures, float32, name) if float32 else None)
-
         def rows_of(ids: Sequence[int]) -> torch.Tensor:
             start = starts[tuple(ids)]
             stop = start + len(ids)
             if loaded.dtype == header.compute_dtype:
                 values = values_of(figures.read_rows(index, start, stop), header.format).astype(np.float32)
-            elif wide and wide[0] is not None and loaded.dtype == "float32":
-                values = wide[0][start:stop]
-            else:
+                return torch.from_numpy(values).to(loaded.device)
+            wide = in_float32() if loaded.dtype == "float32" else None
+            if wide is None:
                 raise CaptureError(f"'{name}' was not uploaded in {loaded.dtype}.")
-            return torch.from_numpy(values).to(loaded.device)
+            return torch.from_numpy(wide[start:stop]).to(loaded.device)
 
         yield lambda ids, emit: emit(0, rows_of(ids))
 

@@ -23,8 +23,9 @@ from ...models.torch_errors import foreign_errors_stop
 from ...paths.engines import PLAIN, RunnableSide, divergences_of, side_of
 from ...paths.grammar import Step
 from ..judging_session import JudgingSession
+from ..rounding_floor import rounding_floor
 from .catalogue import ACTIVATIONS, Precision, through
-from .lowered import Lowered, Question, Squares, checked_in_16_bits, floor_of, lowered, rms_ratio, whole_model
+from .lowered import Lowered, Question, Squares, checked_in_16_bits, lowered, rms_ratio, whole_model
 
 _COARSE, _BITS = "prefill+dtype:bfloat16", 8  # the measure of a setting's rounding, and bits of its significand
 _BITS_OF = {"float32": 24, "float16": 11, "bfloat16": 8}
@@ -111,7 +112,7 @@ def _by_settings(
     model, own_floor = PLAIN, floor
     if fixed is not None:
         model = Precision(ACTIVATIONS, fixed[1], partial(through, dtype=getattr(torch, fixed[1]))).side
-        own_floor = floor_of(loaded, question.prompts, model, question.seeds)
+        own_floor = rounding_floor(loaded, question.prompts, question.seeds, model).squares
 
     def far(one: RunnableSide, other: RunnableSide = PLAIN) -> Squares:
         return mean_squares(divergences_of(loaded, question.prompts, (session.kept(other), session.kept(one))))

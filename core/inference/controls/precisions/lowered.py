@@ -31,9 +31,8 @@ from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergences_of, known, whole_side
 from ..answer_precision import grid_of
-from ..drawn_roundings import sixteen_rows
-from ..reordering import reordered
-from ..rounding_floor import EXACT_BYTES, as_many_as, groups_of
+from ..drawn_roundings import compared_with_draws
+from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import CACHE, LAYERS, Precision, Stored, catalogue
 
 Squares = NDArray[np.float64]
@@ -194,17 +193,6 @@ def _best_of(question: Question, side: RunnableSide, ratio: float, trials: Itera
 # Held to their own noise floor
 
 
-def floor_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], own: RunnableSide, seeds: Sequence[int]) -> Squares:
-    """Return mean squares of a precision's reorderings. [seeds, positions]"""
-    floor: list[list[Squares]] = [[] for _ in seeds]
-    for group in groups_of(loaded, prompts):
-        plain = [whole_side(own.run_on(loaded), ids) for ids in group]
-        for squares, seed in zip(floor, seeds, strict=True):
-            with own.open(loaded, None) as run, reordered(loaded.model, seed):
-                squares += [divergence(each, run, ids).mean_squares for each, ids in zip(plain, group, strict=True)]
-    return np.stack([np.concatenate(squares) for squares in floor])
-
-
 def lowered(question: Question, loaded: LoadedModel, sides: Sequence[RunnableSide], floor: Squares) -> list[Lowered]:
     """Judge each side that is further from the model than rounding, or the further one. loaded: in the dtype that
     decides; floor: mean squares of its reorderings [seeds, positions].
@@ -253,7 +241,7 @@ def _held_to_floor(
         is_near = dtype is not None and torch.allclose(answer, plain, rtol=torch.finfo(dtype).eps, atol=0.0)
         ties.append(float((answer != plain).double().mean()) if is_near else np.inf)
     left, differs = np.concatenate(squares), far > _ALIKE**2 * floor
-    test = floor_test(left, floor_of(loaded, question.prompts, precision.side, question.seeds), WIDE)
+    test = floor_test(left, rounding_floor(loaded, question.prompts, question.seeds, precision.side).squares, WIDE)
     figures = evidence.ExplainedFigures(
         noise_ratio=rms_ratio(far, floor),
         precision=precision.name,
@@ -284,9 +272,8 @@ def _compared_with_draws(
     question: Question, loaded: LoadedModel, side: RunnableSide, precision: Precision
 ) -> tuple[Evidence, FloorTest]:
     question.say(f"roundings drawn anew with {precision.name}")
-    prompts, plain = question.prompts, precision.side
-    (row,), (test,) = sixteen_rows(loaded, prompts, [side], question.blocks, question.say, plain, [PLAIN])
-    return row, test
+    options = {"say": question.say, "plain": precision.side, "without": [PLAIN]}
+    return compared_with_draws(loaded, question.prompts, side, question.blocks, **options)
 
 
 def checked_in_16_bits(question: Question, loaded: LoadedModel, found: Lowered) -> Lowered:
@@ -308,14 +295,14 @@ def checked_in_16_bits(question: Question, loaded: LoadedModel, found: Lowered) 
 
 def whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, ratio: float) -> Lowered | None:
     """Judge a side of 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit dtype."""
-    chosen = as_many_as(question.prompts, EXACT_BYTES // (4 * loaded.vocab_size))
+    chosen = as_many_as(question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
     answers = [whole_side(side.run_on(loaded), ids).float() for ids in chosen]
     grid = grid_of(answers)
     if grid is None:
         return None
     recorded = answering(side.name, chosen, answers)
     with suppress(CaptureError), converted(loaded, grid[0]) as narrowed:
-        (row,), (test,) = sixteen_rows(narrowed, chosen, [recorded], question.blocks, question.say)
+        row, test = compared_with_draws(narrowed, chosen, recorded, question.blocks, say=question.say)
         figures = _drawn_figures(row, ratio, f"all of it in {grid[0]}")
         over_own = figures.ratio_over_draws / float(np.median(figures.model_ways_ratios))
         outcome = FAILED if row.outcome == FAILED else NOTED

@@ -16,7 +16,7 @@ from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.trial import model_named
 from benchmarks.verdicts.variations import in_float64
 from core.inference.controls import drawn_roundings
-from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding, errors_of, sixteen_rows
+from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding, compared_with_draws, errors_of
 from core.inference.controls.judge_model import judge_pair
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
@@ -177,11 +177,11 @@ def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     narrow: LoadedModel, held: Any, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        drawn_roundings, "_drawn", lambda loaded, _, ids, seed: in_float64(loaded.model, torch.tensor(ids))
+        drawn_roundings, "drawn", lambda _, seed: side_of(lambda model, ids: in_float64(model, ids))
     )  # rounded at the end only
     side = side_of(lambda _, ids: bug("one future key visible to one query")(held, ids))
     with torch.inference_mode():
-        (row,), _ = sixteen_rows(narrow, tiny_prompts(narrow), [side], BLOCKS)
+        row, _ = compared_with_draws(narrow, tiny_prompts(narrow), side, BLOCKS)
     assert row.outcome == MISSING
 
 

@@ -14,7 +14,7 @@ from benchmarks.verdicts.engines import prefill, replaced
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.controls import judge_model, judging_session
+from core.inference.controls import judge_model
 from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.models.dtypes import in_float64
 from core.inference.models.model import LoadedModel
@@ -344,8 +344,7 @@ def test_neighbours_that_move_bits_are_a_leak_of_a_dense_model_that_repeats_its_
             return str(next(calls))
         return "moved" if side.value_of("neighbours") else digest_of(loaded, prompts, side)
 
-    for module in (judge_model, judging_session):
-        monkeypatch.setattr(module, "digest_of", digest)
+    monkeypatch.setattr(judge_model, "digest_of", digest)
     found = judge_pair(tiny_model(name), [PROMPT], "prefill", "prefill+batch:2").verdict
     row = next(row for row in found.evidence if row.rung == NEIGHBOURS)
     assert row.outcome == outcome
