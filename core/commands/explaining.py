@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ..errors import UsageError
 from ..judging.explain.causes import Explanation, explain_lists, explain_pair
-from ..judging.explain.rows import PairRows, rows_of_lists, rows_of_run
+from ..judging.explain.rows import rows_of_run
 from ..judging.explain.scoring import Cause
-from ..judging.judge_lists import other_weights
+from ..judging.judge import FOREIGN
+from ..runs.file.evidence import Evidence, ListFloorFigures
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..runs.topk.pairing import compare_sides
 from . import options
 from .terminal.console import Tell, out, print_json, print_text, steps, stoppable
 from .verdicts import Load, load_for
-
-if TYPE_CHECKING:  # torch is for those who run a model
-    from ..inference.models.model import LoadedModel
 
 Explanations = dict[tuple[str, str], Explanation]
 
@@ -83,14 +81,16 @@ def _explained(run: RunReader, variant: str | None, dtype: str | None, load: Loa
             both = lists[0], lists[pair.index + 1]
             compared = compare_sides(*both)
             explanation = explain_lists(compared, *both)
-            if loaded is not None:
-                from ..inference.controls.list_floor import tokens_read
+            if loaded is not None and pair.summary.finite:
+                from ..inference.controls.list_floor import floor_of_pair
 
-                weights = _weights(loaded, tokens_read(compared, both[0]), rows_of_lists(compared, *both), say)
+                weights = _weights(floor_of_pair(loaded, compared, both, say))
         else:
             explanation = explain_pair(run, pair.index)
             if loaded is not None and not pair.summary.bit_identical:
-                weights = _weights(loaded, tokens, rows_of_run(run, pair.index), say)
+                from ..inference.controls.list_floor import floor_of_rows
+
+                weights = _weights(floor_of_rows(loaded, tokens, rows_of_run(run, pair.index), say))
         causes = [*weights, *explanation.causes]
         if lists:
             causes.sort(key=lambda cause: cause.name not in ("masking", "placeholders"))
@@ -98,13 +98,14 @@ def _explained(run: RunReader, variant: str | None, dtype: str | None, load: Loa
     return explanations
 
 
-def _weights(loaded: LoadedModel, tokens: list[tuple[int, ...]], rows: PairRows, say: Tell) -> list[Cause]:
-    """Return the cause that a side has other weights than the model, if it is one."""
-    from ..inference.controls.list_floor import floor_of_rows
-
-    last = [
-        max((row.position for row in rows.rows if row.prompt == prompt), default=0) for prompt in range(len(tokens))
-    ]
-    read = [ids[: end + 1] for ids, end in zip(tokens, last, strict=True)]
-    cause = other_weights(rows.names, floor_of_rows(loaded, read, rows.rows, rows.values, on_progress=say))
-    return [] if cause is None else [cause]
+def _weights(floor: Evidence) -> list[Cause]:
+    """Return the cause that a side is not what the model computes, if it is one. floor: row of the model's floor."""
+    figures = floor.figures
+    if not isinstance(figures, ListFloorFigures):
+        return []
+    distances = figures.reference_noise_ratio, figures.variant_noise_ratio
+    if max(distances) <= FOREIGN:
+        return []
+    name = "another model" if min(distances) > FOREIGN else "other weights"
+    parameters = {"floors_of_reference": distances[0], "floors_of_variant": distances[1]}
+    return [Cause(name, floor.says, parameters)]

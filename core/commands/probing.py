@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ..errors import DumpError, UlpscopeError, UsageError
-from ..judging.judge_lists import judge_probe
+from ..judging.lists import judge_probe
 from ..probing.plan import KEY_VARIABLE, ProbeRequest
 from ..prompt_files import given_prompts
 from ..runs.reader import RunReader
@@ -78,7 +78,7 @@ def probe(
         err.print(SENTENCE)
         raise typer.Exit(EXIT_CODE) from None
     with stoppable():
-        stored = _stored(target, plan, servers, probed, request)
+        stored = _stored(target, servers, probed, request)
     if progress == "json":
         print_line(stage="done", run_id=stored[0])
         return
@@ -161,10 +161,8 @@ def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, 
     return aligned(sides)
 
 
-def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:
+def _stored(target: Store, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:
     """Store what came as a run, and a walk as one of its own, each pair with its verdict; -> their ids."""
-    from ..probing.probe import ways_of
-
     parts = [("", probed.sides), (", walk", probed.walks)]
     comparable = [(what, _comparable(asked, probed.notes)) for what, asked in parts if asked]
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
@@ -176,6 +174,6 @@ def _stored(target: Store, plan: Plan, servers: list[Server], probed: Probed, re
     stored = []
     for what, sides in comparable:
         pairs = pairs_of(sides)
-        verdicts = judge_probe(sides, pairs, ways_of(sides, plan, servers))
+        verdicts = judge_probe(sides, pairs)
         stored.append(write_lists(target, About(title + what, model, command, note, versions), sides, pairs, verdicts))
     return stored

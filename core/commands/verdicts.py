@@ -13,7 +13,7 @@ from ..capture_request import DECLARE, part_and_format
 from ..errors import UsageError
 from ..judging.explain.causes import explain_pair
 from ..judging.explain.scoring import Cause
-from ..judging.judge_lists import judge_with_floor
+from ..judging.lists import judge_with_floor
 from ..judging.rejudge import check_upload, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
 from ..runs.file.records import UNDECIDED, exit_code
@@ -133,8 +133,8 @@ def _judged_by_model(store: Store, run: RunReader, model: str, load: Load, dtype
             verdict = stored_verdict(run, pair)
             if verdict.name == UNDECIDED and pair.summary.neq:
                 both = sides[0], sides[pair.index + 1]
-                floor = floor_of_pair(loaded, compare_sides(*both), both, on_progress=say)
-                verdict = judge_with_floor(verdict, (pair.reference, pair.variant), floor)
+                compared = compare_sides(*both)
+                verdict = judge_with_floor(verdict, compared, both, floor_of_pair(loaded, compared, both, say))
             judged.append(verdict)
         with Revision(store, run, name or f"{run.header.name}, judged") as revision:
             run_id = revision.finish(judged, f"Floor: model {model}.")

@@ -20,7 +20,7 @@ from ..runs.topk.tokens import are_tokens, write_tokens
 from ..runs.writer import RunWriter
 from .constant_rows import Filling
 from .dump import judge_upload
-from .judge_lists import judge_responses, judge_tokens
+from .lists import judge_responses, judge_tokens
 from .validity import checks_of
 
 WHOLE_ROWS_ONLY = "--compute-dtype, --reference and --holds are for whole rows of logits, not for server responses."

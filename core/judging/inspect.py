@@ -27,7 +27,7 @@ from ..runs.topk.tables import most_sent
 from ..runs.topk.tokens import FORMAT, are_tokens
 from ..text import plural, shown
 from .ingest import ingest
-from .judge_lists import grid_words, judge_responses
+from .lists import grid_words, sent_evidence
 
 MAX_BYTES = 1 << 40  # the server's own limit comes first
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
@@ -130,7 +130,7 @@ def _responses(paths: Sequence[Path]) -> dict[str, Any]:
                 "processed": True if True in flags else False if flags == {False} else None,
             }
         )
-    rows = [row for verdict in judge_responses(sides, pairs) for row in verdict.evidence]
+    rows = [row for pair in pairs for row in sent_evidence(pair)]
     grids = zip(sides, pairs[0].grids, strict=False)
     return {
         "kind": "responses",
@@ -139,7 +139,7 @@ def _responses(paths: Sequence[Path]) -> dict[str, Any]:
         "positions": len(pairs[0].positions),
         "vocab": vocabulary_size(sides),
         "compute_dtype": pairs[0].compute_dtype,
-        "dtype_reason": " ".join(f"{side.name}: {grid_words(grid)}" for side, grid in grids),
+        "dtype_reason": " ".join(f"{side.name}: {grid_words(grid)}." for side, grid in grids),
         "tokens": "ids" if pairs[0].keys == "token_id" else "texts",
         "warnings": list(dict.fromkeys(row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT))),
     }

@@ -119,8 +119,10 @@ def conclude(
     if is_lower:
         return verdict(LOWER_PRECISION, precisions[0].says)
     if is_bit_identical:
-        return verdict(IDENTICAL, "Both sides are equal bit for bit.")
-    decided = next((row for row in by_rung[FLOAT32] if row.outcome == PASSED), None)
+        return verdict(IDENTICAL, cause or "Both sides are equal bit for bit.")
+    decided = next(
+        (row for row in rows if row.outcome == PASSED and (row.rung == FLOAT32 or row.check is Check.LIST_FLOOR)), None
+    )
     if decided is not None:
         return verdict(ROUNDING, decided.says)
     screened = next(iter(by_rung[SCREENING]), None)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 from ..errors import DumpError
-from ..judging.judge_lists import Way
 from ..runs.topk.records import UNKNOWN_TOKEN, ListRow, ListSide, Response, list_rows
 from ..text import joined as listed
 from ..text import plural
@@ -157,7 +156,7 @@ class Probe:
                 self._note(f"{kind.name} does not give a prompt's own rows by token id, so echo was not asked.")
             else:
                 asked = replace(self._cold(first.tokens, tokens=1), rows=True)
-                self._put(server, "echo", self._ask_cold(server, "echo", asked))
+                self._put(server, "echo", replace(self._ask_cold(server, "echo", asked), text=""))
 
     def _loaded(self, server: Server, prompt: Prompt) -> None:
         if LOAD not in self._plan.tests:
@@ -257,28 +256,3 @@ def _whole(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
         return tuple(ListSide(name, tuple(found[:prompts])) for name, found in answers.items())
     except DumpError as error:
         raise ProbeError(str(error)) from None
-
-
-def ways_of(sides: Sequence[ListSide], plan: Plan, servers: Sequence[Server]) -> dict[str, Way]:
-    """Return the condition of each side, by its name, for the verdict."""
-    load, warm = f"load:{plan.load}", "with its prefix in the cache"
-    known = {
-        "cold": Way("cold", "cold again"),
-        "cold again": Way("cold, once more", "cold"),
-        "warm": Way(warm, "warm again"),
-        "warm again": Way(warm, "warm"),
-        load: Way(f"beside {plan.load} others", f"{load} again", is_timed=True),
-        f"{load} again": Way(f"beside {plan.load} others", load, is_timed=True),
-        ECHO: Way("scored as a prompt", has_text=False),
-        "walk cold": Way("cold"),
-        "walk warm": Way(warm),
-    }
-    if len(servers) == 1:
-        return {side.name: known[side.name] for side in sides}
-    ways = {}
-    for side in sides:
-        letter, _, name = side.name.partition(" ")
-        way, where = known[name], "first" if letter == "A" else "second"
-        again = f"{letter} {way.again}" if way.again else ""
-        ways[side.name] = replace(way, what=f"on the {where} server, {way.what},", again=again)
-    return ways

@@ -10,94 +10,93 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...judging.explain.rows import RowPair, rows_of_lists
-from ...judging.judge_lists import ListFloor
+from ...judging.explain.rows import PairRows, RowPair, rows_of_lists
+from ...judging.judge import LISTS, foreign
+from ...runs.file.evidence import MISSING, NOTED, PASSED, Check, Evidence, ListFloorFigures, Unmeasured
 from ...runs.topk.alignment import sequence
 from ...runs.topk.pairing import ListPair
 from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
+from ...text import multiple
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import Run
-from ..paths.paths import open_path, parse_path
+from ..paths.engines import PLAIN
 from .reordering import reordered
 from .rounding_floor import check_prompts
 
 _SEEDS = range(4)
-Tell = Callable[[str], None]
+Say = Callable[[str], None]
 
 
-def floor_of_pair(
-    loaded: LoadedModel, pair: ListPair, sides: Sequence[ListSide], on_progress: Tell | None = None
-) -> ListFloor:
-    """Measure a model's floor at every compared position of a pair. sides: the reference and the variant."""
-    rows = rows_of_lists(pair, sides[0], sides[1], len(pair.positions))
-    return floor_of_rows(loaded, tokens_read(pair, sides[0]), rows.rows, rows.values, on_progress)
+def floor_of_pair(loaded: LoadedModel, pair: ListPair, sides: Sequence[ListSide], say: Say) -> Evidence:
+    """Compare a pair of lists with a model's noise floor at every position."""
+    prompts = [sequence(response) if pair.keys == "token_id" else () for response in sides[0].responses]
+    return floor_of_rows(loaded, prompts, rows_of_lists(pair, sides[0], sides[1], len(pair.positions)), say)
 
 
-def tokens_read(pair: ListPair, reference: ListSide) -> list[tuple[int, ...]]:
-    """Return the tokens of each prompt up to its last compared position. UsageError if the run lacks their ids."""
-    ends = [1] * len(reference.responses)
-    for place in pair.positions:
-        ends[place.prompt] = max(ends[place.prompt], place.position + 1)
-    prompts = [sequence(response)[:end] for response, end in zip(reference.responses, ends, strict=True)]
-    is_known = all(
-        len(tokens) == end and UNKNOWN_TOKEN not in tokens for tokens, end in zip(prompts, ends, strict=True)
-    )
-    if pair.keys != "token_id" or not is_known:
+def floor_of_rows(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair: PairRows, say: Say) -> Evidence:
+    """Compare rows of a pair with a model's noise floor. UsageError if a token that was read is unknown."""
+    rows = [row for row in pair.rows if len(row.token_ids)]
+    places = {prompt: {row.position: row for row in group} for prompt, group in groupby(rows, lambda row: row.prompt)}
+    read = {prompt: prompts[prompt][: max(wanted) + 1] for prompt, wanted in places.items()}
+    if any(len(read[prompt]) <= max(wanted) or UNKNOWN_TOKEN in read[prompt] for prompt, wanted in places.items()):
         raise UsageError("this run does not hold all tokens that were read by their ids, so no model can read them.")
-    return prompts
-
-
-def floor_of_rows(
-    loaded: LoadedModel,
-    prompts: Sequence[tuple[int, ...]],
-    rows: Sequence[RowPair],
-    values: str,
-    on_progress: Tell | None = None,
-) -> ListFloor:
-    """Measure mean squares at every row: of the pair, of reorderings of the model to its prefill, and of sides to that.
-
-    prompts: the tokens that were read, up to the last row's at least; values: 'logit' or 'logprob'.
-    """
-    check_prompts(loaded, prompts)
-    rows = [row for row in rows if len(row.token_ids)]
-    largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, prompts))
+    check_prompts(loaded, list(read.values()))
+    largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, read.values()))
     if largest >= loaded.vocab_size:
         raise UsageError(f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token {largest:,}.")
-    apart, floor, own = [], [], []
+    squares = []  # mean squares of the pair, of reorderings to the model, and of both sides to it: [7, positions]
     with (
         quiet(),
         torch.inference_mode(),
         foreign_errors_stop("the model's floor on a run", "choose a smaller model or another device"),
-        open_path(parse_path("prefill"), loaded) as forward,
+        PLAIN.open(loaded, None) as run,
     ):
-        for prompt, group in groupby(rows, lambda row: row.prompt):
-            if on_progress is not None:
-                on_progress(f"{len(_SEEDS)} reorderings of prompt {prompt} in {loaded.dtype}")
-            wanted = {row.position: row for row in group}
-            plain, changed = _values_of(forward, prompts[prompt], wanted, values), []
+        for prompt, wanted in places.items():
+            say(f"{len(_SEEDS)} reorderings of prompt {prompt} in {loaded.dtype}")
+            plain, drawn = _values_of(run, read[prompt], wanted, pair.values), []
             for seed in _SEEDS:
                 with reordered(loaded.model, seed):
-                    changed.append(_values_of(forward, prompts[prompt], wanted, values))
-            for position, row in wanted.items():
-                model = plain[position]
-                apart.append(((row.y - row.x) ** 2).mean())
-                floor.append(np.mean([((each[position] - model) ** 2).mean() for each in changed]))
-                own.append([((side - model) ** 2).mean() for side in (row.x, row.y)])
-    return ListFloor(f"'{loaded.name}'", loaded.dtype, np.array(apart), np.array(floor), np.array(own).T)
+                    drawn.append(_values_of(run, read[prompt], wanted, pair.values))
+            x, y = (np.concatenate([getattr(row, side) for row in wanted.values()]) for side in "xy")
+            apart = np.square([y - x, *(values - plain for values in (*drawn, x, y))])
+            sizes = [len(row.x) for row in wanted.values()]
+            squares.append(np.add.reduceat(apart, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes)
+    return _evidence(loaded, pair.names, np.concatenate(squares, axis=1))
 
 
-def _values_of(
-    run: Run, prompt: Sequence[int], wanted: Mapping[int, RowPair], values: str
-) -> dict[int, NDArray[np.float64]]:
-    """Return the wanted rows' values, as an engine sends them: logits, or log-probabilities in float32."""
-    read = {}
+def _values_of(run: Run, ids: Sequence[int], wanted: Mapping[int, RowPair], values: str) -> NDArray[np.float64]:
+    """Return the wanted rows' values one after another, as an engine sends them: log-probabilities in float32."""
+    sent = []
 
     def keep(position: int, logits: torch.Tensor) -> None:
         for at, row in enumerate(logits, start=position):
             if at in wanted:
-                sent = row.float() if values == "logit" else torch.log_softmax(row.float(), -1)
-                read[at] = sent[torch.from_numpy(wanted[at].token_ids).to(sent.device)].double().cpu().numpy()
+                row = row.float() if values == "logit" else row.float().log_softmax(-1)
+                sent.append(row[torch.from_numpy(wanted[at].token_ids).to(row.device)].double().cpu().numpy())
 
-    run(prompt, keep)
-    return read
+    run(ids, keep)
+    return np.concatenate(sent)
+
+
+def _evidence(loaded: LoadedModel, names: tuple[str, str], squares: NDArray[np.float64]) -> Evidence:
+    floor, model = squares[1:-2].mean(axis=0), f"'{loaded.name}'"
+    if not floor.any():
+        says = f"Reorderings of {model} in {loaded.dtype} change no value that was sent: no noise floor."
+        return Evidence(Check.LIST_FLOOR, model, Unmeasured(), MISSING, says)
+    ratio, *distances = map(float, np.sqrt(squares[[0, -2, -1]].mean(axis=1) / floor.mean()))
+    # A position whose floor is next to 0 has no scale of its own.
+    worst = float(np.sqrt(squares[0] / np.maximum(floor, max(np.median(floor), 1e-300))).max())
+    outcome, says = NOTED, foreign(dict(zip(names, distances, strict=True)))[0]
+    size = f"{multiple(ratio)} the noise floor of {model} in {loaded.dtype}, up to {multiple(worst)} at one position"
+    if not says and ratio <= LISTS.over_all and worst <= LISTS.at_a_place:
+        outcome, says = PASSED, f"Rounding noise: the pair is {size}."
+    figures = ListFloorFigures(
+        compute_dtype=loaded.dtype,
+        noise_ratio=ratio,
+        worst_position_ratio=worst,
+        reference_noise_ratio=distances[0],
+        variant_noise_ratio=distances[1],
+    )
+    says = says or f"The pair is {size}: a lower precision, or a fault."
+    return Evidence(Check.LIST_FLOOR, model, figures, outcome, says)

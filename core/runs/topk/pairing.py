@@ -113,16 +113,12 @@ class ListPair:
         return UNITS[self.values]
 
     @property
-    def has_one_mask(self) -> bool:
-        """Whether one side alone masks tokens."""
-        return len({one.side for one in self.placeholders if one.kind == MASKED}) == 1
-
-    @property
-    def is_mostly_placeholders(self) -> bool:
-        """Return whether placeholders leave no value to compare at more than half of the positions."""
+    def is_void(self) -> bool:
+        """True if one side alone masks tokens, or placeholders leave no value at more than half of the positions."""
         figures = [place.figures for place in self.positions]
         empty = sum(not len(each.reference.values) or not len(each.variant.values) for each in figures)
-        return bool(self.placeholders) and 2 * empty > len(self.positions)
+        has_one_mask = len({one.side for one in self.placeholders if one.kind == MASKED}) == 1
+        return has_one_mask or (bool(self.placeholders) and 2 * empty > len(self.positions))
 
     @property
     def compute_dtype(self) -> str | None:

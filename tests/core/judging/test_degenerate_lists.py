@@ -14,7 +14,7 @@ from core.commands.tables import print_pairs
 from core.errors import DumpError
 from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
-from core.judging.judge_lists import judge_responses
+from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
 from core.runs.file.records import IDENTICAL
 from core.runs.queries.elements import top_of_both
@@ -109,7 +109,7 @@ def test_the_tokens_that_differ_are_named_where_no_value_can_be_compared() -> No
     assert "token at position 3 differs ('The' / 'A')" in verdict.because
     sides = sides_of(*SHAPES["lists without a common token"])
     (verdict,) = judge_responses(sides, pairs_of(sides))
-    assert "the top token at position 3 differs ('The' / 'So')" in verdict.because
+    assert "top token at position 3 differs ('The' / 'So')" in verdict.because
 
 
 def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from core.errors import UsageError
-from core.judging.judge_lists import judge_probe
+from core.judging.lists import judge_probe
 from core.probing import client as clients
 from core.probing.client import Client, ProbeError
 from core.probing.plan import Plan, base_of, parsed_tests, told
-from core.probing.probe import Probe, Probed, ways_of
-from core.probing.servers import Server, find_server
+from core.probing.probe import Probe, Probed
+from core.probing.servers import find_server
 from core.runs.revision import PairVerdict
 from core.runs.topk.pairing import pairs_of
 from tests.core.probing import odd_server as odd
@@ -34,14 +34,7 @@ def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hell
 
 
 def judged_of(found: Probed) -> list[PairVerdict]:
-    loads = [
-        int(side.name.split(":")[1])
-        for side in found.sides
-        if side.name.startswith("load") and "again" not in side.name
-    ]
-    plan = Plan(("Hello",), ("rerun",), *(loads or [4]))
-    server = Server(Client("http://127.0.0.1:1"))
-    return judge_probe(found.sides, pairs_of(found.sides), ways_of(found.sides, plan, [server]))
+    return judge_probe(found.sides, pairs_of(found.sides))
 
 
 def verdicts_of(found: Probed) -> dict[str, str]:
@@ -115,7 +108,7 @@ def test_placeholders_are_never_called_identical() -> None:
         found = probed(address, "rerun,warm,load:2")
     judged = judged_of(found)
     assert {one.name for one in judged} == {"invalid dump"}
-    assert all(one.because.startswith("placeholders at 2 of 3 tokens of 'cold'") for one in judged)
+    assert all(one.because.startswith("Placeholders at 2 of 3 tokens of 'cold'") for one in judged)
 
 
 def test_the_key_is_sent_and_in_no_sentence() -> None:

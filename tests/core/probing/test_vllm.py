@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from core.judging.judge_lists import judge_probe
+from core.judging.lists import judge_probe
 from core.probing.client import Client
 from core.probing.plan import Plan
-from core.probing.probe import Probe, ways_of
+from core.probing.probe import Probe
 from core.probing.servers import VLLM, Ask, Server, find_server
 from core.runs.topk.pairing import compare_sides, pairs_of
 from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
@@ -56,10 +56,7 @@ def test_every_test_of_a_probe(server: Server) -> None:
     pairs = pairs_of(found.sides)
     assert {pair.compute_dtype for pair in pairs} == {"bfloat16"}
     assert all(meeting.is_prompt_checked for pair in pairs for meeting in pair.meetings)
-    verdicts = {
-        pairs[one.pair].variant: one.name
-        for one in judge_probe(found.sides, pairs, ways_of(found.sides, plan, [server]))
-    }
+    verdicts = {pairs[one.pair].variant: one.name for one in judge_probe(found.sides, pairs)}
     assert verdicts["cold again"] == "identical"
     assert set(verdicts.values()) <= {"identical", "undecided"}
     walk = compare_sides(*found.walks)

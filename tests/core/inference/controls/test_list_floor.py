@@ -15,8 +15,8 @@ from core.inference.controls.list_floor import floor_of_pair
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
-from core.judging.judge_lists import judge_with_floor
-from core.runs.file.evidence import ListFloorFigures
+from core.judging.lists import judge_with_floor
+from core.runs.file.evidence import Check, ListFloorFigures
 from core.runs.revision import PairVerdict
 from core.runs.store.store import Store
 from core.runs.topk.pairing import compare_sides
@@ -54,12 +54,12 @@ def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = 
 
 def judged(loaded: LoadedModel, *sides: ListSide) -> PairVerdict:
     earlier = PairVerdict(0, "undecided", "It differs.", None, ())
-    floor = floor_of_pair(loaded, compare_sides(*sides), sides)
-    return judge_with_floor(earlier, (sides[0].name, sides[1].name), floor)
+    pair = compare_sides(*sides)
+    return judge_with_floor(earlier, pair, sides, floor_of_pair(loaded, pair, sides, print))
 
 
 def figures_of(verdict: PairVerdict) -> ListFloorFigures:
-    figures = verdict.evidence[-1].figures
+    figures = next(row.figures for row in verdict.evidence if row.check is Check.LIST_FLOOR)
     assert isinstance(figures, ListFloorFigures)
     return figures
 
@@ -95,7 +95,7 @@ def test_tokens_that_are_not_known_cannot_be_read(loaded: LoadedModel) -> None:
     rows = [rows_of(loaded, path) for path in ("prefill", "decode")]
     sides = [side(loaded, f"{number}", each, has_ids=False) for number, each in enumerate(rows)]
     with pytest.raises(UsageError, match="does not hold all tokens"):
-        floor_of_pair(loaded, compare_sides(*sides), sides)
+        floor_of_pair(loaded, compare_sides(*sides), sides, print)
 
 
 def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:

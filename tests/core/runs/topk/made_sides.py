@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.judging.judge_lists import judge_responses
+from core.judging.lists import judge_responses
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.topk.alignment import aligned

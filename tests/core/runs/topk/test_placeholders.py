@@ -13,7 +13,7 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.explain.causes import explain_lists
-from core.judging.judge_lists import judge_responses
+from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
 from core.runs.file.evidence import Check
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
@@ -59,7 +59,7 @@ def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict() -> Non
     assert kinds(pair) == [("B", "no list", 6, 8)]
     assert (pair.listed, pair.differing) == (6, 0)
     assert verdict.name == INVALID_DUMP
-    assert verdict.because.startswith("placeholders at 6 of 8 tokens of 'B': 0.0")
+    assert verdict.because.startswith("Placeholders at 6 of 8 tokens of 'B': 0.0")
 
 
 def test_timings_of_speculative_decoding_are_named() -> None:
@@ -78,7 +78,7 @@ def test_timings_of_speculative_decoding_are_named() -> None:
     }  # fmt: skip
     pair, verdict = judged(payload, payload)
     assert kinds(pair) == [("A", "no list", 2, 3), ("B", "no list", 2, 3)]
-    assert verdict.because.startswith("placeholders at 2 of 3 tokens of 'A' and 2 of 3")
+    assert verdict.because.startswith("Placeholders at 2 of 3 tokens of 'A' and 2 of 3")
     assert "turn speculative decoding off" in verdict.because
     assert verdict.name == INVALID_DUMP
 
@@ -90,7 +90,7 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
     assert (verdict.name, pair.differing) == (UNDECIDED, 0)
     pair, verdict = judged(answer(*sound()), answer(*drafted({2})[:2], drafted({2})[2], *sound(shift=-0.001)[3:]))
     assert (verdict.name, pair.differing) == (UNDECIDED, 5)
-    assert verdict.because.startswith("placeholders at 1 of 8 tokens")
+    assert verdict.because.startswith("Placeholders at 1 of 8 tokens")
     summary = summary_of([place.figures for place in pair.positions])
     assert summary.max_abs == pytest.approx(0.001)
 
@@ -104,7 +104,7 @@ def test_probability_1_that_its_own_list_contradicts_is_the_first_finding() -> N
     pair, verdict = judged(answer(*sound()), answer(*with_certain_token(sound(), 2)))
     assert kinds(pair) == [("B", "contradicted", 1, 8)]
     assert (pair.listed, pair.differing) == (3 * 7, 0)
-    assert verdict.because.startswith("placeholders at 1 of 8 tokens of 'B'")
+    assert verdict.because.startswith("Placeholders at 1 of 8 tokens of 'B'")
 
 
 def test_probability_1_of_a_log_softmax_in_bfloat16_contradicts_nothing() -> None:
