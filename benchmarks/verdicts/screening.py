@@ -63,7 +63,7 @@ def screened(
     references: dict[str, list[NDArray]] = {}
     header = SimpleNamespace(
         compute_dtype=loaded.dtype,
-        prompts=[SimpleNamespace(positions=len(ids)) for ids in prompts],
+        lengths=[len(ids) for ids in prompts],
         provenance=SimpleNamespace(note=NAMED[0] if is_named else ""),
     )
     for case in (case for case in cases_of(loaded) if case.sample is None):

@@ -297,13 +297,13 @@ def inspect(
 def _print_understood(found: dict[str, Any]) -> None:
     prompts, positions = plural(found["prompts"], "prompt"), plural(found["positions"], "position")
     if found["kind"] == "responses":
-        columns = ("side", "format", "values", "prompts", "rows", "processed")
+        columns = ("side", "format", "values", "processed")
         processed = {True: "yes", False: "no", None: "not said"}
         rows = (
-            (s["name"], ", ".join(s["formats"]), s["source_dtype"], s["prompts"], s["rows"], processed[s["processed"]])
-            for s in found["sides"]
+            (side["name"], ", ".join(side["formats"]), side["source_dtype"], processed[side["processed"]])
+            for side in found["sides"]
         )
-        out.print(table_of(columns, rows, title="sides", text=("side", "format", "values", "processed")))
+        out.print(table_of(columns, rows, title="sides", text=columns))
         print_text(f"{prompts}, {positions} that both sides have, tokens by {found['tokens']}. {found['dtype_reason']}")
     else:
         described = (

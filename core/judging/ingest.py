@@ -1,10 +1,11 @@
-"""Store dumps and responses as analysed, judged runs: one pass over the file, memory bounded by its chunks."""
+"""Store dumps and responses as analyzed, judged runs: one pass over the file, memory bounded by its chunks."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from ..runs.dumps.dump import Dump, open_dump
@@ -24,6 +25,7 @@ from .lists import judge_responses, judge_tokens
 from .validity import checks_of
 
 WHOLE_ROWS_ONLY = "--compute-dtype, --reference and --holds are for whole rows of logits, not for server responses."
+_Tell = Callable[[int, int], None]  # rows done, rows in all
 
 
 def ingest(
@@ -31,36 +33,32 @@ def ingest(
     paths: Sequence[Path],
     *,
     name: str | None = None,
-    compute_dtype: str | None = None,
-    reference: str | None = None,
-    holds: str | None = None,
     model: str = "",
     run_id: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: _Tell = lambda *_: None,
+    **taken_as: Any,
 ) -> str:
     """Check dump files, or responses of engines, and store them as one run; return its id.
 
-    on_progress(rows done, rows in all); holds: see open_dump. DumpError if they cannot be taken, LimitError if there is
+    taken_as: compute_dtype, reference and holds of open_dump. DumpError if they cannot be taken, LimitError if there is
     no room for them: nothing is left in the store then.
     """
     title = name or " + ".join(path.stem for path in paths)
     is_tokens = are_tokens(paths)
     if not is_tokens and not are_payloads(paths):
-        with open_dump(paths, compute_dtype=compute_dtype, reference=reference, holds=holds) as dump:
+        with open_dump(paths, **taken_as) as dump:
             return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
-    if compute_dtype or reference or holds:
+    if any(taken_as.values()):
         raise UsageError(WHOLE_ROWS_ONLY)
     if is_tokens:
         about = About(title, model)
         return write_tokens(store, paths, about, judge_tokens, run_id=run_id, on_progress=on_progress)
     sides = aligned(read_sides(paths))
-    responses = [response for side in sides for response in side.responses]
-    models = {response.model for response in responses if response.model}
-    if on_progress is not None:
-        rows = sum(len(response.rows) for response in responses)
-        on_progress(rows, rows)
     pairs = pairs_of(sides)
+    models = {response.model for side in sides for response in side.responses if response.model}
     about = About(title, model or (models.pop() if len(models) == 1 else ""))
+    rows = sum(len(response.rows) for side in sides for response in side.responses)
+    on_progress(rows, rows)
     return write_lists(store, about, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
 
 
@@ -71,7 +69,7 @@ def store_dump(
     name: str,
     model: str = "",
     run_id: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: _Tell = lambda *_: None,
 ) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
@@ -83,8 +81,7 @@ def store_dump(
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)
                 fillings[index].see(bits)
-            if on_progress is not None:
-                on_progress(row + len(sides[0]), dump.rows)
+            on_progress(row + len(sides[0]), dump.rows)
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
@@ -93,9 +90,7 @@ def store_dump(
         return writer.finish()
 
 
-def judged_report_of_dump(
-    dump: Dump, on_progress: Callable[[int, int], None] | None = None
-) -> tuple[list[PairReport], list[list[str]]]:
+def judged_report_of_dump(dump: Dump, on_progress: _Tell = lambda *_: None) -> tuple[list[PairReport], list[list[str]]]:
     """Return the report of an opened dump with the verdict that it would be stored with.
 
     It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError if there is no room.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
 from ..runs.dumps.containers import open_container
-from ..runs.dumps.dump import Dump, open_dump
+from ..runs.dumps.dump import GIB, open_dump
 from ..runs.dumps.reserved_keys import sides_of
 from ..runs.file.bounds import MAX_SIDES
 from ..runs.file.evidence import Check
@@ -29,7 +29,7 @@ from ..text import plural, shown
 from .ingest import ingest
 from .lists import grid_words, sent_evidence
 
-MAX_BYTES = 1 << 40  # the server's own limit comes first
+_MAX_BYTES = 64 * GIB  # as a dump may have
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 
 
@@ -47,13 +47,11 @@ def headers_of(path: Path) -> Headers:
         return Headers("run")
     if is_payload(path) or are_tokens([path]):
         return Headers("responses")
-    container = open_container(path, MAX_BYTES)
+    container = open_container(path, _MAX_BYTES)
     sides, _ = sides_of(container)
     if not 1 <= len(sides) <= MAX_SIDES:
-        raise DumpError(
-            f"{container.name}: holds {plural(len(sides), 'array')} of logits; expected 1 to {MAX_SIDES} of [positions,"
-            " vocab]."
-        )
+        held = f"holds {plural(len(sides), 'array')} of logits"
+        raise DumpError(f"{container.name}: {held}; expected 1 to {MAX_SIDES} of [positions, vocab].")
     described = {
         name: f"{'bfloat16' if array.dtype.kind == 'V' else array.dtype.name} {list(array.shape)}"
         for name, array in sides.items()
@@ -61,17 +59,10 @@ def headers_of(path: Path) -> Headers:
     return Headers("array" if len(sides) == 1 else "dump", described)
 
 
-def understood(
-    paths: Sequence[Path],
-    *,
-    compute_dtype: str | None = None,
-    reference: str | None = None,
-    holds: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
+def understood(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
     """Describe the run that `paths` would make, as JSON has it: one file, or two of one array each.
 
-    on_progress(bytes read, bytes in all). DumpError or StoreError if it cannot be taken.
+    options: of open_dump. DumpError or StoreError if it cannot be taken.
     """
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
@@ -79,37 +70,28 @@ def understood(
         described = _run(paths[0])
     elif are_tokens(paths):
         described = _tokens(paths)
-    elif are_payloads(paths):
-        described = _responses(paths)
     else:
-        with open_dump(
-            paths,
-            compute_dtype=compute_dtype,
-            reference=reference,
-            holds=holds,
-            max_bytes=MAX_BYTES,
-            on_progress=on_progress,
-        ) as dump:
-            described = _dump(dump)
+        described = _responses(paths) if are_payloads(paths) else _dump(paths, **options)
     return {"files": [shown(path.name) for path in paths], **described}
 
 
-def _dump(dump: Dump) -> dict[str, Any]:
-    first = dump.prompts[0]
-    return {
-        "kind": "dump",
-        "sides": [{"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides],
-        "prompts": len(dump.prompts),
-        "positions": dump.rows,
-        "vocab": dump.vocab,
-        "compute_dtype": dump.compute_dtype,
-        "dtype_reason": dump.dtype_reason,
-        "tokens": "ids and texts" if first.token_texts else "ids" if first.token_ids else "none",
-        "emitted": len(dump.generations),
-        "meta": dump.meta,
-        "warnings": list(dump.warnings),
-        "logits_bytes": dump.rows * dump.vocab * format_named(dump.compute_dtype).itemsize * len(dump.sides),
-    }
+def _dump(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
+    with open_dump(paths, **options) as dump:
+        first = dump.prompts[0]
+        return {
+            "kind": "dump",
+            "sides": [{"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides],
+            "prompts": len(dump.prompts),
+            "positions": dump.rows,
+            "vocab": dump.vocab,
+            "compute_dtype": dump.compute_dtype,
+            "dtype_reason": dump.dtype_reason,
+            "tokens": "ids and texts" if first.token_texts else "ids" if first.token_ids else "none",
+            "emitted": len(dump.generations),
+            "meta": dump.meta,
+            "warnings": list(dump.warnings),
+            "logits_bytes": dump.rows * dump.vocab * format_named(dump.compute_dtype).itemsize * len(dump.sides),
+        }
 
 
 def _responses(paths: Sequence[Path]) -> dict[str, Any]:
@@ -124,9 +106,6 @@ def _responses(paths: Sequence[Path]) -> dict[str, Any]:
                 "name": side.name,
                 "source_dtype": f"{side.values}s of at most {plural(most_sent(side), 'token')} per position",
                 "formats": sorted({response.format for response in side.responses}),
-                "prompts": len(side.responses),
-                "rows": sum(len(response.rows) for response in side.responses),
-                "values": sum(len(response.rows.values) for response in side.responses),
                 "processed": True if True in flags else False if flags == {False} else None,
             }
         )
@@ -150,9 +129,8 @@ def _tokens(paths: Sequence[Path]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
         with RunReader(store.path_of(ingest(store, paths, run_id="RUN"))) as run:
-            header, values = run.header, run.pairs[0].summary.finite
-    sent = {"source_dtype": "log-probabilities of chosen tokens", "formats": [FORMAT], "prompts": len(header.prompts)}
-    sent |= {"rows": header.rows, "values": values, "processed": None}
+            header = run.header
+    sent = {"source_dtype": "log-probabilities of chosen tokens", "formats": [FORMAT], "processed": None}
     return {
         "kind": "responses",
         "sides": [{"name": side.name, **sent} for side in header.sides],

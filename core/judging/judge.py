@@ -68,6 +68,18 @@ OTHER_16_BITS = Limits(over_all=80.0, at_a_place=float("inf"))
 # Lists over a model's reorderings: of twenty tokens a mean square varies more than of a vocabulary, so one position may
 # be further. Beyond the limits a list is undecided: a cache or activations of fewer bits are no bug.
 LISTS = Limits(over_all=4.0, at_a_place=10.0)
+# An uploaded floor may not hold the fault on trial, which would make rounding of it (rms over rms).
+FLOOR_START = 10.0  # its first path to the pair's float32 reference, over its other paths
+FLOOR_KINDS = 8.0  # the two paths furthest apart over the two nearest: a fault in one path; real ones reach 5.5
+FLOOR_UNEVEN = 50.0  # the same at one position; real ones reach 21
+FLOOR_SHRINKS = 0.02  # of what precisions differ by, least shrinking from 16 bits to the floor; real ones 0.19 and more
+FLOOR_OF_SPREAD = 1e-4  # of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers
+OTHER_PATH = 0.75  # share of positions at which two paths have to differ to be two
+# The arrays alone, rms in row ULPs: (largest of harmless paths, of a bug, least that one position is compared with).
+# Harmless paths of dense models reach 1.7 in 16 bits and 9.3 in float32, mixtures of experts 10 in bfloat16.
+ROW_ULPS = {"bfloat16": (2, 24, 0.25), "float16": (2, 24, 0.25), "float32": (32, 1000, 1)}
+STANDS_OUT_MOST, STANDS_OUT = 20, 100  # one position over the median one: 15 in dense models, 50 with experts
+KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
 FOREIGN = 10.0  # a side further than this from the model's own logits is not what the model computes
 # float64 rounds 2^-29 of what float32 does. A pair that differs by what float32 rounds stays in float32 somewhere.
 _FLOAT32_OVER_FLOAT64 = 2.0**29

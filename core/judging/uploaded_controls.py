@@ -1,130 +1,112 @@
-"""Measure control dumps of an uploaded run: a rerun, other neighbours, the pair in float32, a noise floor."""
+"""Measure the dumps that come with an uploaded run: a rerun, other neighbours, the pair in float32, a noise floor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DumpError, UsageError
 from ..numerics.divergence import compare
-from ..numerics.formats import FLOAT32, FloatFormat, values_of
+from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
 from ..text import joined as in_words
-from .divergence import Divergence, joined, means
+from ..text import three_digits
+from .divergence import Divergence, joined
+from .judge import FLOOR_KINDS, FLOOR_OF_SPREAD, FLOOR_SHRINKS, FLOOR_START, FLOOR_UNEVEN, OTHER_PATH, NoiseFloor
+from .places import place_in_words
 from .validity import first_mismatch
 
 Tick = Callable[[int], None]
+Squares = NDArray[np.float64]
+_Bits = NDArray[np.unsignedinteger]
+_Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
+_Couples = dict[Any, tuple[_Side, _Side]]
 _UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do
 _UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
 _SWAPPED = 10.0  # times nearer to another side in float32 than to itself
 _CROSSED = 8  # sides of which each is compared with every other
+_FIRST_ROWS = 64  # that tell the spread of logits
 _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
-
-
-@dataclass(frozen=True)
-class FloorSamples:
-    """An uploaded noise floor: paths that compute the pair's reference in float32 and are equal in exact arithmetic.
-
-    names: of the distinct paths, the dump's first one first; between: mean squares of two paths by name [positions],
-    every two of the first few and each against the first; start: of the first against the pair's reference [positions];
-    spread: standard deviation of the first one's logits over the vocabulary.
-    """
-
-    names: tuple[str, ...]
-    between: dict[tuple[str, str], NDArray[np.float64]]
-    start: NDArray[np.float64]
-    spread: float
-
-    @property
-    def squares(self) -> NDArray[np.float64]:
-        """Mean squares of each further path against the first. [paths - 1, positions]"""
-        return np.stack([self.between[(self.names[0], name)] for name in self.names[1:]])
+_KINDS = {  # of controls, in words, with the fewest sides
+    "rerun": ("a rerun", 1),
+    "neighbours": ("other neighbours", 1),
+    "float32": ("the pair in float32", 2),
+    "floor": ("a noise floor in float32", _LEAST_PATHS),
+}
 
 
 @dataclass(frozen=True)
 class UploadedControls:
-    """Figures of a run's controls. rerun, neighbours: of the sides that were called again, by name.
-
-    float32: the pair in float32, by the variant's name; narrowing: mean squares of each side against itself in float32
-    by name [positions], empty for a float32 run; given: names of the controls, `model` among them.
+    """Figures of a run's controls. rerun, neighbours: of the sides that were called again, by name; float32: the pair
+    in float32, by the variant's name; narrowing: mean squares of each side against itself in float32 by name
+    [positions], empty for a float32 run; floor: or the reason why its paths are none; given: names of the controls,
+    `model` among them.
     """
 
-    rerun: dict[str, Divergence]
-    neighbours: dict[str, Divergence]
-    float32: dict[str, Divergence]
-    narrowing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    floor: FloorSamples | None = None
+    rerun: Mapping[str, Divergence] = field(default_factory=dict)
+    neighbours: Mapping[str, Divergence] = field(default_factory=dict)
+    float32: Mapping[str, Divergence] = field(default_factory=dict)
+    narrowing: Mapping[str, Squares] = field(default_factory=dict)
+    floor: NoiseFloor | str = ""
     has_experts: bool = False
     given: frozenset[str] = frozenset()
-
-
-NO_CONTROLS = UploadedControls({}, {}, {})
 
 
 def measure_controls(
     figures: Figures,
     *,
-    rerun: Sequence[Path] = (),
-    neighbours: Sequence[Path] = (),
-    float32: Sequence[Path] = (),
-    floor: Sequence[Path] = (),
     has_experts: bool = False,
     with_model: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+    **files: Sequence[Path],
 ) -> UploadedControls:
-    """Compare the control dumps with the run. DumpError if one has other positions, sides or another dtype."""
-    fmt = figures.header.format
-    if floor and not float32 and fmt is not FLOAT32:
+    """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32` and `floor`.
+
+    DumpError if one has other positions, sides or another dtype.
+    """
+    header = figures.header
+    if files.get("floor") and not files.get("float32") and header.format is not FLOAT32:
         raise UsageError("A noise floor in float32 needs the pair in float32: give --float32 with --floor.")
     with ExitStack() as stack:
-        dumps = {
-            name: stack.enter_context(_opened(files, figures.header, expected, what, fewest))
-            for name, files, expected, what, fewest in (
-                ("rerun", rerun, fmt, "a rerun", 1),
-                ("neighbours", neighbours, fmt, "other neighbours", 1),
-                ("float32", float32, FLOAT32, "the pair in float32", 2),
-                ("floor", floor, FLOAT32, "a noise floor in float32", _LEAST_PATHS),
-            )
-            if files
-        }
-        total = sum(dump.rows for dump in dumps.values())
-        done = 0
+        dumps = {kind: stack.enter_context(_opened(paths, header, kind)) for kind, paths in files.items() if paths}
+        total, done = sum(dump.rows for dump in dumps.values()), 0
 
         def tick(rows: int) -> None:
             nonlocal done
             done += rows
-            if on_progress is not None:
-                on_progress(done, total)
+            on_progress(done, total)
 
-        repeated, neighboured = (
-            _against_run(figures, dumps[name], tick) if name in dumps else {} for name in ("rerun", "neighbours")
-        )
-        pairs, narrowing = _pairs(figures, dumps["float32"], tick) if float32 else ({}, {})
-        samples = _floor(figures, dumps.get("float32"), dumps["floor"], tick) if floor else None
+        ours, again = _sides_of(header, None), {}
+        for kind in ("rerun", "neighbours"):
+            sides = _sides_of(header, dumps[kind]) if kind in dumps else {}
+            again[kind] = _compared(figures, {name: (ours[name], sides[name]) for name in sides}, header.format, tick)
+        pairs, narrowing = _pairs(figures, dumps["float32"], tick) if "float32" in dumps else ({}, {})
+        floor = _floor(figures, dumps["floor"], dumps.get("float32"), narrowing, tick) if "floor" in dumps else ""
     given = frozenset([*dumps, *["model"] * with_model])
-    return UploadedControls(repeated, neighboured, pairs, narrowing, samples, has_experts, given)
+    return UploadedControls(again["rerun"], again["neighbours"], pairs, narrowing, floor, has_experts, given)
 
 
 def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:
     """Return the run's side `name` from the pair in float32 [positions, vocab]; None if it is not there."""
-    with _opened(paths, figures.header, FLOAT32, "the pair in float32", 2) as dump:
-        names = _names_of(figures.header, dump, only=False)
-        if name not in names:
+    with _opened(paths, figures.header, "float32") as dump:
+        if name not in (sides := _sides_of(figures.header, dump)):
             return None
-        place = names.index(name)
-        return np.concatenate([values_of(sides[place], FLOAT32).copy() for _, sides in dump.chunks()])
+        return np.concatenate([values_of(bits[sides[name][1]], FLOAT32).copy() for _, bits in dump.chunks()])
 
 
-def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: str, fewest: int) -> Dump:
-    """Open a control's dump, in `fmt`, with the run's positions and tokens."""
+def _opened(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
+    """Open a control's dump, which has the run's positions and tokens."""
+    what, fewest = _KINDS[kind]
+    fmt = FLOAT32 if kind in ("float32", "floor") else header.format
     dtype = None if fmt is FLOAT32 else fmt.name  # detected: an upcast of 16-bit logits is no pair in float32
     dump = open_dump(paths, compute_dtype=dtype, holds=LOGITS, fewest_sides=fewest)
     ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
@@ -141,141 +123,136 @@ def _opened(paths: Sequence[Path], header: RunHeader, fmt: FloatFormat, what: st
     return dump
 
 
-def _names_of(header: RunHeader, dump: Dump, *, only: bool) -> list[str]:
-    """Return the run's side that each side of the dump is: by name, or in order if all names differ.
-
-    only: every side of the dump must be one of the run's; else sides of other names are left out.
-    """
+def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
+    """Return the dump's sides by the run's names, or in order if all differ; others are left out if two are known."""
     ours = [side.name for side in header.sides]
-    theirs = [side.name for side in dump.sides]
-    shared = set(theirs) & set(ours)
-    if set(theirs) <= set(ours) or (not only and len(shared) > 1):
-        return theirs
+    theirs = ours if dump is None else [side.name for side in dump.sides]
+    shared: dict[str, _Side] = {name: (dump, place) for place, name in enumerate(theirs) if name in ours}
+    if len(shared) > 1 or len(shared) == len(theirs):
+        return shared
     if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
-        return ours
-    raise DumpError(
-        f"The control has sides {in_words([repr(name) for name in theirs[:4]])}; expected the run's"
-        f" {in_words([repr(name) for name in ours[:4]])}."
-    )
+        return {name: (dump, place) for place, name in enumerate(ours)}
+    quoted, expected = (in_words([repr(name) for name in names[:4]]) for names in (theirs, ours))
+    raise DumpError(f"The control has sides {quoted}; expected the run's {expected}.")
 
 
-def _walk(
-    figures: Figures, sides: Sequence[int], dumps: Sequence[Dump], tick: Tick
-) -> Iterator[list[list[NDArray[np.unsignedinteger]]]]:
-    """Yield the same rows of some sides of the run, then of every side of each dump, as bits. [rows, vocab] each"""
-    most = max(len(dump.sides) for dump in dumps)  # by which the chunks of all dumps have as many rows
-    for parts in zip(*(dump.chunks(CHUNK_BYTES_TOGETHER // max(2, most)) for dump in dumps), strict=True):
-        row, stop = parts[0][0], parts[0][0] + len(parts[0][1][0])
-        yield [[figures.read_rows(side, row, stop) for side in sides], *(bits for _, bits in parts)]
+def _compared(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick) -> dict[Any, Divergence]:
+    """Compare both sides of each couple in `fmt`, by key."""
+    sides = {side for couple in couples.values() for side in couple}
+    dumps = list({dump for dump, _ in sides if dump is not None})
+    parts: dict[Any, list[Divergence]] = {key: [] for key in couples}
+    most = CHUNK_BYTES_TOGETHER // max([2, *(len(dump.sides) for dump in dumps)])  # so that all chunks are of one size
+    for chunks in zip(*(dump.chunks(most) for dump in dumps), strict=True):
+        row, stop = chunks[0][0], chunks[0][0] + len(chunks[0][1][0])
+        of_dump = {dump: bits for dump, (_, bits) in zip(dumps, chunks, strict=True)}
+        bits: dict[_Side, _Bits] = {(dump, place): of_dump[dump][place] for dump, place in sides if dump is not None}
+        for side in sides - bits.keys():
+            bits[side] = figures.read_rows(side[1], row, stop)
+            if figures.header.format is not fmt:
+                bits[side] = bits_of(values_of(bits[side], figures.header.format))
+        for key, (reference, variant) in couples.items():
+            parts[key].append(_divergence(bits[reference], bits[variant], fmt))
         tick(stop - row)
+    return {key: joined(each) for key, each in parts.items()}
 
 
-def _against_run(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Divergence]:
-    """Compare each side of the dump with the side of the run that it repeats."""
-    header = figures.header
-    ours = [side.name for side in header.sides]
-    names = _names_of(header, dump, only=True)
-    chunks = [
-        [_divergence(first, again, header.format) for first, again in zip(*sides, strict=True)]
-        for sides in _walk(figures, [ours.index(name) for name in names], [dump], tick)
-    ]
-    return {name: joined(parts) for name, parts in zip(names, zip(*chunks, strict=True), strict=True)}
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, NDArray[np.float64]]]:
+def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, Squares]]:
     """Return (each variant in float32 against its reference, each side of the run against itself in float32), by name.
 
     DumpError if it is not of the run's sides: another model's pair would shrink, or be equal, whatever the run holds.
     """
     header, fmt = figures.header, figures.header.format
-    ours = [side.name for side in header.sides]
-    names = _names_of(header, dump, only=False)
-    known = [name for name in names if name in ours]
-    if ours[0] not in known:
-        raise DumpError(f"The pair in float32 has {in_words([repr(name) for name in known])}, not '{ours[0]}'.")
-    parts: dict[str, list[Divergence]] = {name: [] for name in known if name != ours[0]}
-    narrow = [] if fmt is FLOAT32 else known
-    crossed = [two for two in product(narrow, narrow) if len(known) <= _CROSSED or two[0] == two[1]]
-    squares: dict[tuple[str, str], list[NDArray[np.float64]]] = {two: [] for two in crossed}
-    upcast, variances = dict.fromkeys(narrow, 0), []
-    for of_run, of_dump in _walk(figures, [ours.index(name) for name in narrow], [dump], tick):
-        bits, wide_bits = dict(zip(narrow, of_run, strict=True)), dict(zip(names, of_dump, strict=True))
-        for name, of_name in parts.items():
-            of_name.append(_divergence(wide_bits[ours[0]], wide_bits[name], FLOAT32))
-        wide = {name: values_of(wide_bits[name], FLOAT32) for name in known}
-        for name in narrow:
-            upcast[name] += int((wide[name].astype(fmt.values).view(fmt.carrier) == bits[name]).sum())
-        for name, other in crossed:
-            squares[(name, other)].append(_mean_squares(values_of(bits[name], fmt), wide[other]))
-        variances.append(np.nan_to_num(wide[ours[0]].var(axis=1, dtype=np.float64)))
-    pairs = {name: joined(of_name) for name, of_name in parts.items()}
-    if not narrow:
-        return pairs, {}
-    apart = {two: np.concatenate(each) for two, each in squares.items()}
-    rms = {two: float(np.sqrt(each.mean())) for two, each in apart.items()}
-    least = min(rms[(name, name)] for name in known)
-    if least > _UNRELATED * np.sqrt(np.concatenate(variances).mean()):
-        raise DumpError(
-            f"The pair in float32 has other weights or tokens: it differs from the run by {least:.3g} logits (rms)."
-        )
+    ours, sides, reference = _sides_of(header, None), _sides_of(header, dump), header.sides[0].name
+    if reference not in sides:
+        raise DumpError(f"The pair in float32 has {in_words([repr(name) for name in sides])}, not '{reference}'.")
+    narrow = [] if fmt is FLOAT32 else list(sides)
+    crossed = [two for two in product(narrow, narrow) if len(narrow) <= _CROSSED or two[0] == two[1]]
+    couples: _Couples = {name: (sides[reference], sides[name]) for name in sides if name != reference}
+    apart = _compared(figures, couples | {(a, b): (ours[a], sides[b]) for a, b in crossed}, FLOAT32, tick)
+    rms = {two: apart[two].rms_of_positions for two in crossed}
+    if narrow and (least := min(rms[(name, name)] for name in narrow)) > _UNRELATED * _spread(figures):
+        says = f"other weights or tokens: it differs from the run by {least:.3g} logits (rms)"
+        raise DumpError(f"The pair in float32 has {says}.")
     for (name, other), far in rms.items():
         if far * _SWAPPED < rms[(name, name)]:
             raise DumpError(f"'{name}' in {fmt.name} is nearer to '{other}' in float32. Are the names swapped?")
-    if min(upcast.values()) > _UPCAST * header.rows * header.vocab:
+    _, first = next(dump.chunks())
+    rounded = {name: values_of(first[sides[name][1]], FLOAT32).astype(fmt.values).view(fmt.carrier) for name in narrow}
+    same = [figures.read_rows(ours[name][1], 0, len(bits)) == bits for name, bits in rounded.items()]
+    if same and min(float(each.mean()) for each in same) > _UPCAST:
         raise DumpError(f"The pair in float32 is the run's own {fmt.name}, upcast. Compute both sides in float32.")
-    return pairs, {name: apart[(name, name)] for name in known}
+    return {name: apart[name] for name in couples}, {name: apart[(name, name)].mean_squares for name in narrow}
 
 
-@np.errstate(invalid="ignore")
-def _floor(figures: Figures, pair: Dump | None, dump: Dump, tick: Tick) -> FloorSamples:
-    """Compare the distinct paths of a floor's dump with each other; beyond _CROSSED of them with the first alone.
+def _spread(figures: Figures) -> float:
+    """Standard deviation over the vocabulary of the reference's first logits."""
+    bits = figures.read_rows(0, 0, min(_FIRST_ROWS, figures.header.rows))
+    with np.errstate(invalid="ignore"):
+        variances = values_of(bits, figures.header.format).var(axis=1, dtype=np.float64)
+    return float(np.sqrt(np.nan_to_num(variances).mean()))
+
+
+def _floor(
+    figures: Figures, dump: Dump, pair: Dump | None, narrowing: Mapping[str, Squares], tick: Tick
+) -> NoiseFloor | str:
+    """Return the noise floor of paths that compute the pair's reference in float32, or why they measure none.
 
     pair: in float32, None if the run is. DumpError if fewer than three are distinct, or if one is the variant itself.
     """
-    ours = [side.name for side in figures.header.sides]
-    names = [side.name for side in dump.sides]
-    judged = _names_of(figures.header, pair, only=False) if pair else ours
-    count, reference = len(names), len(names) + judged.index(ours[0])
-    crossed = [(a, b) for a, b in combinations(range(count), 2) if a == 0 or b < _CROSSED]
-    squares: dict[tuple[int, int], list[NDArray[np.float64]]] = {two: [] for two in crossed}
-    is_equal = dict.fromkeys(combinations(range(count + len(judged)), 2), True)
-    start, variances = [], []
-    dumps, sides = ([dump, pair], []) if pair else ([dump], range(len(ours)))
-    for of_run, *of_dumps in _walk(figures, sides, dumps, tick):
-        paths, of_pair = of_dumps if pair else (of_dumps[0], of_run)
-        values = [values_of(bits, FLOAT32) for bits in (*paths, *of_pair)]
-        for two in [two for two, is_it in is_equal.items() if is_it]:
-            is_equal[two] = np.array_equal(values[two[0]], values[two[1]], equal_nan=True)
-        for two in crossed:
-            squares[two].append(_mean_squares(values[two[0]], values[two[1]]))
-        start.append(_mean_squares(values[0], values[reference]))
-        variances.append(np.nan_to_num(values[0].var(axis=1, dtype=np.float64)))
-    first = [next((a for a in range(b) if is_equal[(a, b)]), b) for b in range(count + len(judged))]
-    variants = set(first[count:]) - {first[reference]}
-    if copies := [name for name, each in zip(names, first, strict=False) if each in variants]:
-        raise DumpError(f"'{copies[0]}' of the noise floor is the variant itself; expected paths of the reference.")
-    distinct = tuple(name for place, name in enumerate(names) if first[place] == place)
+    header, names = figures.header, [side.name for side in dump.sides]
+    judged, reference, paths = _sides_of(header, pair), header.sides[0].name, range(len(names))
+    crossed = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
+    couples: _Couples = {(path, name): ((dump, path), judged[name]) for path, name in product(paths, judged)}
+    apart = _compared(figures, couples | {(a, b): ((dump, a), (dump, b)) for a, b in crossed}, FLOAT32, tick)
+    for path, name in couples:
+        if not apart[(path, name)].neq and apart[(path, reference)].neq:
+            raise DumpError(f"'{names[path]}' of the noise floor is the variant itself; expected another path.")
+    distinct = [b for b in paths if all(apart[(a, b)].neq for a in range(b) if (a, b) in apart)]
     if len(distinct) < _LEAST_PATHS:
-        raise DumpError(
-            f"The noise floor has {len(distinct)} distinct of {count} paths; expected {_LEAST_PATHS} or more."
-        )
-    between = {(names[a], names[b]): np.concatenate(each) for (a, b), each in squares.items()}
-    between = {two: each for two, each in between.items() if {*two} <= {*distinct}}
-    spread = float(np.sqrt(np.concatenate(variances).mean()))
-    return FloorSamples(distinct, between, np.concatenate(start), spread)
+        found = f"{len(distinct)} distinct of {len(names)} paths"
+        raise DumpError(f"The noise floor has {found}; expected {_LEAST_PATHS} or more.")
+    squares = {two: apart[two].mean_squares for two in crossed if {*two} <= {*distinct}}
+    floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), FLOOR_OF_SPREAD * _spread(figures)
+    if reference in narrowing:
+        finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
+        widest = float(np.sqrt(narrowing[reference].mean())) / finer / FLOOR_SHRINKS
+    sizes = float(np.sqrt(floor.mean())), apart[(0, reference)].rms_of_positions, widest
+    if doubt := _doubt(squares, names, header.lengths, sizes):
+        return f"The uploaded floor {doubt}."
+    moves = (floor > 0).sum(axis=0) >= 2
+    floor[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
+    return NoiseFloor(floor, f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}")
 
 
-def _mean_squares(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return mean squares of the differences that are numbers. [rows]"""
-    squares = (first.astype(np.float64) - second) ** 2
-    is_number = np.isfinite(squares)
-    return means(np.where(is_number, squares, 0.0).sum(axis=1), is_number.sum(axis=1))
+@np.errstate(divide="ignore", invalid="ignore")
+def _doubt(
+    apart: Mapping[tuple[int, int], Squares], names: Sequence[str], lengths: list[int], sizes: tuple[float, ...]
+) -> str:
+    """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes rounding of it.
+
+    apart: of every two; sizes: rms of the floor, of its first path to the pair's reference, and of rounding at most.
+    """
+    rms = {two: float(np.sqrt(squares.mean())) for two, squares in apart.items()}
+    others = {two: squares for two, squares in apart.items() if (squares > 0).mean() >= OTHER_PATH}
+    if not any({(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)):
+        return f"is too narrow: no three paths differ from one another at {OTHER_PATH:.0%} of positions"
+    far, near, (size, start, widest) = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__), sizes
+    least = np.min([np.where(squares > 0, squares, np.inf) for squares in others.values()], axis=0)
+    uneven = np.sqrt(np.max(list(apart.values()), axis=0) / least)
+    row = int(np.argmax(uneven))
+    a, b, c, d = (repr(names[path]) for path in (*far, *near))
+    for ratio, most, says in (
+        (start / size, FLOOR_START, "is of another pair: its first path differs from the float32 reference"),
+        (rms[far] / rms[near], FLOOR_KINDS, f"has paths of two kinds: over {c} and {d}, {a} and {b} differ"),
+        (uneven[row], FLOOR_UNEVEN, f"is uneven at {place_in_words(row, lengths)}: two paths, over two others, differ"),
+        (size / widest, 1.0, "is wider than float32 rounds: its paths differ"),
+    ):
+        if ratio > most:
+            return f"{says} {three_digits(ratio)}x (rounding: up to {most:g}x)"
+    return ""
 
 
-def _divergence(
-    reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedinteger], fmt: FloatFormat
-) -> Divergence:
+def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat) -> Divergence:
     rows = compare(reference, variant, fmt)
     broken = np.flatnonzero(rows.nonfinite_mismatch)
     mismatch = [values_of(bits[broken[0]], fmt) for bits in (reference, variant)] if len(broken) else []

@@ -236,13 +236,18 @@ class RunHeader:
 
     def row_of(self, prompts: NDArray[np.integer], positions: NDArray[np.integer]) -> NDArray[np.int64]:
         """Rows of places. [places]"""
-        starts = np.cumsum([0, *(prompt.positions for prompt in self.prompts)])
+        starts = np.cumsum([0, *self.lengths])
         return starts[prompts] + positions
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Positions of each prompt."""
+        return [prompt.positions for prompt in self.prompts]
 
     @cached_property
     def rows(self) -> int:
         """Positions of all prompts together."""
-        return sum(prompt.positions for prompt in self.prompts)
+        return sum(self.lengths)
 
     @property
     def is_long(self) -> bool:
