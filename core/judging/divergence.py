@@ -69,12 +69,6 @@ def mean_squares(divergences: Sequence[Divergence]) -> NDArray[np.float64]:
     return np.concatenate([one.mean_squares for one in divergences])
 
 
-def pooled_rms(divergences: Sequence[Divergence]) -> float:
-    """Root of the mean square over all elements of all of them, in logits; NaN if there is none."""
-    elements = sum(int(one.elements.sum()) for one in divergences)
-    return float(np.sqrt(sum(float(one.squares.sum()) for one in divergences) / elements)) if elements else float("nan")
-
-
 def joined(parts: Sequence[Divergence]) -> Divergence:
     """Divergence of all positions, one part after another, all of which know their `neq`."""
     return Divergence(

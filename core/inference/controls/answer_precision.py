@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ...runs.file.evidence import MISSING, Check, Evidence, Unmeasured
-from ...text import percent
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..paths.engines import PLAIN, RunnableSide, whole_side
@@ -31,6 +29,11 @@ class Narrow:
     dtype: str
     seen: str
 
+    @property
+    def says(self) -> str:
+        asked = f"'{self.side}' computes in {self.dtype} when asked for float32"
+        return f"{asked} ({self.seen}); load its weights in model.dtype."
+
 
 def narrow_answers(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide, plain: RunnableSide = PLAIN
@@ -44,20 +47,20 @@ def narrow_answers(
         return None
     chosen = as_many_as(sorted(prompts, key=len), _POSITIONS)
 
-    def answers(model: LoadedModel, of: RunnableSide) -> torch.Tensor:
+    def answers(model: LoadedModel, of: RunnableSide = side) -> torch.Tensor:
         return torch.cat([whole_side(of.run_on(model), ids) for ids in chosen])
 
     with in_float32(loaded) as widened:
-        wide = answers(widened, side)
-        if (grid := grid_of([wide])) is not None:
-            return Narrow(side.name, *grid)
+        wide = answers(widened)
+        if (grid := grid_of(wide)) is not None:
+            return Narrow(side.name, grid, f"its logits are {grid} values")
         if side.path is not None:
             return None
-        again, exact = answers(widened, side), answers(widened, plain)
+        again, exact = answers(widened), answers(widened, plain)
     own, error = _rms(answers(loaded, plain), exact).clamp_min(1e-300), _rms(wide, exact)
     if (error / own).quantile(0.1) < _LEAST_ROUNDING or error.norm() > _LARGEST_ROUNDING * own.norm():
         return None
-    is_same = answers(loaded, side).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
+    is_same = answers(loaded).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
     if float(is_same[wide.isfinite()].double().mean()) >= _MOST:
         return Narrow(side.name, loaded.dtype, "it returns the same logits when asked for float32")
     if (_rms(again, wide) / own).quantile(0.1) >= _LEAST_ROUNDING:
@@ -65,22 +68,12 @@ def narrow_answers(
     return None
 
 
-def narrow_evidence(narrow: Sequence[Narrow], names: tuple[str, str]) -> Evidence:
-    """Return the row of the float32 comparison that cannot be made. narrow: at least one of the two sides."""
-    one = narrow[0]
-    says = f"'{one.side}' computes in {one.dtype} when asked for float32 ({one.seen}); load its weights in model.dtype."
-    figures = Unmeasured(computes_in={one.side: one.dtype for one in narrow})
-    return Evidence(Check.WIDE_PAIR, f"'{names[1]}' against '{names[0]}' in float32", figures, MISSING, says)
-
-
-def grid_of(answers: Sequence[torch.Tensor]) -> tuple[str, str] | None:
-    """Return the coarsest 16-bit dtype that holds nearly all logits that are finite and not 0, with a clause on it."""
-    values = torch.cat([logits[logits.isfinite() & (logits != 0)] for logits in answers])
+def grid_of(logits: torch.Tensor) -> str | None:
+    """Return the coarsest 16-bit dtype that holds nearly all logits that are finite and not 0."""
+    values = logits[logits.isfinite() & (logits != 0)]
     for dtype in (torch.bfloat16, torch.float16):
-        share = float((values.to(dtype).to(values.dtype) == values).double().mean()) if len(values) else 0.0
-        if share >= _MOST:
-            name = str(dtype).removeprefix("torch.")
-            return name, f"{percent(share)} of its logits are {name} values"
+        if len(values) and float((values.to(dtype).to(values.dtype) == values).double().mean()) >= _MOST:
+            return str(dtype).removeprefix("torch.")
     return None
 
 

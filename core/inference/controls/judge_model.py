@@ -37,7 +37,7 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engine_side import parts_of
 from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergences_of, measure, side_of, whole_side
-from .answer_precision import Narrow, narrow_answers, narrow_evidence
+from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import exact_of
 from .judging_session import JudgingSession
 from .modules_alone import first_not_finite, module_rows
@@ -167,7 +167,7 @@ class ModelControls(Controls):
             divergences, self.digests = measure(self.loaded, self.prompts, self.kept)
             return self._pair(divergences, is_identical=self.digests[0] == self.digests[1])
         if dtype == "float32" and self.narrow:
-            raise NotAvailableError(narrow_evidence(self.narrow, self.names).says)
+            raise NotAvailableError(self.narrow[0].says)
         if dtype == "float64" and (compiled := next((side.name for side in self.sides if side.is_one_piece), None)):
             raise NotAvailableError(f"'{compiled}' is compiled.")
         is_wide = [dtype == "float32"] * 2

@@ -18,9 +18,9 @@ from ...runs.topk.pairing import ListPair
 from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ...text import multiple
 from ..models.model import LoadedModel
-from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import Run
 from ..paths.engines import PLAIN
+from .judge_model import model_errors_stop
 from .reordering import reordered
 from .rounding_floor import check_prompts
 
@@ -46,12 +46,7 @@ def floor_of_rows(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair:
     if largest >= loaded.vocab_size:
         raise UsageError(f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token {largest:,}.")
     squares = []  # mean squares of the pair, of reorderings to the model, and of both sides to it: [7, positions]
-    with (
-        quiet(),
-        torch.inference_mode(),
-        foreign_errors_stop("the model's floor on a run", "choose a smaller model or another device"),
-        PLAIN.open(loaded, None) as run,
-    ):
+    with model_errors_stop(), PLAIN.open(loaded, None) as run:
         for prompt, wanted in places.items():
             say(f"{len(_SEEDS)} reorderings of prompt {prompt} in {loaded.dtype}")
             plain, drawn = _values_of(run, read[prompt], wanted, pair.values), []

@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import DumpError
 from ...numerics.grid import Grid, find_grid, margin_ulps
 from ...numerics.topk import ListedRow, ListFigures, compare_rows
-from ...text import plural
+from ...text import number, plural, shown
 from ..file.kept import VALUE_NAMES
 from ..file.records import UNITS
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
@@ -67,7 +67,7 @@ class ListPair:
 
     placeholders: values of either side that are no values of a model; they are missing in every figure. zeros: listed
     tokens of probability 0 (null, -9999.0, -inf) on either side. certain: positions at which both sides send a list
-    with probability 1 for one token and 0 for the rest.
+    with probability 1 for one token and 0 for the rest. has_other_text: texts of two responses are known and differ.
     """
 
     reference: str
@@ -82,6 +82,7 @@ class ListPair:
     placeholders: tuple[Placeholders, ...] = ()
     zeros: int = 0
     certain: int = 0
+    has_other_text: bool = False
 
     @cached_property
     def listed(self) -> int:
@@ -119,6 +120,25 @@ class ListPair:
         empty = sum(not len(each.reference.values) or not len(each.variant.values) for each in figures)
         has_one_mask = len({one.side for one in self.placeholders if one.kind == MASKED}) == 1
         return has_one_mask or (bool(self.placeholders) and 2 * empty > len(self.positions))
+
+    @property
+    def in_words(self) -> str:
+        """`12 of 400 log-probabilities (2 flips) differ by up to 0.031 nats`, or the first token that differs."""
+        of = f"of {self.listed:,} {self.kind}"
+        if self.differing:
+            largest = number(max(place.figures.max_abs or 0.0 for place in self.positions))
+            counted = f" ({plural(self.flips, 'flip')})" if self.flips else ""
+            return f"{self.differing:,} {of}{counted} differ by up to {largest} {self.unit}"
+        first = next((place for place in self.positions if place.differs_in_tokens), None)
+        if first is None and not self.listed:
+            return f"no token has a value on both sides at any of {plural(len(self.positions), 'position')}"
+        if first is None:
+            return f"{self.listed:,} {of} that both sides sent are equal"
+        rows, is_flip = (first.figures.reference, first.figures.variant), first.figures.is_flip
+        tokens = [token for row in rows if (token := row.token) is not None] if is_flip else first.chosen
+        names = [shown(repr(self.texts[token]), 40) if token in self.texts else f"{token}" for token in tokens]
+        where = f"position {first.position:,}" + (f" of prompt {first.prompt}" if len(self.meetings) > 1 else "")
+        return f"the {'top ' if is_flip else ''}token at {where} differs ({' / '.join(names)})"
 
     @property
     def compute_dtype(self) -> str | None:
@@ -188,6 +208,7 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
         tuple(sorted(missing, key=lambda one: one.kind != MASKED)),
         sum(int(rows.missing[(np.diff(rows.offsets) > 0) & ~rows.full].sum()) for rows in sent_rows),
         both,
+        any(a.text != b.text for a, b in zip(reference.responses, variant.responses, strict=True) if a.text and b.text),
     )
 
 

@@ -297,13 +297,13 @@ def whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, rat
     """Judge a side of 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit dtype."""
     chosen = as_many_as(question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
     answers = [whole_side(side.run_on(loaded), ids).float() for ids in chosen]
-    grid = grid_of(answers)
+    grid = grid_of(torch.cat(answers))
     if grid is None:
         return None
     recorded = answering(side.name, chosen, answers)
-    with suppress(CaptureError), converted(loaded, grid[0]) as narrowed:
+    with suppress(CaptureError), converted(loaded, grid) as narrowed:
         row, test = compared_with_draws(narrowed, chosen, recorded, question.blocks, say=question.say)
-        figures = _drawn_figures(row, ratio, f"all of it in {grid[0]}")
+        figures = _drawn_figures(row, ratio, f"all of it in {grid}")
         over_own = figures.ratio_over_draws / float(np.median(figures.model_ways_ratios))
         outcome = FAILED if row.outcome == FAILED else NOTED
         if over_own >= _LEAST_OF_WHOLE and not figures.nonfinite_mismatch:

@@ -27,7 +27,7 @@ from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import divergence, divergences_of, side_of
 from core.inference.paths.grammar import Base
-from core.judging.divergence import Divergence, pooled_rms
+from core.judging.divergence import Divergence, mean_squares
 from core.judging.judge import OWN
 from core.numerics.formats import format_named
 from tests.core.inference.paths.test_modifiers import state
@@ -109,9 +109,9 @@ def test_a_pair_is_measured_by_the_same_rule(llama: LoadedModel) -> None:
     for prompt, one in zip(prompts, found, strict=True):
         rms, by_position = rms_by_numpy(logits_of("prefill", llama, prompt), logits_of("decode", llama, prompt))
         assert rms > 0
-        assert pooled_rms([one]) == pytest.approx(rms, rel=1e-12)
+        assert one.rms_of_positions == pytest.approx(rms, rel=1e-12)
         assert np.sqrt(one.mean_squares) == pytest.approx(by_position, rel=1e-12)
-    assert all(pooled_rms([one]) == 0 for one in pair_divergence(llama, prompts, "decode", "decode"))
+    assert all(one.rms_of_positions == 0 for one in pair_divergence(llama, prompts, "decode", "decode"))
 
 
 def test_only_elements_finite_on_both_sides_count() -> None:
@@ -122,9 +122,7 @@ def test_only_elements_finite_on_both_sides_count() -> None:
     assert found.squares.tolist() == [9.0, 16.0, 0.0]
     assert found.elements.tolist() == [2, 1, 0]
     assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
-    assert pooled_rms([found]) == math.sqrt(25 / 3)
     assert found.mean_squares.tolist() == [4.5, 16.0, 0.0]
-    assert math.isnan(pooled_rms([Divergence(np.zeros(1), np.zeros(1, np.int64), 0)]))
 
 
 # float32.
@@ -196,8 +194,8 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
     for dtype in ("bfloat16", "float32"):
         with in_float32(shipped) if dtype == "float32" else nullcontext(shipped) as model:
             noise = rounding_floor(model, shipped_prompts, range(2))
-        pair = pooled_rms(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype))
-        ratios[dtype] = pair / np.sqrt(noise.squares.mean())
+        squares = mean_squares(pair_divergence(shipped, shipped_prompts, "prefill", "scaled", dtype))
+        ratios[dtype] = np.sqrt(squares.mean() / noise.squares.mean())
     assert ratios["bfloat16"] < OWN.over_all
     assert ratios["float32"] > 10
 
