@@ -42,76 +42,74 @@ _DECODED = 1024  # positions up to which token-by-token decode is one of the mod
 
 
 class DrawnRounding(TorchDispatchMode):
-    """Draw every rounding to `dtype` anew for one forward, alike for the same seed; not in-place operations."""
+    """Draw every rounding to `dtype` anew for one forward, alike for the same seed; not in-place operations.
 
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+    weights: of the model in float32, kept from one forward to the next; None if they change.
+    """
+
+    def __init__(self, dtype: torch.dtype, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> None:
         super().__init__()
-        self._dtype, self._seed, self._calls = dtype, seed, 0
+        self._dtype, self._seed, self._calls, self._weights = dtype, seed, 0, weights
         self.moved = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
+        if func._schema.is_mutable:
+            return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        if not func._schema.is_mutable and not _makes_views(func) and self._rounds_all(leaves):
-            wide = self._wide(func, args, kwargs)
-            first = _first(wide)
-            is_float = isinstance(first, torch.Tensor) and first.dtype == torch.float32
-            return _with_first(wide, self._rounded(first)) if is_float else wide  # else indices, comparisons
-        result = func(*args, **kwargs)
-        first = _first(result)
-        if not isinstance(first, torch.Tensor) or first.dtype != self._dtype or func._schema.is_mutable:
-            return result
-        given = [value for value in leaves if isinstance(value, torch.Tensor)]
-        if any(value.untyped_storage()._cdata == first.untyped_storage()._cdata for value in given):
-            return result  # a view
-        is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
-        unrounded = given[0].float() if is_cast else _first(self._wide(func, args, kwargs))
-        if unrounded.dtype != torch.float32 or unrounded.shape != first.shape:
-            return result
-        return _with_first(result, self._rounded(unrounded))
-
-    def _rounds_all(self, leaves: list[Any]) -> bool:
-        """Return whether an operation gives floats of this dtype only, so its own 16 bits are not needed."""
-        floats = [each for each in leaves if isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim]
+        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        floats = [each for each in tensors if each.is_floating_point() and each.ndim]
+        is_view = any(each.alias_info is not None for each in func._schema.returns)
         is_told = any(isinstance(each, torch.dtype) for each in leaves)
-        return bool(floats) and not is_told and all(each.dtype == self._dtype for each in floats)
+        if floats and not is_view and not is_told and all(each.dtype == self._dtype for each in floats):
+            result = wide = self._wide(func, args, kwargs)  # the operation's own 16 bits are not needed
+        else:
+            result = func(*args, **kwargs)
+            first = _first(result)
+            if not isinstance(first, torch.Tensor) or first.dtype != self._dtype:
+                return result
+            if any(each.untyped_storage()._cdata == first.untyped_storage()._cdata for each in tensors):
+                return result  # a view
+            is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
+            wide = tensors[0].float() if is_cast else self._wide(func, args, kwargs)
+            if _first(wide).shape != first.shape:
+                return result
+        first = _first(wide)
+        if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
+            return result  # indices, comparisons
+        rounded = self._rounded(first)
+        return type(result)((rounded, *result[1:])) if isinstance(result, tuple | list) else rounded
 
     def _wide(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute the same operation in float32."""
         return func(*tree_map(self._widened, args), **tree_map(self._widened, kwargs))
 
     def _widened(self, value: Any) -> Any:
+        if isinstance(value, torch.nn.Parameter) and value.dtype == self._dtype and self._weights is not None:
+            if value not in self._weights:
+                self._weights[value] = value.float()
+            return self._weights[value]
         if isinstance(value, torch.Tensor) and value.dtype == self._dtype:
             return value.float()
         return torch.float32 if value is self._dtype else value
 
     def _rounded(self, wide: torch.Tensor) -> torch.Tensor:
-        """Move values by up to a quarter of a unit in the last place and round; what is exact in 16 bits stays."""
+        """Move values by up to a quarter of a unit in the last place and round; what is exact in 16 bits stays.
+
+        The move is a hash of the value's bits, alike for the same: multiply and shift, as in splitmix.
+        """
         bits, spare = wide.contiguous().view(torch.int32), _SPARE_BITS[self._dtype]
-        mixed = _mixed(bits, self._seed * 1_000_003 + self._calls)
-        moved = mixed.bitwise_right_shift_(33 - spare).add_(bits)
+        seed = self._seed * 1_000_003 + self._calls
+        moves = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
+        moves = moves.bitwise_xor_(moves >> 15).mul_(-2048144777).bitwise_right_shift_(33 - spare)
         is_exact = bits.bitwise_and((1 << spare) - 1) == 0  # copies, gathered rows, infinities
         self.moved += 1
-        return torch.where(is_exact, bits, moved).view(torch.float32).to(self._dtype)
+        return moves.masked_fill_(is_exact, 0).add_(bits).view(torch.float32).to(self._dtype)
 
 
 def _first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple | list) and result else result
-
-
-def _with_first(result: Any, first: torch.Tensor) -> Any:
-    return type(result)((first, *result[1:])) if isinstance(result, tuple | list) else first
-
-
-def _makes_views(func: Any) -> bool:
-    return any(each.alias_info is not None for each in func._schema.returns)
-
-
-def _mixed(bits: torch.Tensor, seed: int) -> torch.Tensor:
-    """An int32 for each int32, the same for the same: multiply and shift, as in splitmix."""
-    mixed = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
-    return mixed.bitwise_xor_(mixed >> 15).mul_(-2048144777)
 
 
 @dataclass
@@ -142,9 +140,12 @@ def errors_of(
     if loaded.torch_dtype not in _SPARE_BITS:
         raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
     draws = draws or Drawn(plain)
-    every = [*sides, *([] if draws.errors else (drawn(plain, seed) for seed in seeds))]
+    weights: dict[torch.Tensor, torch.Tensor] | None = {} if plain is PLAIN else None
+    every = [*sides, *([] if draws.errors else (drawn(plain, seed, weights) for seed in seeds))]
     errors: list[Errors | None] = [None] * len(every)
     for group in groups_of(loaded, prompts, itemsize=4):
+        if weights:
+            weights.clear()
         say("a forward in float32")
         with in_float32(loaded) as widened:
             forwards = draws.exact, *without
@@ -223,12 +224,12 @@ def _directions(
     return torch.linalg.qr(largest.T).Q.T.contiguous()
 
 
-def drawn(plain: RunnableSide, seed: int) -> RunnableSide:
-    """A forward whose roundings are drawn anew."""
+def drawn(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> RunnableSide:
+    """A forward whose roundings are drawn anew; weights: as of `DrawnRounding`."""
 
     @contextmanager
     def drawing(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
-        mode = DrawnRounding(loaded.torch_dtype, seed)
+        mode = DrawnRounding(loaded.torch_dtype, seed, weights)
         stop = foreign_errors_stop("drawing roundings anew", "choose eager attention")
         with stop, mode, plain.open(loaded, trace) as run:
             yield run

@@ -265,7 +265,7 @@ class ModelControls(Controls):
             sides = [side for side in self.sides if side.name in tests]
             return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]
         measured = {name: floor.squares for name, floor in self.floors.items()}
-        return lowered_of_pair(question, self.session, self.sides, measured, fails_in_own_dtype=also_in_16_bits)
+        return lowered_of_pair(question, self.session, self.sides, measured, dtype, fails_in_own_dtype=also_in_16_bits)
 
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         is_wide = dtype == "float64"

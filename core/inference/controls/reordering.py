@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import CaptureError
@@ -41,31 +40,25 @@ def order_of(seed: int, name: str, length: int) -> torch.Tensor:
 
 
 @contextmanager
-def reordered(model: torch.nn.Module, seed: int) -> Iterator[Counter[str]]:
+def reordered(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
     """Sum every linear map of the model that runs inside in an order drawn from (seed, name of its weight).
 
-    Weights converted inside are followed. Only this thread is affected. -> products with each weight
+    Weights converted inside are followed. Only this thread is affected. -> names of the weights that were multiplied
     """
     if refusal := reordering_refusal(model):
         raise CaptureError(f"reordering: {refusal}.")
-    weights, runs = _Weights(model), Counter[torch.nn.Module]()
+    weights, ran = _Weights(model), dict[torch.nn.Module, str]()
     mode = _Reorder(weights, seed)
-
-    def count(module: torch.nn.Module, *_: Any) -> None:
-        # Under a dispatch mode dynamo quietly falls back to the plain model, and the floor would then compare two
-        # kinds of kernels. Its frame evaluator is installed all the same.
-        if get_eval_frame_callback() is not None:
-            raise CaptureError("reordering: the model runs under torch.compile; leave compile out.")
-        runs[module] += 1
-
     with ExitStack() as hooks:
-        for module in model.modules():
-            if weights.of(module):
-                hooks.callback(module.register_forward_hook(count).remove)
+        for name, module in model.named_modules():
+            if not isinstance(module, _NO_MAP) and any(_matrices(module)):
+                hook = module.register_forward_hook(lambda module, *_, name=name: ran.update({module: name}))
+                hooks.callback(hook.remove)
         with mode:
             yield mode.products
-    for name, module in model.named_modules():
-        if not mode.has_seen(module, runs[module]):
+    for module, name in ran.items():
+        seen = mode.products if isinstance(module, torch.nn.Linear | Conv1D) else mode.products | mode.computed_with
+        if not any(weights.parameter(matrix) in seen for _, matrix in _matrices(module)):
             raise CaptureError(
                 f"reordering: a fused kernel computes '{name}' ({type(module).__name__}); choose its eager"
                 " implementation."
@@ -78,102 +71,75 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
         where = f"'{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None:
             return f"{where} is compiled; load the model without compiling it"
-        if hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), torch.Tensor):
-            return f"{where} holds no weight, as quantized layers do; load the model without quantization"
-        for key, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+        kinds = ["no weight"] if hasattr(module, "in_features") and "weight" not in tensors else []
+        for key, tensor in tensors.items():
             is_narrow = not tensor.is_floating_point() or tensor.dtype.itemsize < 2
             if "weight" in key and (is_narrow or type(tensor) not in (torch.nn.Parameter, torch.Tensor)):
-                kind = str(tensor.dtype).removeprefix("torch.") if is_narrow else type(tensor).__name__
-                return f"{where} holds its {key} as {kind}; load the model without quantization"
-            if tensor.device.type == "meta":
-                return f"{where} has its {key} offloaded; load the whole model onto one device"
+                kinds.append(f"{key}: {type(tensor).__name__} of {str(tensor.dtype).removeprefix('torch.')}")
+        if kinds:
+            return f"{where} is quantized ({kinds[0]}); load the model without quantization"
+        if any(tensor.device.type == "meta" for tensor in tensors.values()):
+            return f"{where} is offloaded; load the whole model onto one device"
     return None
 
 
 class _Weights:
-    """The matrices among a model's parameters, by where in memory they begin: every view of one is one."""
+    """The matrices among a model's parameters, by where in memory they begin: every view of one is one.
+
+    copies: functions of one parameter alone, by its name: its rows gathered, or it in another dtype.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._ranges: dict[int, tuple[int, str]] = {}  # begin -> end and name
-        self._held = []  # so that no other tensor can come to lie at these addresses
         for prefix, module in model.named_modules():
             for key, matrix in _matrices(module):
-                begin = matrix.data_ptr()
                 # A tied head goes by the head's name, whichever comes first: the embedding is no map.
-                if begin not in self._ranges or not isinstance(module, _NO_MAP):
-                    self._ranges[begin] = begin + matrix.nbytes, f"{prefix}.{key}".lstrip(".")
-                self._held.append(matrix.untyped_storage())
+                if matrix.data_ptr() not in self._ranges or not isinstance(module, _NO_MAP):
+                    end = matrix.data_ptr() + matrix.nbytes
+                    self._ranges[matrix.data_ptr()] = end, f"{prefix}.{key}".lstrip(".")
         self._begins = sorted(self._ranges)
-        self._copies: dict[int, tuple[StorageWeakRef, str]] = {}
-
-    def of(self, module: torch.nn.Module) -> list[str]:
-        """Names of the matrices that the module itself owns, unless it is one of the kinds that are no map."""
-        matrices = [] if isinstance(module, _NO_MAP) else [matrix for _, matrix in _matrices(module)]
-        return [self.parameter(matrix) or "" for matrix in matrices]
+        self.copies: Any = WeakTensorKeyDictionary()
 
     def parameter(self, tensor: torch.Tensor) -> str | None:
         """The parameter that the tensor is, or is a view of."""
-        pointer = tensor.data_ptr()
-        place = bisect_right(self._begins, pointer) - 1
+        place = bisect_right(self._begins, tensor.data_ptr()) - 1
         end, name = self._ranges[self._begins[place]] if place >= 0 else (0, "")
-        return name if pointer < end else None
+        return name if tensor.data_ptr() < end else None
 
     def name(self, tensor: torch.Tensor) -> str | None:
         """The parameter that the tensor is, views or is a function of."""
-        name = self.parameter(tensor)
-        if name is None and self._copies:
-            _, name = self._copies.get(tensor.untyped_storage()._cdata, (None, None))
-        return name
-
-    def add_copy(self, tensor: torch.Tensor, name: str) -> None:
-        """Note a function of the parameter `name` alone: its rows gathered, or it in another dtype."""
-        # While its weak reference is held, no other storage gets the address that is the key.
-        self._copies = {key: copy for key, copy in self._copies.items() if not copy[0].expired()}
-        storage = tensor.untyped_storage()
-        self._copies[storage._cdata] = (StorageWeakRef(storage), name)
+        return self.parameter(tensor) or self.copies.get(tensor)
 
 
 class _Reorder(TorchDispatchMode):
     """Permutes both factors of every product with a weight, at the moment it is computed."""
 
-    supports_higher_order_operators = True  # so that they are refused here, in our words
-
     def __init__(self, weights: _Weights, seed: int) -> None:
         super().__init__()
         self._weights, self._seed = weights, seed
-        self.products: Counter[str] = Counter()  # by weight; experts in one parameter are one
+        self.products: set[str] = set()  # by weight; experts in one parameter are one
+        self.computed_with: set[str] = set()
         self._orders: dict[Any, torch.Tensor] = {}
-        self._computed_with: set[str] = set()
-
-    def has_seen(self, module: torch.nn.Module, runs: int) -> bool:
-        """Return whether a linear layer's products were reordered each time it ran; else anything computed."""
-        names = self._weights.of(module)
-        if not runs or not names:
-            return True
-        if isinstance(module, torch.nn.Linear | Conv1D):
-            return sum(self.products[name] for name in names) >= runs
-        return any(name in self.products or name in self._computed_with for name in names)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):  # flex_attention, whose kernel only torch.compile makes
-            raise CaptureError(f"reordering: {func} needs torch.compile; choose attn:sdpa or attn:eager.")
         operation = func._schema.name
         if operation in _PRODUCTS:
             return self._product(func, operation, args, kwargs)
-        floats = list(_floats((*args, *kwargs.values())))
+        floats = _floats((args, kwargs))
         names = [name for name in map(self._weights.name, floats) if name is not None]
         if not names:
             return func(*args, **kwargs)
         if len(names) == len(floats) and operation not in _NO_PRODUCTS:  # a view, a gathered copy, another dtype
             result = func(*args, **kwargs)
-            for tensor in _floats([result]):
+            for tensor in _floats(result):
                 if self._weights.parameter(tensor) is None:
-                    self._computed_with.update(names)
-                    self._weights.add_copy(tensor, names[0])
+                    self.computed_with.update(names)
+                    self._weights.copies[tensor] = names[0]
             return result
         if operation in _NO_PRODUCTS or torch.Tag.pointwise in func.tags:
-            self._computed_with.update(names)
+            self.computed_with.update(names)
             return func(*args, **kwargs)
         with self:  # einsum and its like are products underneath
             result = func.decompose(*args, **kwargs)
@@ -190,9 +156,7 @@ class _Reorder(TorchDispatchMode):
             if not is_linear:  # two activations: attention
                 return func(*args, **kwargs)
             name = f"a weight of {list(second.shape)}"
-        if operation == "aten::_grouped_mm" and second.ndim == first.ndim == 2:
-            raise CaptureError(f"reordering: {func} sums '{name}' group by group; choose the eager experts.")
-        self.products[name] += 1
+        self.products.add(name)
         changed = list(args)
         for number, axis in zip(factors, (-1, -1 if is_linear or second.ndim == 1 else -2), strict=True):
             changed[number] = self._permuted(args[number], axis, name)
@@ -218,14 +182,10 @@ def _selected(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Ten
     return bits.gather(axis, order.expand(tensor.shape)).view(tensor.dtype)
 
 
-def _floats(values: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors among arguments, also in lists."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.is_floating_point() and value.layout is torch.strided:
-                yield value
-        elif isinstance(value, list | tuple):
-            yield from _floats(value)
+def _floats(values: Any) -> list[torch.Tensor]:
+    """The floating-point tensors among arguments."""
+    tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+    return [each for each in tensors if each.is_floating_point() and each.layout is torch.strided]
 
 
 def _matrices(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -33,9 +33,8 @@ _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 @dataclass(frozen=True)
 class Stored:
-    """A cache rounded after the forward that wrote it: of `first` tokens, then `chunk` each.
-
-    is_read_back: tokens after the first forward are rounded before they are read.
+    """A cache rounded after the forward that wrote it: of `first` tokens, then `chunk` each; is_read_back: later tokens
+    are rounded before they are read.
     """
 
     first: int
@@ -72,17 +71,17 @@ class Precision:
 
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
-        if self.part == CACHE:
-            yield partial(self._with_cache, loaded)
-            return
+        model: Any = loaded.model
         lower: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            LAYERS: lambda: _weights_rounded(loaded.model, _in(torch.float32, self.rounding)),
+            LAYERS: lambda: _weights_rounded(model, _in(torch.float32, self.rounding)),
             PRODUCTS: lambda: _RoundedOperands(self.rounding),
-            ACTIVATIONS: lambda: _hooked(_functions(loaded.model), self._function),
-            HEAD: lambda: _hooked([loaded.model.get_output_embeddings()], self._head),
+            ACTIVATIONS: lambda: _hooked(_functions(model), self._function),
+            HEAD: lambda: _hooked([model.get_output_embeddings()], self._head),
         }
         with lower.get(self.part, nullcontext)(), side_of(self.path).open(loaded, trace) as run:
-            if self.part == LOGITS:
+            if self.part == CACHE:
+                yield partial(self._with_cache, loaded)
+            elif self.part == LOGITS:
                 yield lambda ids, emit: run(ids, lambda start, logits: emit(start, self.rounding(logits)))
             else:
                 yield run
@@ -102,8 +101,10 @@ class Precision:
         cache.update = update
         for stop in [*range(stored.first, len(ids), stored.chunk), len(ids)]:
             emit(start, model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True).logits[0])
-            if not is_rounded_first:
-                _round_newest(cache, stop - start, rounding)
+            tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+            for tensor in () if is_rounded_first else tensors:
+                if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
+                    tensor[:, :, start - stop :] = rounding(tensor[:, :, start - stop :])
             is_rounded_first, start = is_rounded_first or stored.is_read_back, stop
 
     def _function(self, module: Any, inputs: Any, _: torch.Tensor) -> torch.Tensor:
@@ -121,13 +122,6 @@ class Precision:
 def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     """Round in this dtype at least, as engines do whatever they compute in."""
     return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(values.dtype)
-
-
-def _round_newest(cache: Any, tokens: int, rounding: Rounding) -> None:
-    for layer in cache.layers:
-        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
-            if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
-                tensor[:, :, -tokens:] = rounding(tensor[:, :, -tokens:])
 
 
 @contextmanager
@@ -170,10 +164,8 @@ class _RoundedOperands(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.split("::")[1] in _OPERANDS:
-            args = [
-                self._rounding(x) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 else x
-                for x in args
-            ]
+            is_operand = [isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 for x in args]
+            args = [self._rounding(x) if is_it else x for x, is_it in zip(args, is_operand, strict=True)]
         return func(*args, **(kwargs or {}))
 
 

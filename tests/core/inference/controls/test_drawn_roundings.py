@@ -177,7 +177,7 @@ def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     narrow: LoadedModel, held: Any, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        drawn_roundings, "drawn", lambda _, seed: side_of(lambda model, ids: in_float64(model, ids))
+        drawn_roundings, "drawn", lambda *_: side_of(lambda model, ids: in_float64(model, ids))
     )  # rounded at the end only
     side = side_of(lambda _, ids: bug("one future key visible to one query")(held, ids))
     with torch.inference_mode():

@@ -26,7 +26,7 @@ from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
-from tests.covering import covering, few
+from tests.covering import covering
 
 # Linear maps by hand: those of the two layers and the head. Experts held in one parameter are one map.
 MAPS = {
@@ -379,22 +379,6 @@ def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, what
     assert not entered
     with reordered(llama.model, 0):  # the twin: as it was, it is taken
         pass
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("warm", few([False, True], True))
-def test_calling_the_model_through_compile_is_refused(warm: bool, llama: LoadedModel) -> None:
-    """Under a dispatch mode dynamo would run the plain model instead, and say nothing."""
-    ids = torch.tensor([tokens(llama)])
-    compiled: Any = torch.compile(llama.model, backend="eager")
-    try:
-        with torch.inference_mode():
-            if warm:
-                compiled(ids)
-            with pytest.raises(CaptureError, match=r"torch\.compile"), reordered(llama.model, 0):
-                compiled(ids)
-    finally:
-        torch.compiler.reset()
 
 
 def test_an_operation_that_is_not_known_is_refused() -> None:
