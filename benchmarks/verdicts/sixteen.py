@@ -45,7 +45,7 @@ from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import SHIPPED, TOKENS, model_named
 from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves, norms_in_float64, scores_rounded
 from core.errors import CaptureError
-from core.inference.controls.drawn_roundings import DRAWS, errors_of
+from core.inference.controls.drawn_roundings import Drawn
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
@@ -175,7 +175,8 @@ def run_trial(
     with quiet(), torch.inference_mode():
         able = [case for case in cases if _runs(case, loaded, prompts[0])]
         sides = [side_of(case.path or case.engine or "prefill") for case in able]
-        errors, drawn = errors_of(loaded, prompts, sides, range(DRAWS))
+        draws = Drawn(loaded, prompts)
+        errors, drawn = draws.errors(sides), draws.draws
         rounding = np.mean([each.squares for each in drawn], axis=0)
         sizes = []
         with in_float32(loaded) as widened:
@@ -197,7 +198,7 @@ def run_trial(
 
 def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
     try:
-        errors_of(loaded, [ids], [side_of(case.path or case.engine or "prefill")], [])
+        whole_side(side_of(case.path or case.engine or "prefill").run_on(loaded), ids)
     except CaptureError:
         return False
     return True

@@ -114,114 +114,100 @@ def _first(result: Any) -> Any:
 
 @dataclass
 class Drawn:
-    """Draws of one model and its prompts. directions: most of their error lies in them, orthonormal [directions,
-    vocab]; exact: runs in float32.
+    """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards whose roundings are drawn anew.
+
+    plain: what the sides ought to compute; without: the forwards without each of its lower precisions; exact: runs it
+    in float32; draws: their errors, made at first need; directions: most of that error lies in them, orthonormal
+    [directions, vocab].
     """
 
-    exact: RunnableSide = PLAIN
-    errors: list[Errors] = field(default_factory=list)
+    loaded: LoadedModel
+    prompts: Sequence[Sequence[int]]
+    plain: RunnableSide = PLAIN
+    without: Sequence[RunnableSide] = ()
+    exact: RunnableSide | None = None
+    draws: list[Errors] = field(default_factory=list)
     directions: torch.Tensor | None = None
 
+    def compared(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> Exact:
+        """Measure the sides, and the model's own paths when they are asked for."""
 
-def errors_of(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    sides: Sequence[RunnableSide],
-    seeds: Sequence[int],
-    say: Callable[[str], None] = lambda _: None,
-    plain: RunnableSide = PLAIN,
-    without: Sequence[RunnableSide] = (),
-    draws: Drawn | None = None,
-) -> tuple[list[Errors], list[Errors]]:
-    """(each side in the model's 16 bits, each draw) against the float32 forward of the same tokens, which is `plain`.
-    without: the forwards without each of its lower precisions; draws: kept from one call to the next. CaptureError if
-    float32 does not fit, or a side fails.
-    """
-    if loaded.torch_dtype not in _SPARE_BITS:
-        raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
-    draws = draws or Drawn(plain)
-    weights: dict[torch.Tensor, torch.Tensor] | None = {} if plain is PLAIN else None
-    every = [*sides, *([] if draws.errors else (drawn(plain, seed, weights) for seed in seeds))]
-    errors: list[Errors | None] = [None] * len(every)
-    for group in groups_of(loaded, prompts, itemsize=4):
-        if weights:
-            weights.clear()
-        say("a forward in float32")
-        with in_float32(loaded) as widened:
-            forwards = draws.exact, *without
-            exact = [[whole_side(each.run_on(widened), ids) for each in forwards] for ids in group]
-        known: dict[tuple[str, int], torch.Tensor] = {}
-        if draws.directions is None and len(every) > len(sides):
-            draws.directions = _directions(loaded, every[len(sides) :], group, [each[0] for each in exact], known)
-        for index, side in enumerate(every):
-            say(f"'{side.name}' against it")
-            for number, (ids, wide) in enumerate(zip(group, exact, strict=True)):
-                logits = known.pop((side.name, number), None)
-                logits = whole_side(side.run_on(loaded), ids) if logits is None else logits
-                rows = max(1, _CHUNK_BYTES // (8 * logits.shape[1]))
-                for mine, *chunk in zip(logits.split(rows), *(each.split(rows) for each in wide), strict=True):
-                    errors[index] = _joined(errors[index], _errors(mine, chunk[0], chunk[1:], draws.directions))
-    measured = [each for each in errors if each is not None]
-    draws.errors = draws.errors or measured[len(sides) :]
-    return measured[: len(sides)], draws.errors
+        def named(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
+            return {side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)}
 
+        errors = named(sides)  # and the draws
+        return Exact(errors, self.draws, lambda: named(self._own_paths()), f"'{self.loaded.name}'")
 
-def _errors(
-    logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor], directions: torch.Tensor | None
-) -> Errors:
-    """Errors of some positions. All [positions, vocab]; without: as of `errors_of`."""
-    finite = logits.isfinite() & exact.isfinite()
-    same = (logits == exact) | (logits.isnan() & exact.isnan())
-    error = torch.where(finite, logits.double() - exact.double(), 0.0)
-    squares, count = error.square(), finite.sum(1).clamp_min(1)
-    sums: dict[str, torch.Tensor] = {"squares": squares.sum(1)}
-    if directions is not None:
-        sums["rest"] = (sums["squares"] - (error @ directions.T).square().sum(1)).clamp_min(0)
-    if without:
-        made = torch.where(finite, torch.stack([exact.double() - other.double() for other in without]), 0.0)
-        sums["made"], sums["held"] = made.square().sum(2), (error * made).sum(2)
-    means = {name: (each / count).cpu().numpy() for name, each in sums.items()}
-    if without:
-        means["held"] = 1 + means["held"] / np.maximum(means["made"], np.finfo(np.float64).tiny)
-    return Errors(**means, by_token=squares.mean(0).cpu().numpy(), nonfinite=int((~finite & ~same).sum()))
+    def errors(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> list[Errors]:
+        """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
+        loaded = self.loaded
+        if loaded.torch_dtype not in _SPARE_BITS:
+            raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
+        weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
+        draws = [] if self.draws else [drawn(self.plain, seed, weights) for seed in range(DRAWS)]
+        errors: dict[RunnableSide, Errors] = {}
+        for group in groups_of(loaded, self.prompts, itemsize=4):
+            if weights:
+                weights.clear()
+            say("a forward in float32")
+            with in_float32(loaded) as widened:
+                forwards = [each.run_on(widened) for each in (self.exact or self.plain, *self.without)]
+                exact = [[whole_side(run, ids) for run in forwards] for ids in group]
+            known: dict[tuple[str, int], torch.Tensor] = {}
+            if self.directions is None:
+                self.directions = self._directions(draws, group, [each[0] for each in exact], known)
+            for side in (*sides, *draws):
+                say(f"'{side.name}' against it")
+                for number, (ids, wide) in enumerate(zip(group, exact, strict=True)):
+                    logits = known.pop((side.name, number), None)
+                    logits = whole_side(side.run_on(loaded), ids) if logits is None else logits
+                    rows = max(1, _CHUNK_BYTES // (8 * logits.shape[1]))
+                    for mine, *chunk in zip(logits.split(rows), *(each.split(rows) for each in wide), strict=True):
+                        more = _errors(mine, chunk[0], chunk[1:], self.directions)
+                        errors[side] = _joined(errors[side], more) if side in errors else more
+        self.draws = self.draws or [errors[draw] for draw in draws]
+        return [errors[side] for side in sides]
 
+    def _directions(
+        self,
+        draws: Sequence[RunnableSide],
+        prompts: Sequence[Sequence[int]],
+        exact: Sequence[torch.Tensor],
+        known: dict[tuple[str, int], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return directions in which most of the draws' error lies. known: takes draws by name and prompt."""
+        rows: list[torch.Tensor] = []
+        left = _LOOKED_AT
+        for number, (ids, wide) in enumerate(zip(prompts, exact, strict=True)):
+            chosen = torch.linspace(0, len(ids) - 1, min(left, len(ids))).long().to(wide.device)
+            for draw in draws if left > 0 else ():
+                logits = whole_side(draw.run_on(self.loaded), ids)
+                if sum(each.nbytes for each in known.values()) + logits.nbytes <= _KEPT_BYTES:
+                    known[draw.name, number] = logits
+                error = logits[chosen].double() - wide[chosen].double()
+                error = torch.where(error.isfinite(), error, 0.0)
+                rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
+            left -= len(chosen)
+        every = torch.cat(rows)
+        _, vectors = torch.linalg.eigh(every @ every.T)
+        largest = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
+        return torch.linalg.qr(largest.T).Q.T.contiguous()
 
-def _joined(first: Errors | None, more: Errors) -> Errors:
-    """Errors of positions one after another."""
-    if first is None:
-        return more
-    arrays = {name: (getattr(first, name), getattr(more, name)) for name in ("squares", "rest", "made", "held")}
-    every = {name: np.concatenate(two, axis=-1) for name, two in arrays.items() if two[0] is not None}
-    by_token = np.average([first.by_token, more.by_token], axis=0, weights=[len(first.squares), len(more.squares)])
-    return Errors(**every, by_token=by_token, nonfinite=first.nonfinite + more.nonfinite)
+    def _own_paths(self) -> list[RunnableSide]:
+        """The model's own paths, which the draws must be a measure of."""
 
+        @contextmanager
+        def reordering(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+            with self.plain.open(loaded, trace) as run, reordered(loaded.model, 0):
+                yield run
 
-def _directions(
-    loaded: LoadedModel,
-    draws: Sequence[RunnableSide],
-    prompts: Sequence[Sequence[int]],
-    exact: Sequence[torch.Tensor],
-    known: dict[tuple[str, int], torch.Tensor],
-) -> torch.Tensor:
-    """Directions in which most of the draws' error lies [directions, vocab]. known: takes draws by name and prompt."""
-    rows: list[torch.Tensor] = []
-    left = _LOOKED_AT
-    for number, (ids, wide) in enumerate(zip(prompts, exact, strict=True)):
-        chosen = torch.linspace(0, len(ids) - 1, min(left, len(ids))).long().to(wide.device)
-        for draw in draws:
-            logits = whole_side(draw.run_on(loaded), ids)
-            if sum(each.nbytes for each in known.values()) + logits.nbytes <= _KEPT_BYTES:
-                known[draw.name, number] = logits
-            error = logits[chosen].double() - wide[chosen].double()
-            error = torch.where(error.isfinite(), error, 0.0)
-            rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
-        left -= len(chosen)
-        if left <= 0:
-            break
-    every = torch.cat(rows)
-    _, vectors = torch.linalg.eigh(every @ every.T)
-    largest = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
-    return torch.linalg.qr(largest.T).Q.T.contiguous()
+        paths = [self.plain]
+        if self.plain is PLAIN:  # eager attention rounds its weights too, which others do not
+            names = ["prefill+attn:eager", *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else [])]
+            paths += [side_of(name) for name in names if parse_path(name).refusal(self.loaded) is None]
+        if reordering_refusal(self.loaded.model) is None:
+            paths.append(RunnableSide(f"{self.plain.name}, every sum in another order", reordering))
+        return paths
 
 
 def drawn(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> RunnableSide:
@@ -239,47 +225,39 @@ def drawn(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tens
     return RunnableSide(f"draw {seed}", drawing)
 
 
-def exact_of(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    sides: Sequence[RunnableSide],
-    say: Callable[[str], None] = lambda _: None,
-    plain: RunnableSide = PLAIN,
-    without: Sequence[RunnableSide] = (),
-    draws: Drawn | None = None,
-) -> Exact:
-    """Errors of the sides, and of roundings of `plain`, which is what they ought to compute; as of `errors_of`."""
-    kept = draws or Drawn(plain)
-
-    def errors(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
-        measured, _ = errors_of(loaded, prompts, sides, range(DRAWS), say, plain, without, kept)
-        return {side.name: each for side, each in zip(sides, measured, strict=True)}
-
-    return Exact(errors(sides), kept.errors, lambda: errors(own_paths(loaded, prompts, plain)), f"'{loaded.name}'")
-
-
 def compared_with_draws(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide, blocks: Sequence[int], **options: Any
+    draws: Drawn, side: RunnableSide, blocks: Sequence[int], say: Callable[[str], None] = lambda _: None
 ) -> tuple[Evidence, FloorTest]:
-    """Compare a side's error in 16 bits with that of roundings drawn anew. options: of `exact_of`."""
-    exact, lengths = exact_of(loaded, prompts, [side], **options), [len(ids) for ids in prompts]
-    row, test = error_evidence(side.name, exact.errors[side.name], exact, loaded.dtype, lengths, blocks)
-    (row,) = checked_by_own_paths([row], exact, loaded.dtype, lengths, blocks, always=True)
+    """Compare a side's error in 16 bits with that of roundings drawn anew."""
+    exact, dtype, lengths = draws.compared([side], say), draws.loaded.dtype, [len(ids) for ids in draws.prompts]
+    row, test = error_evidence(side.name, exact.errors[side.name], exact, dtype, lengths, blocks)
+    (row,) = checked_by_own_paths([row], exact, dtype, lengths, blocks, always=True)
     return row, test
 
 
-def own_paths(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide = PLAIN) -> list[RunnableSide]:
-    """The model's own paths, which the draws must be a measure of."""
+def _errors(
+    logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor], directions: torch.Tensor | None
+) -> Errors:
+    """Errors of some positions. All [positions, vocab]; without: as of `Drawn`."""
+    finite = logits.isfinite() & exact.isfinite()
+    same = (logits == exact) | (logits.isnan() & exact.isnan())
+    error = torch.where(finite, logits.double() - exact.double(), 0.0)
+    squares, count = error.square(), finite.sum(1).clamp_min(1)
+    sums: dict[str, torch.Tensor] = {"squares": squares.sum(1)}
+    if directions is not None:
+        sums["rest"] = (sums["squares"] - (error @ directions.T).square().sum(1)).clamp_min(0)
+    if without:
+        made = torch.where(finite, torch.stack([exact.double() - other.double() for other in without]), 0.0)
+        sums["made"], sums["held"] = made.square().sum(2), (error * made).sum(2)
+    means = {name: (each / count).cpu().numpy() for name, each in sums.items()}
+    if without:
+        means["held"] = 1 + means["held"] / np.maximum(means["made"], np.finfo(np.float64).tiny)
+    return Errors(**means, by_token=squares.mean(0).cpu().numpy(), nonfinite=int((~finite & ~same).sum()))
 
-    @contextmanager
-    def reordering(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
-        with plain.open(loaded, trace) as run, reordered(loaded.model, 0):
-            yield run
 
-    paths = [plain]
-    if plain is PLAIN:  # eager attention rounds its weights too, which others do not
-        names = ["prefill+attn:eager", *(["decode"] if sum(map(len, prompts)) <= _DECODED else [])]
-        paths += [side_of(name) for name in names if parse_path(name).refusal(loaded) is None]
-    if reordering_refusal(loaded.model) is None:
-        paths.append(RunnableSide(f"{plain.name}, every sum in another order", reordering))
-    return paths
+def _joined(first: Errors, more: Errors) -> Errors:
+    """Errors of positions one after another."""
+    arrays = {name: (getattr(first, name), getattr(more, name)) for name in ("squares", "rest", "made", "held")}
+    every = {name: np.concatenate(two, axis=-1) for name, two in arrays.items() if two[0] is not None}
+    by_token = np.average([first.by_token, more.by_token], axis=0, weights=[len(first.squares), len(more.squares)])
+    return Errors(**every, by_token=by_token, nonfinite=first.nonfinite + more.nonfinite)

@@ -38,7 +38,6 @@ from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engine_side import parts_of
 from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergences_of, measure, side_of, whole_side
 from .answer_precision import Narrow, narrow_answers
-from .drawn_roundings import exact_of
 from .judging_session import JudgingSession
 from .modules_alone import first_not_finite, module_rows
 from .precisions.catalogue import Precision
@@ -255,7 +254,7 @@ class ModelControls(Controls):
         sides = [self.session.kept(side) for side in self.sides if side.path is None or side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
-        return exact_of(self.loaded, self.prompts, sides, self.say, draws=self.session.draws)
+        return self.session.draws.compared(sides, self.say)
 
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool

@@ -34,7 +34,7 @@ class JudgingSession:
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}
         self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
-        self.draws = Drawn(exact=self.kept(PLAIN))
+        self.draws = Drawn(loaded, self.prompts, exact=self.kept(PLAIN))
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Computed], side: RunnableSide = PLAIN) -> Computed:
         """Return what was computed before under this key; of a callable compute it anew."""

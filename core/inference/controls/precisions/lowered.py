@@ -30,7 +30,7 @@ from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergences_of, known, whole_side
 from ..answer_precision import grid_of
-from ..drawn_roundings import compared_with_draws
+from ..drawn_roundings import Drawn, compared_with_draws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import CACHE, LAYERS, Precision, Stored, catalogue
 
@@ -273,8 +273,8 @@ def _compared_with_draws(
     question: Question, loaded: LoadedModel, side: RunnableSide, precision: Precision
 ) -> tuple[Evidence, FloorTest]:
     question.say(f"roundings drawn anew with {precision.name}")
-    options = {"say": question.say, "plain": precision.side, "without": [PLAIN]}
-    return compared_with_draws(loaded, question.prompts, side, question.blocks, **options)
+    draws = Drawn(loaded, question.prompts, precision.side, without=[PLAIN])
+    return compared_with_draws(draws, side, question.blocks, question.say)
 
 
 def _drawn_figures(row: Evidence, ratio: float, precision: str) -> evidence.DrawnPrecisionFigures:
@@ -312,7 +312,7 @@ def _whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, fl
         recorded = answering(side.name, chosen, answers)
         ratio = rms_ratio(mean_squares(divergences_of(widened, chosen, (PLAIN, recorded))), floor)
         with converted(widened, grid) as narrowed:
-            row, test = compared_with_draws(narrowed, chosen, recorded, question.blocks, say=question.say)
+            row, test = compared_with_draws(Drawn(narrowed, chosen), recorded, question.blocks, question.say)
         figures = _drawn_figures(row, ratio, f"all of it in {grid}")
         over_own = figures.ratio_over_draws / float(np.median(figures.model_ways_ratios))
         outcome = row.outcome

@@ -16,7 +16,7 @@ from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.trial import model_named
 from benchmarks.verdicts.variations import in_float64
 from core.inference.controls import drawn_roundings
-from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding, compared_with_draws, errors_of
+from core.inference.controls.drawn_roundings import DRAWS, Drawn, DrawnRounding, compared_with_draws
 from core.inference.controls.judge_model import judge_pair
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
@@ -160,7 +160,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
     assert verdict.name == "likely rounding"
     limit = engine.figures.fault_seen_at_one_position
     with torch.inference_mode():
-        draws = errors_of(narrow, prompts, [], range(DRAWS))[1]
+        draws = Drawn(narrow, prompts).compared([]).draws
         with in_float32(narrow) as widened:
             fault = torch.cat(
                 [
@@ -181,7 +181,7 @@ def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     )  # rounded at the end only
     side = side_of(lambda _, ids: bug("one future key visible to one query")(held, ids))
     with torch.inference_mode():
-        row, _ = compared_with_draws(narrow, tiny_prompts(narrow), side, BLOCKS)
+        row, _ = compared_with_draws(Drawn(narrow, tiny_prompts(narrow)), side, BLOCKS)
     assert row.outcome == MISSING
 
 

@@ -26,7 +26,7 @@ from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, q4_0, stale_slot_
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core import capture_request
 from core.errors import UsageError
-from core.inference.controls.drawn_roundings import compared_with_draws
+from core.inference.controls.drawn_roundings import Drawn, compared_with_draws
 from core.inference.controls.judge_model import judge
 from core.inference.controls.precisions.catalogue import (
     ACTIVATIONS,
@@ -179,7 +179,7 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
             continue
         side = side_of(lambda _, tokens, engine=case.engine: engine(own, tokens))
         with torch.inference_mode():
-            row, test = compared_with_draws(loaded, ids, side, BLOCKS)
+            row, test = compared_with_draws(Drawn(loaded, ids), side, BLOCKS)
             if row.outcome == FAILED:
                 seen.append(case.name)
             if row.outcome == FAILED and not test.nonfinite:
