@@ -11,11 +11,13 @@ import streamlit as st  # noqa: E402  (the path above comes first)
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 
 from app.hosting import gate, members  # noqa: E402
-from app.navigation import FIRST, PAGES  # noqa: E402
+from app.navigation import FIRST, MOVED, PAGE_OF, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, link, sidebar, widgets  # noqa: E402
+from app.shell import address, job_list, link, sidebar, widgets  # noqa: E402
 from app.uploads.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
+
+PAGE_NAMES = [page.name for page in PAGES]
 
 
 def draw() -> None:
@@ -26,11 +28,14 @@ def draw() -> None:
         st.Page(ROOT / "pages" / f"{page.name}.py", title=page.title, url_path=page.name, default=page.name == FIRST)
         for page in PAGES
     ]
-    page = st.navigation(pages, position="hidden")
+    moved = [st.Page(draw, url_path=old, visibility="hidden") for old in MOVED]
+    page = st.navigation([*pages, *moved], position="hidden")
     name = page.url_path or FIRST
-    if (
-        name == "overview"
-    ):  # where what was opened is seen; until then a rerun that the browser asks for meanwhile does not lose it
+    if name in MOVED:
+        part = MOVED[name]
+        tab = {} if part in PAGE_NAMES else {"tab": part}
+        st.switch_page(pages[PAGE_NAMES.index(PAGE_OF[part].name)], query_params=st.query_params.to_dict() | tab)
+    if name == "overview":  # where what was opened is seen; until then a rerun does not lose it
         st.session_state.pop("opened", None)
     widgets.forget_clicks(name)
     links = st.sidebar.container()
@@ -39,10 +44,11 @@ def draw() -> None:
     st.session_state["view"] = view
     if st.session_state.pop("astray", False) and name != FIRST:
         st.switch_page(pages[0])
-    address.settle_settings(name)
+    address.settle_settings(name, view)
     address.write(address.of(view))
     with links:
         sidebar.page_links(view)
+        job_list.running()
         st.divider()
         sidebar.link_to(view)
     members.sidebar()

@@ -1,5 +1,5 @@
-"""A page as it declares itself in the `__init__` of its room, and a control of it that is kept over page switches and
-part of its link.
+"""A page or tab as it declares itself in the `__init__` of its room, and a control of it that is kept over page
+switches and part of its link.
 
 Navigation, addresses and the overview read every page's declaration at the start, so it imports nothing that draws;
 what computes is imported by its functions once they are called.
@@ -74,16 +74,26 @@ class PageSetting:
 
 @dataclass(frozen=True)
 class Page:
-    """One page. name: of its script and in its address; shows: the store, the selected run, or what of that only a
-    capture records.
+    """A page, or a tab of one. name: in its address, of a page its script's too; shows: the store or the selected run.
 
-    absent: the word beside its name where a pair has nothing of it, '' where it has; line: its line on the overview of
-    a pair, None where there is nothing to say.
+    absent: the word beside its name if a pair has nothing of it, else ''; a tab is not shown then. line: its line on
+    the overview of a pair, None if there is nothing to say. tabs: one is open at a time.
     """
 
     name: str
     title: str
-    shows: Literal["store", "run", "capture"]
+    shows: Literal["store", "run"]
     settings: tuple[PageSetting, ...] = ()
     absent: Callable[[RunReader, StoredPair], str] | None = None
     line: Callable[[RunReader, StoredPair], str | None] | None = None
+    tabs: tuple[Page, ...] = ()
+
+    @property
+    def tab(self) -> PageSetting:
+        """The setting that says which tab is open, by its title; '' is the first that is shown."""
+        return PageSetting("tab", f"{self.name}_tab", "", {tab.name: tab.title for tab in self.tabs})
+
+    def settings_with(self, tab: object) -> tuple[PageSetting, ...]:
+        """Settings of the page and of its open tab. tab: its title."""
+        of_tab = next((each.settings for each in self.tabs if each.title == tab), ())
+        return (self.tab, *of_tab) if self.tabs else self.settings

@@ -6,11 +6,11 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
-from app.navigation import PAGES
+from app.navigation import PAGE_OF, PARTS
 from app.overview import COLOURS, PAGE, charts, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
-from app.verdict import panel, remedies
+from app.verdict import panel
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.requests import typed_again
@@ -18,7 +18,7 @@ from core.text import legible, number, out_of, percent, plural
 
 view = widgets.head(PAGE, selection.current_view())
 summary, header = view.pair.summary, view.run.header
-panel.verdict(view)
+answer = panel.verdict(view)
 if summary.nonfinite_mismatch:
     st.error(
         f"{plural(summary.nonfinite_mismatch, 'logit')} at -inf on one side only: masked or cut there. None is NaN."
@@ -57,33 +57,34 @@ elif view.pair.noise_ratio is not None:
 else:
     figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
 
-left, right = st.columns([3, 1], vertical_alignment="bottom")
-left.subheader(
-    f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {plural(len(view.prompt_table), 'position')}"
-)
-colour = right.selectbox("Color by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
-token_strip.token_strip(view, colour)
-st.caption(
-    "Click a token to select it. Its logits predict the next token."
-    if view.texts
-    else (
-        "This dump brought no token texts: "
-        + ("token ids are shown." if header.prompts[view.prompt].token_ids else "positions are shown by number.")
+strip, beside = st.columns([3, 2], gap="medium")
+with strip:
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    left.subheader(
+        f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {plural(len(view.prompt_table), 'position')}"
     )
-)
+    colour = right.selectbox("Color by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
+    token_strip.token_strip(view, colour)
+    if not view.texts:
+        known = "token ids are shown" if header.prompts[view.prompt].token_ids else "positions are shown by number"
+        st.caption(f"This dump brought no token texts: {known}.")
+with beside:
+    st.subheader(f"Position {view.position}")
+    best_tokens.short(view)
+panel.checks(view, answer)
 
 lines = store_cache.cached(  # on what other pages show of the pair
     "lines",
     store_cache.stamp_of(view.run),
     (view.pair.index,),
-    lambda: [(page, page.line(view.run, view.pair)) for page in PAGES if page.line is not None],
+    lambda: [(part, part.line(view.run, view.pair)) for part in PARTS.values() if part.line is not None],
 )
-for page, line in lines:
+for part, line in lines:
     if line is not None:
         left, right = st.columns([5, 1], vertical_alignment="center")
         left.markdown(line)
-        query = address.of(view, page.name)
-        right.page_link(widgets.PAGES / f"{page.name}.py", label=f"{page.title} →", query_params=query)
+        script, query = widgets.PAGES / f"{PAGE_OF[part.name].name}.py", address.of(view, part.name)
+        right.page_link(script, label=f"{part.title} →", query_params=query)
 if len(view.run.sides) > 2:
     groups = "  ".join(
         "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes
@@ -91,79 +92,39 @@ if len(view.run.sides) > 2:
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
 if not summary.bit_identical:
     widgets.causes(view)
-remedies.section(view)
 panel.report(view)
 
-histogram = store_cache.histogram(view)
+# What is in these is fetched when somebody opens them.
 if not view.is_list:
-    more = st.columns(5)
-    more[0].metric(
-        "Largest difference",
-        number(summary.max_abs),
-        help=f"absolute, in logits, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs",
-    )
-    more[1].metric(
-        "Mean KL",
-        number(summary.mean_kl, 3),
-        help=f"KL(reference || variant), nats per position, where it is defined; max {number(summary.max_kl, 3)}",
-    )
-    more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=f"ULPs of {view.dtype}, over all logits")
-    more[3].metric(
-        "99th percentile ULPs",
-        number(ulp_percentile(histogram, 0.99)),
-        help=f"ULPs of {view.dtype}; large ones belong to logits near 0, where steps are tiny",
-    )
-    more[4].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
-    limits = {
-        "Differences and ULPs are": over_logits(summary, elements),
-        "KL is": over_positions(summary, header.rows),
-        "Margins are": over_margins(summary, header.rows),
-    }
-    if any(limits.values()):
-        st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
-
-charts_left, charts_right = st.columns(2)
-with charts_left:
-    plots.draw(
-        plots.cached(
-            view.run,
-            (view.pair.index, view.prompt, view.position),
-            charts.over_positions,
-            view.prompt_table,
-            "max_abs",
-            f"largest difference, {header.unit}",
-            view.position,
-        ),
-        key="over_positions",
-        picture=exports.picture_of(view, "differences", of_prompt=True),
-    )
-    st.caption(f"Largest difference by position, {header.measured}.")
-if not view.is_list:
-    with charts_right:
-        plots.draw(
-            plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
-            key="ulp_histogram",
-            picture=exports.picture_of(view, "ulps"),
-        )
-        st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
-
-st.subheader(f"Top tokens at position {view.position}")
-best_tokens.section(view)
-with st.container(horizontal=True, vertical_alignment="center"):
-    exports.download(
-        {
-            "figures by position": view.table,
-            "distances in ULPs": partial(exports.distances, view),
-            "evidence": partial(panel.evidence_table, view),
-            "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
-            "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
-            **({"remedies": partial(remedies.exported, view)} if view.pair.index in view.run.remedies else {}),
-        },
-        exports.file_stem(view, "overview"),
-        "overview",
-    )
-
-# The code of its tables is fetched when somebody reads them.
+    folded = st.expander("More figures", icon=":material/bar_chart:", key="more_figures", on_change="rerun")
+    if folded.open:
+        with folded:
+            histogram = store_cache.histogram(view)
+            more = st.columns(5)
+            more[0].metric(
+                "Largest difference",
+                number(summary.max_abs),
+                help=f"{header.unit}, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs",
+            )
+            kl = f"KL(reference || variant), nats per position, where it is defined; max {number(summary.max_kl, 3)}"
+            more[1].metric("Mean KL", number(summary.mean_kl, 3), help=kl)
+            of_ulps = f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps are tiny"
+            more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=of_ulps)
+            more[3].metric("99th percentile ULPs", number(ulp_percentile(histogram, 0.99)), help=of_ulps)
+            more[4].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
+            limits = {
+                "Differences and ULPs are": over_logits(summary, elements),
+                "KL is": over_positions(summary, header.rows),
+                "Margins are": over_margins(summary, header.rows),
+            }
+            if any(limits.values()):
+                st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
+            plots.draw(
+                plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
+                key="ulp_histogram",
+                picture=exports.picture_of(view, "ulps"),
+            )
+            st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
 if provenance.open:
     with provenance:
@@ -195,3 +156,14 @@ if provenance.open:
             hide_index=True,
         )
         exports.whole_run(view)
+exports.download(
+    {
+        "figures by position": view.table,
+        "distances in ULPs": partial(exports.distances, view),
+        "evidence": partial(panel.evidence_table, view),
+        "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
+        "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
+    },
+    exports.file_stem(view, "overview"),
+    "overview",
+)

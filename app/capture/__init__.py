@@ -1,4 +1,4 @@
-"""The Capture page."""
+"""The Capture tab of New run."""
 
 from app.page import Page
 

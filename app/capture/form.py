@@ -1,4 +1,4 @@
-"""Values of the Capture page's form, and the command line they amount to. No Streamlit here."""
+"""Values of the Capture tab's form, and the command line they amount to. No Streamlit here."""
 
 from __future__ import annotations
 

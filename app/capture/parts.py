@@ -1,4 +1,4 @@
-"""Parts of the Capture page: its form, which comes back as it was left, and what it would run and cost."""
+"""Parts of the Capture tab: its form, which comes back as it was left, and what it would run and cost."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: fi
 MORE = {  # what can run beside the sides: label of its box, what it takes
     "judge": ("Judge it: rounding, or a bug?", "runs the checks of the verdict: several times the work of the capture"),
     "layers": (
-        "Compare what every module puts out (Layers)",
+        "Compare what every module puts out (Internals)",
         "embedding, norms, projections, attention, MLP and residual stream, with their noise floor: twice the work",
     ),
-    "kernels": ("Record which kernels run (Kernels)", "every path once more on the first prompt, under the profiler"),
+    "kernels": ("Record which kernels run (Internals)", "every path once more on the first prompt, under the profiler"),
     "remedies": (
-        "Test mitigations (Overview)",
+        "Test mitigations (Internals)",
         "every pair again in float32, with math attention, in one order of summation and so on, timed: many times the"
         " work",
     ),

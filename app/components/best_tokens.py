@@ -44,6 +44,18 @@ def section(view: selection.View) -> pd.DataFrame:
     return top
 
 
+def short(view: selection.View) -> None:
+    """Draw the top tokens of the selected position beside a prompt: their logits on both sides, and the difference."""
+    top, holds = store_cache.top(view), view.run.header.holds
+    logits = {side: top[f"{side}_logit"] for side in _SIDES}
+    tokens = [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]
+    shown = {"token": tokens, **logits, "difference": logits["variant"] - logits["reference"]}
+    exact = st.column_config.NumberColumn(format="%.6g")
+    columns = dict.fromkeys([*_SIDES, "difference"], exact)
+    st.dataframe(shown, hide_index=True, key="top_here", column_config=columns, placeholder="–")
+    st.caption(f"Top tokens at position {view.position}, {holds} of {view.dtype}." if view.dtype else f"{holds}.")
+
+
 def top_dots(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
     """Logits of the top tokens, a row a token, both sides as dots joined by a line; a star marks a side's argmax."""
     rows = np.arange(len(top))

@@ -42,7 +42,7 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
     if attached.note:
         st.caption(widgets.escaped(attached.note).replace("\n", "  \n"))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        page = ("overview", address) if card.sides else ("ops", {"probes": card.run_id})
+        page = ("overview", address) if card.sides else ("machine", {"probes": card.run_id})
         st.page_link(PAGES / f"{page[0]}.py", label="**Open** →", query_params=page[1])
         file = f"/files/{quote(card.run_id, safe='')}"
         st.markdown(f"[Run file]({file}.duckdb)", width="content")

@@ -63,6 +63,6 @@ def ask(hidden: int) -> Filters:
         verdict = st.selectbox("Verdict", ["any", *wording.VERDICTS], key="gallery_verdict", width=180)
         flips = st.selectbox("Flips", FLIPS, key="gallery_flips", width=150)
     if hidden:
-        about = "Cells of large sweeps, which the Matrix page shows, and runs that a judged run replaces."
+        about = "Cells of large sweeps, which Compare shows, and runs that a judged run replaces."
         st.toggle(f"with {plural(hidden, 'more run')}", key="gallery_hidden", help=about)
     return Filters(text, verdict, flips)

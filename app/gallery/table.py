@@ -88,7 +88,7 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         st.session_state["ticked"] = hidden + [ids[row] for row in picked["rows"]]
 
     if st.session_state.pop("opened_ops", False):
-        st.switch_page(PAGES / "ops.py")
+        st.switch_page(PAGES / "machine.py")
     ticked = set(st.session_state.get("ticked", ()))
     height = widgets.table_height(len(ids), _MOST_ROWS)
     widgets.room("gallery", height).dataframe(
@@ -156,5 +156,5 @@ def first_visit(cards: Sequence[RunCard]) -> None:
             for card, label in ((flip, "Open a flip that rounding explains"), (bug, "Open an injected bug")):
                 if card is not None:  # its link opens at the first flip
                     st.page_link(PAGES / "overview.py", label=f"**{label}** →", query_params={"run": card.run_id})
-            st.page_link(PAGES / "capture.py", label="**Capture a run** →")
-            st.page_link(PAGES / "upload.py", label="**Upload a dump** →")
+            for tab, label in (("capture", "Capture a run"), ("upload", "Upload a dump")):
+                st.page_link(PAGES / "new_run.py", label=f"**{label}** →", query_params={"tab": tab})

@@ -1,4 +1,4 @@
-"""The pages on what a capture records inside the model: Layers, KV cache, Kernels."""
+"""The Internals page, on what a capture records inside the model: tabs Layers, KV cache, Kernels, Mitigations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ CAPTURED = {  # by option of `capture`: what it records, and which pairs of a ru
     "layers": "outputs of modules",
     "kv": "KV caches",
     "kernels": "kernels",
+    "remedies": "mitigations",
 }
 
 
@@ -23,6 +24,8 @@ def has(extra: str, run: RunReader, pair: int) -> bool:
     """Return whether a pair has what this option of `capture` records."""
     if extra == "kernels":
         return run.sides_with_kernels >= {0, pair + 1}
+    if extra == "remedies":
+        return pair in run.remedies
     return pair in (run.pairs_with_layers if extra == "layers" else run.pairs_with_kv)
 
 
@@ -55,7 +58,7 @@ def _kernels_line(run: RunReader, pair: StoredPair) -> str | None:
 LAYERS = Page(
     "layers",
     "Layers",
-    "capture",
+    "run",
     (
         PageSetting("of", "layers_scope", SCOPES[0], words(SCOPES)),
         PageSetting("measure", "layers_measure", "ratio", words(["ratio", "neq_share", "max_row_ulps", "max_ulps"])),
@@ -67,7 +70,7 @@ LAYERS = Page(
 KV_CACHE = Page(
     "kv_cache",
     "KV cache",
-    "capture",
+    "run",
     (
         PageSetting("of", "kv_scope", SCOPES[0], words(SCOPES)),
         PageSetting("measure", "kv_measure", "neq_share", words(["neq_share", "max_row_ulps", "max_ulps", "rms"])),
@@ -79,7 +82,7 @@ KV_CACHE = Page(
 KERNELS = Page(
     "kernels",
     "Kernels",
-    "capture",
+    "run",
     (
         PageSetting("list", "kernels_shown", "all", words(["all", "differ", "products"])),
         PageSetting("library", "kernels_library", "any", words(["any", *LIBRARIES])),
@@ -88,3 +91,11 @@ KERNELS = Page(
     absent=lambda run, pair: "" if has("kernels", run, pair.index) else "not captured",
     line=_kernels_line,
 )
+MITIGATIONS = Page(
+    "mitigations",
+    "Mitigations",
+    "run",
+    absent=lambda run, pair: "" if has("remedies", run, pair.index) else "not captured",
+)
+EXTRAS = {LAYERS.name: "layers", KV_CACHE.name: "kv", KERNELS.name: "kernels", MITIGATIONS.name: "remedies"}
+PAGE = Page("internals", "Internals", "run", tabs=(LAYERS, KV_CACHE, KERNELS, MITIGATIONS))

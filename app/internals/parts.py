@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
@@ -14,23 +14,29 @@ from core.runs.requests import asks_for
 from core.text import visible
 
 
-def nothing_captured(view: selection.View, extra: str) -> NoReturn:
-    """Say why this pair has none of what an option of `capture` records and how to get it, and stop."""
-    run, what, about = view.run, CAPTURED[extra], view.run.header.provenance
-    others = [pair.variant for pair in run.pairs if has(extra, run, pair.index)]
-    if others:
-        names = ", ".join(f"`{widgets.code(name)}`" for name in others)
-        st.info(f"This variant has no {what}. These variants have them: {names}.")
-        show = f"Show {widgets.escaped(visible(others[0]))}"
-        st.button(show, on_click=selection.select, kwargs={"variant": others[0]})
-    elif about.kind == "upload":
-        st.info(f"This run was uploaded, and a dump of logits holds no {what}. Capture the pair from its model.")
-    elif asks_for(about, extra) or (extra == "kernels" and run.sides_with_kernels):
+def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
+    """Say why this pair has none of what these options of `capture` record, and how to get it."""
+    run, about = view.run, view.run.header.provenance
+    if about.kind == "upload":
+        what = ", no ".join(CAPTURED[extra] for extra in extras)
+        st.info(f"This run was uploaded: a dump of logits holds no {what}. Capture the pair from its model.")
+        return
+    others = {extra: [pair.variant for pair in run.pairs if has(extra, run, pair.index)] for extra in extras}
+    lacking = [extra for extra in extras if not others[extra]]
+    failed = [extra for extra in lacking if asks_for(about, extra) or (extra == "kernels" and run.sides_with_kernels)]
+    for extra, names in others.items():
+        if names:
+            listed = ", ".join(f"`{widgets.code(name)}`" for name in names)
+            st.info(f"This variant has no {CAPTURED[extra]}. These variants have them: {listed}.")
+            show = f"Show {widgets.escaped(visible(names[0]))}"
+            st.button(show, on_click=selection.select, kwargs={"variant": names[0]}, key=f"show_{extra}")
+    if failed:
+        what = " and ".join(CAPTURED[extra] for extra in failed)
         st.info(f"The {what} of this pair could not be recorded. {widgets.escaped(about.note)}".strip())
-    else:
-        st.info(f"This run holds no {what}. Capture it with `--{extra}` to record them.")
-        widgets.same_capture_with(extra, about)
-    st.stop()
+    if new := [extra for extra in lacking if extra not in failed]:
+        options = " ".join(f"`--{extra}`" for extra in new)
+        st.info(f"This run holds no {', no '.join(CAPTURED[extra] for extra in new)}. Capture it with {options}.")
+        widgets.same_capture_with(about, *new)
 
 
 def prompt_in_scope(view: selection.View, key: str) -> int | None:

@@ -1,12 +1,11 @@
-"""Charts of the Overview page: a pair along its prompt, and its logits by ULP distance."""
+"""Chart of the Overview page: a pair's logits by ULP distance."""
 
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import QUIET, REFERENCE, VARIANT, add_selected, doubling_labels, layout
+from app.components.chart_style import QUIET, REFERENCE, doubling_labels, layout
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
@@ -32,33 +31,3 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
         title="elements", type="log", exponentformat="power", dtick=1, range=[np.log10(0.5), most + 0.05 * (most + 0.3)]
     )
     return layout(figure, 300)
-
-
-def over_positions(table: pd.DataFrame, column: str, title: str, selected: int) -> go.Figure:
-    """One figure along the prompt, flips marked."""
-    figure = go.Figure()
-    values = table[column].to_numpy(float)
-    positions = table["position"].to_numpy(int)
-    figure.add_scatter(
-        x=positions,
-        y=values,
-        mode="lines" if len(values) > 1 else "markers",  # a line of one point is none
-        line={"color": REFERENCE, "width": 1.4},
-        marker={"color": REFERENCE, "size": 8},
-        name=title,
-        hovertemplate="position %{x}: %{y:.5g}<extra></extra>",
-    )
-    flips = table["is_flip"].to_numpy(bool)
-    if flips.any():
-        figure.add_scatter(
-            x=positions[flips],
-            y=values[flips],
-            mode="markers",
-            marker={"color": VARIANT, "symbol": "x", "size": 9},
-            name="flip",
-            hovertemplate="flip at %{x}: %{y:.5g}<extra></extra>",
-        )
-    add_selected(figure, selected)
-    figure.update_xaxes(title="position")
-    figure.update_yaxes(title=title, exponentformat="power")
-    return layout(figure, 260)

@@ -1,4 +1,4 @@
-"""The Probe page."""
+"""The Probe tab of New run."""
 
 from app.page import Page
 

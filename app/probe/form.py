@@ -1,4 +1,4 @@
-"""The form of the Probe page: which server, which prompts, which tests; what it would take; the button."""
+"""The form of the Probe tab: which server, which prompts, which tests; what it would take; the button."""
 
 from __future__ import annotations
 

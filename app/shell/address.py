@@ -5,12 +5,14 @@ the share link.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app import navigation
-from app.shell import link
+from app.page import Page, PageSetting
+from app.shell import link, store_cache
 from app.shell.selection import View, preset_widget
 from core.configuration import configuration
 from core.runs.reports.markdown import report_address
@@ -26,7 +28,7 @@ def adopt(page: str) -> None:
     """Take what the address says: at the start of a session, and whenever it is not what was written last (Back, a
     link).
     """
-    names = (*link.LINKED, *(setting.name for setting in navigation.settings_of(page)))
+    names = (*link.LINKED, *navigation.SETTING_NAMES)
     said = {key: st.query_params[key] for key in names if key in st.query_params}
     written = st.session_state.get("written")
     if said and said != written and not _is_late(page, said):
@@ -64,10 +66,28 @@ def is_back() -> bool:
     return context is not None and context.is_history_navigation
 
 
-def settle_settings(page: str) -> None:
-    """Give the page's own controls the values of the link, else those they had when the page was left."""
+def settle_settings(page: str, view: View | None) -> None:
+    """Give the controls of the page and of its open tab the values of the link, else those that they had before."""
+    of = navigation.PAGE_OF[page]
+    if of.tabs:
+        _settle([of.tab])
+        shown = [tab.title for tab in shown_tabs(of, view)]
+        if shown and st.session_state[of.tab.key] not in shown:
+            st.session_state[of.tab.key] = shown[0]
+        _settle(of.settings_with(st.session_state[of.tab.key]))
+    else:
+        _settle(of.settings)
+
+
+def shown_tabs(page: Page, view: View | None) -> list[Page]:
+    """Tabs that have something to show."""
+    absent = store_cache.absent(view)
+    return [tab for tab in page.tabs if tab.name not in absent and (view is not None or tab.shows == "store")]
+
+
+def _settle(settings: Iterable[PageSetting]) -> None:
     kept = st.session_state.setdefault("settings", {})
-    for setting in navigation.settings_of(page):
+    for setting in settings:
         asked = link.linked(setting.name)
         value = None if asked is None or asked == "" else setting.parsed(asked)
         if asked is not None:
@@ -84,14 +104,18 @@ def settle_settings(page: str) -> None:
             preset_widget(setting.key)
 
 
-def of(view: View | None, page: str | None = None) -> dict[str, str]:
-    """Parameters of the address for a view on a page (the open one where none is named): the share link."""
+def of(view: View | None, part: str | None = None) -> dict[str, str]:
+    """Parameters of the address for a view on a page or tab (the open one if none is named): the share link."""
     said: dict[str, str] = {}
     if view is not None:
         place = {"prompt": str(view.prompt)} if len(view.run.header.prompts) > 1 else {}
         said = {"run": view.run.run_id, "variant": view.pair.variant, **place, "position": str(view.position)}
     kept = st.session_state.get("settings", {})
-    for setting in navigation.settings_of(page or st.session_state.get("page", "overview")):
+    part = part or st.session_state.get("page", "overview")
+    page = navigation.PAGE_OF[part]
+    if part != page.name:
+        kept = kept | {page.tab.key: navigation.PARTS[part].title}
+    for setting in page.settings_with(kept.get(page.tab.key)):
         word = setting.said(kept.get(setting.key, setting.default))
         if word is not None:
             said[setting.name] = word

@@ -25,6 +25,17 @@ def how_it_stands(job: Job) -> str:
     return job.message or job.state
 
 
+def running() -> None:
+    """Draw each running job with how far it is, for the sidebar of every page."""
+
+    def lines() -> None:
+        for job in jobs.running():
+            st.progress(job.share, f"{widgets.escaped(job.title)}: {widgets.escaped(how_it_stands(job))}")
+
+    jobs = store_changes.jobs()
+    st.fragment(lines, run_every=2.0 if jobs.running() else None)()
+
+
 def counted(jobs: Sequence[Job], what: str) -> str:
     """Say how many jobs there are since the server started, and how they stand, in markdown: `**3 captures**: 1
     running, 2 done.`

@@ -72,7 +72,7 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """The page that lists it: upload, ops, probe or capture."""
+        """The tab or page that lists it: upload, ops, probe or capture."""
         if self.device == TAKING_IN:
             return "upload"
         return self.arguments[0] if self.arguments[:1] in (("ops",), ("probe",)) else "capture"
@@ -142,6 +142,11 @@ class Jobs:
         """The jobs of a kind, newest first."""
         with self._lock:
             return [task.job for task in reversed(self._tasks.values()) if task.job.kind == kind]
+
+    def running(self) -> list[Job]:
+        """The jobs of all kinds that run now, oldest first."""
+        with self._lock:
+            return [task.job for task in self._tasks.values() if task.job.state == "running"]
 
     def submit(
         self,

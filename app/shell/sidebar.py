@@ -24,7 +24,7 @@ def draw() -> selection.View | None:
     named = {str(run_id) for run_id in (asked, kept.get("open_next"), kept.get("run")) if run_id}
     missing = store_cache.cards_of(named - everything.keys())  # of a sweep whose cells are not listed
     everything |= {card.run_id: card for card in missing}
-    by_id = {run_id: card for run_id, card in everything.items() if card.sides}  # of operations: on the Ops page
+    by_id = {run_id: card for run_id, card in everything.items() if card.sides}  # of operations: on the Machine page
     if asked in by_id:
         if asked != kept.get("run"):
             selection.new_run()
@@ -32,7 +32,9 @@ def draw() -> selection.View | None:
             kept.pop("position", None)
         kept["run"] = asked
     elif asked is not None:
-        what = "holds probes of operations; the Ops page shows it" if asked in everything else "is not here (any more)"
+        what = (
+            "holds probes of operations; the Machine page shows it" if asked in everything else "is not here (any more)"
+        )
         link.report_bad_link(f"The run '{shown(asked, 60)}' {what}.")
         for key in link.LINKED:
             link.linked(key)  # what else the link says is of that run
@@ -70,13 +72,10 @@ def draw() -> selection.View | None:
 
 def page_links(view: selection.View | None) -> None:
     """Draw the navigation. Its links carry the selection, which Streamlit's own navigation would drop."""
-    absent = {} if view is None else store_cache.absent(view)
-    for group in navigation.GROUPS:
-        st.caption(f"**{group.name}** {group.line}")
-        with st.container(horizontal=True, gap="xxsmall"):
-            for page in group.pages:
-                label = f"{page.title} :small[· {absent[page.name]}]" if page.name in absent else page.title
-                st.page_link(widgets.PAGES / f"{page.name}.py", label=label, query_params=address.of(view, page.name))
+    absent = store_cache.absent(view)
+    for page in navigation.PAGES:
+        label = f"{page.title} :small[· {absent[page.name]}]" if page.name in absent else page.title
+        st.page_link(widgets.PAGES / f"{page.name}.py", label=label, query_params=address.of(view, page.name))
 
 
 def link_to(view: selection.View | None) -> None:

@@ -19,6 +19,7 @@ from core.runs.reader import RunReader
 from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, without_replaced
 from core.runs.store.store import Store, open_store
+from core.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +92,7 @@ def _listed(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
 
 def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
     """Runs, newest first, and the files that are none; only a file that has come or changed is read. Without cells of
-    large sweeps, which the Matrix page has, and runs that a judged run replaces, unless `is_whole`.
+    large sweeps, which Compare has, and runs that a judged run replaces, unless `is_whole`.
     """
     runs, broken = _listed(is_whole)
     return (runs if is_whole else without_replaced(runs, all_labels()[0])), broken
@@ -177,9 +178,22 @@ def histogram(view: View) -> dict[int, int]:
     return cached("histogram", stamp_of(view.run), (pair,), lambda: view.run.histogram(pair))
 
 
-def absent(view: View) -> dict[str, str]:
-    """Pages of which the pair has nothing, with a word for each; see app.navigation.absent."""
-    return cached("absent", stamp_of(view.run), (view.pair.index,), lambda: navigation.absent(view.run, view.pair))
+def ledger() -> Ledger:
+    """The sweeps of the store, kept between reruns because it reads each card once."""
+    kept = st.session_state.get("ledger")
+    if kept is None or kept.store.directory != store().directory:
+        kept = st.session_state["ledger"] = Ledger(store())
+    return kept
+
+
+def absent(view: View | None) -> dict[str, str]:
+    """Pages and tabs that have nothing to show, with a word for each; see app.navigation.absent."""
+    words = {} if ledger().plans() else {"sweeps": "none"}
+    if view is None:
+        return words
+    return words | cached(
+        "absent", stamp_of(view.run), (view.pair.index,), lambda: navigation.absent(view.run, view.pair)
+    )
 
 
 def top(view: View) -> pd.DataFrame:

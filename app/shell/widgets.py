@@ -175,8 +175,8 @@ def causes(view: selection.View) -> None:
 def empty() -> NoReturn:
     """Say what to do where there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
-    st.page_link(PAGES / "upload.py", label="Upload a dump")
-    st.page_link(PAGES / "capture.py", label="Capture a run")
+    st.page_link(PAGES / "new_run.py", label="Upload a dump", query_params={"tab": "upload"})
+    st.page_link(PAGES / "new_run.py", label="Capture a run", query_params={"tab": "capture"})
     code_block(
         "ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference"
         " prefill --variant decode --dtype bfloat16"
@@ -189,9 +189,9 @@ def code_block(text: str, *, wraps: bool = False) -> None:
     st.code(legible(text), language=None, wrap_lines=wraps)
 
 
-def same_capture_with(extra: str, about: Provenance) -> None:
-    """Draw the command of the run's request with one more thing beside it, to copy; nothing where none captures it."""
-    command = typed_with(about, extra)
+def same_capture_with(about: Provenance, *extras: str) -> None:
+    """Draw the command of the run's request with more recorded, to copy; nothing if none records it."""
+    command = typed_with(about, *extras)
     if command is not None:
         st.markdown("The same capture with it:")
         code_block(command, wraps=True)

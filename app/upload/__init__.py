@@ -1,4 +1,4 @@
-"""The Upload page."""
+"""The Upload tab of New run."""
 
 from app.page import Page
 

@@ -28,8 +28,8 @@ _MOST_VALUES = 12  # of a figure in a table; longer ones, such as a value a modu
 _EVIDENCE = ("rung", "check", "side", "control", "outcome", "says", "figures")
 
 
-def verdict(view: selection.View) -> None:
-    """Draw the answer, what would decide or judge, and the checks: open those that somebody can act on."""
+def verdict(view: selection.View) -> Answer:
+    """Draw the answer and return it: name, sentence, first place, size."""
     answer = answer_of(view.run, view.pair)
     with st.container(border=True, key="verdict"):
         st.badge(answer.name, color=wording.VERDICTS.get(answer.name, "gray"))  # type: ignore[arg-type]
@@ -37,17 +37,19 @@ def verdict(view: selection.View) -> None:
         if answer.facts:
             facts = [f"{wording.opening(name)}: **{widgets.escaped(value)}**" for name, value in answer.facts.items()]
             st.markdown(" · ".join(facts))
+    return answer
+
+
+def checks(view: selection.View, answer: Answer) -> None:
+    """Draw what would decide or judge, and every check as a line: open if it failed, the others that nobody can act on
+    folded.
+    """
     panel_actions.next_step(view, answer)
-    _checks(view, answer)
-
-
-def _checks(view: selection.View, answer: Answer) -> None:
-    """Draw every check as a line, in order; those to act on are open with their chart, the others folded."""
-    checks = answer.titled_checks
-    rest = [check for check in checks if not _is_open(check[1])]
-    for number, (title, row) in enumerate(checks):
-        if _is_open(row):
-            _check(view, title, row, f"open_check_{number}", is_open=True)
+    every = answer.titled_checks
+    rest = [check for check in every if not _is_to_act_on(check[1])]
+    for number, (title, row) in enumerate(every):
+        if _is_to_act_on(row):
+            _check(view, title, row, f"open_check_{number}", is_open=row.outcome == FAILED)
     if rest:
         counts = Counter(row.outcome for _, row in rest)
         label = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
@@ -60,8 +62,8 @@ def _checks(view: selection.View, answer: Answer) -> None:
         st.caption(answer.not_run_line)
 
 
-def _is_open(row: Evidence) -> bool:
-    """Return whether a check is for somebody to act on: it failed, a control is missing, or it names modules."""
+def _is_to_act_on(row: Evidence) -> bool:
+    """Return whether somebody can act on a check: it failed, a control is missing, or it names modules."""
     return row.outcome in (FAILED, MISSING) or bool(getattr(row.figures, "modules_beyond", ()))
 
 

@@ -97,7 +97,7 @@ def refusal_of(request: CaptureRequest) -> str:
     if not is_seen(model + (request.revision or "")):
         return "The name of the model has characters that cannot be seen, so it is not loaded."
     if model in PACKAGED:
-        return "" if is_here(PACKAGED[model]) else f"{PACKAGED[model].title} is not here; the Capture page gets it."
+        return "" if is_here(PACKAGED[model]) else f"{PACKAGED[model].title} is not here; New run, Capture gets it."
     with suppress(OSError, ValueError, RuntimeError):
         if _HUB_ID.fullmatch(model) or (ROOT / Path(model).expanduser()).exists():
             return ""

@@ -82,7 +82,7 @@ class RunReader(Figures):
         names = [field.name for field in fields(Provenance)]
         about = run.read_run(self._database, "name", "created", "compute_dtype", "vocab", "kept", *names)
         if about["kind"] == "ops":  # core.runs.ops_run reads those
-            shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Ops page show it"
+            shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Machine page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
         kept = about["kept"]

@@ -57,16 +57,18 @@ def typed_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
     return elsewhere.typed(), prompts.decode()
 
 
-def typed_with(about: Provenance, extra: str, *, trusts_code: bool = False) -> str | None:
-    """The command that captures the same with `layers`, `kernels`, `remedies` or `judge` beside it; None where the run
-    has no request, had it asked for already, or continues its prompts, beside which nothing but judging is run.
+def typed_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
+    """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge` beside it; None if the
+    run has no request, asked for one already, or continues its prompts, beside which nothing but judging is run.
 
-    trusts_code: with --trust-remote-code where the run was captured so, for who captured it.
+    trusts_code: with --trust-remote-code if the run was captured so, for who captured it.
     """
     request = request_of(about)
-    if request is None or getattr(request, extra) or (request.tokens and extra != "judge"):
+    if request is None or (request.tokens and extras != ("judge",)):
         return None
-    added: dict[str, Any] = {extra: True}
+    if any(getattr(request, extra) for extra in extras):
+        return None
+    added: dict[str, Any] = dict.fromkeys(extras, True)
     return replace(request, trust_remote_code=request.trust_remote_code and trusts_code, **added).typed()
 
 

@@ -11,6 +11,8 @@ from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.util import calc_hash
 
+from app import navigation
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,10 +33,14 @@ local_script_runner.require_widgets_deltas = _wait_for
 
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
-    """A new viewer who followed a link, before anything is drawn: a switch would draw the gallery first and drop the
-    page's settings.
+    """A new viewer who followed a link to a page or tab, before anything is drawn: a switch would draw the gallery
+    first and drop the page's settings.
     """
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
+    part = navigation.MOVED.get(page, page)
+    page = navigation.PAGE_OF[part].name
+    if part != page:
+        link["tab"] = part
     for key, value in link.items():
         app.query_params[key] = value
     app._page_hash = "" if page == "runs" else calc_hash(page)

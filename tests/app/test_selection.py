@@ -99,7 +99,7 @@ def test_links_to_pages_carry_the_selection_and_say_what_a_run_does_not_hold():
     app = followed("near_ties", run=RUN, position="7")
     links = {link.proto.label: link.proto.query_string for link in app.sidebar.get("page_link")}
     assert len(links) == len(navigation.PAGES)
-    assert {"Flips", "KV cache", "Layers :small[· not captured]", "Kernels :small[· not captured]"} <= set(links)
+    assert {"Flips", "Internals", "New run"} <= set(links)
     assert "position=7" in links["Flips"]
 
 
@@ -171,11 +171,15 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     assert app.query_params["run"] == RUN
 
 
-WITH_SETTINGS = {page.name: page.settings for page in navigation.PAGES if page.settings}
+NOT_IN_THIS_RUN = ("layers", "kernels", "classes", "sweeps")
+WITH_SETTINGS = {
+    part.name: part.settings
+    for part in navigation.PARTS.values()
+    if part.settings and part.name not in NOT_IN_THIS_RUN
+}
 # What free text may ask for: of other settings a value that is not the default is found.
 TEXTS = {
-    ("layers", "module"): "model.layers.1.mlp",
-    ("compare", "with"): "fresh-against-cached",
+    ("side_by_side", "with"): "fresh-against-cached",
     ("runs", "search"): "fresh",
 }
 

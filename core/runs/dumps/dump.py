@@ -311,7 +311,7 @@ def _common_shape(named: _Named) -> tuple[int, ...]:
                 hint = ": one of them is [vocab, positions]; save it transposed (array.T)"
             elif shape[:-1] == common[:-1]:
                 more, least = abs(shape[-1] - common[-1]), min(shape[-1], common[-1])
-                how = f"--holds {PADDED} (on the Upload page, 'Holds') compares the first {least:,}"
+                how = f"--holds {PADDED} (under New run, 'Holds') compares the first {least:,}"
                 hint = f": a vocabulary padded by {more:,} tokens? {how}"
             raise array.refusal(found, f"{shown(first[1].shape)} as '{shown(first[0])}' has{hint}")
     return common

@@ -68,7 +68,7 @@ def test_the_form_comes_back_as_it_was_left():
     app.selectbox(key="capture_model").set_value("smollm2").run()
     app.multiselect(key="capture_variants").set_value(["static"]).run()
     app.switch_page("../pages/runs.py").run()
-    app.switch_page("../pages/capture.py").run()
+    app.switch_page("../pages/new_run.py").run()
     assert not app.exception
     assert not app.checkbox(key="capture_judge").value
     assert app.selectbox(key="capture_model").value == "smollm2"

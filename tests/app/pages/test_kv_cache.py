@@ -35,7 +35,7 @@ def test_the_page_tells_how_much_differs_and_where_it_begins(own_store):
     change = np.concatenate([np.zeros((8, 7, 128), np.uint16), later], axis=1)  # from position 7 on
     parts = both(KvPart(0, 0, "key", 0, bits), bits ^ change) + both(KvPart(0, 0, "value", 0, bits), bits.copy())
     app = opened("kv_cache", run=kv_run(own_store, parts, lengths=(74,)))
-    assert app.title[0].value == "KV cache"
+    assert app.query_params["tab"] == "kv_cache"
     assert "13,086 of 151,552 (8.6%) elements differ" in said(app)
     assert "first in layer 0's keys" in said(app)
     assert "13,086 of 75,776** elements of layer 0's keys" in said(app)

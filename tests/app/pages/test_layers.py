@@ -42,7 +42,7 @@ def figures(app: AppTest) -> dict[str, str]:
 
 def test_the_page_opens_with_the_first_module_and_position_that_differ(growing):
     app = opened(run=growing, prompt="1")
-    assert app.title[0].value == "Layers"
+    assert app.query_params["tab"] == "layers"
     assert "first module that differs, at position 3**: 1 of 8 (12.5%)" in said(app)
     assert figures(app) == {
         "First module": "block 0",
@@ -52,6 +52,7 @@ def test_the_page_opens_with_the_first_module_and_position_that_differ(growing):
     }
     assert len(figures_of(app)) == 3
     assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
+    app.toggle(key="layers_table_all_columns").set_value(True).run()
     assert app.dataframe[0].value["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
 
 
@@ -75,7 +76,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     write_run(own_store, header, calm_sides(header), "bare")
     app = opened(run="bare")
     assert "`--layers`" in app.info[0].value
-    assert codes(app) == [dataclasses.replace(request, layers=True).typed()]
+    assert codes(app) == [dataclasses.replace(request, layers=True, kv=True, kernels=True, remedies=True).typed()]
     uploaded = opened(run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
     assert "dump of logits holds no" in uploaded.info[0].value
 

@@ -47,7 +47,7 @@ def store(built, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("run", ["apart", "parted", "bare", "drafted"])
 def test_every_page_opens(page: str, run: str) -> None:
     text = said(opened(page, run=run))
-    if page in ("heatmap", "repeats"):
+    if page == "heatmap":
         assert "needs whole rows of logits" in text
     elif page != "runs":
         assert NOTE in text

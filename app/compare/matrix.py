@@ -1,4 +1,4 @@
-"""Parts of the Matrix page: the choice of a sweep, its axes and filters, the table, and the cell that is looked at."""
+"""Parts of the Sweeps tab: the choice of a sweep, its axes and filters, the table, and the cell that is looked at."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from app.components.chart_style import (
     layout,
     log_axis,
 )
-from app.shell import exports, selection, store_cache, widgets
+from app.shell import exports, selection, widgets
 from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, Ledger, StoredPlan
@@ -33,15 +33,6 @@ from core.text import number, percent, plural, shown
 ANY = "any"
 _MOST_LINES = 48  # of the chart of growth: more take a browser a second
 _PICKED = "matrix_picked"  # digest of the cell that was picked in the chart after the table's last selection
-
-
-def ledger() -> Ledger:
-    """The sweeps of the store, kept between reruns because it reads each card once."""
-    store = store_cache.store()
-    kept = st.session_state.get("matrix_ledger")
-    if kept is None or kept.store.directory != store.directory:
-        kept = st.session_state["matrix_ledger"] = Ledger(store)
-    return kept
 
 
 def _choice(label: str, options: Sequence[str], default: str, key: str, named: Callable[[str], str] = str) -> str:
@@ -212,8 +203,3 @@ def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
     told = [change.as_json() for change in changes]
     rows = [one["axes"] | {name: one[name] for name in columns} for one in told]
     return pd.DataFrame([row | {"changed": ", ".join(row["changed"])} for row in rows])
-
-
-def empty() -> None:
-    st.info("No sweeps yet. Start one:")
-    widgets.code_block("ulpscope sweep sample_runs/sweep.toml")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from app.ops import parts
 from streamlit.testing.v1 import AppTest
 
-from app.ops import parts
 from app.shell.jobs import ANY_DEVICE
 from core.runs.ops_run import write_ops_run
 from tests.app import opening
@@ -76,7 +76,7 @@ def test_the_chart_has_the_distance_of_every_batch_size():
 def test_other_pages_neither_offer_it_nor_break(own_store):
     write_ops_run(own_store, header(name="these-probes"), [row_of()], run_id="these-probes")
     app = opened("overview", run="these-probes")
-    assert "Ops page shows" in said(app)
+    assert "Machine page shows" in said(app)
     row = app.dataframe[0].value.set_index("name").loc["these-probes"]
     assert row["differ"] == "operations"
     assert pd.isna(row["flips"])

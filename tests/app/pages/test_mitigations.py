@@ -1,4 +1,4 @@
-"""Remedies of a pair on the Overview page."""
+"""Mitigations of a pair on the Internals page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.core.runs.remedy_runs import ROWS, remedy_run
 
 
 def test_remedies_are_a_table_with_the_advice_above_it(own_store):
-    app = opened("overview", run=remedy_run(own_store))
+    app = opened("mitigations", run=remedy_run(own_store))
     assert not app.exception
     (table,) = [frame.value for frame in app.dataframe if "variant_share" in frame.value]
     assert table["name"].tolist() == ["as it is", "float32", "invariant"]
@@ -17,6 +17,6 @@ def test_remedies_are_a_table_with_the_advice_above_it(own_store):
     assert ROWS[2].refusal in plain(app)
 
 
-def test_a_pair_without_remedies_has_no_section(own_store):
-    app = opened("overview", run=remedy_run(own_store, rows=()))
-    assert "Remedies" not in [heading.value for heading in app.subheader]
+def test_a_pair_without_mitigations_has_no_tab(own_store):
+    app = opened("internals", run=remedy_run(own_store, rows=()))
+    assert "Mitigations" not in [tab.label for tab in app.tabs]

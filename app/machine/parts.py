@@ -1,4 +1,4 @@
-"""Parts of the Ops page: the form that probes this machine, the choice of probes, their table and chart."""
+"""Parts of the Machine page: the form that probes this machine, the choice of probes, their table and chart."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Ops: which torch operations of a machine keep their bits from run to run, over batch sizes and row positions."""
+"""Machine: which torch operations of a machine keep their bits from run to run, over batch sizes and row positions."""
 
 import streamlit as st
 
 from app.components import plots
 from app.hosting import members
-from app.ops import PAGE, parts
+from app.machine import PAGE, parts
 from app.shell import exports, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
 from core.text import legible, plural

@@ -1,11 +1,11 @@
-"""The Ops page."""
+"""The Machine page."""
 
 from app.page import Page, PageSetting, words
 from core.numerics.formats import LOGIT_FORMATS
 
 PAGE = Page(
-    "ops",
-    "Ops",
+    "machine",
+    "Machine",
     "store",
     (
         PageSetting("probes", "ops_run", ""),

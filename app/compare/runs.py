@@ -1,0 +1,89 @@
+"""Two or more runs side by side, before and after an upgrade, in two dtypes, on two devices."""
+
+from functools import partial
+
+import streamlit as st
+
+from app.compare import charts, parts
+from app.components import plots, tables
+from app.shell import exports, selection, widgets
+from core.runs.queries.compare import distribution, flips, same_tokens, sentence
+from core.text import file_name
+
+BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
+
+
+def draw(view: selection.View) -> None:
+    """Draw the tab."""
+    compared = parts.pick(view)
+    if len(compared) == 1:
+        st.info(
+            "Choose a run to compare with: the same prompts before and after an upgrade, in another dtype or device."
+        )
+        return
+    is_same = same_tokens(compared)
+    found = flips(compared)
+    if is_same is False:
+        found = found[:0]
+        st.warning("These runs have different tokens: compare rates only. Positions and flips cannot be matched.")
+    st.markdown(sentence(compared, found))
+    titles = parts.names(compared)
+    differs = parts.provenance(compared, [widgets.escaped(title) for title in titles])
+    if not differs.empty:
+        st.subheader("Config diff")
+        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs.map(widgets.escaped), border="horizontal")
+    st.subheader("Figures")
+    figures = parts.figure_texts(compared, titles)
+    height = widgets.table_height(len(figures), len(figures))
+    widgets.room("figures", height).dataframe(figures, key="compare_figures", height=height)
+    dtypes = {one.run.header.compute_dtype for one in compared}
+    unit = "each run's own dtype: the units differ." if len(dtypes) > 1 else f"{dtypes.pop()}."
+    st.caption(f"Over all positions; in brackets the ratio to the first run. ULPs of {unit}")
+
+    stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in compared)])
+    _, right = st.columns(2, vertical_alignment="bottom")
+    by = (
+        right.segmented_control("By position", list(BY), format_func=BY.__getitem__, required=True, key="compare_by")
+        or "max_abs"
+    )
+    left, right = st.columns(2)
+    with left:
+        plots.draw(
+            charts.runs_by_distance([(title, distribution(one)) for title, one in zip(titles, compared, strict=True)]),
+            key="compare_distributions",
+            picture=exports.picture(f"{stem}-distances", titles),
+        )
+        st.caption("Share of the logits at least so many ULPs apart, both axes log.")
+    with right:
+        prompt = [one.table[one.table["prompt"] == view.prompt] for one in compared]
+        plots.draw(
+            charts.runs_by_position(list(zip(titles, prompt, strict=True)), by, tables.label(by), view.position),
+            key="compare_positions",
+            picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
+        )
+        st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
+
+    if is_same is not False:
+        st.subheader("Shared and unique flips")
+        if is_same is None:
+            st.caption("Some runs have no token ids; positions are matched by number.")
+        if found.empty:
+            st.write("No run has a flip.")
+        else:
+            listed = parts.flip_texts(found, compared, titles)
+            tables.draw(
+                listed,
+                "compare_flips",
+                on_select=partial(selection.select_row, listed, "compare_flips"),
+                selection_mode="single-row",
+            )
+            st.caption(
+                "Reference token → variant token; empty if the run does not flip there. Shared flips come first."
+            )
+    files = {
+        "figures": partial(parts.exported, compared),
+        f"by position of prompt {view.prompt}": partial(parts.by_position, compared, view.prompt),
+        "distances in ULPs": partial(parts.distances, compared),
+        "flips": found.assign(run=[compared[place].run.run_id for place in found["run"]]),
+    }
+    exports.download(files, stem, "compare")

@@ -1,0 +1,45 @@
+"""Sweeps: cells of a sweep as a table of two of its axes, live while it runs; a cell leads to its run."""
+
+import time
+
+import streamlit as st
+
+from app.compare import matrix as parts
+from app.shell import exports, selection, store_cache, widgets
+from app.shell.widgets import PAGES
+from core.sweeps.ledger import RUNNING
+from core.sweeps.matrix import matrix_of, sentence
+from core.text import file_name
+
+
+def draw(_: selection.View | None) -> None:
+    """Draw the tab."""
+    if page := st.session_state.pop("matrix_to", None):
+        st.switch_page(PAGES / f"{page}.py")
+    ledger = store_cache.ledger()
+    plan = parts.pick(ledger.plans())
+    changes = parts.changes_of(ledger, plan)
+    st.markdown(f"**{widgets.escaped(plan.name)}**: {widgets.escaped(sentence(changes))}")
+    axes = parts.axes_of(changes)
+    shown = parts.filters(changes, axes)
+    matrix = matrix_of(shown, *axes, str(st.session_state["matrix_figure"]))
+    selected = parts.table(matrix)
+    st.caption(
+        "Of several cells at a place the gravest verdict and how many have it, or the largest figure; Δ: bits, flips or"
+        " verdict of one changed since its last good run."
+    )
+    if selected is not None:
+        parts.cell(selected)
+    parts.growth(matrix)
+    exports.download({"cells": lambda: parts.exported(shown)}, f"{file_name(plan.name)}-matrix", "matrix")
+
+    is_live = any(change.state.state == RUNNING for change in changes)
+    drawn = st.session_state["matrix_drawn"] = time.monotonic()
+
+    @st.fragment(run_every=2.0 if is_live else None)
+    def watch() -> None:
+        """Draw the page anew while cells are being computed."""
+        if is_live and time.monotonic() - drawn > 1.0:
+            st.rerun()
+
+    watch()

@@ -1,0 +1,80 @@
+"""Kernels: what each side launched, side by side: what only one side did, what it did more often, in which module."""
+
+import streamlit as st
+
+from app.components import tables
+from app.internals import parts
+from app.shell import exports, selection, store_cache, widgets
+from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
+from core.text import plural
+
+SHOWN = {"all": "all", "differ": "what differs", "products": "products and reductions"}
+
+
+def draw(view: selection.View) -> None:
+    """Draw the tab."""
+    run, pair, stamp = view.run, view.pair.index, store_cache.stamp_of(view.run)
+    names = view.pair.reference, view.pair.variant
+    start = store_cache.cached("kernel place", stamp, (pair,), lambda: where_it_starts(run, pair))
+    files = {}
+    if start is not None:
+        st.subheader("Where it starts")
+        st.markdown(place_in_words(start, names, names_prompt=len(run.header.prompts) > 1, has_shapes=False))
+        if len(start.kernels):
+            columns = ["name", "library", "reference_details", "variant_details", "only", "modules"]
+            tables.draw(parts.kernel_texts(start.kernels)[columns], "kernels_there", 8)
+            st.caption("Kernels since the last matching module.")
+            files["where it starts"] = start.kernels
+    elif pair in run.pairs_with_layers:
+        st.success("No module that was compared differs, so no kernel is where it starts.")
+    else:
+        st.info("Capture with `--layers` beside `--kernels` to see what ran in the first module that differs.")
+        widgets.same_capture_with(run.header.provenance, "layers")
+    st.subheader("All kernels")
+    every = store_cache.cached("kernels", stamp, (pair,), lambda: side_by_side(run, pair))
+    st.markdown(in_words(every, names))
+    watched = run.query("SELECT * FROM kernel_side WHERE side IN (0, ?) ORDER BY side", pair + 1)
+    counts = [
+        f"{row.forwards:,} of {row.forwards_of:,} of `{widgets.code(name)}`"
+        for row, name in zip(watched.itertuples(), names, strict=True)
+    ]
+    st.caption(f"Profiled forwards: {', '.join(counts)}; prompt 0. Launches and µs are per forward, profiler included.")
+    which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
+    with which:
+        listed = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
+    libraries = ["any", *every["library"].unique()]
+    with what:
+        library = parts.measure("Source", libraries, {name: name for name in libraries}, "kernels_library")
+    if place.toggle("Split by module", key="kernels_apart"):
+        every = side_by_side(run, pair, "place")
+    is_listed = {
+        "all": every["name"].notna(),
+        "differ": (every["only"] != "") | every["is_multiplied"],
+        "products": every["is_reducing"],
+    }
+    table = every[is_listed[listed] & ((library == "any") | (every["library"] == library))]
+    if table.empty:
+        st.success("No kernel of that kind ran, or none differs.")
+        return
+    columns = ["name", "library", "reference_launches", "variant_launches", "ratio", "only", "reference_microseconds"]
+    picked = tables.draw(
+        parts.kernel_texts(table)[[*columns, "variant_microseconds", "places", "reference_details", "variant_details"]],
+        "kernels_table",
+        on_select="rerun",
+        selection_mode="single-row",
+    )
+    st.caption(
+        f"{plural(len(table), 'kernel')} of {len(every):,}; what differs first, then by time. Click one for its places."
+    )
+    lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
+    files |= {"side by side": every, "reference": run.query(lists, 0), "variant": run.query(lists, pair + 1)}
+    if (rows := picked["selection"]["rows"]) and rows[0] < len(table):
+        chosen = table.iloc[rows[0]]
+        st.subheader(widgets.escaped(chosen["name"]))
+        files["places"] = run.query(
+            """SELECT if(side = 0, 'reference', 'variant') AS side, module, detail, launches, microseconds FROM kernel
+               WHERE side IN (0, ?) AND library = ? AND name = ? ORDER BY side, ordinal""",
+            *(pair + 1, chosen["library"], chosen["name"]),
+        )
+        tables.draw(files["places"], "kernel_places", 12)
+    exports.download(files, exports.file_stem(view, "kernels"), "kernels")

@@ -1,0 +1,96 @@
+"""KV cache: which keys and values differ after the whole prompt, by layer and head, by layer and position."""
+
+from functools import partial
+
+import streamlit as st
+
+from app.components import plots, tables
+from app.internals import charts, parts
+from app.shell import exports, selection, store_cache
+from core.runs.queries.caches import MEASURES, cells, merged, sentence, summaries
+from core.runs.tables.kv_cache import KINDS
+from core.text import number, percent, plural
+
+
+def draw(view: selection.View) -> None:
+    """Draw the tab."""
+    run, pair, stamp = view.run, view.pair.index, store_cache.stamp_of(view.run)
+    lead = st.container()
+    prompt = parts.prompt_in_scope(view, "kv_scope")
+    found = store_cache.cached("caches", stamp, (pair,), lambda: summaries(run, pair)).get(prompt)
+    if found is None:
+        st.info(f"Prompt {view.prompt} has no caches to compare; choose all prompts above.")
+        return
+    together, text = found["together"], sentence(found, names_prompt=prompt is None)
+    if not together["neq"]:
+        logits = view.table if prompt is None else view.prompt_table
+        see = " The logits do differ: see Layers for where that begins." if logits["neq"].any() else ""
+        lead.success(text + see)
+        return
+    lead.markdown(text)
+    if together["nonfinite_mismatch"]:
+        st.error(
+            f"NaN or infinity on one side only in {plural(together['nonfinite_mismatch'], 'element')} of the caches."
+            " Unless the dtype overflows (float16 beyond 65,504), rounding cannot produce it."
+        )
+    figures = st.columns(5)
+    for column, part in zip(figures, ("keys", "values"), strict=False):
+        one = found[part]
+        share, of = (
+            ("none", None) if one is None else (percent(one["neq_share"]), f"{one['neq']:,} of {one['elements']:,}")
+        )
+        column.metric(f"{part.capitalize()} differ", share, help=of)
+    figures[2].metric("RMS row ULPs", number(together["rms_row_ulps"], 3))
+    figures[3].metric("Max row ULPs", number(together["max_row_ulps"], 3))
+    figures[4].metric("First layer", f"{together['first_layer']}")
+
+    measure = parts.measure("Measure", ["neq_share", "max_row_ulps", "max_ulps", "rms"], charts.MEASURES, "kv_measure")
+    heads = store_cache.cached(
+        "heads", stamp, (pair, prompt), lambda: merged(run, pair, prompt, "layer", "kind", "head")
+    )
+    plots.draw(
+        plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure),
+        key="kv_heads",
+        picture=exports.picture_of(view, f"kv-heads-{measure}"),
+    )
+    st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Grey: equal.")
+
+    title, which = st.columns([3, 2], vertical_alignment="bottom")
+    title.subheader(f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}")
+    kind = which.segmented_control("Of", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
+    by = measure if measure in MEASURES else "neq_share"
+    grid = store_cache.cached(
+        "cache map", stamp, (pair, view.prompt, kind, by), lambda: cells(run, pair, view.prompt, kind, by)
+    )
+
+    if len(grid):
+        names = {layer: f"layer {layer}" for layer in grid["row"]}
+        ticks = {layer: str(layer) for layer in grid["row"]}
+        plots.draw(
+            plots.cached(
+                run,
+                (pair, view.prompt, kind, by, view.position),
+                charts.position_map,
+                grid,
+                names,
+                ticks,
+                by,
+                view.position,
+            ),
+            key="kv_map",
+            on_pick=partial(plots.select_position, "kv_map", 1),
+            picture=exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True),
+        )
+        st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Grey: equal.")
+
+    st.subheader("By layer")
+    layers = merged(run, pair, prompt, "layer", "kind")
+    hidden = [] if together["nonfinite_mismatch"] else ["nonfinite_mismatch"]
+    tables.draw(layers.drop(columns=hidden), "kv_table")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        files: dict = {
+            "by layer": layers,
+            "by prompt, layer and head": partial(run.rows, "kv", pair=pair),
+            "by position": partial(run.rows, "kv_position", pair=pair, prompt=view.prompt),
+        }
+        exports.download(files, exports.file_stem(view, "kv"), "kv")

@@ -1,0 +1,140 @@
+"""Layers: which module's output differs first, how that grows with depth beside the noise floor, at which positions."""
+
+from functools import partial
+
+import numpy as np
+import streamlit as st
+
+from app.components import plots, tables
+from app.internals import charts, parts
+from app.shell import exports, selection, store_cache, widgets
+from core.runs.queries.layers import cells, first_module, furthest_module, modules, says_little, sentence
+from core.text import file_name, number, out_of, percent, plural, visible
+
+
+def draw(view: selection.View) -> None:
+    """Draw the tab."""
+    run, pair, prompts = view.run, view.pair.index, view.run.header.prompts
+    lead = st.container()
+    prompt = parts.prompt_in_scope(view, "layers_scope")
+    table = store_cache.cached("modules", store_cache.stamp_of(run), (pair, prompt), lambda: modules(run, pair, prompt))
+    if table.empty:
+        st.info(f"None of the positions looked at is in prompt {view.prompt}; choose all prompts above.")
+        return
+    text = sentence(run, pair, table, names_prompt=prompt is None)
+    first, furthest = first_module(table), furthest_module(table)
+    positions = int(table["positions"].max())
+    total = sum(each.positions for number, each in enumerate(prompts) if prompt in (None, number))
+    if first is None:
+        lead.success(f"{text} That is at {plural(positions, 'position')}.")
+        return
+    lead.markdown(text)
+    has_floor = bool(table["floor_rms"].notna().any())
+    if not has_floor:
+        st.markdown("No noise floor was run for the modules; capture with `--layer-floor 2` to have one.")
+    if furthest is not None:
+        name = widgets.code(furthest.module)
+        st.markdown(f"Highest ratio to the noise floor: `{name}`, {number(furthest.ratio, 3)}x.{says_little(furthest)}")
+    beyond = table[np.isinf(table["ratio"])]
+    if len(beyond):
+        name = widgets.code(beyond["module"].iloc[0])
+        st.markdown(
+            f"In {plural(len(beyond), 'module')} the pair differs and no reordering does, the first is `{name}`."
+        )
+    broken = table[table["nonfinite_mismatch"] > 0]
+    if len(broken):
+        count, name = plural(int(broken["nonfinite_mismatch"].iloc[0]), "element"), broken["module"].iloc[0]
+        st.error(
+            f"NaN or infinity on one side only, first in {count} of `{widgets.code(name)}`. Unless the dtype overflows"
+            " (float16 beyond 65,504), rounding cannot produce it."
+        )
+    last = table.iloc[-1]
+    figures = st.columns(4)
+    figures[0].metric(
+        "First module", charts.short_name(first.module, first.kind, first.block), help=visible(first.module)
+    )
+    figures[1].metric("Logits that differ", percent(last["neq_share"]), help=out_of(last["neq"], last["elements"]))
+    worst = "no floor" if not has_floor else "floor is 0" if len(beyond) and furthest is None else "0"
+    figures[2].metric("Max ratio to floor", worst if furthest is None else f"{number(furthest.ratio, 3)}")
+    figures[3].metric("Positions", f"{positions:,} of {total:,}")
+
+    names = ["", *table["module"]]
+    if st.session_state.get("layers_module") not in names:
+        st.session_state["layers_module"] = ""
+    opened = table[table["module"] == (st.session_state["layers_module"] or first.module)].iloc[0]
+
+    def open_module(chart: str) -> None:
+        """Open the clicked module, and on the map select the position."""
+        place, position = plots.chosen(chart, 0), plots.chosen(chart, 1)
+        if place is not None and (table["ordinal"] == place).any():
+            st.session_state["layers_module"] = table.loc[table["ordinal"] == place, "module"].iloc[0]
+        if chart == "layers_map" and position is not None:
+            selection.select(position=position)
+
+    st.subheader("Growth over depth")
+    plots.draw(
+        charts.module_growth(table, opened["ordinal"]),
+        key="layers_growth",
+        on_pick=partial(open_module, "layers_growth"),
+        picture=exports.picture_of(view, "layers-growth"),
+    )
+    st.caption("RMS diff per module (native units). Dotted: noise floor.")
+
+    title, which = st.columns([3, 5], vertical_alignment="bottom")
+    title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
+    with which:
+        options = [name for name in ("ratio", "neq_share", "max_row_ulps", "max_ulps") if has_floor or name != "ratio"]
+        measure = parts.measure("Color", options, charts.MEASURES, "layers_measure")
+    grid = store_cache.cached(
+        "module map",
+        store_cache.stamp_of(run),
+        (pair, view.prompt, measure),
+        lambda: cells(run, pair, view.prompt, measure),
+    )
+    if len(grid):
+        plots.draw(
+            charts.position_map(grid, *charts.names_of(modules(run, pair, view.prompt)), measure, view.position),
+            key="layers_map",
+            on_pick=partial(open_module, "layers_map"),
+            picture=exports.picture_of(view, f"layers-{measure}", of_prompt=True),
+        )
+        st.caption(f"Modules x positions, {charts.MEASURES[measure]}. Grey: equal.")
+
+    st.subheader("Module")
+    begins_at = visible(first.module)
+    st.selectbox(
+        "Module",
+        names,
+        key="layers_module",
+        label_visibility="collapsed",
+        format_func=lambda name: visible(name) if name else f"the first that differs: {begins_at}",
+    )
+    share = out_of(opened["neq"], opened["elements"])
+    st.markdown(
+        f"`{widgets.code(opened['module'])}`, {widgets.escaped(opened['kind'])}: {share} of its elements differ."
+    )
+    along = run.rows("layer_position", pair=pair, prompt=view.prompt, ordinal=opened["ordinal"])
+
+    if along["neq"].any():
+        plots.draw(
+            charts.module_positions(along, view.position),
+            key="layers_module_chart",
+            on_pick=partial(plots.select_position, "layers_module_chart"),
+            picture=exports.picture_of(view, f"layers-{file_name(opened['module'])}", of_prompt=True),
+        )
+        st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Dotted: noise floor.")
+    else:
+        st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
+
+    st.subheader("Modules")
+    hidden = ["ordinal", "block", "positions", *(["first_prompt"] if prompt is not None else [])]
+    hidden += [] if len(broken) else ["nonfinite_mismatch"]
+    first_columns = ["module", "kind", "neq_share", "rms", "floor_rms", "ratio", "first_position"]
+    columns = [name for name in dict.fromkeys([*first_columns, *table.columns]) if name not in hidden]
+    tables.draw(table.assign(module=table["module"].map(visible))[columns], "layers_table")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        files: dict = {
+            "by prompt and module": partial(run.rows, "layer", pair=pair),
+            "by module and position": partial(run.rows, "layer_position", pair=pair, prompt=view.prompt),
+        }
+        exports.download(files, exports.file_stem(view, "layers"), "layers")

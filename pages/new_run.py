@@ -1,0 +1,18 @@
+"""New run: upload a dump, capture a model, probe a server; watch, cancel, open the finished run."""
+
+import streamlit as st
+
+from app.capture import page as capture
+from app.hosting import members
+from app.navigation import NEW_RUN
+from app.probe import page as probe
+from app.shell import selection, tabs, widgets
+from app.shell.widgets import PAGES
+from app.upload import page as upload
+
+if st.session_state.get("opened"):
+    st.switch_page(PAGES / "overview.py")
+if not members.may_change():
+    widgets.title(NEW_RUN)
+    members.stop_if_read_only()
+tabs.draw(NEW_RUN, selection.current_view(), {"upload": upload.draw, "capture": capture.draw, "probe": probe.draw})
