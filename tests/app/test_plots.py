@@ -21,7 +21,6 @@ DRAWS = {"bar", "heatmap", "scatter"}  # what our figures are made of
 @pytest.mark.parametrize(
     ("page", "run", "count"),
     [
-        ("overview", "fresh-against-cached", 3),
         ("near_ties", "fresh-against-cached", 3),
         ("layers", "where-it-starts", 3),
     ],
