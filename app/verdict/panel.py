@@ -32,11 +32,10 @@ def verdict(view: selection.View) -> Answer:
     """Draw the answer and return it: name, sentence, first place, size."""
     answer = answer_of(view.run, view.pair)
     with st.container(border=True, key="verdict"):
-        st.badge(answer.name, color=wording.VERDICTS.get(answer.name, "gray"))  # type: ignore[arg-type]
-        st.markdown(widgets.marked(wording.opening(answer.sentence), bold=True))
-        if answer.facts:
-            facts = [f"{wording.opening(name)}: **{widgets.escaped(value)}**" for name, value in answer.facts.items()]
-            st.markdown(" · ".join(facts))
+        badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escaped(answer.name)}]"
+        st.markdown(f"{badge} {widgets.marked(wording.opening(answer.sentence), bold=True)}")
+        if answer.place:
+            st.markdown(f"First place: **{widgets.escaped(answer.place)}**")
     return answer
 
 
