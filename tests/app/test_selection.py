@@ -173,15 +173,10 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
 
 NOT_IN_THIS_RUN = ("layers", "kernels", "classes", "sweeps")
 WITH_SETTINGS = {
-    part.name: part.settings
-    for part in navigation.PARTS.values()
-    if part.settings and part.name not in NOT_IN_THIS_RUN
+    part.name: part.settings for part in navigation.PARTS.values() if part.settings and part.name not in NOT_IN_THIS_RUN
 }
 # What free text may ask for: of other settings a value that is not the default is found.
-TEXTS = {
-    ("side_by_side", "with"): "fresh-against-cached",
-    ("runs", "search"): "fresh",
-}
+TEXTS = {("side_by_side", "with"): "fresh-against-cached", ("runs", "search"): "fresh"}
 
 
 def is_checked(setting: PageSetting) -> bool:
