@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,23 +11,19 @@ from typing import Any, Literal
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
 from ..runs.dumps.containers import open_container
-from ..runs.dumps.dump import GIB, open_dump
+from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
 from ..runs.file.bounds import MAX_SIDES
-from ..runs.file.evidence import Check
+from ..runs.file.evidence import Check, SentFigures
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
 from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
-from ..runs.topk.alignment import aligned
-from ..runs.topk.files import are_payloads, read_sides
-from ..runs.topk.pairing import pairs_of, vocabulary_size
+from ..runs.topk.files import are_payloads
 from ..runs.topk.payloads.bounded_json import is_payload
-from ..runs.topk.tables import most_sent
 from ..runs.topk.tokens import FORMAT, are_tokens
 from ..text import plural, shown
 from .ingest import ingest
-from .lists import grid_words, sent_evidence
 
 _MAX_BYTES = 64 * GIB  # as a dump may have
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
@@ -59,88 +55,72 @@ def headers_of(path: Path) -> Headers:
     return Headers("array" if len(sides) == 1 else "dump", described)
 
 
-def understood(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
+def understood(
+    paths: Sequence[Path], *, on_progress: Callable[[int, int], None] = lambda *_: None, **taken_as: Any
+) -> dict[str, Any]:
     """Describe the run that `paths` would make, as JSON has it: one file, or two of one array each.
 
-    options: of open_dump. DumpError or StoreError if it cannot be taken.
+    taken_as: compute_dtype, reference and holds of open_dump. DumpError or StoreError if it cannot be taken.
     """
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")
         described = _run(paths[0])
-    elif are_tokens(paths):
-        described = _tokens(paths)
+    elif are_tokens(paths) or are_payloads(paths):
+        described = _responses(paths, **taken_as)
     else:
-        described = _responses(paths) if are_payloads(paths) else _dump(paths, **options)
+        with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
+            described = _dump(dump)
     return {"files": [shown(path.name) for path in paths], **described}
 
 
-def _dump(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
-    with open_dump(paths, **options) as dump:
-        first = dump.prompts[0]
-        return {
-            "kind": "dump",
-            "sides": [{"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides],
-            "prompts": len(dump.prompts),
-            "positions": dump.rows,
-            "vocab": dump.vocab,
-            "compute_dtype": dump.compute_dtype,
-            "dtype_reason": dump.dtype_reason,
-            "tokens": "ids and texts" if first.token_texts else "ids" if first.token_ids else "none",
-            "emitted": len(dump.generations),
-            "meta": dump.meta,
-            "warnings": list(dump.warnings),
-            "logits_bytes": dump.rows * dump.vocab * format_named(dump.compute_dtype).itemsize * len(dump.sides),
-        }
-
-
-def _responses(paths: Sequence[Path]) -> dict[str, Any]:
-    """processed: whether temperature, penalties or a mask are in a side's values, null if a payload does not say."""
-    sides = aligned(read_sides(paths))
-    pairs = pairs_of(sides)
-    described = []
-    for side in sides:
-        flags = {response.processed for response in side.responses}
-        described.append(
-            {
-                "name": side.name,
-                "source_dtype": f"{side.values}s of at most {plural(most_sent(side), 'token')} per position",
-                "formats": sorted({response.format for response in side.responses}),
-                "processed": True if True in flags else False if flags == {False} else None,
-            }
-        )
-    rows = [row for pair in pairs for row in sent_evidence(pair)]
-    grids = zip(sides, pairs[0].grids, strict=False)
+def _dump(dump: Dump) -> dict[str, Any]:
+    first = dump.prompts[0]
     return {
-        "kind": "responses",
-        "sides": described,
-        "prompts": len(sides[0].responses),
-        "positions": len(pairs[0].positions),
-        "vocab": vocabulary_size(sides),
-        "compute_dtype": pairs[0].compute_dtype,
-        "dtype_reason": " ".join(f"{side.name}: {grid_words(grid)}." for side, grid in grids),
-        "tokens": "ids" if pairs[0].keys == "token_id" else "texts",
-        "warnings": list(dict.fromkeys(row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT))),
+        "kind": "dump",
+        "sides": [{"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides],
+        "prompts": len(dump.prompts),
+        "positions": dump.rows,
+        "vocab": dump.vocab,
+        "compute_dtype": dump.compute_dtype,
+        "dtype_reason": dump.dtype_reason,
+        "tokens": "ids and texts" if first.token_texts else "ids" if first.token_ids else "none",
+        "emitted": len(dump.generations),
+        "meta": dump.meta,
+        "warnings": list(dump.warnings),
+        "logits_bytes": dump.rows * dump.vocab * format_named(dump.compute_dtype).itemsize * len(dump.sides),
     }
 
 
-def _tokens(paths: Sequence[Path]) -> dict[str, Any]:
-    """Describe chosen tokens by the run that they make, in a folder that is gone afterwards."""
+def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
+    """Describe responses by the run that they make, in a folder that is gone afterwards.
+
+    processed: whether temperature, penalties or a mask are in a side's values, null if a payload does not say.
+    """
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(store.path_of(ingest(store, paths, run_id="RUN"))) as run:
-            header = run.header
-    sent = {"source_dtype": "log-probabilities of chosen tokens", "formats": [FORMAT], "processed": None}
-    return {
+        path = store.path_of(ingest(store, paths, run_id="RUN", **taken_as))
+        described = _run(path)
+        with RunReader(path) as run:
+            sides = []
+            for side in run.sides:
+                sent = run.rows("response", side=side.index)
+                flags = set(sent["is_processed"].dropna())
+                values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
+                formats = sorted(set(sent["format"])) or [FORMAT]
+                processed = True in flags if flags else None
+                sides.append({"name": side.name, "source_dtype": values, "formats": formats, "processed": processed})
+            keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
+            rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
+    grids = {row.side: f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID}
+    notes = [row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT)]
+    return described | {
         "kind": "responses",
-        "sides": [{"name": side.name, **sent} for side in header.sides],
-        "prompts": len(header.prompts),
-        "positions": header.rows,
-        "vocab": None,
-        "compute_dtype": None,
-        "dtype_reason": "",
-        "tokens": "ids",
-        "warnings": [header.provenance.note] if header.provenance.note else [],
+        "sides": sides,
+        "positions": max(row.figures.positions for row in rows if isinstance(row.figures, SentFigures)),
+        "dtype_reason": " ".join(grids.values()),
+        "tokens": "ids" if "token_id" in keys else "texts",
+        "warnings": list(dict.fromkeys([*notes, *[note] * bool(note)])),
     }
 
 
