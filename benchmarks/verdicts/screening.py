@@ -24,7 +24,7 @@ from core.errors import CaptureError
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import Engine, side_of, whole_side
-from core.judging.screening import NAMED, screen
+from core.judging.validity import NAMED, screen
 from core.numerics.divergence import compare
 from core.numerics.formats import format_named
 from core.numerics.metrics import METRICS

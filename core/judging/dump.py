@@ -27,10 +27,9 @@ from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .judge import OWN, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
 from .places import place_in_words
-from .screening import screen
 from .shrink import shrink_test
 from .uploaded_controls import Squares, UploadedControls
-from .validity import differing, not_finite, not_finite_of, sampling
+from .validity import differing, not_finite, not_finite_of, sampling, screen
 
 WithModel = Callable[["DumpControls"], Controls]
 
@@ -81,14 +80,11 @@ class DumpControls(Controls):
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
             return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical)
-        if dtype != "float32":
-            raise NotAvailableError(f"the pair in {dtype} was not uploaded.")
-        wide = self.uploaded.float32.get(self.names[1])
+        wide = self.uploaded.float32.get(self.names[1]) if dtype == "float32" else None
         if wide is None:
-            reason = "The same pair in float32, with the same weights and tokens, would decide."
-            if "float32" in self.uploaded.given:
-                reason = f"The dump in float32 has no side '{self.names[1]}', so nothing decides about it."
-            raise NotAvailableError(reason)
+            is_given = "float32" in self.uploaded.given
+            missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
+            raise NotAvailableError(f"{missing}, with the same weights and tokens, would decide.")
         first = wide.first_mismatch
         broken = None if first is None else not_finite(self.header, self.index, wide.mismatches, first)
         return Pair(wide.mean_squares, broken, wide.neq == 0)
@@ -96,8 +92,8 @@ class DumpControls(Controls):
     def floor(self, dtype: str) -> NoiseFloor:
         floor = self.uploaded.floor if dtype == "float32" else ""
         if isinstance(floor, str):
-            is_asked = not floor and dtype == self.dtype == "float32"
-            raise NotAvailableError(f"No noise floor in float32. {self._ways_out()}" if is_asked else floor)
+            is_asked = dtype == self.dtype == "float32"
+            raise NotAvailableError(floor or "A noise floor in float32 would decide." * is_asked)
         return floor
 
     def rerun(self) -> Rerun:
@@ -148,9 +144,9 @@ class DumpControls(Controls):
         smaller = f"In float32 the difference is {three_digits(test.shrink)} times smaller"
         finer = f"float32 is {test.full:,.0f} times finer"
         if self.is_identical:
-            says = f"Only float32 shows a difference: {rms:.3g} logits (rms). {self._ways_out()}"
+            says = f"Only float32 shows a difference: {rms:.3g} logits (rms). A noise floor would decide."
         elif test.outcome == MISSING:
-            says = f"{smaller}, which neither rounding nor a fault explains. {self._ways_out()}"
+            says = f"{smaller}, which neither rounding nor a fault explains. A noise floor would decide."
         elif test.stands_out:
             where = place_in_words(test.first_row, self.lengths)
             says = f"{smaller}, but {where} does not shrink: it is {three_digits(test.worst)}x the median position."
@@ -202,9 +198,3 @@ class DumpControls(Controls):
         )
         control = f"each side in {self.dtype} compared with itself in float32"
         return [Evidence(Check.NARROWING, control, figures, outcome, says)]
-
-    def _ways_out(self) -> str:
-        """Controls that would decide instead; none that was given, or that needs tokens which the dump has not."""
-        can_run = "model" not in self.uploaded.given and all(prompt.token_ids for prompt in self.header.prompts)
-        ways = ["a floor"] * ("floor" not in self.uploaded.given) + ["the model"] * can_run
-        return f"Give {' or '.join(ways)} to decide." if ways else "No other control is left to give."

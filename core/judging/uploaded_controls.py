@@ -36,12 +36,6 @@ _SWAPPED = 10.0  # times nearer to another side in float32 than to itself
 _CROSSED = 8  # sides of which each is compared with every other
 _FIRST_ROWS = 64  # that tell the spread of logits
 _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
-_KINDS = {  # of controls, in words, with the fewest sides
-    "rerun": ("a rerun", 1),
-    "neighbours": ("other neighbours", 1),
-    "float32": ("the pair in float32", 2),
-    "floor": ("a noise floor in float32", _LEAST_PATHS),
-}
 
 
 @dataclass(frozen=True)
@@ -105,8 +99,9 @@ def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArr
 
 def _opened(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
     """Open a control's dump, which has the run's positions and tokens."""
-    what, fewest = _KINDS[kind]
-    fmt = FLOAT32 if kind in ("float32", "floor") else header.format
+    fmt, fewest = header.format, 1
+    if kind in ("float32", "floor"):
+        fmt, fewest = FLOAT32, 2 if kind == "float32" else _LEAST_PATHS
     dtype = None if fmt is FLOAT32 else fmt.name  # detected: an upcast of 16-bit logits is no pair in float32
     dump = open_dump(paths, compute_dtype=dtype, holds=LOGITS, fewest_sides=fewest)
     ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
@@ -119,7 +114,7 @@ def _opened(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
         wrong = "has other token_ids than the run"
     if wrong:
         dump.close()
-        raise DumpError(f"{' and '.join(path.name for path in paths)}: {what} {wrong}.")
+        raise DumpError(f"--{kind} {' and '.join(path.name for path in paths)} {wrong}.")
     return dump
 
 

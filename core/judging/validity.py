@@ -1,4 +1,7 @@
-"""Check whether the two sides of a dump can be compared at all. No check says rounding: that takes a control."""
+"""Check a dump by its own arrays: can they be compared, and does their difference look like rounding?
+
+`python -m benchmarks.verdicts.screening` measures what harmless paths do (docs/verdict_calibration.md).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.formats import values_of
-from ..runs.dumps.source_dtype import are_log_probabilities
+from ..runs.dumps.source_dtype import looks_normalised
 from ..runs.figures import Figures
 from ..runs.file.evidence import (
     FAILED,
@@ -21,14 +24,17 @@ from ..runs.file.evidence import (
     LogsumexpFigures,
     NumbersFigures,
     SamplerFigures,
+    ScreeningFigures,
     ShapesFigures,
     ShiftFigures,
     TruncationFigures,
 )
 from ..runs.file.records import Generation, RunHeader
-from ..text import joined, plural
+from ..runs.queries.flips import beyond_noise, dominating
+from ..text import joined, number, plural
 from .constant_rows import Filling
-from .places import FLOAT16_MAX, NotFinite, place_in_words
+from .judge import KL, ROW_ULPS, STANDS_OUT, STANDS_OUT_MOST
+from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of
 from .statistic import BLOCKS
 from .structure import structure_of
 
@@ -40,49 +46,52 @@ _LEAST_ROWS = 8  # fewer say nothing about a shift
 _LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
 # A shift is believed if half of the rows agree under it, and twice as many as without one.
 _AGREES, _MORE_OFTEN = 0.5, 2.0
-_RANKS = 20
+_FIRST_ROWS = 64  # that tell logits from probabilities
+# float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its grid. Only a dtype
+# that somebody named is taken for the one of the computation.
+NAMED = ("compute dtype declared:", "compute dtype override:")
+FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
 
 
 class _Side(NamedTuple):
-    """A side of a dump. holds: logits, log-probabilities or probabilities; least, largest: logsumexp of a row, nats."""
+    """A side of a dump. holds: logits, log-probabilities or probabilities; logsumexp: of every row, nats."""
 
     name: str
     filling: Filling
-    holds: str = "logits"
-    least: float | None = None
-    largest: float | None = None
+    holds: str
+    logsumexp: NDArray[np.float64]
+
+    @property
+    def is_cut(self) -> bool:
+        return bool(self.filling.rows and np.isneginf(self.filling.value))
+
+
+_Sides = tuple[_Side, _Side]
 
 
 def checks_of(figures: Figures, fillings: Sequence[Filling]) -> list[list[Evidence]]:
-    """Return the validity checks of every pair. fillings: of every side."""
+    """Return the validity checks of every pair: shapes and tokens, and others that find something.
+
+    fillings: of every side.
+    """
     header = figures.header
     first, *others = [_side_of(figures, index, filling) for index, filling in enumerate(fillings)]
     checks = []
     for pair, other in enumerate(others):
-        sides = first, other
-        table = figures.positions(pair)
-        scale, cut, numbers = _scale(sides), _truncation(header, table, sides), _numbers(figures, pair, sides)
-        checks.append([_tokens(header), _shift(table, sides), scale, cut, numbers])
+        sides, table = (first, other), figures.positions(pair)
+        rows = _shift(table, sides), _scale(sides), _truncation(header, table, sides), _numbers(figures, pair, sides)
+        checks.append([_tokens(header), *(row for row in rows if row is not None)])
     return checks
 
 
 def _side_of(figures: Figures, index: int, filling: Filling) -> _Side:
-    """Tell what a side holds by the logsumexp of its rows: 0 for log-probabilities, less if they were cut. The sum of
-    exp(p) over probabilities p lies between V and V + e - 2.
-    """
-    name, vocab, values = figures.header.sides[index].name, figures.header.vocab, figures.logsumexp(index)
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return _Side(name, filling)
-    best = figures.best_tokens(index, 1)["logit"].to_numpy(float)
-    left = filling.others if filling.rows and filling.value < 0 else vocab
-    low, high = np.log(vocab + 1.0) - 0.02 / vocab, np.log(vocab + np.e - 1) + 0.02 / vocab
-    holds = "logits"
-    if (best <= 0).all() and are_log_probabilities(values, left, vocab):
-        holds = "log-probabilities"
-    elif ((values > low) & (values < high)).all() and ((best > 0) & (best <= 1)).all():
-        holds = "probabilities"
-    return _Side(name, filling, holds, float(values.min()), float(values.max()))
+    header = figures.header
+    rows = values_of(figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows)), header.format)
+    rows = rows[~(np.isnan(rows) | np.isposinf(rows)).any(axis=1)]
+    if filling.rows and filling.value < 0:
+        rows = np.where(rows == filling.value, -np.inf, rows)
+    holds = looks_normalised(rows) if len(rows) else ""
+    return _Side(header.sides[index].name, filling, holds or "logits", figures.logsumexp(index))
 
 
 def _tokens(header: RunHeader) -> Evidence:
@@ -98,89 +107,83 @@ def _tokens(header: RunHeader) -> Evidence:
     return Evidence(Check.SHAPES, "shapes, and token ids against the vocabulary", figures, outcome, says)
 
 
-def _shift(table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence:
+def _shift(table: pd.DataFrame, sides: _Sides) -> Evidence | None:
     """Check whether rows of the two sides agree best as they stand or one or two further along."""
     reference, variant = (table[name].astype("Int64") for name in ("reference_token", "variant_token"))
     # of rows t where variant[t + shift] has the argmax of reference[t]
     same = {n: (variant.groupby(table["prompt"]).shift(-n) == reference).dropna() for n in (0, *_SHIFTS)}
     agreed = {shift: float(rows.mean()) if len(rows) else 0.0 for shift, rows in same.items()}
     best = max(_SHIFTS, key=agreed.__getitem__)
-    outcome = PASSED
-    says = f"The argmax is the same at {agreed[0]:.1%} of positions; no shift by a row or two fits better."
-    if len({*reference.dropna(), *variant.dropna()}) < _LEAST_TOKENS or len(same[0]) < _LEAST_ROWS:
-        outcome, says = NOTED, "Too few different argmaxes to tell whether one side is shifted."
-    elif len(same[best]) >= _LEAST_ROWS and agreed[best] >= _AGREES and agreed[best] > _MORE_OFTEN * agreed[0]:
-        outcome, way = FAILED, "later" if best > 0 else "earlier"
-        says = (
-            f"'{sides[1].name}' is shifted: read {plural(abs(best), 'row')} {way}, it has the argmax of"
-            f" '{sides[0].name}' at {agreed[best]:.0%} of positions, else at {agreed[0]:.0%}."
-        )
+    is_varied = len({*reference.dropna(), *variant.dropna()}) >= _LEAST_TOKENS and len(same[best]) >= _LEAST_ROWS
+    if not is_varied or agreed[best] < _AGREES or agreed[best] <= _MORE_OFTEN * agreed[0]:
+        return None
     figures = ShiftFigures(unshifted=agreed[0], **{name: agreed[shift] for shift, name in _SHIFTS.items()})
-    return Evidence(Check.SHIFT, "argmaxes of the two sides, up to two rows apart", figures, outcome, says)
+    read = f"read {plural(abs(best), 'row')} {'later' if best > 0 else 'earlier'}"
+    agrees = f"it has the argmax of '{sides[0].name}' at {agreed[best]:.0%} of positions, else at {agreed[0]:.0%}"
+    says = f"'{sides[1].name}' is shifted: {read}, {agrees}."
+    return Evidence(Check.SHIFT, "argmaxes of the two sides, up to two rows apart", figures, FAILED, says)
 
 
-def _scale(sides: tuple[_Side, _Side]) -> Evidence:
+def _scale(sides: _Sides) -> Evidence | None:
     mine, theirs = sides
-    outcome, says = PASSED, "Both sides hold logits, not probabilities."
+    if mine.holds == theirs.holds == "logits":
+        return None
+    outcome, says = NOTED, f"Both sides hold {mine.holds}, not logits: ULPs, margins and rms are of those."
     if mine.holds != theirs.holds:
         outcome = FAILED
         says = f"'{mine.name}' holds {mine.holds} and '{theirs.name}' holds {theirs.holds}: they cannot be compared."
-    elif mine.holds != "logits":
-        outcome, says = NOTED, f"Both sides hold {mine.holds}, not logits: ULPs, margins and rms are of those."
-    figures = LogsumexpFigures(
-        reference_least_logsumexp=mine.least,
-        reference_largest_logsumexp=mine.largest,
-        variant_least_logsumexp=theirs.least,
-        variant_largest_logsumexp=theirs.largest,
-    )
+    finite = [side.logsumexp[np.isfinite(side.logsumexp)] for side in sides]
+    ends = [
+        float(end) if len(rows) else None
+        for rows in finite
+        for end in (rows.min(initial=np.inf), rows.max(initial=-np.inf))
+    ]
+    figures = LogsumexpFigures(**dict(zip(LogsumexpFigures.__struct_fields__, ends, strict=True)))
     return Evidence(Check.LOGSUMEXP, "logsumexp of every row of both sides", figures, outcome, says)
 
 
-def _truncation(header: RunHeader, table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence:
+def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Evidence | None:
     filled = [side for side in sides if side.filling.rows]
-    least = min((side.filling.others for side in filled), default=None)
-    outcome, says = PASSED, "No value fills more than half of a row."
-    if filled:
-        most, holds = max((side.filling for side in filled), key=lambda filling: filling.rows), filled[0].holds
-        where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
-        who = f"{joined([repr(side.name) for side in filled])} {'holds' if len(filled) == 1 else 'hold'}"
-        if all(map(_is_cut, sides)) and not table["nonfinite_mismatch"].any():
-            outcome = NOTED
-            says = f"Both sides mask more than half of the vocabulary at {where}: only other logits are compared."
-        elif most.value == 0:
-            outcome, says = FAILED, f"{who} rows of zeros at {where}: padding, or rows that were never written."
-        else:
-            outcome, cut = FAILED, f"{holds} cut or masked to {least:,} tokens at {where}, {most.value:g} elsewhere"
-            says = f"{who} {cut}. Save the {holds} before that."
-    figures = TruncationFigures(
-        reference_filled_rows=sides[0].filling.rows, variant_filled_rows=sides[1].filling.rows, least_other_logits=least
-    )
+    if not filled:
+        return None
+    most, holds = max((side.filling for side in filled), key=lambda filling: filling.rows), filled[0].holds
+    least = min(side.filling.others for side in filled)
+    where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
+    who = f"{joined([repr(side.name) for side in filled])} {'holds' if len(filled) == 1 else 'hold'}"
+    cut = f"{holds} cut or masked to {least:,} tokens at {where}, {most.value:g} elsewhere"
+    outcome, says = FAILED, f"{who} {cut}. Save the {holds} before that."
+    if all(side.is_cut for side in sides) and not table["nonfinite_mismatch"].any():
+        outcome = NOTED
+        says = f"Both sides mask more than half of the vocabulary at {where}: only other logits are compared."
+    elif most.value == 0:
+        says = f"{who} rows of zeros at {where}: padding, or rows that were never written."
+    rows = {
+        f"{name}_filled_rows": side.filling.rows for name, side in zip(("reference", "variant"), sides, strict=True)
+    }
+    figures = TruncationFigures(**rows, least_other_logits=least)
     return Evidence(Check.TRUNCATION, "rows that one single value fills to more than a half", figures, outcome, says)
 
 
-def _is_cut(side: _Side) -> bool:
-    return bool(side.filling.rows and np.isneginf(side.filling.value))
-
-
-def _numbers(figures: Figures, pair: int, sides: tuple[_Side, _Side]) -> Evidence:
+def _numbers(figures: Figures, pair: int, sides: _Sides) -> Evidence | None:
     broken, lengths = not_finite_of(figures, pair), figures.header.lengths
-    measured = NumbersFigures(nonfinite_mismatch=0, positions=0, first=None)
-    outcome, says = PASSED, "No logit is NaN or infinite on one side only."
-    if broken is not None:
-        measured = NumbersFigures(
-            nonfinite_mismatch=broken.logits, positions=len(broken.rows), first=broken.place(lengths)
-        )
-        if figures.is_only_masked(pair):
-            is_cut = any(map(_is_cut, sides))
-            outcome, why = (NOTED, "one side is cut") if is_cut else (FAILED, "one side is masked, padded or cut")
-            count, first = plural(broken.logits, "logit is", "logits are"), place_in_words(int(broken.rows[0]), lengths)
-            says = f"{count} -inf on one side only, first at {first}, none is NaN: {why}."
-        else:
-            outcome, measured.token = FAILED, broken.token
-            reason = "masked, padded, never written, or a kernel's fault."
-            if broken.is_overflow and figures.header.compute_dtype != "bfloat16":
-                reason = f"an overflow of float16 (largest {FLOAT16_MAX:,.0f}). Use bfloat16 or float32."
-            says = f"{broken.says(lengths)}: {reason}"
+    if broken is None:
+        return None
+    is_masked, outcome = figures.is_only_masked(pair), FAILED
+    reason = "masked, padded, never written, or a kernel's fault."
+    if broken.is_overflow and figures.header.compute_dtype != "bfloat16":
+        reason = f"an overflow of float16 (largest {FLOAT16_MAX:,.0f}). Use bfloat16 or float32."
+    says = f"{broken.says(lengths)}: {reason}"
+    if is_masked:
+        is_cut = any(side.is_cut for side in sides)
+        outcome, why = (NOTED, "one side is cut") if is_cut else (FAILED, "one side is masked, padded or cut")
+        count, first = plural(broken.logits, "logit is", "logits are"), place_in_words(int(broken.rows[0]), lengths)
+        says = f"{count} -inf on one side only, first at {first}, none is NaN: {why}."
+    measured = NumbersFigures(
+        nonfinite_mismatch=broken.logits,
+        positions=len(broken.rows),
+        first=broken.place(lengths),
+        token=None if is_masked else broken.token,
+    )
     return Evidence(Check.NUMBERS, "NaN and infinities of one side against the other", measured, outcome, says)
 
 
@@ -201,11 +204,8 @@ def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
 def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: tuple[int, float, float]) -> NotFinite:
     """Make one from figures: how many at each position, and the first token with its value on both sides."""
     token, *values = first
-    texts = {
-        i: text for prompt in header.prompts for i, text in zip(prompt.token_ids, prompt.token_texts, strict=False)
-    }
-    text = header.vocabulary.get(token, texts.get(token, ""))
-    return NotFinite(by_row, token, text, (header.sides[0].name, header.sides[pair + 1].name), (values[0], values[1]))
+    names = header.sides[0].name, header.sides[pair + 1].name
+    return NotFinite(by_row, token, header.vocabulary.get(token, ""), names, (values[0], values[1]))
 
 
 def first_mismatch(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> tuple[int, float, float]:
@@ -218,25 +218,16 @@ def first_mismatch(reference: NDArray[np.float32], variant: NDArray[np.float32])
 
 def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:
     """Check the emitted tokens of every side that has some, by side. Of tokens that tie, any may be emitted."""
-    header, checks = figures.header, {}
-    starts = np.cumsum([0, *header.lengths])
-    for index, side in enumerate(header.sides):
+    lengths, checks = figures.header.lengths, {}
+    starts = np.cumsum([0, *lengths])
+    for index, side in enumerate(figures.header.sides):
         emitted = [
             (int(starts[made.prompt]) + made.given_positions - 1 + step, int(token))
             for made in generations
             for step, token in enumerate(made.tokens[index])
         ]
-        if not emitted:
-            continue
-        best = figures.best_tokens(index, _RANKS)
-        rows = starts[best["prompt"]] + best["position"].to_numpy(np.int64)
-        ties = best["logit"] == best["logit"].groupby(rows).transform("max")
-        allowed = best["token_id"][ties].groupby(rows[ties]).agg(set).to_dict()
-        for row, token in emitted:
-            if len(allowed.get(row, ())) == _RANKS and token not in allowed[row]:  # more may tie: the row itself tells
-                values = values_of(figures.read_rows(index, row, row + 1)[0], header.format)
-                allowed[row] = set(np.flatnonzero(values == np.nanmax(values)).tolist())
-        checks[index] = sampler_evidence(emitted, allowed, side.name, header.lengths)
+        if emitted:
+            checks[index] = sampler_evidence(emitted, figures.argmaxes(index, dict(emitted)), side.name, lengths)
     return checks
 
 
@@ -265,11 +256,70 @@ def differing(figures: Figures, pair: int) -> list[Evidence]:
     if not len(rows):
         return []
     shown = structure_of(rows, header.lengths, BLOCKS)
-    says = "Every position differs, the first included."
-    if shown.rows < header.rows:
-        after = " From there on every position differs." if shown.is_tail else ""
-        smaller = f" (or {shown.smaller_block})" if shown.smaller_block else ""
-        block = f" Differences begin at multiples of {shown.block}{smaller}." if shown.block else ""
-        where = place_in_words(int(rows[0]), header.lengths)
-        says = f"{shown.rows:,} of {header.rows:,} positions differ, first {where}.{after}{block}"
+    tail = ", and all after it" if 1 < shown.rows < header.rows and shown.is_tail else ""
+    smaller = f" (or {shown.smaller_block})" if shown.smaller_block else ""
+    block = f"; differences begin at multiples of {shown.block}{smaller}" if shown.block else ""
+    first = place_in_words(int(rows[0]), header.lengths)
+    says = f"{shown.rows:,} of {plural(header.rows, 'position')} differ, first {first}{tail}{block}."
     return [Evidence(Check.DIFFERING, "positions with a bit that differs", shown.figures(of=header.rows), NOTED, says)]
+
+
+def screen(
+    header: RunHeader, positions: pd.DataFrame, causes: Sequence[str] = (), *, has_experts: bool = False
+) -> Evidence:
+    """Screen a pair by its figures at each position, as `run.positions` gives them.
+
+    causes: sentences of simple causes that explain the difference; has_experts: a near tie of the router may choose
+    another expert, which moves a position as far as a bug does. The evidence is noted if undecided.
+    """
+    dtype = header.compute_dtype
+    rounding, bug, step = ROW_ULPS[dtype]
+    rms = np.nan_to_num(positions["rms_row_ulps"].to_numpy(float))
+    size = float(np.sqrt((rms**2).mean()))
+    over_typical = rms / max(float(np.median(rms)), step)
+    worst = float(over_typical.max())
+    kl = float(np.nan_to_num(positions["kl"].to_numpy(float)).mean())
+    outliers = np.flatnonzero(over_typical > STANDS_OUT)
+    flips = int(beyond_noise(positions).sum())
+    first = outliers[0] if len(outliers) else dominating(rms)
+    of_16_bits = size / FLOAT32_STEPS
+    may_be_16_bits = dtype == "float32" and not header.provenance.note.startswith(NAMED)
+    measured = f"The rms difference is {number(size, 3)} row ULPs of {dtype}"
+    outcome = FAILED
+    if causes:
+        says = causes[0]
+    elif kl > KL:
+        says = f"The mean KL is {number(kl, 3)} nats (rounding: up to 0.02): a bug, or other weights."
+    elif len(outliers) and not has_experts:
+        where, ratio = place_in_words(int(outliers[0]), header.lengths), number(float(over_typical[outliers[0]]), 3)
+        reach = f"{ratio}x the median position's (rounding: up to {STANDS_OUT_MOST}x)"
+        says = f"The difference at {where} is {reach}. A mixture of experts may do this (--mixture-of-experts)."
+    elif size > bug and may_be_16_bits and of_16_bits <= ROW_ULPS["bfloat16"][1]:
+        outcome, in_16_bits = NOTED, f"{number(of_16_bits, 3)} if the model computes in bfloat16"
+        says = f"{measured}, {in_16_bits}. Name its --compute-dtype."
+    elif size > bug and not has_experts:
+        causes_of_it = "a bug, other weights, lower precision, or a mixture of experts (--mixture-of-experts)"
+        says = f"{measured} (rounding: up to {rounding:g}): {causes_of_it}."
+    elif size > rounding or worst > STANDS_OUT_MOST or flips:
+        outcome = NOTED
+        reach = f"{number(worst, 3)}x at one position, {plural(flips, 'flip')} beyond the noise"
+        says = f"{measured} (rounding: up to {rounding:g}), {reach}: this does not decide."
+    else:
+        outcome = PASSED
+        says = (
+            f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms). A fault below {rounding:g} row"
+            f" ULPs, or {STANDS_OUT_MOST}x at one position, would not show."
+        )
+    figures = ScreeningFigures(
+        compute_dtype=dtype,
+        rms_row_ulps=size,
+        rounding_row_ulps=rounding,
+        bug_row_ulps=bug,
+        worst_position_ratio=worst,
+        position_ratio_allowed=float(STANDS_OUT_MOST),
+        positions_beyond=len(outliers),
+        flips_beyond_noise=flips,
+        first=None if first is None else place_of(int(first), header.lengths),
+        causes=tuple(causes),
+    )
+    return Evidence(Check.ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)

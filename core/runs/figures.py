@@ -4,12 +4,15 @@ is not placed yet.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
+from ..numerics.formats import values_of
+from ..numerics.sizes import TOP_K
 from .file.database import Database
 from .file.kept import ALL, refusal
 from .file.records import RunHeader
@@ -91,6 +94,18 @@ class Figures:
         asked = "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt, position, rank"
         with self.decoding("table of top tokens"):
             return self._database.table(asked, [side, ranks]).to_pandas()
+
+    def argmaxes(self, side: int, rows: Iterable[int]) -> dict[int, set[int]]:
+        """Return the tokens with the largest logit of some rows of a side; logits are read if all stored ones tie."""
+        best = self.best_tokens(side, TOP_K)
+        best["row"] = self.header.row_of(best["prompt"].to_numpy(), best["position"].to_numpy())
+        ties = best[best["logit"] == best.groupby("row")["logit"].transform("max")]
+        found = ties.groupby("row")["token_id"].agg(set).to_dict()
+        for row in rows:
+            if len(found.setdefault(row, set())) == TOP_K:
+                values = values_of(self.read_rows(side, row, row + 1)[0], self.header.format)
+                found[row] = set(np.flatnonzero(values == np.nanmax(values)).tolist())
+        return found
 
     def stored_cells(self, measure: str, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
         """Heatmap cells over rows [start, stop) of a measure of STORED_CELLS. [cells of positions, cells of tokens]"""

@@ -38,7 +38,7 @@ def test_a_sound_dump_is_likely_rounding_and_names_the_command_that_would_decide
     (pair,) = run.pairs
     assert pair.verdict == "likely rounding"
     assert next_command(run, pair) == f"ulpscope verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz"
-    assert outcomes(run) == {VALIDITY: [PASSED] * 5, SCREENING: [PASSED], FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
+    assert outcomes(run) == {VALIDITY: [PASSED], SCREENING: [PASSED], FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
 
 
 def test_equal_sides_are_identical(tmp_path):
@@ -164,7 +164,7 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
 def test_negative_logits_cut_to_the_top_20_are_no_log_probabilities(tmp_path):
     """As GPT-2's are: their 20 best add up to 1e-16, where 20 of 600 probabilities are a thirtieth at least."""
     run = stored(tmp_path, reference=_top(PLAIN - 60, 20, -np.inf), variant=_top(OTHER - 60, 20, -np.inf))
-    assert {row.check: row.outcome for row in run.evidence(0)}[Check.LOGSUMEXP] == PASSED
+    assert Check.LOGSUMEXP not in {row.check for row in run.evidence(0)}
 
 
 def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
@@ -180,7 +180,7 @@ def test_of_two_tokens_that_tie_nothing_is_called_truncated(tmp_path):
     random = np.random.default_rng(0)
     sides = [random.integers(0, 2, (12, 2)).astype(np.float32) for _ in range(2)]
     run = stored(tmp_path, reference=sides[0], variant=sides[1])
-    assert {row.check: row.outcome for row in run.evidence(0)}[Check.TRUNCATION] == PASSED
+    assert Check.TRUNCATION not in {row.check for row in run.evidence(0)}
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT32], ids=lambda fmt: fmt.name)
