@@ -169,10 +169,10 @@ def _numbers(figures: Figures, pair: int, sides: _Sides) -> Evidence | None:
     if broken is None:
         return None
     is_masked, outcome = figures.is_only_masked(pair), FAILED
-    reason = "masked, padded, never written, or a kernel's fault."
+    reason = "mask, padding or kernel fault"
     if broken.is_overflow and figures.header.compute_dtype != "bfloat16":
-        reason = f"an overflow of float16 (largest {FLOAT16_MAX:,.0f}). Use bfloat16 or float32."
-    says = f"{broken.says(lengths)}: {reason}"
+        reason = f"an overflow of float16 (largest {FLOAT16_MAX:,.0f})"
+    says = f"{broken.says(lengths)}: {reason}."
     if is_masked:
         is_cut = any(side.is_cut for side in sides)
         outcome, why = (NOTED, "one side is cut") if is_cut else (FAILED, "one side is masked, padded or cut")
@@ -303,7 +303,7 @@ def screen(
     elif size > rounding or worst > STANDS_OUT_MOST or flips:
         outcome = NOTED
         reach = f"{number(worst, 3)}x at one position, {plural(flips, 'flip')} beyond the noise"
-        says = f"{measured} (rounding: up to {rounding:g}), {reach}: this does not decide."
+        says = f"{measured} (rounding: up to {rounding:g}), {reach}: undecided."
     else:
         outcome = PASSED
         says = (
