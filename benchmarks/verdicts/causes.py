@@ -120,9 +120,6 @@ def shifted(pair: Pair, strength: float) -> tuple[Values, Values]:
 
 
 def moved(pair: Pair, strength: float) -> tuple[Values, Values]:
-    vocab = pair.y.shape[1]
-    if np.isinf(strength):
-        return pair.x, pair.y[:, np.random.default_rng(0).permutation(vocab)]
     return pair.x, np.roll(pair.y, int(strength), axis=1)
 
 
@@ -186,21 +183,6 @@ def decimals(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, np.round(pair.x, int(strength))
 
 
-def gridded(pair: Pair, strength: float) -> tuple[Values, Values]:
-    """So many bits a row with a scale and an offset of its own, as 8-bit caches of logits hold them."""
-    low, high = pair.x.min(axis=1, keepdims=True), pair.x.max(axis=1, keepdims=True)
-    step = (high - low) / (2**strength - 1)
-    return pair.x, (low + step * np.round((pair.x - low) / step)).astype(np.float32).astype(np.float64)
-
-
-def jumping(pair: Pair, strength: float) -> tuple[Values, Values]:
-    y = pair.y.copy()
-    noise = np.random.default_rng(1).normal(0, strength, y.shape[1])
-    for row in (17, 40):
-        y[row] += noise
-    return pair.x, y
-
-
 def masked_with(pair: Pair, strength: float, best: int = 20) -> tuple[Values, Values]:
     x, y = top_k(pair, best)
     return x, np.where(np.isfinite(y), y, strength)
@@ -259,7 +241,7 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "rows shifted": (("shifted rows",), shifted, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
     "rows swapped": (("other rows",), swapped, (1, 2, 5), BF16, ()),
     "one row repeated": (("repeated rows",), repeated, (0.0, 0.1, 0.4), BF16, SIZES),
-    "ids moved": (("moved ids",), moved, (1, 7, 100, -3, np.inf), BF16, ()),
+    "ids moved": (("moved ids",), moved, (1, 7, 100, -3), BF16, ()),
     "soft cap": (("soft-capping",), capped, (300.0, 100.0, 50.0, 30.0, 10.0), BF16, ()),
     "clamped": (("clamped",), clamped, (5.0, 10.0, 15.0, 20.0), BF16, ()),
     "presence": (("penalty",), presence, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
@@ -298,9 +280,7 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "renormalized top-3": (("renormalized",), and_temperature(top_k, 3), (1.0,), BF16, (3, 5)),
     "the same, temperature": (("temperature", "renormalized"), and_temperature(top_k, 3), (0.7, 2.0), FLOAT32, (3, 5)),
     "rounded": (("rounded",), rounded, (1, 2, 3, 4, 1), FLOAT32, ()),
-    "bits a row": (("rounded",), gridded, (4, 6, 8, 10, 12), FLOAT32, ()),
     "decimals": (("rounded",), decimals, (1, 2, 3, 4, 5), FLOAT32, ()),
-    "jumps": (("jumps",), jumping, (1.0, 3.0, 10.0, 30.0, 100.0), BF16, ()),
 }
 OF_LISTS = ("renormalized top-3", "the same, temperature")
 CLEAN = (BF16, FLOAT32, "continuations-that-part", "where-it-starts", "injected-bug")

@@ -1,14 +1,11 @@
-"""Every hypothesis about a pair in one list, which causes are named, and what was not looked for.
+"""All causes in one list, and the search over it.
 
-A hypothesis is a function `(pair: PairRows) -> Iterator[Cause]` with few parameters; it raises `TooFewError` if the
-pair lacks what it needs. To add one: fit it to the first of `scoring.halves`, let `scoring.score` undo it on the
-second, give the result a name and a sentence, and list the function here. What is only observed has no share that it
-explains. Its test is a planted cause.
+To add one: a function that fits it to half of the rows (`fitted.py`) or sees it (`observed.py`), a line here, and a
+planted cause in `benchmarks/verdicts/causes.py`. It raises `TooFewError` if the pair lacks what it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,97 +15,83 @@ from ...runs.topk.pairing import ListPair, compare_sides
 from ...runs.topk.placeholders import MASKED, clauses
 from ...runs.topk.records import ListSide
 from ...text import opening
-from .observations import jumps, masked, other_tokens, renormalized, sampler, upcast
-from .places import misplaced_rows, moved_ids
+from . import fitted, observed
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
-from .scoring import Cause
-from .tokens import bias, penalty
-from .values import clamped, constant, rounded, soft_capping, temperature
+from .scoring import Cause, Find, left
 
-HYPOTHESES: dict[str, Callable[[PairRows], Iterator[Cause]]] = {
-    "temperature": temperature,
-    "constant": constant,
-    "soft-capping": soft_capping,
-    "clamping": clamped,
-    "penalty": penalty,
-    "logit bias": bias,
-    "coarser dtype": rounded,
-    "upcast": upcast,
-    "shifted, other or repeated rows": misplaced_rows,
-    "moved ids": moved_ids,
-    "masks and padding": masked,
-    "renormalized top-k": renormalized,
-    "other tokens": other_tokens,
-    "sampler": sampler,
-    "jumps": jumps,
+OF_VALUES: dict[str, Find] = {
+    "temperature": fitted.temperature,
+    "constant": fitted.constant,
+    "soft-capping": fitted.soft_capping,
+    "clamped": fitted.clamped,
+    "rounded": fitted.rounded,
 }
-_OF_VALUES = {"temperature", "constant", "soft-capping", "clamped", "penalty", "logit bias", "rounded", "upcast"}
+OF_TOKENS: dict[str, Find] = {"penalty": fitted.penalty, "logit bias": fitted.bias}
+OBSERVED: dict[str, Find] = {
+    "shifted, other or repeated rows": observed.misplaced_rows,
+    "moved ids": observed.moved_ids,
+    "masks and padding": observed.masked,
+    "renormalized top-k": observed.renormalized,
+    "upcast": observed.upcast,
+    "other tokens": observed.other_tokens,
+    "sampler": observed.sampler,
+}
+_FITTED, _MOVED = {*OF_VALUES, *OF_TOKENS}, {"shifted rows", "other rows", "repeated rows", "moved ids"}
 # What another cause brings with it: if that is claimed, this says nothing more.
-_IMPLIED: tuple[tuple[set[str], set[str]], ...] = (
-    ({"logit bias"}, {"penalty"}),
-    ({"sampler", "other rows", "repeated rows"}, {"shifted rows"}),
-    ({"other rows"}, {"moved ids"}),
-    ({*_OF_VALUES, "jumps"}, {"shifted rows", "other rows", "repeated rows", "moved ids"}),
-    ({"upcast"}, _OF_VALUES - {"upcast"}),
-)
+_IMPLIED_BY = {
+    **dict.fromkeys(_FITTED, _MOVED),
+    "sampler": {"shifted rows"},
+    "repeated rows": {"shifted rows"},
+    "other rows": {"shifted rows", "moved ids"},
+    "logit bias": {"penalty", *_MOVED},
+    "upcast": _FITTED,
+}
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Causes that are claimed of a pair, those that explain most first, then observations. rows: how many were looked
-    at, of those compared. looked_for: hypotheses; not_looked_for: what was missing -> those that need it.
+    """Causes that are claimed of a pair, those that explain most first, then observations. says: what was looked at and
+    what there was too little of, '' for equal sides.
     """
 
     causes: list[Cause]
-    rows: int
-    compared: int
-    looked_for: list[str]
-    not_looked_for: dict[str, list[str]]
+    says: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "causes": [cause.to_json() for cause in self.causes], "looked_at": self.says}
-
-    @property
-    def says(self) -> str:
-        """What was looked at and what there was too little of; '' for equal sides."""
-        missing = "".join(f" Not: {', '.join(names)} (needs {what})." for what, names in self.not_looked_for.items())
-        looked_at = f"Looked at {self.rows:,} of {self.compared:,} rows for: {', '.join(self.looked_for)}."
-        return looked_at + missing if self.looked_for else ""
+        return {"causes": [cause.to_json() for cause in self.causes], "looked_at": self.says}
 
 
 def explain(pair: PairRows) -> Explanation:
-    """Run every hypothesis for which a pair has enough rows and values."""
-    causes: list[Cause] = []
+    """Look for every cause for which a pair has enough rows and values."""
     looked_for: list[str] = []
-    not_looked_for: dict[str, list[str]] = {}
-    for name, hypothesis in HYPOTHESES.items():
-        try:
-            causes += hypothesis(_undone(pair, causes) if hypothesis in (penalty, bias) else pair)
-            looked_for.append(name)
-        except TooFewError as error:
-            not_looked_for.setdefault(str(error), []).append(name)
-    best = _best(causes)
-    claimed = {cause.name for cause in causes if cause.undo is None or cause is best}
-    implied = {name for weak, strong in _IMPLIED if claimed & strong for name in weak}
-    if pair.has_constants and claimed & {"renormalized", "penalty", "logit bias"}:  # which move the log-sum too
+    missing: dict[str, list[str]] = {}  # what there was too little of -> causes that need it
+
+    def look_for(finds: dict[str, Find], pair: PairRows) -> list[Cause]:
+        causes: list[Cause] = []
+        for name, find in finds.items():
+            try:
+                causes += find(pair)
+                looked_for.append(name)
+            except TooFewError as error:
+                missing.setdefault(str(error), []).append(name)
+        return causes
+
+    # A penalty may have moved the tokens of the text besides; its amounts are those before a temperature.
+    causes = look_for(OF_VALUES, replace(pair, rows=[row.outside_text() for row in pair.rows]))
+    undone, causes = pair, sorted(causes, key=left)[:1]
+    if causes and (undo := causes[0].undo):
+        factor = causes[0].parameters.get("factor", 1.0)
+        undone = replace(pair, rows=[undo.row(row) for row in pair.rows], factor=factor)
+    causes += [*look_for(OF_TOKENS, undone), *look_for(OBSERVED, pair)]
+    names = {cause.name for cause in causes}
+    implied = {name for name, others in _IMPLIED_BY.items() if names & others}
+    if pair.has_constants and names & {"renormalized", *OF_TOKENS}:  # which move the log-sum too
         implied.add("constant")
-    causes = [cause for cause in causes if cause.name in claimed - implied]
+    causes = [cause for cause in causes if cause.name not in implied]
     causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
-    return Explanation(causes, len(pair.rows), pair.compared, looked_for, not_looked_for)
-
-
-def _best(causes: list[Cause]) -> Cause | None:
-    """Return the cause of all values that leaves least; one that leaves more than noise only if there is no other."""
-    return min((one for one in causes if one.undo), key=lambda one: (not one.is_noise, one.left_rms), default=None)
-
-
-def _undone(pair: PairRows, causes: list[Cause]) -> PairRows:
-    """Return the pair without the cause that all values have."""
-    if (best := _best(causes)) is None or best.undo is None:
-        return pair
-    if not best.is_noise:
-        raise TooFewError("one temperature of all rows")
-    return replace(pair, rows=[best.undo(row) for row in pair.rows], factor=best.parameters.get("factor", 1.0))
+    says = [f"Looked at {len(pair.rows):,} of {pair.compared:,} rows for: {', '.join(looked_for)}."]
+    says += [f"Not: {', '.join(names)} (needs {what})." for what, names in missing.items()]
+    return Explanation(causes, " ".join(says))
 
 
 def explain_pair(run: RunReader, pair: int) -> Explanation:
@@ -117,12 +100,15 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         sides = run.lists()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
     if run.pairs[pair].summary.bit_identical:
-        return Explanation([], 0, run.header.rows, [], {})
+        return Explanation([])
     explanation = explain(rows_of_run(run, pair))
     dtype, figures = run.header.compute_dtype, [row.figures for row in run.evidence(pair)]
     floors = [one.floor_rms_logits for one in figures if isinstance(one, PairFigures) and one.compute_dtype == dtype]
     floor = max(floors, default=0.0)
-    return replace(explanation, causes=[one.in_floors(floor) for one in explanation.causes]) if floor else explanation
+    if not floor:
+        return explanation
+    causes = [replace(one, left_floors=one.left_rms and one.left_rms / floor) for one in explanation.causes]
+    return replace(explanation, causes=causes)
 
 
 def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Explanation:

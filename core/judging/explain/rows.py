@@ -1,4 +1,4 @@
-"""Rows of a pair as hypotheses see them, alike for complete rows and for lists of some tokens."""
+"""Rows of a pair as causes see them, alike for complete rows and for lists of some tokens."""
 
 from __future__ import annotations
 
@@ -20,30 +20,21 @@ from ..constant_rows import is_left_out
 Ids = NDArray[np.int64]
 Values = NDArray[np.floating]
 Flags = NDArray[np.bool_]
-Place = tuple[int, int]  # prompt, position
 FARTHEST = 1e4  # logits: a mask by a number is no further
+LEAST_TOKENS = 3  # of a row that is fitted with a constant of its own, or most of whose tokens are not moved
 _MOST_PLACES, _BLOCK = 48, 8  # in blocks of consecutive ones
 _MOST_LOGITS = 1 << 22  # of a side that are read, but two blocks at least
 _MOST_LISTED = 512  # rows of lists that causes are fitted to
 # Tokens of a complete row: evenly spread ones, the top ones of either side, and those that are furthest moved.
 _SPREAD, _LARGEST, _MOVED = 2048, 64, 16
-_TOP = 256  # tokens by which a row is compared with those of other places
 _LEAST_PADDING = 8  # tokens at the end of a row with one value
 
 
 class TooFewError(Exception):
-    """What a hypothesis needs and a pair lacks."""
+    """What a cause needs and a pair lacks."""
 
 
-class TopTokens(NamedTuple):
-    """Largest finite values of one side's row. [tokens] each"""
-
-    ids: Ids
-    values: Values
-
-
-@dataclass(frozen=True, eq=False)
-class RowPair:
+class RowPair(NamedTuple):
     """Tokens that are finite and not masked on both sides of a position. x, y: values of the reference and the variant;
     times: how often each stands in the text up to here, 0 if unknown. [tokens] each
     """
@@ -59,10 +50,17 @@ class RowPair:
     def in_text(self) -> Flags:
         return self.times > 0
 
+    def side(self, side: int) -> Values:
+        return self.y if side else self.x
+
     def part(self, which: Flags | slice) -> RowPair:
-        return RowPair(
-            self.prompt, self.position, self.token_ids[which], self.x[which], self.y[which], self.times[which]
-        )
+        ids, x, y, times = self.token_ids[which], self.x[which], self.y[which], self.times[which]
+        return RowPair(self.prompt, self.position, ids, x, y, times)
+
+    def outside_text(self) -> RowPair:
+        """Leave out the tokens of the text if enough others are there."""
+        others = ~self.in_text
+        return self.part(others) if others.sum() >= max(LEAST_TOKENS, len(others) // 2) else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +68,10 @@ class PairRows:
     """A pair as rows.
 
     names: of reference and variant. values: 'logit', or 'logprob' with a constant of its own at every position. dtype:
-    of complete rows, '' for lists. compared: positions that both sides have. places: blocks of consecutive ones. tops:
-    of each side at each place. whole, masked: complete rows and their masked tokens, [sides, places, vocab]. listed,
-    tokens: of lists, and their prompts' tokens by side if known. factor: what the reference was multiplied by since.
+    of complete rows, '' for lists. compared: positions that both sides have. places: (prompt, position) in blocks of
+    consecutive ones; whole: all values there, NaN if a list lacks them, and masked: those that a mask left out, [sides,
+    places, tokens]. listed, tokens: of lists, and their prompts' tokens by side if known. factor: what the reference
+    was multiplied by since.
     """
 
     names: tuple[str, str]
@@ -80,9 +79,8 @@ class PairRows:
     dtype: str
     rows: Sequence[RowPair]
     compared: int
-    places: Sequence[Place]
-    tops: Sequence[Sequence[TopTokens]]
-    whole: Values | None = None
+    places: Sequence[tuple[int, int]]
+    whole: Values
     masked: Flags | None = None
     listed: ListPair | None = None
     tokens: Sequence[Sequence[tuple[int, ...]]] = ()
@@ -92,11 +90,11 @@ class PairRows:
     def has_constants(self) -> bool:
         return self.values == "logprob"
 
-    def complete(self) -> tuple[Values, Flags]:
-        """Return `whole` and `masked`; TooFewError for lists."""
-        if self.whole is None or self.masked is None:
+    def masks(self) -> Flags:
+        """Return `masked`; TooFewError for lists."""
+        if self.masked is None:
             raise TooFewError("the whole vocabulary")
-        return self.whole, self.masked
+        return self.masked
 
     def rounding_rms(self, row: RowPair) -> float:
         """Return the rms that rounding both sides leaves: uniform within half a step of the row's largest value."""
@@ -105,13 +103,9 @@ class PairRows:
         return float(np.sqrt((spacings(largest, fmt) ** 2).sum() / 12))
 
 
-def place_name(place: Place) -> str:
-    return f"prompt {place[0]} position {place[1]}"
-
-
 def rows_of_run(run: Figures, pair: int) -> PairRows:
-    header = run.header
-    sides = (0, pair + 1)
+    """Return some rows of a stored pair of complete rows."""
+    header, sides = run.header, (0, pair + 1)
     return complete_rows(
         (header.sides[0].name, header.sides[pair + 1].name),
         header.compute_dtype,
@@ -139,36 +133,31 @@ def complete_rows(
     whole = np.array([[read(side, *place) for place in places] for side in (0, 1)])
     masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
     usable = np.isfinite(whole).all(axis=0) & ~masked.any(axis=0)
-    spread = np.unique(np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64))
+    spread = np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64)
     rows = []
-    for (prompt, position), is_usable, *sides in zip(places, usable, *whole, strict=True):
-        x, y = (np.where(is_usable, side, 0.0).astype(np.float64) for side in sides)
-        moved = np.abs(y - x - (np.median((y - x)[is_usable]) if is_usable.any() else 0.0))
-        keys = np.where(is_usable, (x, y, moved), -np.inf)
-        x_top, y_top, moved_top = np.argpartition(keys, (-min(vocab, _LARGEST), -min(vocab, _MOVED)))
-        text = [token for token in tokens[prompt][: position + 1] if 0 <= token < vocab]
-        ids = np.unique([*spread, *x_top[-_LARGEST:], *y_top[-_LARGEST:], *moved_top[-_MOVED:], *text])
-        ids = ids[is_usable[ids]]
-        if len(ids) and np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
-            times = np.bincount(np.array(text, np.int64), minlength=vocab)[ids]
+    for at in np.flatnonzero(usable.any(axis=1)):
+        prompt, position = places[at]
+        x, y = np.where(usable[at], whole[:, at], 0.0).astype(np.float64)
+        moved = np.abs(y - x - np.median((y - x)[usable[at]]))
+        text = np.array([token for token in tokens[prompt][: position + 1] if 0 <= token < vocab], np.int64)
+        keys = zip(np.where(usable[at], (x, y, moved), -np.inf), (_LARGEST, _LARGEST, _MOVED), strict=True)
+        ids = np.unique(
+            np.concatenate([spread, text, *(np.argpartition(-key, min(most, vocab) - 1)[:most] for key, most in keys)])
+        )
+        ids = ids[usable[at][ids]]
+        if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
+            times = np.bincount(text, minlength=vocab)[ids]
             rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
-    tops = [[_top_tokens(np.arange(vocab), row) for row in side] for side in whole]
-    return PairRows(names, "logit", dtype, rows, len(every), places, tops, whole, masked)
+    return PairRows(names, "logit", dtype, rows, len(every), places, whole, masked)
 
 
-def _in_blocks(places: list[Place], most: int) -> list[Place]:
+def _in_blocks(places: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
     """Return blocks of consecutive places, spread over all."""
     blocks = min(max(2, most // _BLOCK), _MOST_PLACES // _BLOCK)
     if len(places) <= blocks * _BLOCK:
         return places
     starts = np.linspace(0, len(places) - _BLOCK, blocks).astype(int)
     return [places[start + step] for start in starts for step in range(_BLOCK)]
-
-
-def _top_tokens(ids: Ids, values: Values) -> TopTokens:
-    ids, values = ids[np.isfinite(values)], values[np.isfinite(values)]
-    top = np.argpartition(-values, _TOP)[:_TOP] if len(values) > _TOP else slice(None)
-    return TopTokens(ids[top], np.clip(values[top].astype(np.float64), -FARTHEST, FARTHEST))
 
 
 def _is_padding(rows: Values) -> Flags:
@@ -181,10 +170,10 @@ def _is_padding(rows: Values) -> Flags:
 def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: int = _MOST_LISTED) -> PairRows:
     """Return about `most` compared positions of a pair of lists; probabilities become log-probabilities."""
 
-    def logs(row: ListedRow) -> TopTokens:
-        if pair.values != "prob":
-            return TopTokens(row.token_ids, row.values)
-        return TopTokens(row.token_ids[row.values > 0], np.log(row.values[row.values > 0]))
+    def logs(row: ListedRow) -> tuple[Ids, Values]:
+        is_value = row.values > 0 if pair.values == "prob" else slice(None)
+        values = row.values[is_value]
+        return row.token_ids[is_value], np.log(values) if pair.values == "prob" else values
 
     sent = {
         (place.prompt, place.position): (logs(place.figures.reference), logs(place.figures.variant))
@@ -192,14 +181,18 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
     }
     rows = []
     for prompt, position in list(sent)[:: max(1, len(sent) // most)]:
-        x, y = sent[prompt, position]
-        ids, here, there = np.intersect1d(x.ids, y.ids, return_indices=True)
+        (x_ids, x), (y_ids, y) = sent[prompt, position]
+        ids, here, there = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
-        is_known = pair.keys == "token_id" and UNKNOWN_TOKEN not in text
-        times = np.array([(text == token).sum() * is_known for token in ids], np.int64)
-        rows.append(RowPair(prompt, position, ids.astype(np.int64), x.values[here], y.values[there], times))
+        times = (text == ids[:, None]).sum(axis=1) * (pair.keys == "token_id" and UNKNOWN_TOKEN not in text)
+        rows.append(RowPair(prompt, position, ids.astype(np.int64), x[here], y[there], times))
     places = _in_blocks(list(sent), _MOST_PLACES)
-    tokens = [tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)]
+    ids = np.unique([token for place in places for ids, _ in sent[place] for token in ids])
+    whole = np.full((2, len(places), len(ids)), np.nan)
+    for at, place in enumerate(places):
+        for side, (tokens, values) in enumerate(sent[place]):
+            whole[side, at, np.searchsorted(ids, tokens)] = values
+    prompts = [tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)]
     return PairRows(
         names=(pair.reference, pair.variant),
         values="logit" if pair.values == "logit" else "logprob",
@@ -207,7 +200,7 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
         rows=rows,
         compared=len(pair.positions),
         places=places,
-        tops=[[_top_tokens(*sent[place][side]) for place in places] for side in (0, 1)],
+        whole=whole,
         listed=pair,
-        tokens=tokens if pair.keys == "token_id" else (),
+        tokens=prompts if pair.keys == "token_id" else (),
     )

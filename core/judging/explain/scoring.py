@@ -1,90 +1,110 @@
-"""Bars and scores that hypotheses share: fitted to every other row, scored on those between (docs/causes.md)."""
+"""How causes are scored: fitted to every other row, scored on those between (docs/causes.md has the bar)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...text import floored_percent, number
-from .rows import Flags, PairRows, RowPair, TooFewError, Values
+from .rows import LEAST_TOKENS, Flags, PairRows, RowPair, TooFewError, Values
 
 EXPLAINED = 0.9  # of a row's squared difference
 SHRUNK, _SHRUNK_SHARE = 1 / 3, 0.6  # to what single differences shrink, and how many of them
 LEAST_ROWS = 4  # of either half
-LEAST_TOKENS = 3  # of a row that is fitted with a constant of its own, or most of whose tokens are not moved
 _PARTS, _LEAST_PART = 16, 16  # of too few rows; tokens of each
 # A row's own noise may lie along a constant or a factor: of 131 rows of the trial's pairs, one at a time, at most 99 %.
 _OF_FEW_ROWS = 0.0025  # of the squared difference, which is a twentieth of the rms
-_NOTICED = 6.0  # times what is left of a row in the middle: a token that a hypothesis moves by more is spoken of
-TRIMMED = 0.75  # of a row's tokens that a hypothesis about all of them has to explain: others may be moved besides
+_NOTICED = 6.0  # times what is left of a row in the middle: a token that a cause moves by more is spoken of
+TRIMMED = 0.75  # of a row's tokens that a cause of all of them has to explain: others may be moved besides
+FEW = 0.5  # of a row's tokens, that a cause of some of them moves at most
 # Times what rounding to the dtype leaves; real pairs of the trial leave 3 to 7 times as much, which is noise if hardly
-# anything else was there.
-_AT_GRID, _NEAR_GRID, _NEARLY_ALL = 3.0, 10.0, 0.999
+# anything else was there. Of a cause of some tokens, times that and what the others differ by.
+_AT_GRID, _NEAR_GRID, _NEARLY_ALL, _AT_OTHERS = 3.0, 10.0, 0.999, 4.0
 # Squared steps of what is left, in the order of the values, over those of the same numbers in any order: real pairs of
 # the trial have 0.63 to 1.2, a smooth function of the values 0.
 _NO_ORDER = 0.5
 
-Undo = Callable[[RowPair], RowPair]  # the row as it would be without a cause, both sides comparable
+Fit = Callable[[PairRows, Sequence[RowPair]], Iterator["Cause"]]
+Find = Callable[[PairRows], Iterable["Cause"]]
+
+
+class Undo(NamedTuple):
+    """What a fitted cause did. row(row): the row without it; share: of a row's tokens, nearest first, that it explains;
+    moves(row): the few tokens that it moves, if not all; has_constant: it leaves a constant at each row.
+    """
+
+    row: Callable[[RowPair], RowPair]
+    share: float = 1.0
+    moves: Callable[[RowPair], Flags] | None = None
+    has_constant: bool = False
 
 
 @dataclass(frozen=True)
 class Cause:
     """A claimed cause: one sentence, fitted parameters, and what it explains and leaves.
 
-    explained: share of the squared difference over the scored rows, None for an observation; rows: at how many of them
-    it explains nine tenths. left_rms: in the values' unit; left_floors: in noise floors; is_noise: so amounts can be
-    named. undo(row): the row without a cause that all values have.
+    explained: share of the squared difference over the scored rows, None for an observation; left_rms: in the values'
+    unit; left_floors: in noise floors.
     """
 
-    name: str = ""
-    says: str = ""
+    name: str
+    says: str
     parameters: dict[str, Any] = field(default_factory=dict)
-    explained: float | None = None
-    rows: int = 0
-    rows_scored: int = 0
-    left_rms: float | None = None
-    is_noise: bool = True
-    left_floors: float | None = None
     undo: Undo | None = None
+    explained: float | None = None
+    left_rms: float | None = None
+    left_floors: float | None = None
 
     @property
     def is_fault(self) -> bool:
         """Whether it explains nearly all of the difference and sound sides do not have it."""
         is_most = self.explained is None or self.explained >= EXPLAINED
-        return is_most and self.name not in ("upcast", "rounded", "other tokens", "sampler", "jumps")
+        return is_most and self.name not in ("upcast", "rounded", "other tokens", "sampler")
 
     @property
     def text(self) -> str:
         if self.explained is None:
             return self.says
         floors = "" if self.left_floors is None else f", {number(self.left_floors, 3)} noise floors"
-        besides = "" if self.is_noise else ", more than noise: something else differs as well"
         share = f"{floored_percent(self.explained)} of the squared difference"
-        return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}{besides}."
-
-    def in_floors(self, floor_rms: float) -> Cause:
-        """Return the cause with what it leaves over a noise floor. floor_rms: in the values' unit."""
-        return self if self.left_rms is None else replace(self, left_floors=self.left_rms / floor_rms)
+        return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
 
     def to_json(self) -> dict[str, Any]:
         return {**{name: value for name, value in vars(self).items() if name != "undo"}, "text": self.text}
 
 
-def claim(before: Values, after: Values, tokens: float, is_explained: Flags, is_noise: bool = True) -> Cause:
-    """Return a cause without a name. before, after: sums of squared differences of each row, over `tokens` together."""
-    share, left = max(0.0, 1 - float(after.sum() / before.sum())), math.sqrt(after.sum() / tokens)
-    rows, rows_scored = int(is_explained.sum()), len(is_explained)
-    return Cause(explained=share, rows=rows, rows_scored=rows_scored, left_rms=left, is_noise=is_noise)
+def fitted(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callable[[Fit], Find]:
+    """Make a function that fits a cause to half of the rows one that scores its fits on the others.
+
+    The one that leaves least is returned. in_parts: split a few rows of many tokens.
+    """
+
+    def decorate(fit: Fit) -> Find:
+        def find(pair: PairRows) -> list[Cause]:
+            half, rows = _halves(pair.rows, least_tokens, in_parts=in_parts)
+            causes = []
+            for cause in fit(pair, half):
+                if cause.undo is None:
+                    causes.append(cause)
+                elif (scores := _scores(pair, rows, cause.undo)) is not None:
+                    causes.append(replace(cause, explained=scores[0], left_rms=scores[1]))
+            return sorted(causes, key=left)[:1]
+
+        return find
+
+    return decorate
 
 
-def halves(
-    rows: Sequence[RowPair], least_tokens: int = LEAST_TOKENS, *, in_parts: bool = True
-) -> tuple[list[RowPair], list[RowPair]]:
-    """Return (rows to fit, rows to score), TooFewError if either are few. in_parts: split a few rows of many tokens."""
+def left(cause: Cause) -> float:
+    return math.inf if cause.left_rms is None else cause.left_rms
+
+
+def _halves(rows: Sequence[RowPair], least_tokens: int, *, in_parts: bool) -> tuple[list[RowPair], list[RowPair]]:
+    """Return (rows to fit, rows to score), TooFewError if either are few."""
     usable = [row for row in rows if len(row.x) >= least_tokens]
     if in_parts and len(usable) < 2 * LEAST_ROWS:
         most = _PARTS // max(1, len(usable))
@@ -96,47 +116,60 @@ def halves(
     return usable[::2], usable[1::2]
 
 
-def are_few(rows: Sequence[RowPair]) -> bool:
-    """True for parts of so few rows that their own noise may look like a cause."""
-    return len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
+def _scores(pair: PairRows, rows: Sequence[RowPair], undo: Undo) -> tuple[float, float] | None:
+    """Return (share explained, rms left), None if it leaves too much, or more than noise.
 
-
-def centered(values: Values, has_constant: bool = True) -> Values:
-    return values - np.median(values) if has_constant and len(values) else values
-
-
-def score(
-    pair: PairRows, rows: Sequence[RowPair], undo: Undo, least: float = 1.0, has_constant: bool = False
-) -> Cause | None:
-    """Score what undoing a hypothesis leaves, None if that is too much. It has to be as small compared with the sides'
-    own values: a factor near 0 explains most of what unrelated sides differ by.
-
-    least: share of a row's tokens, nearest first, that it speaks of; has_constant: it leaves a constant at each row.
+    What it leaves has to be small compared with the sides' own values too: a factor near 0 explains most of what
+    unrelated sides differ by. If it moves few tokens, the others have to be three times closer.
     """
-    bar = _OF_FEW_ROWS if are_few(rows) else 1 - EXPLAINED
-    measured, shrunk = [], [np.zeros(0, bool)]
+    are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS  # whose own noise may look like a cause
+    bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
+    measured: list[tuple[float, ...]] = []
+    shrunk: list[bool] = []
     for row in rows:
-        undone = undo(row)
-        apart, left = centered(row.y - row.x, has_constant), centered(undone.y - undone.x, has_constant)
-        nearest = np.sort(np.argsort(np.abs(left), kind="stable")[: math.ceil(least * len(left))])
-        apart, left = apart[nearest], left[nearest]
-        squares, rest = float(apart @ apart), float(left @ left)
-        if not squares:
-            continue
-        most = min(squares, len(left) * float(min(undone.x[nearest].var(), undone.y[nearest].var())))
-        over_grid = math.sqrt(rest / len(left)) / pair.rounding_rms(row)
-        measured.append((squares, rest, len(left), rest <= bar * most, _disorder(row.x[nearest], left), over_grid))
-        spoken_of = np.abs(apart - left) > _NOTICED * np.median(np.abs(left))
-        shrunk.append(np.abs(left[spoken_of]) <= SHRUNK * np.abs(apart[spoken_of]))
-    together = np.concatenate(shrunk)
-    if not len(together) or together.mean() < _SHRUNK_SHARE:
+        undone, noise = undo.row(row), pair.rounding_rms(row)
+        apart: Values = row.y - row.x
+        left: Values = undone.y - undone.x
+        if undo.moves is None:
+            apart, left = (centered(each) if undo.has_constant else each for each in (apart, left))
+            nearest = np.argsort(np.abs(left), kind="stable")[: math.ceil(undo.share * len(left))]
+            x, y, apart, left = undone.x[nearest], undone.y[nearest], apart[nearest], left[nearest]
+            moved, rest, disorder = apart, left, _disorder(row.x[nearest], left)
+            is_close = rms(left) ** 2 <= bar * min(x.var(), y.var())
+        else:
+            which = undo.moves(row)
+            if not 0 < which.mean() <= FEW:
+                continue
+            apart, left = (each - np.median(apart[~which]) for each in (apart, left))
+            moved, rest, others = apart[which], left[which], rms(apart[~which])
+            noise, disorder = _AT_OTHERS / _AT_GRID * (noise + others), 0.0
+            is_close = others <= min(SHRUNK * rms(moved), math.sqrt(bar * min(row.x.var(), row.y.var())))
+        if apart.any():
+            is_explained = is_close and rms(rest) ** 2 <= bar * rms(moved) ** 2
+            measured.append(
+                (float(apart @ apart), float(left @ left), len(left), is_explained, rms(rest) / noise, disorder)
+            )
+            is_seen = np.abs(moved - rest) > _NOTICED * np.median(np.abs(rest))
+            shrunk += (np.abs(rest[is_seen]) <= SHRUNK * np.abs(moved[is_seen])).tolist()
+    if len(measured) < (LEAST_ROWS if undo.moves else 1) or not shrunk or np.mean(shrunk) < _SHRUNK_SHARE:
         return None
-    before, after, tokens, is_explained, disorder, over_grid = np.array(measured).T
-    if is_explained.mean() <= 0.5:
-        return None
-    is_nearly_all = after.sum() <= (1 - _NEARLY_ALL) * before.sum()
-    is_noise = np.median(over_grid) <= (_NEAR_GRID if is_nearly_all else _AT_GRID) or np.mean(disorder) >= _NO_ORDER
-    return claim(before, after, tokens.sum(), is_explained == 1, bool(is_noise))
+    before, after, tokens, is_explained, over_noise, disorder = np.array(measured).T
+    most = _NEAR_GRID if after.sum() <= (1 - _NEARLY_ALL) * before.sum() else _AT_GRID
+    is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= most or disorder.mean() >= _NO_ORDER
+    return explained(before, after, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
+
+
+def explained(before: Values, after: Values, tokens: float) -> tuple[float, float]:
+    """Return (share explained, rms left). before, after: squares of each row, over `tokens` together."""
+    return max(0.0, 1 - float(after.sum() / before.sum())), math.sqrt(after.sum() / tokens)
+
+
+def centered(values: Values) -> Values:
+    return values - np.median(values) if len(values) else values
+
+
+def rms(values: Values) -> float:
+    return float(np.sqrt((values**2).mean()))
 
 
 def _disorder(values: Values, left: Values) -> float:

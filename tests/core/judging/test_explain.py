@@ -42,7 +42,6 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
         ("cut vocabulary", 64, "tokens", 64),
         ("rounded", 1, "to", "bfloat16"),
         ("decimals", 2, "to", "2 decimals"),
-        ("bits a row", 8, "to", "even steps, as 8 bits a row with a scale hold them"),
     ],
 )
 def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, parameter: str, value: float) -> None:
@@ -137,11 +136,9 @@ def test_rows_without_a_number_or_of_one_value_have_no_cause(empty: float, is_va
 
 
 def test_what_a_cause_leaves_is_named_in_floors() -> None:
-    scaled = Cause("temperature", "Scaled.", explained=0.99, left_rms=0.3).in_floors(0.1)
-    assert scaled.left_floors == pytest.approx(3)
+    scaled = Cause("temperature", "Scaled.", explained=0.99, left_rms=0.3, left_floors=3.0)
     assert "3 noise floors" in scaled.text
-    seen = Cause("jumps", "Seen.")
-    assert seen.in_floors(0.1) == seen
+    assert Cause("masking", "Seen.").text == "Seen."
 
 
 def test_a_judged_pair_without_a_cause_has_none() -> None:

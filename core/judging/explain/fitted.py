@@ -1,0 +1,188 @@
+"""Causes that are fitted: of all values (a temperature, bounds, a coarser grid), or of some (a penalty, a bias).
+
+Each is given half of the rows and yields fits, which `scoring.score` undoes on the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from ...numerics.formats import FORMATS, FloatFormat
+from ...text import number, plural
+from .rows import PairRows, RowPair, TooFewError, Values
+from .scoring import FEW, LEAST_ROWS, SHRUNK, TRIMMED, Cause, Undo, centered, fitted, rms
+
+_LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normalizer's
+_OF_REST = 20.0  # a constant of log-probabilities is so many times what it leaves
+_ONE_SIDED = 0.8  # nine of ten constants, or moves
+_SLOPE_TOKENS = 64  # of a row
+_CAPPED_ROWS, _CAPPED_TOKENS = 8, 512  # to which a cap is fitted
+_SEEN = 3  # rows in which a biased token has to stand
+_MOST_BIASED = 64  # tokens
+_STEADY = 0.3  # of a bias, how far it may vary
+_ABOVE_NOISE = 4.0  # times what three quarters of the tokens differ by at most
+
+
+@fitted()
+def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """variant = factor x reference + a number at each position, as a temperature of 1 / factor on the variant makes."""
+    factor = float(np.median([_slope(row) for row in rows]))
+    if factor > 0:
+        amount = f"{1 / factor:.4g} (values x {factor:.4g})"
+        says = f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature of {amount}."
+        undo = Undo(lambda row: row._replace(x=factor * row.x), share=TRIMMED, has_constant=True)
+        yield Cause("temperature", says, {"factor": factor, "temperature": 1 / factor}, undo)
+
+
+def _slope(row: RowPair) -> float:
+    """Slope of y over x that a quarter of the tokens does not move: the median over pairs, weighted by distance."""
+    row = row.part(slice(None, None, 1 + len(row.x) // _SLOPE_TOKENS))
+    first, second = np.triu_indices(len(row.x), 1)
+    apart = row.x[first] - row.x[second]
+    slopes = np.divide(row.y[first] - row.y[second], apart, out=np.zeros(len(apart)), where=apart != 0)
+    order = np.argsort(slopes)
+    weights = np.cumsum(np.abs(apart[order]))
+    return float(slopes[order][np.searchsorted(weights, weights[-1] / 2)])
+
+
+@fitted()
+def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
+    apart = [row.y - row.x for row in rows]
+    constants, rest = np.array([(np.median(each), np.median(np.abs(centered(each)))) for each in apart]).T
+    is_one_sided = abs(np.sign(constants).mean()) >= _ONE_SIDED  # the noise of a row has any sign
+    least = max(_LEAST_CONSTANT, _OF_REST * float(np.median(rest)) if pair.has_constants else 0.0)
+    if is_one_sided and np.median(np.abs(constants)) >= least:
+        middle = float(np.median(constants))
+        amount = f"one number in each row (median {number(middle)})"
+        says = f"'{pair.names[1]}' is '{pair.names[0]}' plus {amount}, as log-probabilities are logits less a log-sum."
+        undo = Undo(lambda row: row._replace(x=row.x + np.median(row.y - row.x)), share=TRIMMED)
+        yield Cause("constant", says, {"constant": middle}, undo)
+
+
+@fitted()
+def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """cap x tanh(logit / cap) on one side."""
+    if pair.has_constants:
+        raise TooFewError("logits")
+    few = [row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in rows[:_CAPPED_ROWS]]
+    for side in (1, 0):
+        own, other = (np.concatenate([row.side(one) for row in few]) for one in (side, 1 - side))
+        cap, width = 28.0, 14.0  # 2 to 392
+        for _ in range(4):
+            caps = cap * np.geomspace(1 / width, width, 55)[:, None]
+            cap = float(caps[np.abs(own - caps * np.tanh(other / caps)).mean(axis=1).argmin(), 0])
+            width **= 0.1
+        undo = Undo(_applied(side, partial(_capped, cap)), share=TRIMMED)
+        yield Cause("soft-capping", _bounded(pair, side, f"soft-capped at {cap:.4g}"), {"cap": cap}, undo)
+
+
+def _capped(cap: float, values: Values) -> Values:
+    return cap * np.tanh(values / cap)
+
+
+@fitted()
+def clamped(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """No logit below or above a bound on one side."""
+    if pair.has_constants:
+        raise TooFewError("logits")
+    for side in (1, 0):
+        values = np.concatenate([row.side(side) for row in rows])
+        bounds = {"min": float(values.min()), "max": float(values.max())}
+        bounds = {name: one for name, one in bounds.items() if (values == one).sum() > 1}  # of one token it is none
+        if bounds:
+            amounts = ", ".join(f"{key} {value:.4g}" for key, value in bounds.items())
+            undo = Undo(_applied(side, partial(np.clip, **bounds)))
+            yield Cause("clamped", _bounded(pair, side, f"clamped ({amounts})"), bounds, undo)
+
+
+def _bounded(pair: PairRows, side: int, how: str) -> str:
+    return f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', {how}."
+
+
+def _applied(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:
+    """Give the other side's values what `side` did to them."""
+    return lambda row: row._replace(x=change(row.x)) if side else row._replace(y=change(row.y))
+
+
+@fitted(least_tokens=1)
+def rounded(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
+    """One side is the other rounded to a coarser format, or to so many decimals."""
+    names = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
+    roundings = {name: partial(rounded_to, FORMATS[name]) for name in names if name != pair.dtype}
+    roundings |= {plural(places, "decimal"): partial(np.round, decimals=places) for places in range(1, 7)}
+    for side in (1, 0):
+        for name, rounding in roundings.items():
+            says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
+            yield Cause("rounded", says, {"to": name}, Undo(_applied(side, rounding)))
+
+
+def rounded_to(fmt: FloatFormat, values: Values) -> Values:
+    within = np.clip(values, -fmt.largest, fmt.largest)
+    return within.astype(np.float32).astype(fmt.values).astype(np.float64)
+
+
+@fitted(in_parts=False)
+def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """The tokens that stand in the text already are moved, and the others are not. Amounts are before a temperature."""
+    if not any(row.in_text.any() for row in pair.rows):
+        raise TooFewError("the token ids of the text")
+    of_rows, of_others = [], []
+    for row in rows:
+        if 0 < row.in_text.mean() <= FEW:
+            moved = row.y - row.x - np.median((row.y - row.x)[~row.in_text])
+            of_rows.append((row.x[row.in_text], row.times[row.in_text], moved[row.in_text]))
+            of_others.append(rms(moved[~row.in_text]))
+    if not of_rows:
+        return
+    says = f"On '{pair.names[1]}' tokens that the text already holds are moved, as by a"
+    x, times, moved = (np.concatenate(each) for each in zip(*of_rows, strict=True))
+    strengths = {"presence": -moved, "frequency": -moved / times}
+    if not pair.has_constants and (is_same := x * (x + moved) > 0).any():
+        own, other = x[is_same], (x + moved)[is_same]
+        strengths["repetition"] = np.where(own > 0, own / other, other / own)
+    for form, of_tokens in strengths.items():
+        strength = float(np.median(of_tokens))
+        amount = strength if form == "repetition" else strength / pair.factor
+        undo = Undo(partial(_penalized, form, strength), moves=lambda row: row.in_text)
+        yield Cause("penalty", f"{says} {form} penalty of {amount:.4g}.", {"kind": form, "strength": amount}, undo)
+    are_close = [others <= SHRUNK * rms(own) for (*_, own), others in zip(of_rows, of_others, strict=True)]
+    if len(moved) >= 2 * LEAST_ROWS and abs(np.sign(moved).mean()) >= _ONE_SIDED and np.mean(are_close) > 0.5:
+        yield Cause("penalty", f"{says} penalty of unknown form.", {"kind": "unknown"})
+
+
+def _penalized(form: str, strength: float, row: RowPair) -> RowPair:
+    if form == "repetition":
+        return row._replace(x=np.where(row.in_text, np.where(row.x > 0, row.x / strength, row.x * strength), row.x))
+    return row._replace(x=row.x - strength * (row.times if form == "frequency" else row.in_text))
+
+
+@fitted(in_parts=False)
+def bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """A logit bias: the same few tokens are moved by the same amount wherever they stand."""
+    apart = [centered(row.y - row.x) for row in rows]
+    noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in apart]))
+    grid = float(np.median([pair.rounding_rms(row) for row in rows]))  # of rows that hardly differ, the noise is 0
+    least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
+    ids, values = np.concatenate([row.token_ids for row in rows]), np.concatenate(apart)
+    seen, counts = np.unique(ids[np.abs(values) > least], return_counts=True)
+    moves = {}
+    for token in seen[counts >= _SEEN][: 4 * _MOST_BIASED].tolist():
+        middle = float(np.median(values[ids == token]))
+        if abs(middle) > least and np.median(np.abs(values[ids == token] - middle)) <= _STEADY * abs(middle):
+            moves[token] = middle
+    if not 0 < len(moves) <= _MOST_BIASED:
+        return
+    tokens = sorted(moves, key=lambda token: -abs(moves[token]))
+    largest = moves[tokens[0]] / pair.factor
+    amount = f"{largest:.4g} for token {tokens[0]}, {len(tokens)} in all"
+    says = f"On '{pair.names[1]}' the same tokens are moved in each row, as by a logit bias: {amount}."
+
+    def undo(row: RowPair) -> RowPair:
+        return row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()])
+
+    moved = Undo(undo, moves=lambda row: np.isin(row.token_ids, tokens))
+    yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, moved)

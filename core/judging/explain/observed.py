@@ -1,0 +1,217 @@
+"""Causes that are seen: rows or ids at other places, masks, a BOS, a sampler, renormalized or upcast values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...numerics.formats import FORMATS
+from ...runs.topk.alignment import extra_first_token
+from ...runs.topk.records import UNKNOWN_TOKEN
+from ...text import number, plural
+from .fitted import rounded_to
+from .rows import FARTHEST, Flags, Ids, PairRows, TooFewError, Values
+from .scoring import EXPLAINED, LEAST_ROWS, Cause, centered, explained
+
+_SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
+_LEAST_VALUES = 16  # of a sequence of single values
+_COMPARED = 2048  # tokens of complete rows
+_LEAST_SHARED = 32  # tokens of complete rows, or a mask's few match by chance
+_UNRELATED = 64.0  # squared logits: rows that share too few tokens
+_SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
+_ID_ROWS = 16  # in which moved ids are looked for
+_SWAPPED = 0.25  # of the tokens that a mask keeps, and of the masked ones
+# By what the sum of a row's probabilities may miss 1: of the least one, of which the next one would be a part; and for
+# float32. A row whose least probability is smaller says nothing.
+_SURE, _SUM_ERROR, _LEAST_SHARE = 0.01, 2e-6, 1e-4
+_MISSING = 0.01  # what the other side's probabilities lack of 1, at least
+
+
+def misplaced_rows(pair: PairRows) -> Iterator[Cause]:
+    """The variant's rows are the reference's of other places: shifted by some, one row everywhere, another order."""
+    places, (reference, variant) = pair.places, pair.names
+    total, index = len(places), {place: at for at, place in enumerate(places)}
+    if total < 2:
+        raise TooFewError("2 rows")
+    distances, are_single = _distances(pair)
+    own, axis = distances.diagonal(), int(any(position for _, position in places))  # each row a prompt of its own
+    for shift in _SHIFTS:
+        moves = {at: index.get((p + shift * (1 - axis), q + shift * axis)) for at, (p, q) in enumerate(places)}
+        rows = [(own[at], distances[at, to]) for at, to in moves.items() if to is not None and own[at] > 0]
+        before, after = np.array([row for row in rows if np.isfinite(row).all()]).reshape(-1, 2).T
+        if len(before) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
+            by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
+            says = f"Each row of '{variant}' holds what '{reference}' holds {by}."
+            yield from _moved("shifted rows", says, {"rows": shift}, before, after, EXPLAINED if are_single else 0.5)
+    there, least = distances.argmin(axis=1), distances.min(axis=1)
+    is_moved = (there != np.arange(total)) & (own > 0) & (least <= _SAME_ROW * own)
+    count = int(is_moved.sum())
+    if are_single or not count or (not pair.dtype and 2 * count < total):
+        return
+    targets, counts = np.unique(there[is_moved], return_counts=True)
+    target, first = places[targets[counts.argmax()]], int(is_moved.argmax())
+    if count > 2 and counts.max() >= EXPLAINED * count and 2 * count > total:
+        says = f"'{variant}' repeats one row at {count + 1} of {total} positions: that of {_place(target)}."
+        name, parameters = "repeated rows", {"prompt": target[0], "position": target[1], "positions": count + 1}
+    else:
+        one = f"at {_place(places[first])} that of {_place(places[there[first]])}"
+        says = f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
+        name, parameters = "other rows", {"positions": count}
+    yield Cause(name, says, parameters, None, *explained(own, np.where(is_moved, least, own), total))
+
+
+def _distances(pair: PairRows) -> tuple[Values, bool]:
+    """Return mean squared differences of rows up to a constant, [places of the variant, of the reference], and whether
+    they are of single values: chosen tokens, whose values in their order are compared, whatever the tokens.
+    """
+    whole = np.where(pair.masked, np.nan, pair.whole) if pair.masked is not None else pair.whole
+    whole = np.clip(whole[:, :, :: 1 + whole.shape[2] // _COMPARED if pair.dtype else 1], -FARTHEST, FARTHEST)
+    sizes = np.isfinite(whole).sum(axis=2)
+    if (sizes == 1).sum() > sizes.shape[1]:
+        x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
+        return (y[:, None] - x) ** 2, True
+    distances, least = np.full((sizes.shape[1],) * 2, _UNRELATED), _LEAST_SHARED if pair.dtype else 1
+    for at, row in enumerate(whole[1]):
+        for other, apart in enumerate(row - whole[0]):
+            shared = apart[np.isfinite(apart)]
+            if len(shared) >= max(least, min(sizes[1, at], sizes[0, other]) / 2):
+                distances[at, other] = np.minimum(centered(shared) ** 2, _UNRELATED).mean()
+    return distances, False
+
+
+def _place(place: tuple[int, int]) -> str:
+    return f"prompt {place[0]} position {place[1]}"
+
+
+def moved_ids(pair: PairRows) -> Iterator[Cause]:
+    """Tokens stand at ids that are higher or lower by one number, found by cross-correlation over the vocabulary."""
+    usable = np.isfinite(pair.whole) & ~pair.masks()
+    if len(pair.places) < 2 * LEAST_ROWS:
+        raise TooFewError(f"{2 * LEAST_ROWS} rows")
+    few = slice(None, None, max(1, len(pair.places) // _ID_ROWS))
+    x, y = np.where(usable, pair.whole, 0.0)[:, few].clip(-FARTHEST, FARTHEST).astype(np.float64)
+    vocab, (first, second) = x.shape[1], (np.fft.rfft(one - one.mean(axis=1, keepdims=True)) for one in (x, y))
+    shift = int(np.fft.irfft((first.conj() * second).sum(axis=0), vocab).argmax())
+    shift -= vocab * (2 * shift > vocab)
+    if shift:
+        by = f"{abs(shift)} {'higher' if shift > 0 else 'lower'}"
+        says = f"Token ids of '{pair.names[1]}' are {by} than on '{pair.names[0]}'."
+        before, after = (((y - np.roll(x, step, axis=1)) ** 2).mean(axis=1) for step in (0, shift))
+        yield from _moved("moved ids", says, {"ids": shift}, before, after)
+
+
+def _moved(
+    name: str, says: str, parameters: dict[str, int], before: Values, after: Values, share: float = 0.5
+) -> Iterator[Cause]:
+    """Claim a move by squares before and after it, if so many rows, and nearly all of the whole, are explained."""
+    is_explained = after <= (1 - EXPLAINED) * before
+    if is_explained.mean() > share and after.sum() <= (1 - EXPLAINED) * before.sum():
+        yield Cause(name, says, parameters, None, *explained(before, after, len(before)))
+
+
+def masked(pair: PairRows) -> Iterator[Cause]:
+    """One side leaves out all but its top tokens (top-k, top-p), the same tokens everywhere, or other ones by row."""
+    whole, left_out = pair.whole, pair.masks()
+    usable = np.isfinite(whole) & ~left_out
+    for side in (1, 0):
+        is_masked = left_out[side] & usable[1 - side]
+        places = np.flatnonzero(is_masked.any(axis=1) & usable[side].any(axis=1))
+        if len(places) >= min(2, len(pair.places)):
+            yield _mask(pair, side, places, whole[:, places], is_masked[places], usable[:, places])
+
+
+def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flags, usable: Flags) -> Cause:
+    """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places, vocab]"""
+    name, filler, vocab = f"'{pair.names[side]}'", number(float(whole[side][is_masked][0])), whole.shape[2]
+    count, total = len(places), len(pair.places)
+    where = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
+    sizes, kept = is_masked.sum(axis=1), usable[side].sum(axis=1)
+    always = np.flatnonzero(is_masked.all(axis=0))
+    likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
+    if len(always) and 2 * (sizes > len(always)).sum() < count:
+        first, last, tokens = int(always[0]), int(always[-1]), plural(len(always), "token")
+        if first + len(always) == vocab and count == total:
+            kind = "cut" if whole[side, 0, -1] < likely[usable[1 - side]].min() else "padded"
+            says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
+            return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
+        says = f"{name} masks {tokens} (id {first:,}{f' to {last:,}' if first < last else ''}; {filler}) {where}."
+        return Cause("masking", says, {"tokens": always[:64].tolist(), "count": len(always), "positions": count})
+    # Of top tokens, rounding puts only a few below the largest masked one on the other side.
+    largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
+    are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(kept, sizes)
+    if are_top.mean() < EXPLAINED:
+        says = f"{name} masks other tokens in each row ({filler}) {where}, as a grammar or n-gram ban does."
+        return Cause("masking", says, {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count})
+    fewest, most = int(kept[are_top].min()), int(kept[are_top].max())
+    weights = np.exp(likely - likely.max(axis=1, keepdims=True))
+    mass = float(((weights * usable[side]).sum(axis=1) / weights.sum(axis=1))[are_top].min())
+    by = f"top-k {most:,}" if fewest == most else f"top-p {mass:.3g} or min-p ({fewest:,} to {most:,} tokens)"
+    says = f"{name} keeps only the top tokens of each row, as {by} does; the others hold {filler}."
+    return Cause("masking", says, {"top_k": most} if fewest == most else {"top_p": mass})
+
+
+def renormalized(pair: PairRows) -> Iterator[Cause]:
+    """Log-probabilities of one side sum to 1 over the tokens that were sent, as if no other could come."""
+    if not pair.has_constants:
+        raise TooFewError("log-probabilities")
+    tops = [[np.exp(np.minimum(row[np.isfinite(row)], 0.0)) for row in side] for side in pair.whole]
+    tops = [[top for top in side if len(top) > 1 and top.min() >= _LEAST_SHARE] for side in tops]
+    for side in (1, 0):
+        if min(map(len, tops)) < LEAST_ROWS:
+            continue
+        is_one = np.array([abs(1 - top.sum()) <= max(_SURE * top.min(), _SUM_ERROR) for top in tops[side]])
+        middle = float(np.median([top.sum() for top in tops[1 - side]]))
+        if is_one.mean() >= EXPLAINED and middle <= 1 - _MISSING:
+            says = (
+                f"Renormalized after top-k or top-p: probabilities of {max(map(len, tops[side]))} tokens sum to 1 on"
+                f" '{pair.names[side]}', to {middle:.3g} on '{pair.names[1 - side]}'."
+            )
+            yield Cause("renormalized", says, {"positions": int(is_one.sum()), "sum_of_other": middle})
+
+
+def upcast(pair: PairRows) -> Iterator[Cause]:
+    """The values of one side lie on a 16-bit grid, and the other's do not."""
+    pair.masks()
+    if pair.dtype != "float32" or not pair.rows:
+        return
+    sides = [np.concatenate([row.side(side) for row in pair.rows]) for side in (0, 1)]
+    for name in ("bfloat16", "float16"):
+        on_grid = [bool((rounded_to(FORMATS[name], values) == values).all()) for values in sides]
+        side = int(on_grid[1])
+        if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
+            says = f"Every value of '{pair.names[side]}' is a {name} value: computed or saved in {name}, then widened."
+            yield Cause("upcast", says, {"dtype": name})
+            return
+
+
+def other_tokens(pair: PairRows) -> Iterator[Cause]:
+    """A token in front of one side's prompt that the other side's lacks: a BOS, or two."""
+    for prompt, sides in enumerate(zip(*pair.tokens, strict=False)):
+        if (extra := extra_first_token(*sides)) is not None:
+            side, is_doubled = extra
+            token, kind = sides[side][0], "doubled" if is_doubled else "missing"
+            says = f"Only '{pair.names[side]}' has token {token} in front of prompt {prompt}: a {kind} BOS on one side."
+            yield Cause("other tokens", says, {"token": token, "prompt": prompt})
+            return
+
+
+def sampler(pair: PairRows) -> Iterator[Cause]:
+    """Tokens that were emitted are not the top ones, which greedy decoding would have emitted."""
+    if pair.listed is None:
+        raise TooFewError("generated tokens")
+    for side in (0, 1):
+        tops = [
+            ((place.figures.reference, place.figures.variant)[side].token, place.chosen[side], place)
+            for place in pair.listed.positions
+            if place.is_generated and place.chosen[side] != UNKNOWN_TOKEN
+        ]
+        seen = [one for one in tops if one[0] is not None]
+        other = [one for one in seen if one[0] != one[1]]
+        if len(other) >= 2 or (other and len(seen) < 8):
+            top, chosen, place = other[0]
+            says = (
+                f"'{pair.names[side]}' emitted other tokens than its top ones at {len(other):,} of {len(seen):,}"
+                f" positions (position {place.position}: {chosen}, not {top}): sampled, penalized or masked."
+            )
+            yield Cause("sampler", says, {"positions": len(other), "position": place.position, "prompt": place.prompt})
