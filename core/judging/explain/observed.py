@@ -201,17 +201,14 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
     if pair.listed is None:
         raise TooFewError("generated tokens")
     for side in (0, 1):
-        tops = [
-            ((place.figures.reference, place.figures.variant)[side].token, place.chosen[side], place)
-            for place in pair.listed.positions
-            if place.is_generated and place.chosen[side] != UNKNOWN_TOKEN
-        ]
-        seen = [one for one in tops if one[0] is not None]
+        rows = [(place.figures.variant if side else place.figures.reference, place) for place in pair.listed.positions]
+        emitted = [(row.token, place.chosen[side], place) for row, place in rows if place.is_generated]
+        seen = [(top, chosen, place) for top, chosen, place in emitted if top is not None and chosen != UNKNOWN_TOKEN]
         other = [one for one in seen if one[0] != one[1]]
         if len(other) >= 2 or (other and len(seen) < 8):
             top, chosen, place = other[0]
             says = (
                 f"'{pair.names[side]}' emitted other tokens than its top ones at {len(other):,} of {len(seen):,}"
-                f" positions (position {place.position}: {chosen}, not {top}): sampled, penalized or masked."
+                f" positions ({chosen} for {top} at position {place.position}): sampled, penalized or masked."
             )
             yield Cause("sampler", says, {"positions": len(other), "position": place.position, "prompt": place.prompt})
