@@ -10,7 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..judging.explain.causes import Explanation, explain_lists, explain_pair
-from ..judging.explain.rows import rows_of_run
+from ..judging.explain.rows import rows_of_lists, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.judge import FOREIGN
 from ..runs.file.evidence import Evidence, ListFloorFigures
@@ -68,7 +68,7 @@ def explain(
 def _explained(run: RunReader, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     lists = () if run.header.k is None else run.lists()
-    if load is not None and not lists and not all(tokens):
+    if load is not None and not all(tokens):
         raise UsageError("This run does not hold the tokens that were read, so no model can read them.")
     loaded = load(dtype or run.header.compute_dtype or "float32") if load is not None else None
     explanations: Explanations = {}
@@ -81,16 +81,13 @@ def _explained(run: RunReader, variant: str | None, dtype: str | None, load: Loa
             both = lists[0], lists[pair.index + 1]
             compared = compare_sides(*both)
             explanation = explain_lists(compared, *both)
-            if loaded is not None and pair.summary.finite:
-                from ..inference.controls.list_floor import floor_of_pair
-
-                weights = _weights(floor_of_pair(loaded, compared, both, say))
         else:
             explanation = explain_pair(run, pair.index)
-            if loaded is not None and not pair.summary.bit_identical:
-                from ..inference.controls.list_floor import floor_of_rows
+        if loaded is not None and (pair.summary.finite if lists else not pair.summary.bit_identical):
+            from ..inference.controls.list_floor import floor_of_rows
 
-                weights = _weights(floor_of_rows(loaded, tokens, rows_of_run(run, pair.index), say))
+            rows = rows_of_lists(compared, *both) if lists else rows_of_run(run, pair.index)
+            weights = _weights(floor_of_rows(loaded, tokens, rows, say))
         causes = [*weights, *explanation.causes]
         if lists:
             causes.sort(key=lambda cause: cause.name not in ("masking", "placeholders"))

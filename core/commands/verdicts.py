@@ -12,6 +12,7 @@ import typer
 from ..capture_request import DECLARE, part_and_format
 from ..errors import UsageError
 from ..judging.explain.causes import explain_pair
+from ..judging.explain.rows import rows_of_lists
 from ..judging.explain.scoring import Cause
 from ..judging.lists import judge_with_floor
 from ..judging.rejudge import check_upload, judge_stored, stored_verdict
@@ -77,6 +78,8 @@ def verdict(
             )
         if dtype is not None and not is_list:
             raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
+        if model and not all(prompt.token_ids for prompt in run.header.prompts):
+            raise UsageError("This run has no token_ids, so no model can run on its tokens; save them with the logits.")
         if is_list and model:
             _tell(target, _judged_by_model(target, run, model, load, dtype, name), as_json_)
             return
@@ -86,10 +89,6 @@ def verdict(
         check_upload(run)
         if model and floor:
             raise UsageError("Give --floor or --model, not both: the model measures its own noise floor.")
-        if model and not all(prompt.token_ids for prompt in run.header.prompts):
-            raise UsageError(
-                "This dump has no token_ids, so no model can run on its tokens; save them with the logits."
-            )
         with stoppable(), steps() as say:
             added: dict[str, Any] = {}
             if model:
@@ -123,9 +122,10 @@ def load_for(model: str, device: str | None, revision: str | None, trust_remote_
 
 def _judged_by_model(store: Store, run: RunReader, model: str, load: Load, dtype: str | None, name: str | None) -> str:
     """Measure a model's floor on the tokens of a run of lists, and store it judged; returns the new run's id."""
+    prompts = [prompt.token_ids for prompt in run.header.prompts]
     with stoppable(), steps() as say:
         say("loading the model")
-        from ..inference.controls.list_floor import floor_of_pair
+        from ..inference.controls.list_floor import floor_of_rows
 
         loaded = load(dtype or run.header.compute_dtype or "float32")
         sides, judged = run.lists(), []
@@ -134,7 +134,8 @@ def _judged_by_model(store: Store, run: RunReader, model: str, load: Load, dtype
             if verdict.name == UNDECIDED and pair.summary.neq:
                 both = sides[0], sides[pair.index + 1]
                 compared = compare_sides(*both)
-                verdict = judge_with_floor(verdict, compared, both, floor_of_pair(loaded, compared, both, say))
+                rows = rows_of_lists(compared, *both, most=len(compared.positions))
+                verdict = judge_with_floor(verdict, compared, both, floor_of_rows(loaded, prompts, rows, say))
             judged.append(verdict)
         with Revision(store, run, name or f"{run.header.name}, judged") as revision:
             run_id = revision.finish(judged, f"Floor: model {model}.")

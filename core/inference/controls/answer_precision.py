@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -21,18 +21,12 @@ _MOST = 0.98
 _LEAST_ROUNDING, _LARGEST_ROUNDING = 0.25, 10.0
 
 
-@dataclass(frozen=True)
-class Narrow:
-    """A side that computes in 16 bits. seen: what shows it, a clause."""
+class Narrow(NamedTuple):
+    """A side that computes in 16 bits. says: a sentence with what shows it."""
 
     side: str
     dtype: str
-    seen: str
-
-    @property
-    def says(self) -> str:
-        asked = f"'{self.side}' computes in {self.dtype} when asked for float32"
-        return f"{asked} ({self.seen}); load its weights in model.dtype."
+    says: str
 
 
 def narrow_answers(
@@ -50,10 +44,14 @@ def narrow_answers(
     def answers(model: LoadedModel, of: RunnableSide = side) -> torch.Tensor:
         return torch.cat([whole_side(of.run_on(model), ids) for ids in chosen])
 
+    def narrow(dtype: str, seen: str) -> Narrow:
+        asked = f"'{side.name}' computes in {dtype} when asked for float32"
+        return Narrow(side.name, dtype, f"{asked} ({seen}); load its weights in model.dtype.")
+
     with in_float32(loaded) as widened:
         wide = answers(widened)
         if (grid := grid_of(wide)) is not None:
-            return Narrow(side.name, grid, f"its logits are {grid} values")
+            return narrow(grid, f"its logits are {grid} values")
         if side.path is not None:
             return None
         again, exact = answers(widened), answers(widened, plain)
@@ -62,9 +60,9 @@ def narrow_answers(
         return None
     is_same = answers(loaded).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
     if float(is_same[wide.isfinite()].double().mean()) >= _MOST:
-        return Narrow(side.name, loaded.dtype, "it returns the same logits when asked for float32")
+        return narrow(loaded.dtype, "it returns the same logits when asked for float32")
     if (_rms(again, wide) / own).quantile(0.1) >= _LEAST_ROUNDING:
-        return Narrow(side.name, loaded.dtype, f"two answers in float32 differ by what {loaded.dtype} rounds")
+        return narrow(loaded.dtype, f"two answers in float32 differ by what {loaded.dtype} rounds")
     return None
 
 

@@ -10,12 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...judging.explain.rows import PairRows, RowPair, rows_of_lists
+from ...judging.explain.rows import PairRows, RowPair
 from ...judging.judge import LISTS, foreign
 from ...runs.file.evidence import MISSING, NOTED, PASSED, Check, Evidence, ListFloorFigures, Unmeasured
-from ...runs.topk.alignment import sequence
-from ...runs.topk.pairing import ListPair
-from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ...text import multiple
 from ..models.model import LoadedModel
 from ..paths.batch import Run
@@ -28,19 +25,11 @@ _SEEDS = range(4)
 Say = Callable[[str], None]
 
 
-def floor_of_pair(loaded: LoadedModel, pair: ListPair, sides: Sequence[ListSide], say: Say) -> Evidence:
-    """Compare a pair of lists with a model's noise floor at every position."""
-    prompts = [sequence(response) if pair.keys == "token_id" else () for response in sides[0].responses]
-    return floor_of_rows(loaded, prompts, rows_of_lists(pair, sides[0], sides[1], len(pair.positions)), say)
-
-
 def floor_of_rows(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair: PairRows, say: Say) -> Evidence:
-    """Compare rows of a pair with a model's noise floor. UsageError if a token that was read is unknown."""
+    """Compare rows of a pair with a model's noise floor. prompts: all tokens that were read, or more."""
     rows = [row for row in pair.rows if len(row.token_ids)]
     places = {prompt: {row.position: row for row in group} for prompt, group in groupby(rows, lambda row: row.prompt)}
     read = {prompt: prompts[prompt][: max(wanted) + 1] for prompt, wanted in places.items()}
-    if any(len(read[prompt]) <= max(wanted) or UNKNOWN_TOKEN in read[prompt] for prompt, wanted in places.items()):
-        raise UsageError("this run does not hold all tokens that were read by their ids, so no model can read them.")
     check_prompts(loaded, list(read.values()))
     largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, read.values()))
     if largest >= loaded.vocab_size:

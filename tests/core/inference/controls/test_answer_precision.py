@@ -132,7 +132,7 @@ def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype: st
     ]
     with torch.inference_mode():
         found = {name: narrow_answers(loaded, prompts, side_of(engine)) for name, engine in cases}
-    assert {name: one.seen for name, one in found.items() if one is not None} == {}
+    assert {name: one.says for name, one in found.items() if one is not None} == {}
 
 
 # Those whose fault is not of the very size of rounding to 16 bits at nine of ten positions, which two equal answers

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from core.errors import UsageError
-from core.inference.controls.list_floor import floor_of_pair
+from core.inference.controls.list_floor import floor_of_rows
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
+from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.runs.file.evidence import Check, ListFloorFigures
 from core.runs.revision import PairVerdict
@@ -55,7 +55,8 @@ def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = 
 def judged(loaded: LoadedModel, *sides: ListSide) -> PairVerdict:
     earlier = PairVerdict(0, "undecided", "It differs.", None, ())
     pair = compare_sides(*sides)
-    return judge_with_floor(earlier, pair, sides, floor_of_pair(loaded, pair, sides, print))
+    rows = rows_of_lists(pair, *sides, most=len(pair.positions))
+    return judge_with_floor(earlier, pair, sides, floor_of_rows(loaded, [sides[0].responses[0].tokens], rows, print))
 
 
 def figures_of(verdict: PairVerdict) -> ListFloorFigures:
@@ -91,11 +92,14 @@ def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
     assert min(figures_of(found).reference_noise_ratio, figures_of(found).variant_noise_ratio) > 10
 
 
-def test_tokens_that_are_not_known_cannot_be_read(loaded: LoadedModel) -> None:
-    rows = [rows_of(loaded, path) for path in ("prefill", "decode")]
-    sides = [side(loaded, f"{number}", each, has_ids=False) for number, each in enumerate(rows)]
-    with pytest.raises(UsageError, match="does not hold all tokens"):
-        floor_of_pair(loaded, compare_sides(*sides), sides, print)
+def test_tokens_that_are_not_known_cannot_be_read(cli: Any, tmp_path: Path) -> None:
+    loaded = load_model(str(MODEL), dtype="float32", device="cpu")
+    made = [side(loaded, path, rows_of(loaded, path), has_ids=False) for path in ("prefill", "decode")]
+    run_id = stored(Store(tmp_path), "made", *made)
+    for command in ("verdict", "explain"):
+        done = cli(command, run_id, "--model", MODEL, "--store", tmp_path)
+        assert done.returncode == 2
+        assert "no model can" in done.stderr
 
 
 def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:
