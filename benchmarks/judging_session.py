@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.timing import Line, interleaved
-from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.judge_model import JudgingSession, judge_pair
 from core.inference.models.model import load_model
 
 VARIANTS = ("decode", "prefill+batch:2", "prefill+batch:8", "chunked:16")

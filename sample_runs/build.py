@@ -31,7 +31,7 @@ from core.capture_request import CaptureRequest  # noqa: E402
 from core.commands.capturing import load, plan_of, run_extras  # noqa: E402
 from core.engines.registry import ADAPTER_OF, described  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
-from core.inference.controls.judging_session import JudgingSession  # noqa: E402
+from core.inference.controls.judge_model import JudgingSession  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
 from core.inference.models.model import load_model  # noqa: E402

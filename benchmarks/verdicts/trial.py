@@ -30,8 +30,7 @@ from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
 from core.errors import CaptureError
-from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.judge_model import JudgingSession, judge_pair
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES

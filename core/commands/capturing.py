@@ -34,7 +34,7 @@ from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
-    from ..inference.controls.judging_session import JudgingSession
+    from ..inference.controls.judge_model import JudgingSession
     from ..inference.models.model import LoadedModel
 
 
@@ -134,7 +134,7 @@ def run_plan(
 ) -> tuple[str, list[str]]:
     """Capture a plan into a run, with what its request asks for besides; return as `captured` does."""
     from ..inference.capture.capture import run_capture
-    from ..inference.controls.judging_session import JudgingSession
+    from ..inference.controls.judge_model import JudgingSession
 
     other = next((path for path in plan.paths if path.engine is not None), None)
     asked = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)

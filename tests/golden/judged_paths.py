@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.verdicts.trial import cases_of, model_named, registered
-from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.judge_model import JudgingSession, judge_pair
 from core.inference.models.torch_errors import quiet
 from core.runs.file.evidence import FAILED
 

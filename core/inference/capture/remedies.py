@@ -19,7 +19,7 @@ from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.totals import PairTotal
 from ...runs.tables.remedies import RemedyRow
-from ..controls.judging_session import JudgingSession
+from ..controls.judge_model import JudgingSession
 from ..models.bits import own_bits
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel

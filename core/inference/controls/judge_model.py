@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,23 +31,28 @@ from ...judging.judge import judge as judge_controls
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, FloorTest
 from ...judging.verdict import Verdict
+from ...numerics.formats import LOGIT_FORMATS
 from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
 from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergences_of, measure, side_of, whole_side
+from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .judging_session import JudgingSession
+from .drawn_roundings import Drawn
 from .modules_alone import first_not_finite, module_rows
 from .precisions.catalogue import Precision
-from .precisions.engine_settings import lowered_of_pair
-from .precisions.lowered import Question, lowered_in_16_bits
-from .rounding_floor import check_prompts, not_finite_of, own_rounding_of
+from .precisions.lowered import Question, lowered_in_16_bits, lowered_of_pair
+from .rounding_floor import check_prompts, not_finite_of, own_rounding_of, rounding_floor
 
 SEEDS = 4
 _OWN_SEEDS = 2  # of reorderings in 16 bits, where they do not decide
+KEPT_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
+_WIDEST = 4  # bytes of a logit of another engine, some of which give float32 whatever they compute in
 _RERUNS = 4  # pairs of calls of a side that does not repeat itself; the largest difference counts, for races are rare
+Computed = TypeVar("Computed")
 
 
 def judge(
@@ -119,6 +124,62 @@ def model_errors_stop() -> Iterator[None]:
     advice = "shorten the prompts or choose a smaller model"
     with quiet(), torch.inference_mode(), foreign_errors_stop("judging", advice):
         yield
+
+
+class JudgingSession:
+    """One model and the prompts that its pairs are judged on. Results of a path are kept under its name; a callable may
+    be another one under the same name, and is run anew for every pair.
+    """
+
+    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+        self.loaded = loaded
+        self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
+        self._results: dict[Any, Any] = {}
+        self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
+        self.draws = Drawn(loaded, self.prompts, exact=self.kept(PLAIN))
+
+    def once(self, key: tuple[Any, ...], compute: Callable[[], Computed], side: RunnableSide = PLAIN) -> Computed:
+        """Return what was computed before under this key; of a callable compute it anew."""
+        if not side.is_named:
+            return compute()
+        if key not in self._results:
+            self._results[key] = compute()
+        result: Computed = self._results[key]
+        return result
+
+    def floor(self, model: LoadedModel, seeds: Sequence[int]) -> NoiseFloor:
+        """Noise floor in the dtype of `model`: the session's, or the same weights widened."""
+        fmt = LOGIT_FORMATS.get(model.dtype) if model is self.loaded else None
+        measure = partial(rounding_floor, model, self.prompts, seeds, row_ulps_of=fmt, plain=self.kept(PLAIN))
+        return self.once(("floor", model.dtype, *seeds), measure)
+
+    def kept(self, side: RunnableSide) -> RunnableSide:
+        """The side, but a path computes its logits once in each dtype, as far as KEPT_BYTES go; not if followed."""
+        return replace(side, open=partial(self._opened, side)) if side.is_named else side
+
+    def forget(self, side: RunnableSide) -> None:
+        """Let the logits of a side go, which no other pair has."""
+        self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
+
+    @contextmanager
+    def _opened(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+        def run(ids: Sequence[int], emit: Emit) -> None:
+            key = (side.name, model.dtype, tuple(ids))
+            itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
+            size = len(ids) * model.vocab_size * itemsize
+            if trace is not None:
+                return side.run_on(model, trace)(ids, emit)
+            if key not in self._logits:
+                if sum(logits.nbytes for logits in self._logits.values()) + size > KEPT_BYTES:
+                    return side.run_on(model)(ids, emit)
+                self._logits[key] = whole_side(side.run_on(model), ids)
+            logits = self._logits[key]
+            step = max(1, CHUNK_BYTES // logits[:1].nbytes)
+            for start in range(0, len(logits), step):
+                emit(start, logits[start : start + step])
+            return None
+
+        yield run
 
 
 class ModelControls(Controls):
@@ -264,7 +325,8 @@ class ModelControls(Controls):
             sides = [side for side in self.sides if side.name in tests]
             return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]
         measured = {name: floor.squares for name, floor in self.floors.items()}
-        return lowered_of_pair(question, self.session, self.sides, measured, dtype, fails_in_own_dtype=also_in_16_bits)
+        rest = self.sides, measured, dtype, self.session.kept
+        return lowered_of_pair(question, self.loaded, *rest, fails_in_own_dtype=also_in_16_bits)
 
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         is_wide = dtype == "float64"

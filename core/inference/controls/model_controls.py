@@ -25,8 +25,7 @@ from ..models.model import LoadedModel
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, divergences_of
 from ..paths.hooks import ModuleTrace
-from .judge_model import SEEDS, ModelControls, model_errors_stop
-from .judging_session import JudgingSession
+from .judge_model import SEEDS, JudgingSession, ModelControls, model_errors_stop
 from .precisions.catalogue import Precision
 from .rounding_floor import check_prompts
 

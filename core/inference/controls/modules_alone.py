@@ -28,7 +28,7 @@ from ..paths.batch import ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 from ..watching.modules import traced_modules, watched_modules
-from .precisions.engine_settings import at_widest
+from .precisions.lowered import at_widest
 
 KEPT_BYTES = 256 << 20  # of the side's outputs at once
 _INSIDE = ("projection", "mlp")  # kinds of the modules inside attention and MLP that are looked at beside these

@@ -8,8 +8,7 @@ from functools import cache
 import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model
-from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.judge_model import JudgingSession, judge_pair
 from core.inference.models.model import LoadedModel
 from core.judging.verdict import Verdict
 

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.judging_session import JudgingSession
+from core.inference.controls.judge_model import JudgingSession, judge_pair
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digest_of, side_of
 from core.runs.file.evidence import Check, RerunFigures
