@@ -320,13 +320,12 @@ class ModelControls(Controls):
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
     ) -> Sequence[Lowered]:
-        question = Question(self.prompts, self.seeds, self.blocks, self.say, self.precisions)
+        question = Question(self.prompts, self.seeds, self.blocks, self.say, self.precisions, self.session.kept)
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
             return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]
         measured = {name: floor.squares for name, floor in self.floors.items()}
-        rest = self.sides, measured, dtype, self.session.kept
-        return lowered_of_pair(question, self.loaded, *rest, fails_in_own_dtype=also_in_16_bits)
+        return lowered_of_pair(question, self.loaded, self.sides, measured, dtype, fails_in_own_dtype=also_in_16_bits)
 
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         is_wide = dtype == "float64"

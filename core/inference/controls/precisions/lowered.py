@@ -37,8 +37,6 @@ from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, catalogue, through
 
 Squares = NDArray[np.float64]
-Kept = Callable[[RunnableSide], RunnableSide]
-"""A side -> the same, whose logits are computed once."""
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
 # Of its distance to float32. Between two values of 8 bits, 16 bits often fall to the other one than float32 does: an
@@ -58,7 +56,7 @@ _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in
 @dataclass(frozen=True)
 class Question:
     """Prompts that sides are asked on. seeds: of reorderings; blocks: sizes that a fault may begin at multiples of;
-    given: precisions that were declared, tried first.
+    given: precisions that were declared, tried first; kept: a side whose logits are computed once.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -66,6 +64,7 @@ class Question:
     blocks: Sequence[int] = BLOCKS
     say: Callable[[str], None] = lambda _: None
     given: Sequence[Precision] = ()
+    kept: Callable[[RunnableSide], RunnableSide] = lambda side: side
 
     @property
     def lengths(self) -> list[int]:
@@ -151,15 +150,6 @@ def _rise(squares: NDArray[np.float64]) -> int:
     return int(count[np.argmax(score)]) if score.any() else 0
 
 
-Figures = evidence.PrecisionsFigures | evidence.ExplainedFigures | evidence.DrawnPrecisionFigures
-
-
-def _row(side: RunnableSide, figures: Figures, outcome: str, says: str) -> Evidence:
-    check = next(each for each in Check if each.record is type(figures))
-    control = f"'{side.name}' compared with the model in lower precisions"
-    return Evidence(check, control, figures, outcome, says, side.name)
-
-
 def _trial(
     question: Question,
     side: RunnableSide,
@@ -175,13 +165,16 @@ def _trial(
         place = structure_of(outliers, question.lengths).first
         where = f", from {place_in_words(int(outliers[0]), question.lengths)}" if len(outliers) else ""
         says = f"A fault on top of a lower precision, {name}{where}."
-    return Lowered(_row(side, figures, outcome, says), place, precision, len(outliers))
+    check = Check.EXPLAINED if isinstance(figures, evidence.ExplainedFigures) else Check.DRAWN_PRECISION
+    control = f"'{side.name}' compared with the model in lower precisions"
+    return Lowered(Evidence(check, control, figures, outcome, says, side.name), place, precision, len(outliers))
 
 
 def _best_of(side: RunnableSide, ratio: float, trials: Iterable[Lowered | None]) -> Lowered:
     """Return the first trial that passes, or else the one that leaves a fault at the fewest positions."""
-    says = f"No declared or usual lower precision explains '{side.name}'."
-    best = Lowered(_row(side, evidence.PrecisionsFigures(noise_ratio=ratio), NOTED, says))
+    control = f"'{side.name}' compared with the model in lower precisions"
+    says, figures = f"No lower precision explains '{side.name}'.", evidence.PrecisionsFigures(noise_ratio=ratio)
+    best = Lowered(Evidence(Check.PRECISIONS, control, figures, NOTED, says, side.name))
     for one in trials:
         if one is not None and one.evidence.outcome == PASSED:
             return one
@@ -196,23 +189,40 @@ def lowered_of_pair(
     sides: Sequence[RunnableSide],
     floors: Mapping[str, Squares],
     dtype: str,
-    kept: Kept,
     *,
     fails_in_own_dtype: bool,
 ) -> list[Lowered]:
-    """Judge sides of a pair beyond the noise floor in `dtype`: engines by their settings first.
+    """Judge sides of a pair beyond the noise floor in `dtype`: engines by their settings, each other one that is
+    further from the model than rounding, or the further one, by precisions of the model.
 
     floors: mean squares of the model's reorderings by dtype [seeds, positions]; fails_in_own_dtype: what explains a
     side in `dtype` is compared with roundings to the model's own 16 bits as well.
     """
-    if not any(narrow_settings(side) or coarse_activation(loaded, side) for side in sides):
-        return _lowered(question, loaded, sides, floors, dtype, fails_in_own_dtype=fails_in_own_dtype)
-    with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(loaded) as widened:
-        rows = [_by_settings(question, widened, kept, side, floors["float32"]) for side in sides]
-    others = [side for side, row in zip(sides, rows, strict=True) if row is None and side.path != PLAIN.path]
-    # settings are measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
-    beyond = _lowered(replace(question, given=()), loaded, others, floors, "float32", fails_in_own_dtype=False)
-    return [*(row for row in rows if row is not None), *(each for each in beyond if each.evidence.outcome != NOTED)]
+    engines = [side for side in sides if narrow_settings(side) or coarse_activation(loaded, side)]
+    rows: list[Lowered] = []
+    if engines:
+        with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(loaded) as widened:
+            rows = [_by_settings(question, widened, side, floors["float32"]) for side in engines]
+        sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
+        # settings are measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
+        dtype, fails_in_own_dtype = "float32", False
+    floor = floors[dtype]
+    is_torn = dtype != "float64" and has_experts(loaded.model)  # by near ties of a router, in sound sides too
+    with foreign_errors_stop("lower precisions", "choose a smaller model"), WIDENING[dtype](loaded) as widened:
+        far = {side: mean_squares(divergences_of(widened, question.prompts, (PLAIN, side))) for side in sides}
+        beyond = {
+            side: squares
+            for side, squares in far.items()
+            if not floor_test(squares, floor, WIDE).is_passed and not (is_torn and rms_ratio(squares, floor) <= _ALIKE)
+        }
+        beyond = beyond or dict(sorted(far.items(), key=lambda each: float(each[1].mean()))[-1:])
+        every = {side: _explained(question, widened, side, squares, floor) for side, squares in beyond.items()}
+    for side, one in every.items():
+        if one.evidence.outcome == NOTED:
+            every[side] = _whole_model(question, loaded, side, floors["float32"]) or one
+        elif one.evidence.outcome == PASSED and fails_in_own_dtype:
+            every[side] = _checked_in_16_bits(question, loaded, side, one)
+    return rows + [one for one in every.values() if not engines or one.evidence.outcome != NOTED]
 
 
 def _modifiers(side: RunnableSide) -> Mapping[str, Any]:
@@ -249,25 +259,21 @@ def at_widest(side: RunnableSide, **others: Any) -> RunnableSide:
     return side_of(str(replace(path, modifiers=(*kept, *(Step(name, (value,)) for name, value in widest.items())))))
 
 
-def _by_settings(
-    question: Question, loaded: LoadedModel, kept: Kept, side: RunnableSide, floor: Squares
-) -> Lowered | None:
-    """Judge an engine's side by its settings; None if none rounds coarser than float32.
+def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, floor: Squares) -> Lowered:
+    """Judge an engine's side by its settings that round coarser than float32.
 
     With every setting at its widest the engine has to be within the floor. The settings may move the logits as far as a
     forward that rounds every product to as few bits: the model in bfloat16, scaled by 2^(8 - bits). An activation
     function that no setting widens is a declared precision of the model.
     """
     narrow, fixed = narrow_settings(side), coarse_activation(loaded, side)
-    if not (narrow or fixed):
-        return None
     model, own_floor = PLAIN, floor
     if fixed is not None:
         model = Precision(ACTIVATIONS, fixed[1], partial(through, dtype=getattr(torch, fixed[1]))).side
         own_floor = rounding_floor(loaded, question.prompts, question.seeds, model).squares
 
     def far(one: RunnableSide, other: RunnableSide = PLAIN) -> Squares:
-        return mean_squares(divergences_of(loaded, question.prompts, (kept(other), kept(one))))
+        return mean_squares(divergences_of(loaded, question.prompts, (question.kept(other), question.kept(one))))
 
     question.say(f"'{side.name}' with its settings one at a time")
     own, wide = far(side), far(at_widest(side), model)
@@ -296,35 +302,6 @@ def _by_settings(
     outcome = PASSED if test.is_passed and share <= 1.0 else FAILED
     control = f"'{side.name}' compared with the model, with its settings at their widest and each alone"
     return Lowered(Evidence(Check.SETTINGS, control, figures, outcome, says, side.name), place)
-
-
-def _lowered(
-    question: Question,
-    loaded: LoadedModel,
-    sides: Sequence[RunnableSide],
-    floors: Mapping[str, Squares],
-    dtype: str,
-    *,
-    fails_in_own_dtype: bool,
-) -> list[Lowered]:
-    """Judge each side that is further from the model than rounding, or the further one, by precisions of the model."""
-    floor = floors[dtype]
-    is_torn = dtype != "float64" and has_experts(loaded.model)  # by near ties of a router, in sound sides too
-    with foreign_errors_stop("lower precisions", "choose a smaller model"), WIDENING[dtype](loaded) as widened:
-        far = {side: mean_squares(divergences_of(widened, question.prompts, (PLAIN, side))) for side in sides}
-        beyond = {
-            side: squares
-            for side, squares in far.items()
-            if not floor_test(squares, floor, WIDE).is_passed and not (is_torn and rms_ratio(squares, floor) <= _ALIKE)
-        }
-        beyond = beyond or dict(sorted(far.items(), key=lambda each: float(each[1].mean()))[-1:])
-        every = {side: _explained(question, widened, side, squares, floor) for side, squares in beyond.items()}
-    for side, one in every.items():
-        if one.evidence.outcome == NOTED:
-            every[side] = _whole_model(question, loaded, side, floors["float32"]) or one
-        elif one.evidence.outcome == PASSED and fails_in_own_dtype:
-            every[side] = _checked_in_16_bits(question, loaded, side, one)
-    return list(every.values())
 
 
 def _explained(
