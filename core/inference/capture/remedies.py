@@ -32,7 +32,6 @@ from ..paths.sliced_head import attribute_replaced
 
 ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
 TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
-FLOOR_SEEDS = 2
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def remedies_of(
 def floor_of(session: JudgingSession) -> float:
     """rms of reorderings of prefill, in logits; NaN if there is no such floor."""
     try:
-        return float(np.sqrt(session.floor(session.loaded, range(FLOOR_SEEDS)).squares.mean()))
+        return float(np.sqrt(session.floor(session.loaded).squares.mean()))
     except UlpscopeError:
         return float("nan")
 

@@ -45,10 +45,9 @@ from .drawn_roundings import Drawn
 from .modules_alone import first_not_finite, module_rows
 from .precisions.catalogue import Precision
 from .precisions.lowered import Question, lowered_in_16_bits, lowered_of_pair
-from .rounding_floor import check_prompts, not_finite_of, own_rounding_of, rounding_floor
+from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
 
-SEEDS = 4
-_OWN_SEEDS = 2  # of reorderings in 16 bits, where they do not decide
+_OWN_SEEDS = range(2)  # of reorderings in 16 bits, where they do not decide
 KEPT_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 _WIDEST = 4  # bytes of a logit of another engine, some of which give float32 whatever they compute in
 _RERUNS = 4  # pairs of calls of a side that does not repeat itself; the largest difference counts, for races are rare
@@ -61,7 +60,6 @@ def judge(
     *,
     reference: str | Engine = "prefill",
     variant: str | Engine,
-    seeds: Sequence[int] = range(SEEDS),
     precisions: Sequence[Precision] = (),
     tokenizer: Any = None,
     on_progress: Callable[[str], None] | None = None,
@@ -75,7 +73,6 @@ def judge(
             [positions, vocab]. It is called with the model in its own dtype and with the same weights in float32. One
             with a third parameter `watch` may hand in what its modules put out, as
             `watch("model.layers.0.self_attn", tensor [positions, features])`, so that the module is named.
-        seeds: of the reorderings that measure the noise floor.
         precisions: lower precisions that a side is declared to use; they are tried first.
 
     Raises:
@@ -83,8 +80,7 @@ def judge(
     """
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
-    options: dict[str, Any] = {"seeds": seeds, "precisions": precisions, "on_progress": on_progress}
-    return judge_pair(loaded, ids, reference, variant, **options).verdict
+    return judge_pair(loaded, ids, reference, variant, precisions=precisions, on_progress=on_progress).verdict
 
 
 def judge_pair(
@@ -93,7 +89,6 @@ def judge_pair(
     reference: str | Engine,
     variant: str | Engine,
     *,
-    seeds: Sequence[int] = range(SEEDS),
     precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
     session: JudgingSession | None = None,
@@ -108,12 +103,10 @@ def judge_pair(
     session = session or JudgingSession(loaded, prompts)
     if session.loaded is not loaded or session.prompts != [tuple(ids) for ids in prompts]:
         raise CaptureError("judging: the session is of another model or of other prompts.")
-    if len(set(seeds)) < max(2, len(seeds)):
-        raise CaptureError(f"judging: seeds are {list(seeds)}; expected at least two, and none twice.")
     sides = side_of(reference), side_of(variant)
     with model_errors_stop():
         try:
-            return judge_controls(ModelControls(session, sides, list(seeds), precisions, on_progress, captured))
+            return judge_controls(ModelControls(session, sides, precisions, on_progress, captured))
         finally:
             session.forget(sides[1])
 
@@ -147,11 +140,12 @@ class JudgingSession:
         result: Computed = self._results[key]
         return result
 
-    def floor(self, model: LoadedModel, seeds: Sequence[int]) -> NoiseFloor:
+    def floor(self, model: LoadedModel) -> NoiseFloor:
         """Noise floor in the dtype of `model`: the session's, or the same weights widened."""
         fmt = LOGIT_FORMATS.get(model.dtype) if model is self.loaded else None
+        seeds = SEEDS if model.dtype in WIDENING else _OWN_SEEDS
         measure = partial(rounding_floor, model, self.prompts, seeds, row_ulps_of=fmt, plain=self.kept(PLAIN))
-        return self.once(("floor", model.dtype, *seeds), measure)
+        return self.once(("floor", model.dtype), measure)
 
     def kept(self, side: RunnableSide) -> RunnableSide:
         """The side, but a path computes its logits once in each dtype, as far as KEPT_BYTES go; not if followed."""
@@ -189,12 +183,11 @@ class ModelControls(Controls):
         self,
         session: JudgingSession,
         sides: tuple[RunnableSide, RunnableSide],
-        seeds: Sequence[int],
         precisions: Sequence[Precision] = (),
         say: Callable[[str], None] | None = None,
         captured: tuple[str, str] | None = None,
     ) -> None:
-        self.session, self.sides, self.seeds, self.say = session, sides, list(seeds), say or (lambda _: None)
+        self.session, self.sides, self.say = session, sides, say or (lambda _: None)
         self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
         self.names, self.lengths = (sides[0].name, sides[1].name), [len(ids) for ids in session.prompts]
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
@@ -251,15 +244,12 @@ class ModelControls(Controls):
         """Reorder every linear map. In 16 bits kernels round elsewhere too, as far as a forward is from float32."""
         if dtype in self.floors:
             return self.floors[dtype]
-        is_16_bits = dtype not in WIDENING
-        seeds = self.seeds[:_OWN_SEEDS] if is_16_bits else self.seeds
-        self.say(f"{len(seeds)} reorderings in {dtype}")
+        self.say(f"reorderings in {dtype}")
+        rounding, plain = None, self.session.kept(PLAIN)
         try:
             with self._in(dtype) as model:
-                floor = self.session.floor(model, seeds)
-            plain = self.session.kept(PLAIN)
-            rounding = None
-            if is_16_bits:
+                floor = self.session.floor(model)
+            if dtype not in WIDENING:
                 rounding = self.session.once(("rounding",), partial(own_rounding_of, self.loaded, self.prompts, plain))
         except CaptureError as error:
             raise NotAvailableError(f"The noise floor in {dtype} cannot be measured: {error}") from error
@@ -320,7 +310,7 @@ class ModelControls(Controls):
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
     ) -> Sequence[Lowered]:
-        question = Question(self.prompts, self.seeds, self.blocks, self.say, self.precisions, self.session.kept)
+        question = Question(self.prompts, self.blocks, self.say, self.precisions, self.session.kept)
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
             return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]

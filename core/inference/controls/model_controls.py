@@ -25,7 +25,7 @@ from ..models.model import LoadedModel
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, divergences_of
 from ..paths.hooks import ModuleTrace
-from .judge_model import SEEDS, JudgingSession, ModelControls, model_errors_stop
+from .judge_model import JudgingSession, ModelControls, model_errors_stop
 from .precisions.catalogue import Precision
 from .rounding_floor import check_prompts
 
@@ -35,7 +35,6 @@ def model_of_dump(
     figures: Figures,
     *,
     float32: Sequence[Path] = (),
-    seeds: Sequence[int] = range(SEEDS),
     precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
 ) -> WithModel:
@@ -57,7 +56,7 @@ def model_of_dump(
 
     def with_model(dump: DumpControls) -> _DumpOfModel:
         sides = [_recorded(figures, index, prompts, float32) for index in (0, dump.index + 1)]
-        return _DumpOfModel(dump, ModelControls(session, (sides[0], sides[1]), seeds, precisions, on_progress))
+        return _DumpOfModel(dump, ModelControls(session, (sides[0], sides[1]), precisions, on_progress))
 
     return with_model
 

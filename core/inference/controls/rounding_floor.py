@@ -20,6 +20,7 @@ from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import PLAIN, RunnableSide, divergence, whole_side
 from .reordering import reordered
 
+SEEDS = range(4)
 LOGIT_BYTES = 256 << 20  # of logits of one side at once: prompts of a group share the permuting of the weights
 _PERCENTILE = 0.999  # what the heatmap marks: of a vocabulary of 50,000, 50 logits of a row are beyond it
 
@@ -27,7 +28,7 @@ _PERCENTILE = 0.999  # what the heatmap marks: of a vocabulary of 50,000, 50 log
 def rounding_floor(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
-    seeds: Sequence[int],
+    seeds: Sequence[int] = SEEDS,
     side: RunnableSide = PLAIN,
     *,
     row_ulps_of: FloatFormat | None = None,

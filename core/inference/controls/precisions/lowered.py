@@ -55,12 +55,11 @@ _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in
 
 @dataclass(frozen=True)
 class Question:
-    """Prompts that sides are asked on. seeds: of reorderings; blocks: sizes that a fault may begin at multiples of;
+    """Prompts that sides are asked on. blocks: sizes that a fault may begin at multiples of;
     given: precisions that were declared, tried first; kept: a side whose logits are computed once.
     """
 
     prompts: Sequence[Sequence[int]]
-    seeds: Sequence[int] = ()
     blocks: Sequence[int] = BLOCKS
     say: Callable[[str], None] = lambda _: None
     given: Sequence[Precision] = ()
@@ -270,7 +269,7 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
     model, own_floor = PLAIN, floor
     if fixed is not None:
         model = Precision(ACTIVATIONS, fixed[1], partial(through, dtype=getattr(torch, fixed[1]))).side
-        own_floor = rounding_floor(loaded, question.prompts, question.seeds, model).squares
+        own_floor = rounding_floor(loaded, question.prompts, side=model).squares
 
     def far(one: RunnableSide, other: RunnableSide = PLAIN) -> Squares:
         return mean_squares(divergences_of(loaded, question.prompts, (question.kept(other), question.kept(one))))
@@ -312,7 +311,7 @@ def _explained(
     ratio, differs = rms_ratio(far, floor), far > _ALIKE**2 * floor
 
     def compared(precision: Precision, loaded: LoadedModel) -> Lowered | None:
-        question.say(f"{len(question.seeds)} reorderings with {precision.name}")
+        question.say(f"reorderings with {precision.name}")
         squares, ties, dtype = [], [], precision.dtype
         for ids in question.prompts:
             plain, answer = whole_side(precision.side.run_on(loaded), ids), whole_side(side.run_on(loaded), ids)
@@ -322,7 +321,7 @@ def _explained(
             is_near = dtype is not None and torch.allclose(answer, plain, rtol=torch.finfo(dtype).eps, atol=0.0)
             ties.append(float((answer != plain).double().mean()) if is_near else np.inf)
         left = np.concatenate(squares)
-        own = rounding_floor(loaded, question.prompts, question.seeds, precision.side)
+        own = rounding_floor(loaded, question.prompts, side=precision.side)
         test = floor_test(left, own.squares, WIDE)
         figures = evidence.ExplainedFigures(
             noise_ratio=ratio,

@@ -199,18 +199,16 @@ def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("prompts", "options", "sentence"),
+    ("prompts", "sentence"),
     [
-        ([], {}, "a divergence is measured over at least one prompt; none was given."),
-        ([PROMPT, ()], {}, "prompt 2 of 2 is empty; expected at least one token."),
-        ([PROMPT * 5], {}, "prompt 1 of 1 has 120 tokens, the model's context is 96; shorten it."),
-        ([PROMPT], {"seeds": [3]}, "judging: seeds are [3]; expected at least two, and none twice."),
-        ([PROMPT], {"seeds": [3, 3]}, "judging: seeds are [3, 3]; expected at least two, and none twice."),
+        ([], "a divergence is measured over at least one prompt; none was given."),
+        ([PROMPT, ()], "prompt 2 of 2 is empty; expected at least one token."),
+        ([PROMPT * 5], "prompt 1 of 1 has 120 tokens, the model's context is 96; shorten it."),
     ],
 )
-def test_what_cannot_be_judged_is_refused_first(prompts: Any, options: Any, sentence: str, small: LoadedModel) -> None:
+def test_what_cannot_be_judged_is_refused_first(prompts: Any, sentence: str, small: LoadedModel) -> None:
     with pytest.raises(CaptureError) as caught:
-        judge_pair(small, prompts, "prefill", "decode", **options)
+        judge_pair(small, prompts, "prefill", "decode")
     assert str(caught.value) == sentence
 
 
