@@ -10,16 +10,8 @@ from numpy.typing import NDArray
 
 from ..numerics.formats import FLOAT32, values_of
 from ..runs.figures import Figures
-from ..runs.file.evidence import (
-    FAILED,
-    MISSING,
-    PASSED,
-    Check,
-    Evidence,
-    NarrowingFigures,
-    OtherPromptsFigures,
-    ShrinkFigures,
-)
+from ..runs.file import evidence
+from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, Evidence
 from ..runs.file.records import Generation
 from ..runs.revision import PairVerdict
 from ..text import three_digits
@@ -28,8 +20,8 @@ from .explain.rows import rows_of_run
 from .judge import OWN, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
 from .places import place_in_words
 from .shrink import shrink_test
-from .uploaded_controls import Squares, UploadedControls
-from .validity import differing, not_finite, not_finite_of, sampling, screen
+from .uploaded_controls import UploadedControls
+from .validity import differing, not_finite_of, sampling, screen
 
 WithModel = Callable[["DumpControls"], Controls]
 
@@ -70,7 +62,7 @@ class DumpControls(Controls):
         self.lengths = self.header.lengths
         self.dtype, self.has_experts = self.header.compute_dtype, uploaded.has_experts
         self.positions = figures.positions(pair)
-        self.squares: Squares = self.positions["rms"].to_numpy(float) ** 2
+        self.squares: NDArray[np.float64] = self.positions["rms"].to_numpy(float) ** 2
         self.tried = tuple(sorted(uploaded.given)) or None
         self.is_identical = bool(self.positions["bit_identical"].all())
 
@@ -80,14 +72,12 @@ class DumpControls(Controls):
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
             return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical)
-        wide = self.uploaded.float32.get(self.names[1]) if dtype == "float32" else None
+        wide = self.uploaded.divergences("float32", self.names).get(self.names[1]) if dtype == "float32" else None
         if wide is None:
             is_given = "float32" in self.uploaded.given
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
             raise NotAvailableError(f"{missing}, with the same weights and tokens, would decide.")
-        first = wide.first_mismatch
-        broken = None if first is None else not_finite(self.header, self.index, wide.mismatches, first)
-        return Pair(wide.mean_squares, broken, wide.neq == 0)
+        return Pair(wide.mean_squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
 
     def floor(self, dtype: str) -> NoiseFloor:
         floor = self.uploaded.floor if dtype == "float32" else ""
@@ -97,13 +87,11 @@ class DumpControls(Controls):
         return floor
 
     def rerun(self) -> Rerun:
-        again = {name: self.uploaded.rerun[name] for name in self.names if name in self.uploaded.rerun}
+        again = self.uploaded.divergences("rerun", self.names)
         if not again:
             raise NotAvailableError("")
         moved = {name: other for name, other in again.items() if not other.is_bit_identical}
         figures = {
-            "called_again": tuple(again),
-            "pair_rms_logits": float(np.sqrt(self.squares.mean())),
             "rerun_rms_logits": max((other.rms_of_positions for other in moved.values()), default=0.0),
             "rerun_neq": {name: other.neq for name, other in again.items()},
             "rerun_row_ulps": max((other.largest_row_ulps or 0.0 for other in moved.values()), default=0.0) or None,
@@ -115,12 +103,10 @@ class DumpControls(Controls):
 
     def neighbours(self) -> list[OtherRows]:
         rows = []
-        for name in (name for name in self.names if name in self.uploaded.neighbours):
-            other = self.uploaded.neighbours[name]
-            figures = OtherPromptsFigures(
-                bit_identical=bool(other.is_bit_identical), neq=other.neq, rms_logits=other.rms_of_positions
-            )
-            control = f"'{name}' computed with other requests in the batch, uploaded as a dump of its own"
+        for name, other in self.uploaded.divergences("neighbours", self.names).items():
+            control = f"'{name}' uploaded again, with other requests in its batch"
+            figures = evidence.OtherPromptsFigures(bit_identical=bool(other.is_bit_identical), neq=other.neq)
+            figures.rms_logits = other.rms_of_positions
             rows.append(OtherRows(name, control, figures))
         return rows
 
@@ -130,7 +116,7 @@ class DumpControls(Controls):
             return []
         test = shrink_test(self.squares, wide.squares, self.header.format.mantissa_bits + 1)
         rms = float(np.sqrt(wide.squares.mean()))
-        figures = ShrinkFigures(
+        figures = evidence.ShrinkFigures(
             compute_dtype="float32",
             pair_rms_logits=rms,
             own_dtype_rms_logits=float(np.sqrt(self.squares.mean())),
@@ -182,10 +168,9 @@ class DumpControls(Controls):
 
     def _narrowing(self) -> list[Evidence]:
         """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels alone is."""
-        narrowing = self.uploaded.narrowing
-        if self.is_identical or any(name not in narrowing for name in self.names):
+        far = {name: side.rms_of_positions for name, side in self.uploaded.divergences("narrowing", self.names).items()}
+        if self.is_identical or len(far) < len(self.names):
             return []
-        far = {name: float(np.sqrt(narrowing[name].mean())) for name in self.names}
         near, further = sorted(self.names, key=far.__getitem__)
         ratio = far[further] / max(far[near], float(np.finfo(np.float64).tiny))
         outcome, says = PASSED, f"Rounding to {self.dtype} moves both sides about equally far from float32."
@@ -193,7 +178,7 @@ class DumpControls(Controls):
             times = three_digits(ratio) if far[near] else "infinitely many"
             outcome = FAILED
             says = f"'{further}' is {times} times as far from itself in float32 as '{near}': more than rounding."
-        figures = NarrowingFigures(
+        figures = evidence.NarrowingFigures(
             reference_to_float32_logits=far[self.names[0]], variant_to_float32_logits=far[self.names[1]]
         )
         control = f"each side in {self.dtype} compared with itself in float32"

@@ -136,9 +136,6 @@ def _run(path: Path) -> dict[str, Any]:
         "model": shown(card.model, _LONGEST_NAME),
         "created": card.created.isoformat(),
         "sides": [{"name": shown(name, _LONGEST_NAME), "source_dtype": card.compute_dtype} for name in card.sides],
-        "prompts": card.prompts,
-        "positions": card.positions,
-        "vocab": card.vocab,
-        "compute_dtype": card.compute_dtype,
+        **{name: getattr(card, name) for name in ("prompts", "positions", "vocab", "compute_dtype")},
         "verdicts": list(card.pair_verdicts),
     }

@@ -20,12 +20,10 @@ ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median 
 
 @dataclass(frozen=True)
 class ShrinkTest:
-    """A pair in 16 bits beside the same pair in float32, where no floor is to be had.
-
-    shrink: how many times smaller the pair is in float32; full: how many times finer float32 is; share: shrink over
+    """shrink: how many times smaller a pair is in float32; full: how many times finer float32 is; share: shrink over
     full; moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest
     position in float32 over the median one; first_row: first position that does not shrink, else the largest;
-    stands_out: does a position fail by itself? outcome: passed, failed, or missing, which says that a floor is needed.
+    stands_out: a position fails by itself; outcome: passed, failed, or missing, if only a floor decides.
     """
 
     shrink: float
@@ -39,14 +37,12 @@ class ShrinkTest:
 
 
 def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], significand_bits: int) -> ShrinkTest:
-    """Mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11), and in
-    float32 (24).
+    """Compare mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11) with
+    those in float32 (24).
 
-    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms,
-    section 2.2), so a pair of pure rounding shrinks with it, by a factor that is a fixed share of 2^(24 - bits) for a
-    model; a fault is another function and does not shrink. Positions equal in float32 say nothing and are left out.
-    Where hardly any position moves in 16 bits (another order of sums that rounds to the same bits), the pair's size
-    there is no measure, and only a floor decides.
+    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms, 2.2);
+    a fault is another function and does not shrink. Positions equal in float32 are left out. If hardly any position
+    moves in 16 bits, the size there is no measure, and only a floor decides.
     """
     full = 2.0 ** (24 - significand_bits)
     differs = wide > 0

@@ -25,8 +25,7 @@ from .judge import FLOOR_KINDS, FLOOR_OF_SPREAD, FLOOR_SHRINKS, FLOOR_START, FLO
 from .places import place_in_words
 from .validity import first_mismatch
 
-Tick = Callable[[int], None]
-Squares = NDArray[np.float64]
+Tick = Callable[[int, int], None]  # rows of a control that were read, and all
 _Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
@@ -40,19 +39,20 @@ _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
 
 @dataclass(frozen=True)
 class UploadedControls:
-    """Figures of a run's controls. rerun, neighbours: of the sides that were called again, by name; float32: the pair
-    in float32, by the variant's name; narrowing: mean squares of each side against itself in float32 by name
-    [positions], empty for a float32 run; floor: or the reason why its paths are none; given: names of the controls,
-    `model` among them.
+    """Figures of a run's controls. apart: by kind and side: `rerun` and `neighbours` of one from the same called again,
+    `float32` of a variant from the reference in float32, `narrowing` of one from itself in float32; floor: or the
+    reason why its paths are none; given: names of the controls, `model` among them.
     """
 
-    rerun: Mapping[str, Divergence] = field(default_factory=dict)
-    neighbours: Mapping[str, Divergence] = field(default_factory=dict)
-    float32: Mapping[str, Divergence] = field(default_factory=dict)
-    narrowing: Mapping[str, Squares] = field(default_factory=dict)
+    apart: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
     floor: NoiseFloor | str = ""
     has_experts: bool = False
     given: frozenset[str] = frozenset()
+
+    def divergences(self, kind: str, names: Sequence[str]) -> dict[str, Divergence]:
+        """Return those of some sides."""
+        known = self.apart.get(kind, {})
+        return {name: known[name] for name in names if name in known}
 
 
 def measure_controls(
@@ -60,7 +60,7 @@ def measure_controls(
     *,
     has_experts: bool = False,
     with_model: bool = False,
-    on_progress: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Tick = lambda *_: None,
     **files: Sequence[Path],
 ) -> UploadedControls:
     """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32` and `floor`.
@@ -72,21 +72,16 @@ def measure_controls(
         raise UsageError("A noise floor in float32 needs the pair in float32: give --float32 with --floor.")
     with ExitStack() as stack:
         dumps = {kind: stack.enter_context(_opened(paths, header, kind)) for kind, paths in files.items() if paths}
-        total, done = sum(dump.rows for dump in dumps.values()), 0
-
-        def tick(rows: int) -> None:
-            nonlocal done
-            done += rows
-            on_progress(done, total)
-
-        ours, again = _sides_of(header, None), {}
-        for kind in ("rerun", "neighbours"):
-            sides = _sides_of(header, dumps[kind]) if kind in dumps else {}
-            again[kind] = _compared(figures, {name: (ours[name], sides[name]) for name in sides}, header.format, tick)
-        pairs, narrowing = _pairs(figures, dumps["float32"], tick) if "float32" in dumps else ({}, {})
-        floor = _floor(figures, dumps["floor"], dumps.get("float32"), narrowing, tick) if "floor" in dumps else ""
-    given = frozenset([*dumps, *["model"] * with_model])
-    return UploadedControls(again["rerun"], again["neighbours"], pairs, narrowing, floor, has_experts, given)
+        ours, apart = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
+        floor: NoiseFloor | str = ""
+        for kind in {"rerun", "neighbours"} & dumps.keys():
+            couples: _Couples = {name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()}
+            apart[kind] = _compared(figures, couples, header.format, on_progress)
+        if "float32" in dumps:
+            apart |= _pairs(figures, dumps["float32"], on_progress)
+        if "floor" in dumps:
+            floor = _floor(figures, dumps["floor"], dumps.get("float32"), apart.get("narrowing", {}), on_progress)
+    return UploadedControls(apart, floor, has_experts, frozenset([*dumps, *["model"] * with_model]))
 
 
 def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:
@@ -147,12 +142,12 @@ def _compared(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick)
                 bits[side] = bits_of(values_of(bits[side], figures.header.format))
         for key, (reference, variant) in couples.items():
             parts[key].append(_divergence(bits[reference], bits[variant], fmt))
-        tick(stop - row)
+        tick(stop, figures.header.rows)
     return {key: joined(each) for key, each in parts.items()}
 
 
-def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergence], dict[str, Squares]]:
-    """Return (each variant in float32 against its reference, each side of the run against itself in float32), by name.
+def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Mapping[str, Divergence]]:
+    """Compare each variant in float32 with its reference, and each side of the run with itself in float32.
 
     DumpError if it is not of the run's sides: another model's pair would shrink, or be equal, whatever the run holds.
     """
@@ -176,7 +171,7 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> tuple[dict[str, Divergen
     same = [figures.read_rows(ours[name][1], 0, len(bits)) == bits for name, bits in rounded.items()]
     if same and min(float(each.mean()) for each in same) > _UPCAST:
         raise DumpError(f"The pair in float32 is the run's own {fmt.name}, upcast. Compute both sides in float32.")
-    return {name: apart[name] for name in couples}, {name: apart[(name, name)].mean_squares for name in narrow}
+    return {"float32": {name: apart[name] for name in couples}, "narrowing": {n: apart[(n, n)] for n in narrow}}
 
 
 def _spread(figures: Figures) -> float:
@@ -188,7 +183,7 @@ def _spread(figures: Figures) -> float:
 
 
 def _floor(
-    figures: Figures, dump: Dump, pair: Dump | None, narrowing: Mapping[str, Squares], tick: Tick
+    figures: Figures, dump: Dump, pair: Dump | None, narrowing: Mapping[str, Divergence], tick: Tick
 ) -> NoiseFloor | str:
     """Return the noise floor of paths that compute the pair's reference in float32, or why they measure none.
 
@@ -210,7 +205,7 @@ def _floor(
     floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), FLOOR_OF_SPREAD * _spread(figures)
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
-        widest = float(np.sqrt(narrowing[reference].mean())) / finer / FLOOR_SHRINKS
+        widest = narrowing[reference].rms_of_positions / finer / FLOOR_SHRINKS
     sizes = float(np.sqrt(floor.mean())), apart[(0, reference)].rms_of_positions, widest
     if doubt := _doubt(squares, names, header.lengths, sizes):
         return f"The uploaded floor {doubt}."
@@ -221,7 +216,10 @@ def _floor(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _doubt(
-    apart: Mapping[tuple[int, int], Squares], names: Sequence[str], lengths: list[int], sizes: tuple[float, ...]
+    apart: Mapping[tuple[int, int], NDArray[np.float64]],
+    names: Sequence[str],
+    lengths: list[int],
+    sizes: tuple[float, ...],
 ) -> str:
     """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes rounding of it.
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,24 +14,13 @@ from numpy.typing import NDArray
 from ..numerics.formats import values_of
 from ..runs.dumps.source_dtype import looks_normalised
 from ..runs.figures import Figures
-from ..runs.file.evidence import (
-    FAILED,
-    NOTED,
-    PASSED,
-    Check,
-    Evidence,
-    LogsumexpFigures,
-    NumbersFigures,
-    SamplerFigures,
-    ScreeningFigures,
-    ShapesFigures,
-    ShiftFigures,
-    TruncationFigures,
-)
+from ..runs.file import evidence
+from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence
 from ..runs.file.records import Generation, RunHeader
 from ..runs.queries.flips import beyond_noise, dominating
 from ..text import joined, number, plural
 from .constant_rows import Filling
+from .divergence import Divergence
 from .judge import KL, ROW_ULPS, STANDS_OUT, STANDS_OUT_MOST
 from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of
 from .statistic import BLOCKS
@@ -103,7 +91,7 @@ def _tokens(header: RunHeader) -> Evidence:
     elif highest >= header.vocab:
         outcome = FAILED
         says = f"Token ids reach {highest:,}, beyond the vocabulary of {header.vocab:,}: they are of other logits."
-    figures = ShapesFigures(positions=header.rows, vocab=header.vocab, highest_token_id=highest)
+    figures = evidence.ShapesFigures(positions=header.rows, vocab=header.vocab, highest_token_id=highest)
     return Evidence(Check.SHAPES, "shapes, and token ids against the vocabulary", figures, outcome, says)
 
 
@@ -117,7 +105,7 @@ def _shift(table: pd.DataFrame, sides: _Sides) -> Evidence | None:
     is_varied = len({*reference.dropna(), *variant.dropna()}) >= _LEAST_TOKENS and len(same[best]) >= _LEAST_ROWS
     if not is_varied or agreed[best] < _AGREES or agreed[best] <= _MORE_OFTEN * agreed[0]:
         return None
-    figures = ShiftFigures(unshifted=agreed[0], **{name: agreed[shift] for shift, name in _SHIFTS.items()})
+    figures = evidence.ShiftFigures(unshifted=agreed[0], **{name: agreed[shift] for shift, name in _SHIFTS.items()})
     read = f"read {plural(abs(best), 'row')} {'later' if best > 0 else 'earlier'}"
     agrees = f"it has the argmax of '{sides[0].name}' at {agreed[best]:.0%} of positions, else at {agreed[0]:.0%}"
     says = f"'{sides[1].name}' is shifted: {read}, {agrees}."
@@ -138,7 +126,7 @@ def _scale(sides: _Sides) -> Evidence | None:
         for rows in finite
         for end in (rows.min(initial=np.inf), rows.max(initial=-np.inf))
     ]
-    figures = LogsumexpFigures(**dict(zip(LogsumexpFigures.__struct_fields__, ends, strict=True)))
+    figures = evidence.LogsumexpFigures(**dict(zip(evidence.LogsumexpFigures.__struct_fields__, ends, strict=True)))
     return Evidence(Check.LOGSUMEXP, "logsumexp of every row of both sides", figures, outcome, says)
 
 
@@ -160,52 +148,49 @@ def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Eviden
     rows = {
         f"{name}_filled_rows": side.filling.rows for name, side in zip(("reference", "variant"), sides, strict=True)
     }
-    figures = TruncationFigures(**rows, least_other_logits=least)
+    figures = evidence.TruncationFigures(**rows, least_other_logits=least)
     return Evidence(Check.TRUNCATION, "rows that one single value fills to more than a half", figures, outcome, says)
 
 
 def _numbers(figures: Figures, pair: int, sides: _Sides) -> Evidence | None:
-    broken, lengths = not_finite_of(figures, pair), figures.header.lengths
-    if broken is None:
+    broken, is_masked, lengths = not_finite_of(figures, pair), figures.is_only_masked(pair), figures.header.lengths
+    if broken is None or (is_masked and any(side.is_cut for side in sides)):  # a cut is named by itself
         return None
-    is_masked, outcome = figures.is_only_masked(pair), FAILED
     reason = "mask, padding or kernel fault"
     if broken.is_overflow and figures.header.compute_dtype != "bfloat16":
         reason = f"an overflow of float16 (largest {FLOAT16_MAX:,.0f})"
     says = f"{broken.says(lengths)}: {reason}."
     if is_masked:
-        is_cut = any(side.is_cut for side in sides)
-        outcome, why = (NOTED, "one side is cut") if is_cut else (FAILED, "one side is masked, padded or cut")
         count, first = plural(broken.logits, "logit is", "logits are"), place_in_words(int(broken.rows[0]), lengths)
-        says = f"{count} -inf on one side only, first at {first}, none is NaN: {why}."
-    measured = NumbersFigures(
+        says = f"{count} -inf on one side only, first at {first}, none is NaN: one side is masked, padded or cut."
+    measured = evidence.NumbersFigures(
         nonfinite_mismatch=broken.logits,
         positions=len(broken.rows),
         first=broken.place(lengths),
         token=None if is_masked else broken.token,
     )
-    return Evidence(Check.NUMBERS, "NaN and infinities of one side against the other", measured, outcome, says)
+    return Evidence(Check.NUMBERS, "NaN and infinities of one side against the other", measured, FAILED, says)
 
 
-def not_finite_of(figures: Figures, pair: int) -> NotFinite | None:
-    """Return the logits of a pair that are NaN or infinite on one side only, None if there are none."""
-    header = figures.header
-    by_row = figures.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64)
+def not_finite_of(figures: Figures, pair: int, wide: Divergence | None = None) -> NotFinite | None:
+    """Return the logits of a pair that are NaN or infinite on one side only, None if there are none.
+
+    wide: the pair in float32, else it is the one that is stored.
+    """
+    header, largest = figures.header, np.nan
+    by_row = wide.mismatches if wide else figures.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64)
     if not by_row.any():
         return None
-    row = int(np.flatnonzero(by_row)[0])
-    values = [values_of(figures.read_rows(side, row, row + 1)[0], header.format) for side in (0, pair + 1)]
-    first = first_mismatch(values[0], values[1])
-    other = values[1 if np.isfinite(first[2]) else 0]
-    largest = float(np.where(np.isfinite(other), other, -np.inf).max())
-    return replace(not_finite(header, pair, by_row, first), largest=largest)
-
-
-def not_finite(header: RunHeader, pair: int, by_row: NDArray[np.int64], first: tuple[int, float, float]) -> NotFinite:
-    """Make one from figures: how many at each position, and the first token with its value on both sides."""
-    token, *values = first
+    first = wide.first_mismatch if wide else None
+    if first is None:
+        row = int(np.flatnonzero(by_row)[0])
+        values = [values_of(figures.read_rows(side, row, row + 1)[0], header.format) for side in (0, pair + 1)]
+        first = first_mismatch(values[0], values[1])
+        other = values[1 if np.isfinite(first[2]) else 0]
+        largest = float(np.where(np.isfinite(other), other, -np.inf).max())
+    token, *ends = first
     names = header.sides[0].name, header.sides[pair + 1].name
-    return NotFinite(by_row, token, header.vocabulary.get(token, ""), names, (values[0], values[1]))
+    return NotFinite(by_row, token, header.vocabulary.get(token, ""), names, (ends[0], ends[1]), largest)
 
 
 def first_mismatch(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> tuple[int, float, float]:
@@ -239,7 +224,7 @@ def sampler_evidence(
     emitted: (row, token) of each; allowed: the token ids with the largest logit, by row; lengths: positions by prompt.
     """
     wrong = [index for index, (row, token) in enumerate(emitted) if token not in allowed.get(row, ())]
-    figures = SamplerFigures(tokens=len(emitted), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
+    figures = evidence.SamplerFigures(tokens=len(emitted), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
     outcome, says = PASSED, "Every emitted token is the argmax of its own logits."
     if wrong:
         outcome, first = FAILED, place_in_words(emitted[wrong[0]][0], lengths)
@@ -310,7 +295,7 @@ def screen(
             f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms). A fault below {rounding:g} row"
             f" ULPs, or {STANDS_OUT_MOST}x at one position, would not show."
         )
-    figures = ScreeningFigures(
+    figures = evidence.ScreeningFigures(
         compute_dtype=dtype,
         rms_row_ulps=size,
         rounding_row_ulps=rounding,
