@@ -69,7 +69,7 @@ with strip:
         known = "token ids are shown" if header.prompts[view.prompt].token_ids else "positions are shown by number"
         st.caption(f"This dump brought no token texts: {known}.")
 with beside:
-    st.subheader(f"Position {view.position}")
+    st.subheader(f"Top tokens at position {view.position}")
     best_tokens.short(view)
 panel.checks(view, answer)
 

@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from app.compare import PAGE, SIDE_BY_SIDE
 from app.components import plots
 from app.components.chart_style import (
     CLICKABLE,
@@ -179,22 +180,20 @@ def cell(change: CellChange) -> None:
         f" differ. It {widgets.escaped(change.in_words)}"
     )
     with st.container(horizontal=True):
-        st.button("Open the run", on_click=_open, args=(now.run_id, "overview"), key="matrix_open", type="primary")
+        st.button("Open the run", on_click=_open, args=(now.run_id,), key="matrix_open", type="primary")
         if change.before is not None:
-            st.button(
-                "Compare with the last good run",
-                on_click=_open,
-                args=(now.run_id, "compare", change.before.run_id),
-                key="matrix_compare",
-            )
+            arguments = (now.run_id, change.before.run_id)
+            st.button("Compare with the last good run", on_click=_open, args=arguments, key="matrix_compare")
 
 
-def _open(run_id: str, page: str, other: str = "") -> None:
+def _open(run_id: str, other: str = "") -> None:
+    """Select a run and leave for its Overview, or for the tab that compares it with another one."""
     selection.select(run=run_id)
     selection.new_run()
-    st.session_state["matrix_to"] = page
     if other:
-        st.session_state["compare_with"] = other
+        st.session_state.update({"compare_with": other, PAGE.tab.key: SIDE_BY_SIDE.title})
+    else:
+        st.session_state["opened"] = True
 
 
 def exported(changes: Sequence[CellChange]) -> pd.DataFrame:

@@ -14,8 +14,8 @@ from core.text import file_name
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
-    if page := st.session_state.pop("matrix_to", None):
-        st.switch_page(PAGES / f"{page}.py")
+    if st.session_state.get("opened"):
+        st.switch_page(PAGES / "overview.py")
     ledger = store_cache.ledger()
     plan = parts.pick(ledger.plans())
     changes = parts.changes_of(ledger, plan)

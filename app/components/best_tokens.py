@@ -53,7 +53,7 @@ def short(view: selection.View) -> None:
     exact = st.column_config.NumberColumn(format="%.6g")
     columns = dict.fromkeys([*_SIDES, "difference"], exact)
     st.dataframe(shown, hide_index=True, key="top_here", column_config=columns, placeholder="–")
-    st.caption(f"Top tokens of either side, {holds}s{f' in {view.dtype}' if view.dtype else ''}.")
+    st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}.")
 
 
 def top_dots(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:

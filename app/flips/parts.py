@@ -29,6 +29,7 @@ _COLUMNS = tuple(dict.fromkeys([*_FIRST, *(metric.name for metric in METRICS if 
 def draw_positions(found: pd.DataFrame, run: RunReader, key: str, most: int, **options: Any) -> None:
     """Draw positions with both argmaxes as texts; a click selects one."""
     single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
+    single["is_flip"] = bool(found.get("is_flip", pd.Series(dtype=bool)).all())  # the page lists flips only
     columns = [name for name in _COLUMNS if name in found and not single.get(name)]
     texts = {f"{side}_token": widgets.table_texts(found[f"{side}_token"], run) for side in SIDES}
     options = {"on_select": partial(selection.select_row, found, key)} | options

@@ -34,7 +34,7 @@ def verdict(view: selection.View) -> Answer:
     with st.container(border=True, key="verdict"):
         badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escaped(answer.name)}]"
         st.markdown(f"{badge} {widgets.marked(wording.opening(answer.sentence), bold=True)}")
-        if answer.place:
+        if any(part not in answer.sentence for part in answer.place.split(", ")):
             st.markdown(f"First place: **{widgets.escaped(answer.place)}**")
     return answer
 

@@ -40,7 +40,7 @@ def runs(dashboard: Dashboard) -> Iterator[None]:
 def test_a_click_on_the_map_selects_the_position(page: Page, dashboard: Dashboard, runs: None):
     page.goto(f"{dashboard.url}/kv_cache?run=deep&position=10")
     settle(page)
-    expect(page.locator("h1")).to_have_text("KV cache")
+    expect(page.locator("h1")).to_have_text("Internals")
     expect(page.get_by_text("first in layer 3's keys and values")).to_be_visible()
     picture(page, "kv-cache")
     map_ = page.locator(".js-plotly-plot").nth(1)

@@ -32,7 +32,7 @@ def layered(dashboard: Dashboard) -> Iterator[str]:
 def test_a_click_on_the_map_opens_the_module_and_selects_the_position(page: Page, dashboard: Dashboard, layered: str):
     page.goto(f"{dashboard.url}/layers?run={layered}&position=3")
     settle(page)
-    expect(page.locator("h1")).to_have_text("Layers")
+    expect(page.locator("h1")).to_have_text("Internals")
     expect(page.get_by_text("is the first module that differs, at position 22")).to_be_visible()
     expect(page.locator(".js-plotly-plot")).to_have_count(3)
     picture(page, "layers")

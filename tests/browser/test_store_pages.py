@@ -82,7 +82,7 @@ def test_probes_are_shown_and_this_machine_is_probed(page: Page, dashboard: Dash
     write_ops_run(store, header(device_name="<b>a card</b>"), [row_of(), STEADY], run_id="a-card")
     page.goto(f"{dashboard.url}/ops?probes=a-card&show=differing")
     settle(page)
-    expect(page.locator("h1")).to_have_text("Ops")
+    expect(page.locator("h1")).to_have_text("Machine")
     expect(page.get_by_text("1 of 2 probes")).to_be_visible()
     expect(page.locator(".js-plotly-plot")).to_be_visible()
     picture(page, "ops")

@@ -85,7 +85,7 @@ def test_after_a_reload_the_same_file_goes_on_at_its_offset(opened: Page, dashbo
     picture(opened, "upload-under-way")
     opened.get_by_role("link", name="Runs", exact=True).click()  # it goes on while another page is looked at
     expect(opened.locator("h1")).to_have_text("Runs")
-    opened.get_by_role("link", name="Upload", exact=True).click()
+    opened.get_by_role("link", name="New run", exact=True).click()
     expect(row(opened, "large.npz")).to_contain_text(FIRST)
     assert waiting
     opened.unroute(PARTS)

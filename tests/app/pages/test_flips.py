@@ -32,7 +32,7 @@ def table(app: AppTest) -> pd.DataFrame:
 
 def test_seven_columns_are_in_sight_and_a_toggle_shows_the_rest():
     app = opened(prompt="1", position="36")
-    assert list(table(app).columns)[1:4] == ["position", "is_flip", "reference_token"]
+    assert list(table(app).columns)[1:4] == ["position", "reference_token", "variant_token"]
     assert len(table(app).columns) == 7
     app.toggle(key="flip_table_all_columns").set_value(True).run()
     assert {"kl", "max_abs", "reference_token_probability_change"} <= set(table(app).columns)

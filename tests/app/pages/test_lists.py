@@ -93,7 +93,7 @@ def test_a_long_run_opens_at_its_largest_difference_and_shows_an_overview_only(p
     monkeypatch.setattr(records, "MAX_ROWS", 3)
     text = said(opened(page, run=run_id))
     if page == "overview":
-        assert "Position 1" in text
+        assert "Top tokens at position 1" in text
         assert "Prompt 1, 2 positions" in text
     elif page != "runs":
         assert "A run of 4 positions has an Overview only." in text

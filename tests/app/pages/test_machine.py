@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from app.ops import parts
+from app.machine import parts
 from streamlit.testing.v1 import AppTest
 
 from app.shell.jobs import ANY_DEVICE

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from app.matrix import parts
+from app.compare import matrix as parts
 
 from core.runs.store.store import Store
 from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
