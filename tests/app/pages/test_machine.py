@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from app.machine import parts
 from streamlit.testing.v1 import AppTest
 
+from app.machine import parts
 from app.shell.jobs import ANY_DEVICE
 from core.runs.ops_run import write_ops_run
 from tests.app import opening

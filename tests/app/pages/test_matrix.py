@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from app.compare import matrix as parts
 
+from app.compare import matrix as parts
 from core.runs.store.store import Store
 from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import read_plan
