@@ -47,34 +47,25 @@ def ingest(
     is_tokens = are_tokens(paths)
     if not is_tokens and not are_payloads(paths):
         with open_dump(paths, **taken_as) as dump:
-            return store_dump(store, dump, name=title, model=model, run_id=run_id, on_progress=on_progress)
+            return store_dump(store, dump, About(title, model), run_id, on_progress)
     if any(taken_as.values()):
         raise UsageError(WHOLE_ROWS_ONLY)
     if is_tokens:
-        about = About(title, model)
-        return write_tokens(store, paths, about, judge_tokens, run_id=run_id, on_progress=on_progress)
+        return write_tokens(store, paths, About(title, model), judge_tokens, run_id=run_id, on_progress=on_progress)
     sides = aligned(read_sides(paths))
     pairs = pairs_of(sides)
-    models = {response.model for side in sides for response in side.responses if response.model}
-    about = About(title, model or (models.pop() if len(models) == 1 else ""))
-    rows = sum(len(response.rows) for side in sides for response in side.responses)
+    responses = [response for side in sides for response in side.responses]
+    models = {model} if model else {response.model for response in responses if response.model}
+    about, rows = About(title, models.pop() if len(models) == 1 else ""), sum(len(each.rows) for each in responses)
     on_progress(rows, rows)
     return write_lists(store, about, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
 
 
-def store_dump(
-    store: Store,
-    dump: Dump,
-    *,
-    name: str,
-    model: str = "",
-    run_id: str | None = None,
-    on_progress: _Tell = lambda *_: None,
-) -> str:
+def store_dump(store: Store, dump: Dump, about: About, run_id: str | None, on_progress: _Tell) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
-    header = dump.header(name, Provenance(kind="upload", model=model, note=note))
+    header = dump.header(about.name, Provenance(kind="upload", model=about.model, note=note))
     fillings = [Filling(header.format) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id) as writer:
         for row, sides in dump.chunks():
@@ -97,6 +88,5 @@ def judged_report_of_dump(dump: Dump, on_progress: _Tell = lambda *_: None) -> t
     """
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        run_id = store_dump(store, dump, name="dump", run_id="RUN", on_progress=on_progress)
-        with RunReader(store.path_of(run_id)) as run:
+        with RunReader(store.path_of(store_dump(store, dump, About("dump"), "RUN", on_progress))) as run:
             return report_of_run(run)

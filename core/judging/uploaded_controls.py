@@ -28,6 +28,7 @@ from .validity import first_mismatch
 Tick = Callable[[int, int], None]  # rows of a control that were read, and all
 _Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
+_Squares = Mapping[tuple[int, int], NDArray[np.float64]]  # of every two paths [positions]
 _Couples = dict[Any, tuple[_Side, _Side]]
 _UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do
 _UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
@@ -199,8 +200,8 @@ def _floor(
             raise DumpError(f"'{names[path]}' of the noise floor is the variant itself; expected another path.")
     distinct = [b for b in paths if all(apart[(a, b)].neq for a in range(b) if (a, b) in apart)]
     if len(distinct) < _LEAST_PATHS:
-        found = f"{len(distinct)} distinct of {len(names)} paths"
-        raise DumpError(f"The noise floor has {found}; expected {_LEAST_PATHS} or more.")
+        count = f"{len(distinct)} distinct of {len(names)} paths"
+        raise DumpError(f"The noise floor has {count}; expected {_LEAST_PATHS} or more.")
     squares = {two: apart[two].mean_squares for two in crossed if {*two} <= {*distinct}}
     floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), FLOOR_OF_SPREAD * _spread(figures)
     if reference in narrowing:
@@ -215,15 +216,10 @@ def _floor(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def _doubt(
-    apart: Mapping[tuple[int, int], NDArray[np.float64]],
-    names: Sequence[str],
-    lengths: list[int],
-    sizes: tuple[float, ...],
-) -> str:
+def _doubt(apart: _Squares, names: Sequence[str], lengths: list[int], sizes: tuple[float, ...]) -> str:
     """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes rounding of it.
 
-    apart: of every two; sizes: rms of the floor, of its first path to the pair's reference, and of rounding at most.
+    sizes: rms of the floor, of its first path to the pair's reference, and of rounding at most.
     """
     rms = {two: float(np.sqrt(squares.mean())) for two, squares in apart.items()}
     others = {two: squares for two, squares in apart.items() if (squares > 0).mean() >= OTHER_PATH}

@@ -121,11 +121,7 @@ def _scale(sides: _Sides) -> Evidence | None:
         outcome = FAILED
         says = f"'{mine.name}' holds {mine.holds} and '{theirs.name}' holds {theirs.holds}: they cannot be compared."
     finite = [side.logsumexp[np.isfinite(side.logsumexp)] for side in sides]
-    ends = [
-        float(end) if len(rows) else None
-        for rows in finite
-        for end in (rows.min(initial=np.inf), rows.max(initial=-np.inf))
-    ]
+    ends = [float(end(rows)) if len(rows) else None for rows in finite for end in (np.min, np.max)]
     figures = evidence.LogsumexpFigures(**dict(zip(evidence.LogsumexpFigures.__struct_fields__, ends, strict=True)))
     return Evidence(Check.LOGSUMEXP, "logsumexp of every row of both sides", figures, outcome, says)
 
@@ -145,15 +141,16 @@ def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Eviden
         says = f"Both sides mask more than half of the vocabulary at {where}: only other logits are compared."
     elif most.value == 0:
         says = f"{who} rows of zeros at {where}: padding, or rows that were never written."
-    rows = {
-        f"{name}_filled_rows": side.filling.rows for name, side in zip(("reference", "variant"), sides, strict=True)
-    }
-    figures = evidence.TruncationFigures(**rows, least_other_logits=least)
+    mine, theirs = (side.filling.rows for side in sides)
+    figures = evidence.TruncationFigures(
+        reference_filled_rows=mine, variant_filled_rows=theirs, least_other_logits=least
+    )
     return Evidence(Check.TRUNCATION, "rows that one single value fills to more than a half", figures, outcome, says)
 
 
 def _numbers(figures: Figures, pair: int, sides: _Sides) -> Evidence | None:
-    broken, is_masked, lengths = not_finite_of(figures, pair), figures.is_only_masked(pair), figures.header.lengths
+    broken, lengths = not_finite_of(figures, pair), figures.header.lengths
+    is_masked = broken is not None and figures.is_only_masked(pair)
     if broken is None or (is_masked and any(side.is_cut for side in sides)):  # a cut is named by itself
         return None
     reason = "mask, padding or kernel fault"

@@ -42,7 +42,7 @@ _BYTES_A_VALUE = 24  # in the file, uncompressed
 
 @dataclass(frozen=True)
 class About:
-    """Name and origin of a run of lists. command: that which sent the requests, '' for uploads."""
+    """Name and origin of a run. command: that which sent the requests, '' for uploads."""
 
     name: str
     model: str = ""
