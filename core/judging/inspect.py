@@ -113,11 +113,12 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
             keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
             rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = {row.side: f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID}
+    compared = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]
     notes = [row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT)]
     return described | {
         "kind": "responses",
         "sides": sides,
-        "positions": max(row.figures.positions for row in rows if isinstance(row.figures, SentFigures)),
+        "positions": max(compared, default=described["positions"]),
         "dtype_reason": " ".join(grids.values()),
         "tokens": "ids" if "token_id" in keys else "texts",
         "warnings": list(dict.fromkeys([*notes, *[note] * bool(note)])),
