@@ -22,8 +22,7 @@ from .scoring import Cause, Find, left
 OF_VALUES: dict[str, Find] = {
     "temperature": fitted.temperature,
     "constant": fitted.constant,
-    "soft-capping": fitted.soft_capping,
-    "clamped": fitted.clamped,
+    "soft-capping, clamped": fitted.bounded,
     "rounded": fitted.rounded,
 }
 OF_TOKENS: dict[str, Find] = {"penalty": fitted.penalty, "logit bias": fitted.bias}
@@ -36,7 +35,10 @@ OBSERVED: dict[str, Find] = {
     "other tokens": observed.other_tokens,
     "sampler": observed.sampler,
 }
-_FITTED, _MOVED = {*OF_VALUES, *OF_TOKENS}, {"shifted rows", "other rows", "repeated rows", "moved ids"}
+_FITTED, _MOVED = (
+    {*OF_VALUES, *OF_TOKENS, "soft-capping", "clamped"},
+    {"shifted rows", "other rows", "repeated rows", "moved ids"},
+)
 # What another cause brings with it: if that is claimed, this says nothing more.
 _IMPLIED_BY = {
     **dict.fromkeys(_FITTED, _MOVED),

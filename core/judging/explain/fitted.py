@@ -64,12 +64,13 @@ def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
 
 
 @fitted()
-def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """cap x tanh(logit / cap) on one side."""
+def bounded(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """Logits of one side are soft-capped, cap x tanh(logit / cap), or clamped."""
     if pair.has_constants:
         raise TooFewError("logits")
     few = [row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in rows[:_CAPPED_ROWS]]
     for side in (1, 0):
+        says = f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}',"
         own, other = (np.concatenate([row.side(one) for row in few]) for one in (side, 1 - side))
         cap, width = 28.0, 14.0  # 2 to 392
         for _ in range(4):
@@ -77,30 +78,15 @@ def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             cap = float(caps[np.abs(own - caps * np.tanh(other / caps)).mean(axis=1).argmin(), 0])
             width **= 0.1
         undo = Undo(_applied(side, partial(_capped, cap)), share=TRIMMED)
-        yield Cause("soft-capping", _bounded(pair, side, f"soft-capped at {cap:.4g}"), {"cap": cap}, undo)
+        yield Cause("soft-capping", f"{says} soft-capped at {cap:.4g}.", {"cap": cap}, undo)
+        values = np.concatenate([row.side(side) for row in rows])
+        low, high = (one if (values == one).sum() > 1 else None for one in (float(values.min()), float(values.max())))
+        undo = Undo(_applied(side, partial(np.clip, a_min=low, a_max=high)))
+        yield Cause("clamped", f"{says} clamped (low {low}, high {high}).", {"low": low, "high": high}, undo)
 
 
 def _capped(cap: float, values: Values) -> Values:
     return cap * np.tanh(values / cap)
-
-
-@fitted()
-def clamped(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """No logit below or above a bound on one side."""
-    if pair.has_constants:
-        raise TooFewError("logits")
-    for side in (1, 0):
-        values = np.concatenate([row.side(side) for row in rows])
-        bounds = {"min": float(values.min()), "max": float(values.max())}
-        bounds = {name: one for name, one in bounds.items() if (values == one).sum() > 1}  # of one token it is none
-        if bounds:
-            amounts = ", ".join(f"{key} {value:.4g}" for key, value in bounds.items())
-            undo = Undo(_applied(side, partial(np.clip, **bounds)))
-            yield Cause("clamped", _bounded(pair, side, f"clamped ({amounts})"), bounds, undo)
-
-
-def _bounded(pair: PairRows, side: int, how: str) -> str:
-    return f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', {how}."
 
 
 def _applied(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:
@@ -130,12 +116,12 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """The tokens that stand in the text already are moved, and the others are not. Amounts are before a temperature."""
     if not any(row.in_text.any() for row in pair.rows):
         raise TooFewError("the token ids of the text")
-    of_rows, of_others = [], []
+    of_rows, are_close = [], []
     for row in rows:
         if 0 < row.in_text.mean() <= FEW:
             moved = row.y - row.x - np.median((row.y - row.x)[~row.in_text])
             of_rows.append((row.x[row.in_text], row.times[row.in_text], moved[row.in_text]))
-            of_others.append(rms(moved[~row.in_text]))
+            are_close.append(rms(moved[~row.in_text]) <= SHRUNK * rms(moved[row.in_text]))
     if not of_rows:
         return
     says = f"On '{pair.names[1]}' tokens that the text already holds are moved, as by a"
@@ -149,7 +135,6 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         amount = strength if form == "repetition" else strength / pair.factor
         undo = Undo(partial(_penalized, form, strength), moves=lambda row: row.in_text)
         yield Cause("penalty", f"{says} {form} penalty of {amount:.4g}.", {"kind": form, "strength": amount}, undo)
-    are_close = [others <= SHRUNK * rms(own) for (*_, own), others in zip(of_rows, of_others, strict=True)]
     if len(moved) >= 2 * LEAST_ROWS and abs(np.sign(moved).mean()) >= _ONE_SIDED and np.mean(are_close) > 0.5:
         yield Cause("penalty", f"{says} penalty of unknown form.", {"kind": "unknown"})
 

@@ -12,7 +12,7 @@ from ...runs.topk.records import UNKNOWN_TOKEN
 from ...text import number, plural
 from .fitted import rounded_to
 from .rows import FARTHEST, Flags, Ids, PairRows, TooFewError, Values
-from .scoring import EXPLAINED, LEAST_ROWS, Cause, centered, explained
+from .scoring import EXPLAINED, LEAST_ROWS, Cause, centered
 
 _SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
 _LEAST_VALUES = 16  # of a sequence of single values
@@ -43,7 +43,8 @@ def misplaced_rows(pair: PairRows) -> Iterator[Cause]:
         if len(before) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
             by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
             says = f"Each row of '{variant}' holds what '{reference}' holds {by}."
-            yield from _moved("shifted rows", says, {"rows": shift}, before, after, EXPLAINED if are_single else 0.5)
+            cause = Cause("shifted rows", says, {"rows": shift})
+            yield from _if_explained(cause, before, after, EXPLAINED if are_single else 0.5)
     there, least = distances.argmin(axis=1), distances.min(axis=1)
     is_moved = (there != np.arange(total)) & (own > 0) & (least <= _SAME_ROW * own)
     count = int(is_moved.sum())
@@ -58,7 +59,7 @@ def misplaced_rows(pair: PairRows) -> Iterator[Cause]:
         one = f"at {_place(places[first])} that of {_place(places[there[first]])}"
         says = f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
         name, parameters = "other rows", {"positions": count}
-    yield Cause(name, says, parameters, None, *explained(own, np.where(is_moved, least, own), total))
+    yield Cause(name, says, parameters).scored(own, np.where(is_moved, least, own), total)
 
 
 def _distances(pair: PairRows) -> tuple[Values, bool]:
@@ -98,16 +99,14 @@ def moved_ids(pair: PairRows) -> Iterator[Cause]:
         by = f"{abs(shift)} {'higher' if shift > 0 else 'lower'}"
         says = f"Token ids of '{pair.names[1]}' are {by} than on '{pair.names[0]}'."
         before, after = (((y - np.roll(x, step, axis=1)) ** 2).mean(axis=1) for step in (0, shift))
-        yield from _moved("moved ids", says, {"ids": shift}, before, after)
+        yield from _if_explained(Cause("moved ids", says, {"ids": shift}), before, after)
 
 
-def _moved(
-    name: str, says: str, parameters: dict[str, int], before: Values, after: Values, share: float = 0.5
-) -> Iterator[Cause]:
+def _if_explained(cause: Cause, before: Values, after: Values, share: float = 0.5) -> Iterator[Cause]:
     """Claim a move by squares before and after it, if so many rows, and nearly all of the whole, are explained."""
     is_explained = after <= (1 - EXPLAINED) * before
     if is_explained.mean() > share and after.sum() <= (1 - EXPLAINED) * before.sum():
-        yield Cause(name, says, parameters, None, *explained(before, after, len(before)))
+        yield cause.scored(before, after, len(before))
 
 
 def masked(pair: PairRows) -> Iterator[Cause]:
@@ -125,30 +124,31 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
     """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places, vocab]"""
     name, filler, vocab = f"'{pair.names[side]}'", number(float(whole[side][is_masked][0])), whole.shape[2]
     count, total = len(places), len(pair.places)
-    where = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
+    where = f"({filler}) at {count} of {total} positions, {_place(pair.places[places[0]])} first"
     sizes, kept = is_masked.sum(axis=1), usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
     likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
     if len(always) and 2 * (sizes > len(always)).sum() < count:
-        first, last, tokens = int(always[0]), int(always[-1]), plural(len(always), "token")
+        first, tokens = int(always[0]), plural(len(always), "token")
         if first + len(always) == vocab and count == total:
             kind = "cut" if whole[side, 0, -1] < likely[usable[1 - side]].min() else "padded"
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
-        says = f"{name} masks {tokens} (id {first:,}{f' to {last:,}' if first < last else ''}; {filler}) {where}."
-        return Cause("masking", says, {"tokens": always[:64].tolist(), "count": len(always), "positions": count})
+        parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
+        return Cause("masking", f"{name} masks {tokens}, the first with id {first:,}, {where}.", parameters)
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
     are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(kept, sizes)
     if are_top.mean() < EXPLAINED:
-        says = f"{name} masks other tokens in each row ({filler}) {where}, as a grammar or n-gram ban does."
+        says = f"{name} masks other tokens in each row {where}, as a grammar or n-gram ban does."
         return Cause("masking", says, {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count})
-    fewest, most = int(kept[are_top].min()), int(kept[are_top].max())
+    most = int(kept[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
     mass = float(((weights * usable[side]).sum(axis=1) / weights.sum(axis=1))[are_top].min())
-    by = f"top-k {most:,}" if fewest == most else f"top-p {mass:.3g} or min-p ({fewest:,} to {most:,} tokens)"
+    is_top_k = bool((kept[are_top] == most).all())
+    by = f"top-k {most:,}" if is_top_k else f"top-p {mass:.3g} or min-p (up to {most:,} tokens)"
     says = f"{name} keeps only the top tokens of each row, as {by} does; the others hold {filler}."
-    return Cause("masking", says, {"top_k": most} if fewest == most else {"top_p": mass})
+    return Cause("masking", says, {"top_k": most} if is_top_k else {"top_p": mass})
 
 
 def renormalized(pair: PairRows) -> Iterator[Cause]:

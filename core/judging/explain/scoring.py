@@ -73,26 +73,26 @@ class Cause:
         share = f"{floored_percent(self.explained)} of the squared difference"
         return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
 
+    def scored(self, before: Values, after: Values, tokens: float) -> Cause:
+        """Return the cause with what it explains and leaves. before, after: squares of each row, over `tokens`."""
+        explained = max(0.0, 1 - float(after.sum() / before.sum()))
+        return replace(self, explained=explained, left_rms=math.sqrt(after.sum() / tokens))
+
     def to_json(self) -> dict[str, Any]:
         return {**{name: value for name, value in vars(self).items() if name != "undo"}, "text": self.text}
 
 
 def fitted(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callable[[Fit], Find]:
-    """Make a function that fits a cause to half of the rows one that scores its fits on the others.
+    """Fit a cause to half of the rows, score it on the others, return the fit that leaves least; decorates a `Fit`.
 
-    The one that leaves least is returned. in_parts: split a few rows of many tokens.
+    in_parts: split a few rows of many tokens.
     """
 
     def decorate(fit: Fit) -> Find:
         def find(pair: PairRows) -> list[Cause]:
             half, rows = _halves(pair.rows, least_tokens, in_parts=in_parts)
-            causes = []
-            for cause in fit(pair, half):
-                if cause.undo is None:
-                    causes.append(cause)
-                elif (scores := _scores(pair, rows, cause.undo)) is not None:
-                    causes.append(replace(cause, explained=scores[0], left_rms=scores[1]))
-            return sorted(causes, key=left)[:1]
+            causes = [_scored(pair, rows, cause) for cause in fit(pair, half)]
+            return sorted(filter(None, causes), key=left)[:1]
 
         return find
 
@@ -116,12 +116,14 @@ def _halves(rows: Sequence[RowPair], least_tokens: int, *, in_parts: bool) -> tu
     return usable[::2], usable[1::2]
 
 
-def _scores(pair: PairRows, rows: Sequence[RowPair], undo: Undo) -> tuple[float, float] | None:
-    """Return (share explained, rms left), None if it leaves too much, or more than noise.
+def _scored(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | None:
+    """Return a fitted cause with what it explains and leaves, None if that is too much, or more than noise.
 
     What it leaves has to be small compared with the sides' own values too: a factor near 0 explains most of what
     unrelated sides differ by. If it moves few tokens, the others have to be three times closer.
     """
+    if (undo := cause.undo) is None:
+        return cause
     are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS  # whose own noise may look like a cause
     bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
     measured: list[tuple[float, ...]] = []
@@ -156,12 +158,7 @@ def _scores(pair: PairRows, rows: Sequence[RowPair], undo: Undo) -> tuple[float,
     before, after, tokens, is_explained, over_noise, disorder = np.array(measured).T
     most = _NEAR_GRID if after.sum() <= (1 - _NEARLY_ALL) * before.sum() else _AT_GRID
     is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= most or disorder.mean() >= _NO_ORDER
-    return explained(before, after, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
-
-
-def explained(before: Values, after: Values, tokens: float) -> tuple[float, float]:
-    """Return (share explained, rms left). before, after: squares of each row, over `tokens` together."""
-    return max(0.0, 1 - float(after.sum() / before.sum())), math.sqrt(after.sum() / tokens)
+    return cause.scored(before, after, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
 
 
 def centered(values: Values) -> Values:
