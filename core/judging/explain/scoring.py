@@ -13,17 +13,15 @@ from ...text import floored_percent, number
 from .rows import LEAST_TOKENS, Flags, PairRows, RowPair, TooFewError, Values
 
 EXPLAINED = 0.9  # of a row's squared difference
-SHRUNK, _SHRUNK_SHARE = 1 / 3, 0.6  # to what single differences shrink, and how many of them
+SHRUNK = 1 / 3  # of what the others differ by, over those that a cause of some tokens moves
 LEAST_ROWS = 4  # of either half
 _PARTS, _LEAST_PART = 16, 16  # of too few rows; tokens of each
 # A row's own noise may lie along a constant or a factor: of 131 rows of the trial's pairs, one at a time, at most 99 %.
 _OF_FEW_ROWS = 0.0025  # of the squared difference, which is a twentieth of the rms
-_NOTICED = 6.0  # times what is left of a row in the middle: a token that a cause moves by more is spoken of
 TRIMMED = 0.75  # of a row's tokens that a cause of all of them has to explain: others may be moved besides
 FEW = 0.5  # of a row's tokens, that a cause of some of them moves at most
-# Times what rounding to the dtype leaves; real pairs of the trial leave 3 to 7 times as much, which is noise if hardly
-# anything else was there. Of a cause of some tokens, times that and what the others differ by.
-_AT_GRID, _NEAR_GRID, _NEARLY_ALL, _AT_OTHERS = 3.0, 10.0, 0.999, 4.0
+_AT_GRID = 3.0  # times what rounding to the dtype leaves
+_AT_OTHERS = 4.0  # of a cause of some tokens, times that and what the others differ by
 # Squared steps of what is left, in the order of the values, over those of the same numbers in any order: real pairs of
 # the trial have 0.63 to 1.2, a smooth function of the values 0.
 _NO_ORDER = 0.5
@@ -127,7 +125,6 @@ def _scored(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | No
     are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS  # whose own noise may look like a cause
     bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
     measured: list[tuple[float, ...]] = []
-    shrunk: list[bool] = []
     for row in rows:
         undone, noise = undo.row(row), pair.rounding_rms(row)
         apart: Values = row.y - row.x
@@ -151,13 +148,10 @@ def _scored(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | No
             measured.append(
                 (float(apart @ apart), float(left @ left), len(left), is_explained, rms(rest) / noise, disorder)
             )
-            is_seen = np.abs(moved - rest) > _NOTICED * np.median(np.abs(rest))
-            shrunk += (np.abs(rest[is_seen]) <= SHRUNK * np.abs(moved[is_seen])).tolist()
-    if len(measured) < (LEAST_ROWS if undo.moves else 1) or not shrunk or np.mean(shrunk) < _SHRUNK_SHARE:
+    if len(measured) < (LEAST_ROWS if undo.moves else 1):
         return None
     before, after, tokens, is_explained, over_noise, disorder = np.array(measured).T
-    most = _NEAR_GRID if after.sum() <= (1 - _NEARLY_ALL) * before.sum() else _AT_GRID
-    is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= most or disorder.mean() >= _NO_ORDER
+    is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID or disorder.mean() >= _NO_ORDER
     return cause.scored(before, after, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
 
 
