@@ -189,7 +189,8 @@ class Drawn:
                 rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
             left -= len(chosen)
         every = torch.cat(rows)
-        _, vectors = torch.linalg.eigh(every @ every.T)
+        narrow = every.float()  # a product of all rows in float64 takes as long as two draws
+        _, vectors = torch.linalg.eigh((narrow @ narrow.T).double())
         largest = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
         return torch.linalg.qr(largest.T).Q.T.contiguous()
 

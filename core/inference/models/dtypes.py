@@ -7,7 +7,7 @@ is one to float64, so the floor is that of float64: 2e-15 logits on models whose
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,22 +29,26 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
     Only parameters are rounded: buffers such as rotary frequencies belong in float32 whatever the weights are.
     """
     target = getattr(torch, dtype)
-    with _cast(rounded_parameters(loaded.model, loaded.torch_dtype, target), target):
+    with data_replaced(
+        rounded_parameters(loaded.model, loaded.torch_dtype, target), lambda tensor: tensor.data.to(target)
+    ):
         yield replace(loaded, dtype=dtype)
 
 
 @contextmanager
-def _cast(tensors: Iterable[torch.Tensor], target: torch.dtype) -> Iterator[None]:
-    """Round or widen tensors inside."""
+def data_replaced(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Give tensors other data inside; the original bits are put back."""
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
         with torch.inference_mode(False), torch.no_grad():  # a weight that is an inference tensor could not be put back
             for tensor in tensors:
                 originals.append((tensor, tensor.data))
-                tensor.data = tensor.data.to(target)
+                tensor.data = change(tensor)
         yield
     finally:
-        put_back(originals)
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor, data in originals:
+                tensor.data = data
 
 
 def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
@@ -79,7 +83,7 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     if free is not None and needed > free:
         raise CaptureError(f"the weights in float64 take another {size(needed)}, {loaded.device} has {size(free)} free")
     with ExitStack() as stack:
-        stack.enter_context(_cast(tensors, torch.float64))
+        stack.enter_context(data_replaced(tensors, lambda tensor: tensor.data.double()))
         stack.enter_context(_eager_experts(loaded.model))
         widening = _Widening()
         for module in loaded.model.modules():
@@ -87,13 +91,6 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
             stack.enter_context(module.register_forward_hook(widening.leave, always_call=True))
         stack.enter_context(widening)
         yield replace(loaded, dtype="float64")
-
-
-def put_back(originals: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Give tensors the data that they had."""
-    with torch.inference_mode(False), torch.no_grad():
-        for tensor, data in originals:
-            tensor.data = data
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from ....capture_request import PARTS, part_and_format
-from ...models.dtypes import put_back
+from ...models.dtypes import data_replaced
 from ...models.model import LoadedModel
 from ...paths.bases import without_cache
 from ...paths.batch import Emit, Run
@@ -28,6 +28,7 @@ CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
 HEAD, LOGITS, ACTIVATIONS = "head", "logits", "activation functions"
 PART_OF = dict(zip(PARTS, (CACHE, LAYERS, PRODUCTS, HEAD, LOGITS, ACTIVATIONS), strict=True))
 _OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
+_FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")  # where activation functions are defined
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 
@@ -75,7 +76,9 @@ class Precision:
         lower: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             LAYERS: lambda: _weights_rounded(model, _in(torch.float32, self.rounding)),
             PRODUCTS: lambda: _RoundedOperands(self.rounding),
-            ACTIVATIONS: lambda: _hooked(_functions(model), self._function),
+            ACTIVATIONS: lambda: _hooked(
+                [each for each in model.modules() if type(each).__module__ in _FUNCTIONS], self._function
+            ),
             HEAD: lambda: _hooked([model.get_output_embeddings()], self._head),
         }
         with lower.get(self.part, nullcontext)(), side_of(self.path).open(loaded, trace) as run:
@@ -124,22 +127,17 @@ def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(values.dtype)
 
 
-@contextmanager
-def _weights_rounded(model: Any, rounding: Rounding) -> Iterator[None]:
+def _weights_rounded(model: Any, rounding: Rounding) -> AbstractContextManager[None]:
     """The matrices of linear layers but the head's, tied ones once; the original bits are put back."""
-    head, originals = getattr(model, "get_output_embeddings", lambda: None)(), dict[torch.nn.Parameter, torch.Tensor]()
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            for module in model.modules():
-                weight = getattr(module, "weight", None) if isinstance(module, torch.nn.Linear | Conv1D) else None
-                if module is head or weight is None or not weight.is_floating_point() or weight in originals:
-                    continue
-                data = originals[weight] = weight.data
-                rounded = rounding(data.T).T if isinstance(module, Conv1D) else rounding(data)  # [in, out]
-                weight.data = rounded.to(data.dtype).contiguous()
-        yield
-    finally:
-        put_back(list(originals.items()))
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    layers = [each for each in model.modules() if isinstance(each, torch.nn.Linear | Conv1D) and each is not head]
+    weights = {each.weight: isinstance(each, Conv1D) for each in layers if each.weight.is_floating_point()}
+
+    def rounded(weight: torch.Tensor) -> torch.Tensor:
+        matrix = rounding(weight.data.T).T if weights[weight] else rounding(weight.data)  # of Conv1D [in, out]
+        return matrix.to(weight.dtype).contiguous()
+
+    return data_replaced(weights, rounded)
 
 
 @contextmanager
@@ -148,11 +146,6 @@ def _hooked(modules: Sequence[Any], change: Callable[..., torch.Tensor]) -> Iter
         for module in modules:
             stack.callback(module.register_forward_hook(change).remove)
         yield
-
-
-def _functions(model: Any) -> list[Any]:
-    homes = ("transformers.activations", "torch.nn.modules.activation")
-    return [module for module in model.modules() if type(module).__module__ in homes]
 
 
 class _RoundedOperands(TorchDispatchMode):
