@@ -76,7 +76,7 @@ class DumpControls(Controls):
         if wide is None:
             is_given = "float32" in self.uploaded.given
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
-            raise NotAvailableError(f"{missing}, with the same weights and tokens, would decide.")
+            raise NotAvailableError(f"{missing}, of the same weights and tokens, decides.")
         return Pair(wide.mean_squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
 
     def floor(self, dtype: str) -> NoiseFloor:
