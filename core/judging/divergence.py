@@ -36,7 +36,7 @@ class Divergence:
     @property
     def mean_squares(self) -> NDArray[np.float64]:
         """Mean squares in logits^2; 0 where no element is finite on both sides. [positions]"""
-        return means(self.squares, self.elements)
+        return np.asarray(self.squares / np.maximum(self.elements, 1))
 
     @property
     def rms_of_positions(self) -> float:
@@ -45,23 +45,13 @@ class Divergence:
 
 
 def row_ulp_percentile(divergences: Sequence[Divergence], share: float) -> float | None:
-    """The least row ULPs within which that share of all finite elements lies; None where nobody counted them.
-
-    Counted are the upper bits of float32 numbers, so it is that to 1 part in 2048, and exact where few bits are set.
-    """
+    """Least row ULPs within which that share of all finite elements lies, to 1 part in 2048; None if not counted."""
     counted = [one.row_ulps for one in divergences if one.row_ulps is not None]
-    if len(counted) < len(divergences) or not counted:
-        return None
-    bins, counts = np.concatenate(counted, axis=1)
-    if not counts.any():
+    bins, counts = np.concatenate(counted, axis=1) if counted else np.zeros((2, 0), np.int64)
+    if len(counted) < len(divergences) or not counts.any():
         return None
     place = int(np.quantile(bins, share, weights=counts, method="inverted_cdf"))
     return float(np.array(place << ROW_ULP_SHIFT, np.uint32).view(np.float32))
-
-
-def means(squares: NDArray[np.float64], elements: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums of so many elements as means; 0 of none."""
-    return np.asarray(squares / np.maximum(elements, 1))
 
 
 def mean_squares(divergences: Sequence[Divergence]) -> NDArray[np.float64]:

@@ -96,8 +96,7 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Pa
     named, repeats = {side.name: side for side in sides}, {}
     for name, side in named.items():
         if (again := named.get(f"{name} again")) is not None:
-            pair = compare_sides(side, again)
-            is_same = not (pair.differs or pair.has_other_text)
+            is_same = not ((pair := compare_sides(side, again)).differs or pair.has_other_text)
             if is_same or "load:" not in name:
                 repeats[name] = repeats[again.name] = is_same
     return judge_responses(sides, pairs, repeats)
@@ -107,10 +106,8 @@ def judge_responses(
     sides: Sequence[ListSide], pairs: Sequence[ListPair], repeats: Mapping[str, bool] | None = None
 ) -> list[PairVerdict]:
     """Judge each pair of responses, the first side with each other. repeats: as of ListControls."""
-    controls = [
-        ListControls(pair, (sides[0], side), repeats or {}) for pair, side in zip(pairs, sides[1:], strict=True)
-    ]
-    return [_judged(index, each) for index, each in enumerate(controls)]
+    both = enumerate(zip(pairs, sides[1:], strict=True))
+    return [_judged(index, ListControls(pair, (sides[0], side), repeats or {})) for index, (pair, side) in both]
 
 
 def judge_with_floor(earlier: PairVerdict, pair: ListPair, sides: Sequence[ListSide], floor: Evidence) -> PairVerdict:
@@ -129,6 +126,7 @@ def judge_tokens(compared: Compared) -> PairVerdict:
     """Judge two files of chosen tokens: with one value per row no cause is looked for."""
     figures, name = compared.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
+    says = f"{figures.neq:,} {of} differ by up to {number(figures.max_abs)} nats"
     constants = zip(compared.names, compared.constants, strict=True)
     if constant := next((f"'{side}' is {value}" for side, value in constants if value is not None), ""):
         name, says = INVALID_DUMP, f"Every value of {constant}: placeholders."
@@ -137,8 +135,7 @@ def judge_tokens(compared: Compared) -> PairVerdict:
     elif not figures.neq:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
     else:
-        differ = f"{figures.neq:,} {of} differ by up to {number(figures.max_abs)} nats"
-        says = f"{differ}; one value per position cannot tell rounding from a fault."
+        says = f"{says}; one value per position cannot tell rounding from a fault."
     return PairVerdict(0, name, says, None, ())
 
 
@@ -150,14 +147,14 @@ def sent_evidence(pair: ListPair) -> list[Evidence]:
         rows.append(Evidence(check, "the requests that were sent", check.record(**figures), outcome, says, side))
 
     zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
-    counts: dict[str, Any] = {"values": pair.listed, "neq": pair.differing, "flips": pair.flips}
+    counts = {"values": pair.listed, "neq": pair.differing, "flips": pair.flips}
     outcome = NOTED if pair.differs or not pair.listed else PASSED
-    add(Check.SENT, outcome, f"{opening(pair.in_words)}{zeros}.", positions=len(pair.positions), **counts)
+    add(Check.SENT, outcome, f"{opening(pair.in_words)}{zeros}.", None, positions=len(pair.positions), **counts)
     outcome = FAILED if pair.is_void else NOTED
     for one in pair.placeholders:
         says = f"{opening(clauses([one])[0])}."
         add(Check.PLACEHOLDERS, outcome, says, one.side, kind=one.kind, tokens=one.tokens, of=one.of)
-    outcome = FAILED if any(meeting.is_parting_in_prompt for meeting in pair.meetings) else NOTED
+    outcome = FAILED if any(each.is_parting_in_prompt for each in pair.meetings) else NOTED
     for note in pair.notes:
         add(Check.CONTEXT, outcome, note, prompts=len(pair.meetings))
     for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):

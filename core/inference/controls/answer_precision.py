@@ -13,9 +13,7 @@ from ..paths.engines import PLAIN, RunnableSide, whole_side
 from .rounding_floor import as_many_as
 
 _POSITIONS = 128  # to ask for, and one prompt at least
-# Share of logits on a 16-bit grid, or equal after rounding to one. Computed in float32, 1 in 65,000 is on the grid of
-# bfloat16, and up to two thirds of two answers round to the same value.
-_MOST = 0.98
+_MOST = 0.98  # share of logits on a 16-bit grid, or equal after rounding to one: in float32 two thirds at most
 # In roundings of the model to 16 bits. bfloat16 hidden states under a float32 head reached 0.8 to 1.0 at nine of ten
 # positions on six models; a correct side that computes in float32 stays at 1e-4 (1e-3 of float16).
 _LEAST_ROUNDING, _LARGEST_ROUNDING = 0.25, 10.0
@@ -45,8 +43,8 @@ def narrow_answers(
         return torch.cat([whole_side(of.run_on(model), ids) for ids in chosen])
 
     def narrow(dtype: str, seen: str) -> Narrow:
-        asked = f"'{side.name}' computes in {dtype} when asked for float32"
-        return Narrow(side.name, dtype, f"{asked} ({seen}); load its weights in model.dtype.")
+        says = f"'{side.name}' computes in {dtype} when asked for float32 ({seen}); load its weights in model.dtype."
+        return Narrow(side.name, dtype, says)
 
     with in_float32(loaded) as widened:
         wide = answers(widened)

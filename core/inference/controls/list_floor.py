@@ -34,7 +34,7 @@ def floor_of_rows(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair:
     largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, read.values()))
     if largest >= loaded.vocab_size:
         raise UsageError(f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token {largest:,}.")
-    squares = []  # mean squares of the pair, of reorderings to the model, and of both sides to it: [7, positions]
+    squares = []  # mean squares of the pair, of reorderings to the model, and of both sides to it. [7, positions] each
     with model_errors_stop(), PLAIN.open(loaded, None) as run:
         for prompt, wanted in places.items():
             say(f"{len(_SEEDS)} reorderings of prompt {prompt} in {loaded.dtype}")
@@ -65,8 +65,8 @@ def _values_of(run: Run, ids: Sequence[int], wanted: Mapping[int, RowPair], valu
 
 def _evidence(loaded: LoadedModel, names: tuple[str, str], squares: NDArray[np.float64]) -> Evidence:
     floor, model = squares[1:-2].mean(axis=0), f"'{loaded.name}'"
-    if not floor.any():
-        says = f"Reorderings of {model} in {loaded.dtype} change no value that was sent: no noise floor."
+    if not floor.any() or not np.isfinite(squares).all():
+        says = f"{model} in {loaded.dtype} has no noise floor: reorderings change no value that was sent, or one is NaN."
         return Evidence(Check.LIST_FLOOR, model, Unmeasured(), MISSING, says)
     ratio, *distances = map(float, np.sqrt(squares[[0, -2, -1]].mean(axis=1) / floor.mean()))
     # A position whose floor is next to 0 has no scale of its own.
