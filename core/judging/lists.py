@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..numerics.grid import Grid
-from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, Unmeasured
+from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, SentFigures, Unmeasured
 from ..runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from ..runs.revision import PairVerdict
 from ..runs.topk.pairing import ListPair, compare_sides
@@ -22,6 +21,8 @@ from .explain.causes import explain
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
 from .judge import Controls, NotAvailableError, Pair, Rerun, judge
+
+_REQUESTS = "the requests that were sent"
 
 
 @dataclass
@@ -43,7 +44,26 @@ class ListControls(Controls):
         self.is_identical = pair.listed > 0 and not any(doubts)
 
     def validity(self) -> list[Evidence]:
-        return sent_evidence(self.listed) + ([self.floor_row] if self.floor_row else [])
+        """What both sides sent: values, placeholders, inputs and the dtype that values show; and the noise floor."""
+        pair, rows = self.listed, [self.floor_row] if self.floor_row else []
+
+        def add(check: Check, outcome: str, says: str, side: str | None = None, **figures: Any) -> None:
+            rows.append(Evidence(check, _REQUESTS, check.record(**figures), outcome, says, side))
+
+        zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
+        counts = {"values": pair.listed, "neq": pair.differing, "flips": pair.flips}
+        outcome = NOTED if pair.differs or not pair.listed else PASSED
+        add(Check.SENT, outcome, f"{opening(pair.in_words)}{zeros}.", None, positions=len(pair.positions), **counts)
+        for one in pair.placeholders:
+            outcome, says = FAILED if pair.is_void else NOTED, f"{opening(clauses([one])[0])}."
+            add(Check.PLACEHOLDERS, outcome, says, one.side, kind=one.kind, tokens=one.tokens, of=one.of)
+        for note in pair.notes:
+            add(Check.CONTEXT, FAILED if self.parting else NOTED, note, prompts=len(pair.meetings))
+        for name, grid in zip(self.names, pair.grids, strict=True):
+            if grid is not None:
+                dtype = grid.compute_dtype or " or ".join(grid.formats)
+                add(Check.GRID, NOTED, f"Its values are logits of {dtype}.", name, formats=grid.formats)
+        return rows
 
     def pair(self, dtype: str) -> Pair:
         if dtype:
@@ -136,32 +156,6 @@ def judge_tokens(compared: Compared) -> PairVerdict:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
     else:
         says = f"{says}; one value per position cannot tell rounding from a fault."
-    return PairVerdict(0, name, says, None, ())
-
-
-def sent_evidence(pair: ListPair) -> list[Evidence]:
-    """Return rows on what both sides sent: values, placeholders, inputs and the dtype that values show."""
-    rows: list[Evidence] = []
-
-    def add(check: Check, outcome: str, says: str, side: str | None = None, **figures: Any) -> None:
-        rows.append(Evidence(check, "the requests that were sent", check.record(**figures), outcome, says, side))
-
-    zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
-    counts = {"values": pair.listed, "neq": pair.differing, "flips": pair.flips}
-    outcome = NOTED if pair.differs or not pair.listed else PASSED
-    add(Check.SENT, outcome, f"{opening(pair.in_words)}{zeros}.", None, positions=len(pair.positions), **counts)
-    outcome = FAILED if pair.is_void else NOTED
-    for one in pair.placeholders:
-        says = f"{opening(clauses([one])[0])}."
-        add(Check.PLACEHOLDERS, outcome, says, one.side, kind=one.kind, tokens=one.tokens, of=one.of)
-    outcome = FAILED if any(each.is_parting_in_prompt for each in pair.meetings) else NOTED
-    for note in pair.notes:
-        add(Check.CONTEXT, outcome, note, prompts=len(pair.meetings))
-    for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
-        if grid is not None:
-            add(Check.GRID, NOTED, f"Its values are {grid_words(grid)}.", name, formats=grid.formats)
-    return rows
-
-
-def grid_words(grid: Grid | None) -> str:
-    return f"logits of {grid.compute_dtype or ' or '.join(grid.formats)}" if grid else "of no 16-bit format"
+    sent = SentFigures(positions=compared.positions, values=figures.finite, neq=figures.neq, flips=0)
+    outcome = {INVALID_DUMP: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
+    return PairVerdict(0, name, says, None, (Evidence(Check.SENT, _REQUESTS, sent, outcome, says),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..command_name import COMMAND
-from ..errors import UsageError
+from ..errors import StoreError, UsageError
 from ..runs.file.evidence import VALIDITY
 from ..runs.file.records import FloorRows
 from ..runs.reader import RunReader, StoredPair
@@ -17,6 +17,8 @@ def check_upload(run: RunReader) -> None:
     """Raise UsageError for a capture, which is judged with its model."""
     if run.header.provenance.kind != "upload":
         raise UsageError(f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.")
+    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
+        raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
 
 
 def judge_stored(
@@ -29,6 +31,7 @@ def judge_stored(
     note: str = "",
 ) -> str:
     """Store `run` once more with the verdict by its controls, listed in its place; return the new run's id."""
+    check_upload(run)
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
         with run.decoding("figures"):

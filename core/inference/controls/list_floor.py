@@ -66,7 +66,7 @@ def _values_of(run: Run, ids: Sequence[int], wanted: Mapping[int, RowPair], valu
 def _evidence(loaded: LoadedModel, names: tuple[str, str], squares: NDArray[np.float64]) -> Evidence:
     floor, model = squares[1:-2].mean(axis=0), f"'{loaded.name}'"
     if not floor.any() or not np.isfinite(squares).all():
-        says = f"{model} in {loaded.dtype} has no noise floor: reorderings change no value that was sent, or one is NaN."
+        says = f"{model} in {loaded.dtype} has no noise floor: sums in another order change no value, or one is NaN."
         return Evidence(Check.LIST_FLOOR, model, Unmeasured(), MISSING, says)
     ratio, *distances = map(float, np.sqrt(squares[[0, -2, -1]].mean(axis=1) / floor.mean()))
     # A position whose floor is next to 0 has no scale of its own.
