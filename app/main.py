@@ -22,10 +22,15 @@ PAGE_NAMES = [page.name for page in PAGES]
 
 def draw() -> None:
     """Run one viewer's script."""
-    st.set_page_config(page_title="ULPscope", page_icon=ROOT / "app" / "shell" / "favicon.png", layout="wide")
+    st.set_page_config(page_icon=ROOT / "app" / "shell" / "favicon.png", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
     pages = [
-        st.Page(ROOT / "pages" / f"{page.name}.py", title=page.title, url_path=page.name, default=page.name == FIRST)
+        st.Page(
+            ROOT / "pages" / f"{page.name}.py",
+            title=f"{page.title} · ULPscope",
+            url_path=page.name,
+            default=page.name == FIRST,
+        )
         for page in PAGES
     ]
     moved = [st.Page(draw, url_path=old, visibility="hidden") for old in MOVED]
@@ -38,9 +43,10 @@ def draw() -> None:
     if name == "overview":  # where what was opened is seen; until then a rerun does not lose it
         st.session_state.pop("opened", None)
     widgets.forget_clicks(name)
+    st.sidebar.markdown("**ULPscope** :small[rounding, or a bug?]")
     links = st.sidebar.container()
     address.adopt(name)
-    view = sidebar.draw()
+    view = sidebar.draw(PAGE_OF[name])
     st.session_state["view"] = view
     if st.session_state.pop("astray", False) and name != FIRST:
         st.switch_page(pages[0])

@@ -20,8 +20,6 @@ if outage := store_cache.store().outage:
 trash.undo_line(deleted)
 if cards:
     st.markdown(widgets.escaped(counted(cards)))
-    if all(card.is_read_only for card in cards) and not hidden:
-        table.first_visit(cards)
     asked = filters.ask(hidden)
     prompts = store_cache.searchable(card.run_id for card in cards) if asked.sought else {}
     shown = filters.matching(cards, asked, labels, prompts)
@@ -29,12 +27,13 @@ table.unreadable(broken, damaged)
 if not cards:
     trash.trash_list(deleted)
     widgets.empty()
-table.counted(cards, shown, labels)
 table.table(shown, labels)
+table.counted(cards, shown, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-st.caption("Worst pair per run. Scroll right for more columns; a heading sorts.")
 actions.panel(cards, shown, labels)
+if all(card.is_read_only for card in cards) and not hidden:
+    table.first_visit(cards)
 trash.trash_list(deleted)
 
 rounds = count()

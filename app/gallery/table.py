@@ -48,8 +48,8 @@ _MOST_ROWS = 16  # that are shown without scrolling
 def counted(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """Draw how many runs there are of those asked for, and their list to download."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        what = "click one to open it, tick some to tag or delete them."
-        st.caption(f"{len(shown):,} of {len(cards):,} runs; {what}", width="content")
+        what = "the worst pair of each. Click one to open it, tick some to tag, compare or delete them."
+        st.caption(f"{len(shown):,} of {len(cards):,} runs, {what}", width="content")
         if shown:
             exports.download({"runs": partial(listed, shown, labels)}, "ulpscope-runs", "runs")
 
@@ -110,8 +110,8 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
     attached = [labels.get(card.run_id, Labels()) for card in shown]
     return pd.DataFrame(
         {
-            "name": [card.name for card in shown],
             "verdict": [wording.verdicts(card) for card in shown],
+            "name": [card.name for card in shown],
             "differ": [wording.outcome(card) if card.sides else "operations" for card in shown],
             "flips": pd.array([card.flips if card.sides else None for card in shown], "Int64"),
             "rms row ULPs": [card.rms_row_ulps for card in shown],

@@ -73,7 +73,7 @@ KV_CACHE = Page(
     "run",
     (
         PageSetting("of", "kv_scope", SCOPES[0], words(SCOPES)),
-        PageSetting("measure", "kv_measure", "neq_share", words(["neq_share", "max_row_ulps", "max_ulps", "rms"])),
+        PageSetting("measure", "kv_measure", "rms", words(["neq_share", "max_row_ulps", "max_ulps", "rms"])),
         PageSetting("kind", "kv_kind", "key", words(KINDS)),
     ),
     absent=lambda run, pair: "" if has("kv", run, pair.index) else "not captured",

@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from app.components.chart_style import (
-    CLICKABLE,
     FLIP,
     MISMATCH,
     NEAREST_CLICK,
@@ -18,7 +17,6 @@ from app.components.chart_style import (
     REFERENCE,
     ULPS,
     add_floor,
-    add_lone,
     add_selected,
     every_few,
     gaps_at_zero,
@@ -166,10 +164,8 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
 
 
 def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
-    """rms of the pair and of its floor at the output of every module, in the order in which they run, log axis.
-
-    The streams after the blocks are joined by a line of their own: other modules have other units. Where nothing
-    differs there is no point; the stretch before the first module that differs is shaded. A click gives the ordinal.
+    """rms of the pair and of its floor after every block, as lines on a log axis; of other modules, which have other
+    units, points. The stretch before the first module that differs is shaded. A click gives the ordinal.
     """
     figure = go.Figure()
     places = np.arange(len(modules))
@@ -181,13 +177,14 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
     if first > len(modules) / 12:
         middle = {"x": (first - 1) / 2, "y": 0.5, "yref": "paper"}
         figure.add_annotation(**middle, text="equal", showarrow=False, font={"color": QUIET})
-    add_floor(figure, places, floor)
+    streams = np.flatnonzero(modules["kind"].isin([RESIDUAL, HEAD]))
+    add_floor(figure, streams, floor[streams])
     figure.add_scatter(
         x=places,
         y=gaps_at_zero(pair),
-        name="this pair",
-        line={"color": REFERENCE, "width": 1.2},
-        **CLICKABLE,
+        name="other modules",
+        mode="markers",
+        marker={"color": REFERENCE, "size": 5, "opacity": 0.35},
         customdata=np.stack([modules["ordinal"], floor, modules["neq_share"]], axis=1),
         text=[inert(name) for name in modules["module"]],
         hovertemplate=(
@@ -195,12 +192,10 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
             "<extra></extra>"
         ),
     )
-    add_lone(figure, places, gaps_at_zero(pair), REFERENCE)
-    streams = np.flatnonzero(modules["kind"].isin([RESIDUAL, HEAD]))
     figure.add_scatter(
         x=streams,
         y=gaps_at_zero(pair)[streams],
-        name="after each block, and the logits",
+        name="this pair after each block, and the logits",
         mode="lines+markers",
         hoverinfo="skip",
         line={"color": REFERENCE, "width": 3},

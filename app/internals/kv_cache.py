@@ -44,7 +44,7 @@ def draw(view: selection.View) -> None:
     figures[3].metric("Max row ULPs", number(together["max_row_ulps"], 3))
     figures[4].metric("First layer", f"{together['first_layer']}")
 
-    measure = parts.measure("Measure", ["neq_share", "max_row_ulps", "max_ulps", "rms"], charts.MEASURES, "kv_measure")
+    measure = parts.measure("Measure", ["rms", "max_row_ulps", "max_ulps", "neq_share"], charts.MEASURES, "kv_measure")
     heads = store_cache.cached(
         "heads", stamp, (pair, prompt), lambda: merged(run, pair, prompt, "layer", "kind", "head")
     )

@@ -78,7 +78,7 @@ def draw(view: selection.View) -> None:
         on_pick=partial(open_module, "layers_growth"),
         picture=exports.picture_of(view, "layers-growth"),
     )
-    st.caption("RMS diff per module (native units). Dotted: noise floor.")
+    st.caption("RMS difference after each block and of each module, in its own unit. Dotted: noise floor.")
 
     title, which = st.columns([3, 5], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")

@@ -9,6 +9,7 @@ import streamlit as st
 
 from app import navigation
 from app.components import stepper
+from app.page import Page
 from app.shell import address, link, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
@@ -17,8 +18,10 @@ from core.runs.store.cards import RunCard
 from core.text import code, shown, visible
 
 
-def draw() -> selection.View | None:
-    """Draw the selection (run, variant, prompt, position) and return what it selects; None if there is no run."""
+def draw(page: Page) -> selection.View | None:
+    """Draw the selection and return what it selects; None if there is no run. A page of the store shows only the run of
+    it, not variant, prompt and position.
+    """
     kept, asked = st.session_state, link.linked("run")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     named = {str(run_id) for run_id in (asked, kept.get("open_next"), kept.get("run")) if run_id}
@@ -64,7 +67,7 @@ def draw() -> selection.View | None:
             kept["open_next"] = judged
             st.rerun()
         try:
-            return _pick_within(store_cache.open_run(run_id))
+            return _pick_within(store_cache.open_run(run_id), is_shown=page.shows == "run")
         except UlpscopeError as error:
             st.error(widgets.escaped(str(error)))
             return None
@@ -91,8 +94,8 @@ def worth_opening(cards: list[RunCard]) -> RunCard:
     return own[0] if own else max(cards, key=lambda card: card.flips)
 
 
-def _pick_within(run: RunReader) -> selection.View:
-    """Draw variant, prompt and position of a run."""
+def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
+    """Draw variant, prompt and position of a run, and return what is selected of it."""
     names = [pair.variant for pair in run.pairs]
     asked = link.linked("variant")
     if asked in names:
@@ -104,12 +107,14 @@ def _pick_within(run: RunReader) -> selection.View:
     selection.preset_widget("variant")
     first_of = {side.bit_class: side.name for side in reversed(run.sides)}  # one equal to an earlier side says so
     twins = {side.name: first_of[side.bit_class] for side in run.sides}
-    variant = st.selectbox(
-        f"Variant, compared with `{code(run.pairs[0].reference)}`",
-        names,
-        format_func=lambda name: name if twins[name] == name else f"{name}  ≡ {twins[name]}",
-        key="variant",
-    )
+    if is_shown:
+        st.selectbox(
+            f"Variant, compared with `{code(run.pairs[0].reference)}`",
+            names,
+            format_func=lambda name: name if twins[name] == name else f"{name}  ≡ {twins[name]}",
+            key="variant",
+        )
+    variant = st.session_state["variant"]
     pair, prompts, is_long = run.pairs[names.index(variant)], run.header.prompts, run.header.is_long
     table = store_cache.largest(run, pair.index) if is_long else store_cache.positions(run, pair.index)
     is_open = "position" in st.session_state or link.is_linked("position")
@@ -117,10 +122,10 @@ def _pick_within(run: RunReader) -> selection.View:
     compared = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides
     if not is_long and st.session_state["prompt"] not in compared:
         st.session_state["prompt"] = compared[0]
-    prompt = 0
-    if len(prompts) > 1:
+    if len(prompts) > 1 and is_shown:
         forget = partial(st.session_state.pop, "position", None)
-        prompt = int(st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=forget))
+        st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=forget)
+    prompt = int(st.session_state["prompt"])
     if is_long:
         table = run.positions_of(pair.index, prompt)
         if table.empty:
@@ -128,12 +133,14 @@ def _pick_within(run: RunReader) -> selection.View:
     positions = table.loc[table["prompt"] == prompt, "position"]
     first, last = int(positions.min()), int(positions.max())
     _settle("position", first, last, first if is_open else telling_place(table, prompt)[1])
-    label = f"Position, {first:,} to {last:,}"
-    position = int(st.number_input(label, first, last, key="position")) if last > first else first
+    if last > first and is_shown:
+        st.number_input(f"Position, {first:,} to {last:,}", first, last, key="position")
+    position = int(st.session_state["position"])
     view = selection.View(run, pair, prompt, position, table)
-    stepper.stepper(view)
-    if view.texts and view.texts[position]:
-        st.caption(f"scores the token after `{code(visible(view.texts[position]))}`")
+    if is_shown:
+        stepper.stepper(view)
+        if view.texts and view.texts[position]:
+            st.caption(f"scores the token after `{code(visible(view.texts[position]))}`")
     return view
 
 
