@@ -6,14 +6,13 @@ import streamlit as st
 
 from app.capture import parts
 from app.shell import selection, store_changes, widgets
-from app.shell.job_list import counted, job_list
-from app.shell.jobs import ANY_DEVICE, GETTING
+from app.shell.job_list import job_list
+from app.shell.jobs import ANY_DEVICE
 
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
     jobs = store_changes.jobs()
-    st.markdown(counted([job for job in jobs.all() if job.device != GETTING], "capture"))
     # Each part has its place from the start of a run: a list that draws itself again must not move by what is above it,
     # or Streamlit writes it where no place is yet, which breaks the page.
     form_place, start_place, costs_place, typed_place, jobs_place = (st.container() for _ in range(5))

@@ -9,7 +9,6 @@ import streamlit as st
 from app.hosting import members
 from app.shell import store_changes, widgets
 from app.shell.jobs import GETTING, PROBING, Job, Jobs
-from core.text import plural
 
 
 def how_it_stands(job: Job) -> str:
@@ -34,17 +33,6 @@ def running() -> None:
 
     jobs = store_changes.jobs()
     st.fragment(lines, run_every=2.0 if jobs.running() else None)()
-
-
-def counted(jobs: Sequence[Job], what: str) -> str:
-    """Say how many jobs there are since the server started, and how they stand, in markdown: `**3 captures**: 1
-    running, 2 done.`
-    """
-    if not jobs:
-        return f"**No {what}** since this dashboard started."
-    states = [job.state for job in jobs]
-    stand = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
-    return f"**{plural(len(jobs), what)}** since this dashboard started: {stand}."
 
 
 def _open_run(run_id: str) -> None:

@@ -4,7 +4,7 @@ import streamlit as st
 
 from app.hosting import members
 from app.shell import selection, store_cache, store_changes, widgets
-from app.shell.job_list import counted, job_list
+from app.shell.job_list import job_list
 from app.upload import form, panel
 from app.uploads.importing import start_import
 from app.uploads.spool import FAILED, RECEIVED, Upload
@@ -25,7 +25,6 @@ KEYS = """
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
     jobs = store_changes.jobs()
-    st.markdown(counted(jobs.all("upload"), "upload"))
     st.caption(
         "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file; nothing becomes a run before you"
         " save it."
