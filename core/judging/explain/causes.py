@@ -6,6 +6,7 @@ planted cause in `benchmarks/verdicts/causes.py`. It raises `TooFewError` if the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,34 +20,22 @@ from . import fitted, observed
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
 from .scoring import Cause, Find, left
 
-OF_VALUES: dict[str, Find] = {
-    "temperature": fitted.temperature,
-    "constant": fitted.constant,
-    "soft-capping, clamped": fitted.bounded,
-    "rounded": fitted.rounded,
-}
-OF_TOKENS: dict[str, Find] = {"penalty": fitted.penalty, "logit bias": fitted.bias}
-OBSERVED: dict[str, Find] = {
-    "shifted, other or repeated rows": observed.misplaced_rows,
-    "moved ids": observed.moved_ids,
-    "masks and padding": observed.masked,
-    "renormalized top-k": observed.renormalized,
-    "upcast": observed.upcast,
-    "other tokens": observed.other_tokens,
-    "sampler": observed.sampler,
-}
-_FITTED, _MOVED = (
-    {*OF_VALUES, *OF_TOKENS, "soft-capping", "clamped"},
-    {"shifted rows", "other rows", "repeated rows", "moved ids"},
+OF_VALUES = (fitted.temperature, fitted.constant, fitted.bounds, fitted.rounding)
+OF_TOKENS = (fitted.penalty, fitted.logit_bias)
+OBSERVED = (
+    *(observed.misplaced_rows, observed.moved_ids, observed.masks_and_padding, observed.renormalization),
+    *(observed.upcast, observed.other_tokens, observed.sampler),
 )
+_VALUES = {"temperature", "constant", "soft-capping", "clamped", "rounded"}
+_TOKENS, _MOVED = {"penalty", "logit bias"}, {"shifted rows", "other rows", "repeated rows", "moved ids"}
 # What another cause brings with it: if that is claimed, this says nothing more.
 _IMPLIED_BY = {
-    **dict.fromkeys(_FITTED, _MOVED),
+    **dict.fromkeys(_VALUES | _TOKENS, _MOVED),
     "sampler": {"shifted rows"},
     "repeated rows": {"shifted rows"},
     "other rows": {"shifted rows", "moved ids"},
     "logit bias": {"penalty", *_MOVED},
-    "upcast": _FITTED,
+    "upcast": _VALUES | _TOKENS,
 }
 
 
@@ -68,9 +57,10 @@ def explain(pair: PairRows) -> Explanation:
     looked_for: list[str] = []
     missing: dict[str, list[str]] = {}  # what there was too little of -> causes that need it
 
-    def look_for(finds: dict[str, Find], pair: PairRows) -> list[Cause]:
+    def look_for(finds: Sequence[Find], pair: PairRows) -> list[Cause]:
         causes: list[Cause] = []
-        for name, find in finds.items():
+        for find in finds:
+            name = find.__name__.replace("_", " ")
             try:
                 causes += find(pair)
                 looked_for.append(name)
@@ -87,7 +77,7 @@ def explain(pair: PairRows) -> Explanation:
     causes += [*look_for(OF_TOKENS, undone), *look_for(OBSERVED, pair)]
     names = {cause.name for cause in causes}
     implied = {name for name, others in _IMPLIED_BY.items() if names & others}
-    if pair.has_constants and names & {"renormalized", *OF_TOKENS}:  # which move the log-sum too
+    if pair.has_constants and names & {"renormalized", *_TOKENS}:  # which move the log-sum too
         implied.add("constant")
     causes = [cause for cause in causes if cause.name not in implied]
     causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))

@@ -64,7 +64,7 @@ def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
 
 
 @fitted()
-def bounded(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+def bounds(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logits of one side are soft-capped, cap x tanh(logit / cap), or clamped."""
     if pair.has_constants:
         raise TooFewError("logits")
@@ -95,15 +95,15 @@ def _applied(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair
 
 
 @fitted(least_tokens=1)
-def rounded(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
+def rounding(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
     names = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
     roundings = {name: partial(rounded_to, FORMATS[name]) for name in names if name != pair.dtype}
     roundings |= {plural(places, "decimal"): partial(np.round, decimals=places) for places in range(1, 7)}
     for side in (1, 0):
-        for name, rounding in roundings.items():
+        for name, change in roundings.items():
             says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
-            yield Cause("rounded", says, {"to": name}, Undo(_applied(side, rounding)))
+            yield Cause("rounded", says, {"to": name}, Undo(_applied(side, change)))
 
 
 def rounded_to(fmt: FloatFormat, values: Values) -> Values:
@@ -146,7 +146,7 @@ def _penalized(form: str, strength: float, row: RowPair) -> RowPair:
 
 
 @fitted(in_parts=False)
-def bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """A logit bias: the same few tokens are moved by the same amount wherever they stand."""
     apart = [centered(row.y - row.x) for row in rows]
     noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in apart]))

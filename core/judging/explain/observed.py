@@ -109,7 +109,7 @@ def _if_explained(cause: Cause, before: Values, after: Values, share: float = 0.
         yield cause.scored(before, after, len(before))
 
 
-def masked(pair: PairRows) -> Iterator[Cause]:
+def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
     """One side leaves out all but its top tokens (top-k, top-p), the same tokens everywhere, or other ones by row."""
     whole, left_out = pair.whole, pair.masks()
     usable = np.isfinite(whole) & ~left_out
@@ -151,7 +151,7 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
     return Cause("masking", says, {"top_k": most} if is_top_k else {"top_p": mass})
 
 
-def renormalized(pair: PairRows) -> Iterator[Cause]:
+def renormalization(pair: PairRows) -> Iterator[Cause]:
     """Log-probabilities of one side sum to 1 over the tokens that were sent, as if no other could come."""
     if not pair.has_constants:
         raise TooFewError("log-probabilities")

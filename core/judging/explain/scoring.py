@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +88,7 @@ def fitted(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callab
     """
 
     def decorate(fit: Fit) -> Find:
+        @wraps(fit)
         def find(pair: PairRows) -> list[Cause]:
             half, rows = _halves(pair.rows, least_tokens, in_parts=in_parts)
             causes = [_scored(pair, rows, cause) for cause in fit(pair, half)]
