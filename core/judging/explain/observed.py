@@ -124,7 +124,7 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
     """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places, vocab]"""
     name, filler, vocab = f"'{pair.names[side]}'", number(float(whole[side][is_masked][0])), whole.shape[2]
     count, total = len(places), len(pair.places)
-    where = f"({filler}) at {count} of {total} positions, {_place(pair.places[places[0]])} first"
+    where = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
     sizes, kept = is_masked.sum(axis=1), usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
     likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
@@ -135,12 +135,12 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
         parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
-        return Cause("masking", f"{name} masks {tokens}, the first with id {first:,}, {where}.", parameters)
+        return Cause("masking", f"{name} masks {tokens} (from id {first:,}; {filler}) {where}.", parameters)
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
     are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(kept, sizes)
     if are_top.mean() < EXPLAINED:
-        says = f"{name} masks other tokens in each row {where}, as a grammar or n-gram ban does."
+        says = f"{name} masks other tokens in each row ({filler}) {where}, as a grammar or n-gram ban does."
         return Cause("masking", says, {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count})
     most = int(kept[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
