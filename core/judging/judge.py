@@ -74,6 +74,7 @@ FLOOR_KINDS = 8.0  # the two paths furthest apart over the two nearest: a fault 
 FLOOR_UNEVEN = 50.0  # the same at one position; real ones reach 21
 FLOOR_SHRINKS = 0.02  # of what precisions differ by, least shrinking from 16 bits to the floor; real ones 0.19 and more
 FLOOR_OF_SPREAD = 1e-4  # of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers
+MOVING_FLOOR = 0.9  # share of positions that two of its paths have to move
 OTHER_PATH = 0.75  # share of positions at which two paths have to differ to be two
 # The arrays alone, rms in row ULPs: (largest of harmless paths, of a bug, least that one position is compared with).
 # Harmless paths of dense models reach 1.7 in 16 bits and 9.3 in float32, mixtures of experts 10 in bfloat16.

@@ -21,7 +21,16 @@ from ..runs.file.records import RunHeader
 from ..text import joined as in_words
 from ..text import three_digits
 from .divergence import Divergence, joined
-from .judge import FLOOR_KINDS, FLOOR_OF_SPREAD, FLOOR_SHRINKS, FLOOR_START, FLOOR_UNEVEN, OTHER_PATH, NoiseFloor
+from .judge import (
+    FLOOR_KINDS,
+    FLOOR_OF_SPREAD,
+    FLOOR_SHRINKS,
+    FLOOR_START,
+    FLOOR_UNEVEN,
+    MOVING_FLOOR,
+    OTHER_PATH,
+    NoiseFloor,
+)
 from .places import place_in_words
 from .validity import first_mismatch
 
@@ -211,6 +220,8 @@ def _floor(
     if doubt := _doubt(squares, names, header.lengths, sizes):
         return f"The uploaded floor {doubt}."
     moves = (floor > 0).sum(axis=0) >= 2
+    if moves.mean() < MOVING_FLOOR:
+        return f"The uploaded floor is too narrow: two of its paths differ at only {moves.mean():.0%} of positions."
     floor[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
     return NoiseFloor(floor, f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}")
 

@@ -82,7 +82,8 @@ def bounds(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         values = np.concatenate([row.side(side) for row in rows])
         low, high = (one if (values == one).sum() > 1 else None for one in (float(values.min()), float(values.max())))
         undo = Undo(_applied(side, partial(np.clip, a_min=low, a_max=high)))
-        yield Cause("clamped", f"{says} clamped (low {low}, high {high}).", {"low": low, "high": high}, undo)
+        bounds = " and ".join(f"at {value:.6g}" for value in (low, high) if value is not None)
+        yield Cause("clamped", f"{says} clamped {bounds}.", {"low": low, "high": high}, undo)
 
 
 def _capped(cap: float, values: Values) -> Values:
