@@ -1,6 +1,6 @@
-// Values of cells as colours and as text, and what all parts of the map share.
+// Values of cells as colours and as text, and what all parts of the map share. A cell holds the bits of a float32.
 const MISMATCH = 0xffffffff;
-const KEPT_BYTES = 48 * 2 ** 20; // of tiles, here in the browser
+const KEPT_TILES = 192; // here in the browser, of 256 KB
 const POINTS = 400; // as many differing cells are drawn as points of at least POINT pixels
 const POINT = 5;
 const FETCH_AFTER = 40; // ms of rest: a turn of the wheel passes through levels nobody looks at
@@ -17,11 +17,19 @@ const FLOORS = 4; // the least that a scale in noise floors reaches: a clean pai
 const FEW = 2000; // pixels: a map of fewer that differ speaks for itself
 const SPAN = { rows: 4, columns: 8 }; // the smallest window
 
-
-function made(kind, className, parent) {
+function made(kind, className, parent, text = "") {
   const element = document.createElement(kind);
   element.className = className;
+  element.textContent = text;
   parent.appendChild(element);
+  return element;
+}
+
+function button(parent, text, act, name = text) {
+  const element = made("button", "", parent, text);
+  element.type = "button";
+  element.setAttribute("aria-label", name);
+  element.onclick = act;
   return element;
 }
 
@@ -29,54 +37,51 @@ const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const grouped = (value) => Math.round(value).toLocaleString("en-US");
 const span = (first, last) => (first === last ? grouped(first) : `${grouped(first)}–${grouped(last)}`);
 
-// A cell's value as the index of its colour: exact below 32768, eleven bits of it beyond; of float32 bits the upper 17.
-function keyOf(value, isFloat) {
-  if (isFloat) return value >>> 15;
-  if (value < 32768) return value;
-  const power = 31 - Math.clz32(value);
-  return 32768 + (power - 15) * 2048 + ((value >>> (power - 11)) & 2047);
-}
-
-function valueOf(key, isFloat) {
-  if (isFloat) return floatOf(key << 15);
-  if (key < 32768) return key;
-  const power = 15 + Math.floor((key - 32768) / 2048);
-  return (2048 + ((key - 32768) % 2048)) * 2 ** (power - 11);
-}
-const KEYS = 32768 + 17 * 2048;
-
-const bits = new Uint32Array(1);
-const float = new Float32Array(bits.buffer);
+const float = new Float32Array(1);
+const bits = new Uint32Array(float.buffer);
 function floatOf(pattern) {
   bits[0] = pattern;
   return float[0];
 }
+function bitsOf(value) {
+  float[0] = value;
+  return bits[0]; // of floats above 0 in their order
+}
+const KEYS = 2 ** 16; // of colours: the upper bits of a cell
+const keyOf = (value) => value >>> 15;
 
 function shown(value) {
   if (value >= 1e5 || (value > 0 && value < 1e-3)) return value.toExponential(1).replace(".0", "").replace("+", "");
   return value >= 1 ? grouped(value) : String(Number(value.toPrecision(2)));
 }
 
-
-function ticks(low, high, most, start) {
-  const raw = Math.max(1, (high - low) / Math.max(1, most));
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = Math.max(1, Math.round([1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999) * power));
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value < high; value += step) if (value >= start) found.push(value);
-  return found;
+// 1, 2 or 5 times a power of ten.
+function stepOf(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].find((factor) => factor * power >= least * 0.999) * power;
 }
 
-function css(packed) {
-  return `rgb(${packed & 255}, ${(packed >>> 8) & 255}, ${(packed >>> 16) & 255})`;
+function ticks(low, high, most) {
+  const step = stepOf(Math.max(1, (high - low) / Math.max(1, most)));
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.max(0, Math.ceil(high / step) - first) }, (_, i) => (first + i) * step);
 }
 
-function abgr(colour) {
-  const found = /^#([0-9a-f]{6})/i.exec(colour);
-  if (found) {
-    const value = parseInt(found[1], 16);
-    return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >>> 16)) >>> 0;
-  }
-  const parts = (colour.match(/[\d.]+/g) || [128, 128, 128]).map(Number);
-  return ((255 << 24) | (parts[2] << 16) | (parts[1] << 8) | parts[0]) >>> 0;
+// Pixels from `low` to `high`, one at least, of a view that begins at `origin`.
+function pixelsOf(low, high, origin, scale, most) {
+  const first = clamp(Math.round((low - origin) * scale), 0, most - 1);
+  return [first, clamp(Math.round((high - origin) * scale), first + 1, most)];
+}
+
+const css = (packed) => `rgb(${packed & 255}, ${(packed >>> 8) & 255}, ${(packed >>> 16) & 255})`;
+
+function packed(colour) {
+  const value = parseInt(colour.slice(1), 16);
+  return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >>> 16)) >>> 0;
+}
+
+function gradient(draw, palette, left, width) {
+  const colours = draw.createLinearGradient(left, 0, left + width, 0);
+  for (const [place, colour] of palette) colours.addColorStop(place, colour);
+  return colours;
 }

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
@@ -34,7 +35,7 @@ from core.text import exact, number, plural, shown, visible
 KEPT_BYTES = 96 << 20
 _ENTRY_BYTES = 512  # what an empty array and its key take
 AT_ONCE = 3  # tiles computed at a time: reading and computing overlap, and other viewers still get a core
-_TILE_NEVER_CHANGES = "private, max-age=31536000, immutable"
+_NEVER_CHANGES = "private, max-age=31536000, immutable"
 _PAIR = "/tiles/{run_id}/{pair}"
 
 
@@ -48,36 +49,25 @@ class ArrayCache:
         self._bytes = 0
         self._lock = threading.Lock()
         self._arrays: OrderedDict[tuple, Cells] = OrderedDict()
-        self._making: dict[tuple, threading.Lock] = {}
+        self._turns: WeakValueDictionary[tuple, threading.Lock] = WeakValueDictionary()  # while somebody asks
 
     def get(self, key: tuple, make: Callable[[], Cells]) -> Cells:
         """The array of `key`, made by `make` if it is not there. Whoever gets it must not change it."""
         with self._lock:
-            if (found := self._found(key)) is not None:
-                return found
-            turn = self._making.setdefault(key, threading.Lock())
+            turn = self._turns.setdefault(key, threading.Lock())
         with turn:
             with self._lock:
-                if (found := self._found(key)) is not None:
-                    return found
-            try:
-                made = make()
-            finally:
-                with self._lock:
-                    self._making.pop(key, None)
+                if key in self._arrays:
+                    self._arrays.move_to_end(key)
+                    return self._arrays[key]
+            made = make()
             with self._lock:
-                if key not in self._arrays:
-                    self._arrays[key] = made
-                    self._bytes += made.nbytes + _ENTRY_BYTES
+                self._arrays[key] = made
+                self._bytes += made.nbytes + _ENTRY_BYTES
                 while self._bytes > self._limit and len(self._arrays) > 1:
                     _, dropped = self._arrays.popitem(last=False)
                     self._bytes -= dropped.nbytes + _ENTRY_BYTES
             return made
-
-    def _found(self, key: tuple) -> Cells | None:
-        if key in self._arrays:
-            self._arrays.move_to_end(key)
-        return self._arrays.get(key)
 
 
 _kept = ArrayCache(KEPT_BYTES)
@@ -157,16 +147,18 @@ def _tile(request: Request, run: RunReader) -> Response:
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
     cells = _kept.get((*about, order, measure, wanted), make)
-    is_current = request.query_params.get("v") == version
-    headers = {"Cache-Control": _TILE_NEVER_CHANGES if is_current else "no-store"}
-    return Response(cells.tobytes(), media_type="application/octet-stream", headers=headers)
+    return Response(cells.tobytes(), media_type="application/octet-stream", headers=_headers(request, version))
+
+
+def _headers(request: Request, version: str) -> dict[str, str]:
+    return {"Cache-Control": _NEVER_CHANGES if request.query_params.get("v") == version else "no-store"}
 
 
 def _largest(request: Request, run: RunReader) -> Response:
     pair = _number("pair", request.path_params["pair"])
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     found = largest_in(run, pair, rows, columns, *_view(request))
-    return JSONResponse(told(run, found), headers={"Cache-Control": "no-store"})
+    return JSONResponse(told(run, found), headers=_headers(request, stamp(run)))
 
 
 def told(run: RunReader, found: Element) -> dict[str, str | int]:

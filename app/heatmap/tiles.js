@@ -29,10 +29,9 @@ class Tiles {
     this.missing = this.wanted.filter((tile) => !this.tiles.has(tile.key));
     const keys = new Set(this.wanted.map((tile) => tile.key));
     for (const [key, one] of this.fetching) {
-      if (!keys.has(key)) {
-        one.abort();
-        this.fetching.delete(key);
-      }
+      if (keys.has(key)) continue;
+      one.abort();
+      this.fetching.delete(key);
     }
     this.canvas.dataset.window = `${view.y0}:${view.y1},${view.x0}:${view.x1}`;
     this.canvas.dataset.plot = Object.values(this.shape.plot).join(",");
@@ -42,25 +41,15 @@ class Tiles {
   place(r, c, row, column) {
     const { data } = this;
     const kind = `${data.address} ${data.stamp} ${this.order} ${this.measure}`;
-    const tall = 2 ** r;
-    const wide = 2 ** c;
+    const [tall, wide] = [2 ** r, 2 ** c];
     const y = row * data.tile_rows * tall;
     const x = column * data.tile_columns * wide;
     return {
-      key: `${kind} ${r},${c} ${row},${column}`, kind, tall, wide, x, y,
+      key: `${kind} ${r},${c} ${row},${column}`, kind, tall, wide, x, y, isCounted: this.measure === "ulps",
       rows: Math.min(data.tile_rows, Math.ceil((data.rows - y) / tall)),
       columns: Math.min(data.tile_columns, Math.ceil((data.columns - x) / wide)),
       query: `order=${this.order}&measure=${this.measure}&level=${r},${c}&tile=${row},${column}&v=${data.stamp}`,
     };
-  }
-
-  fetchMissing() {
-    const { view } = this;
-    const middle = [(view.y0 + view.y1) / 2, (view.x0 + view.x1) / 2];
-    const away = (tile) => Math.abs(tile.y + (tile.rows * tile.tall) / 2 - middle[0]) / (view.y1 - view.y0)
-      + Math.abs(tile.x + (tile.columns * tile.wide) / 2 - middle[1]) / (view.x1 - view.x0);
-    for (const tile of [...this.missing].sort((a, b) => away(a) - away(b)))
-      if (!this.fetching.has(tile.key)) this.fetchTile(tile);
   }
 
   async fetchTile(tile) {
@@ -69,8 +58,7 @@ class Tiles {
     try {
       const answer = await fetch(`${this.data.address}?${tile.query}`, { signal: control.signal });
       if (!answer.ok) throw new Error((await answer.text()).slice(0, 300));
-      const body = await answer.arrayBuffer();
-      this.keep(tile, body);
+      this.keep(tile, await answer.arrayBuffer());
       this.failed.delete(tile.key);
     } catch (error) {
       if (control.signal.aborted) return;
@@ -82,67 +70,44 @@ class Tiles {
     else this.arrivals ||= setTimeout(() => { this.arrivals = 0; this.paintSoon(); }, ARRIVALS_AFTER);
   }
 
+  // Counts of ULPs, of two bytes or four, become floats as other cells are.
   keep(tile, body) {
-    const cells = tile.rows * tile.columns;
-    if (body.byteLength === 4 * cells) tile.cells = new Uint32Array(body);
-    else if (body.byteLength === 2 * cells) {
-      tile.cells = new Uint32Array(new Uint16Array(body));
-      for (let i = 0; i < cells; i++) if (tile.cells[i] === 0xffff) tile.cells[i] = MISMATCH;
-    } else if (body.byteLength === 0) tile.cells = null;
-    else throw new Error(`${body.byteLength} bytes arrived for ${cells} cells`);
-    tile.bytes = tile.cells ? tile.cells.byteLength : 64;
+    const values = body.byteLength === 2 * tile.rows * tile.columns ? new Uint16Array(body) : new Uint32Array(body);
+    const mismatch = 2 ** (8 * values.BYTES_PER_ELEMENT) - 1;
+    if (values.length && values.length !== tile.rows * tile.columns) throw new Error(`${body.byteLength} bytes arrived for a tile`);
+    tile.cells = tile.isCounted ? Uint32Array.from(values, (value) => (value === mismatch ? MISMATCH : bitsOf(value))) : values;
     this.tiles.set(tile.key, tile);
-    this.tileBytes += tile.bytes;
-    const needed = new Set(this.wanted.map((one) => one.key));
-    for (const [key, old] of this.tiles) {
-      if (this.tileBytes <= KEPT_BYTES) break;
-      if (needed.has(key)) continue;
-      this.tiles.delete(key);
-      this.tileBytes -= old.bytes;
+    for (const key of this.tiles.keys()) {
+      if (this.tiles.size <= KEPT_TILES) break;
+      if (!this.wanted.some((one) => one.key === key)) this.tiles.delete(key);
     }
-  }
-
-  touch(tile) {
-    this.tiles.delete(tile.key);
-    this.tiles.set(tile.key, tile);
   }
 
   // What there is in place of a tile that has not come: the finest one that covers it, else all finer parts of it.
   standIns(missing) {
-    const end = (tile) => [tile.y + tile.rows * tile.tall, tile.x + tile.columns * tile.wide];
-    const [bottom, right] = end(missing);
-    let covering = null;
-    const parts = [];
-    for (const tile of this.tiles.values()) {
-      if (tile.kind !== missing.kind) continue;
-      const [tileBottom, tileRight] = end(tile);
-      if (tile.y >= bottom || tileBottom <= missing.y || tile.x >= right || tileRight <= missing.x) continue;
-      const covers = tile.y <= missing.y && tile.x <= missing.x && tileBottom >= Math.min(bottom, this.data.rows)
-        && tileRight >= Math.min(right, this.data.columns);
-      if (!covers) parts.push(tile);
-      else if (!covering || tile.tall * tile.wide < covering.tall * covering.wide) covering = tile;
-    }
-    return covering ? [covering] : parts;
+    const bottom = (tile) => Math.min(tile.y + tile.rows * tile.tall, this.data.rows);
+    const right = (tile) => Math.min(tile.x + tile.columns * tile.wide, this.data.columns);
+    const others = [...this.tiles.values()].filter((tile) => tile.kind === missing.kind);
+    const covering = others
+      .filter((tile) => tile.y <= missing.y && tile.x <= missing.x && bottom(tile) >= bottom(missing) && right(tile) >= right(missing))
+      .sort((a, b) => a.tall * a.wide - b.tall * b.wide);
+    return covering.length ? covering.slice(0, 1) : others;
   }
 
   pool() {
     const { W, H } = this.shape;
-    if (!this.grid || this.grid.length !== W * H) {
-      this.grid = new Uint32Array(W * H);
-      this.known = new Uint8Array(W * H);
-    } else {
-      this.grid.fill(0);
-      this.known.fill(0);
-    }
+    this.grid = new Uint32Array(W * H);
+    this.known = new Uint8Array(W * H);
     this.few = [];
     this.odd = [];
     this.isFew = true;
     for (const wanted of this.wanted) {
       const here = this.tiles.get(wanted.key);
+      for (const tile of here ? [here] : this.standIns(wanted)) this.poolTile(tile, wanted);
       if (here) {
-        this.touch(here);
-        this.poolTile(here, wanted);
-      } else for (const standIn of this.standIns(wanted)) this.poolTile(standIn, wanted);
+        this.tiles.delete(here.key); // the last to go
+        this.tiles.set(here.key, here);
+      }
     }
   }
 
@@ -153,10 +118,6 @@ class Tiles {
     const { W, H } = this.shape;
     const sx = W / (view.x1 - view.x0);
     const sy = H / (view.y1 - view.y0);
-    const pixels = (low, high, origin, scale, most) => {
-      const first = clamp(Math.round((low - origin) * scale), 0, most - 1);
-      return [first, clamp(Math.round((high - origin) * scale), first + 1, most)];
-    };
     const overlap = (first, size, count, low, length, from, to, end) => {
       const start = Math.max(first, low, from);
       const stop = Math.min(first + size * count, low + length, to, end);
@@ -167,37 +128,34 @@ class Tiles {
     const [c0, c1, left, right] = overlap(
       tile.x, tile.wide, tile.columns, region.x, region.columns * region.wide, view.x0, view.x1, this.data.columns);
     if (r0 >= r1 || c0 >= c1 || top >= bottom || left >= right) return;
-    const [Y0, Y1] = pixels(top, bottom, view.y0, sy, H);
-    const [X0, X1] = pixels(left, right, view.x0, sx, W);
+    const [Y0, Y1] = pixelsOf(top, bottom, view.y0, sy, H);
+    const [X0, X1] = pixelsOf(left, right, view.x0, sx, W);
     for (let y = Y0; y < Y1; y++) known.fill(1, y * W + X0, y * W + X1);
-    if (!tile.cells) return;
-    const starts = new Int32Array(c1 - c0);
-    const stops = new Int32Array(c1 - c0);
-    for (let c = c0; c < c1; c++) {
-      const [a, b] = pixels(tile.x + c * tile.wide, tile.x + (c + 1) * tile.wide, view.x0, sx, W);
-      starts[c - c0] = clamp(a, X0, X1 - 1);
-      stops[c - c0] = clamp(b, starts[c - c0] + 1, X1);
-    }
+    if (!tile.cells.length) return;
+    const within = (cell, origin, size, start, scale, from, to, most) => {
+      const [a, b] = pixelsOf(origin + cell * size, origin + (cell + 1) * size, start, scale, most);
+      const first = clamp(a, from, to - 1);
+      return [first, clamp(b, first + 1, to)];
+    };
+    const across = [];
+    for (let c = c0; c < c1; c++) across.push(within(c, tile.x, tile.wide, view.x0, sx, X0, X1, W));
     for (let r = r0; r < r1; r++) {
-      let [a, b] = pixels(tile.y + r * tile.tall, tile.y + (r + 1) * tile.tall, view.y0, sy, H);
-      a = clamp(a, Y0, Y1 - 1);
-      b = clamp(b, a + 1, Y1);
-      const line = r * tile.columns;
+      const [a, b] = within(r, tile.y, tile.tall, view.y0, sy, Y0, Y1, H);
       for (let c = c0; c < c1; c++) {
-        const value = tile.cells[line + c];
+        const value = tile.cells[r * tile.columns + c];
         if (value === 0) continue;
-        const from = starts[c - c0];
-        const to = stops[c - c0];
+        const [from, to] = across[c - c0];
         for (let y = a; y < b; y++)
           for (let i = y * W + from; i < y * W + to; i++) if (grid[i] < value) grid[i] = value;
+        const isOdd = value === MISMATCH && this.odd.length <= POINTS;
+        if (!isOdd && !this.isFew) continue;
         const cell = { value, x0: from, x1: to, y0: a, y1: b, rows: [tile.y + r * tile.tall, tile.tall], columns: [tile.x + c * tile.wide, tile.wide] };
-        if (value === MISMATCH && this.odd.length <= POINTS) this.odd.push(cell);
-        if (this.isFew) {
-          this.few.push(cell);
-          this.isFew = this.few.length <= POINTS;
-        }
+        if (isOdd) this.odd.push(cell);
+        if (this.isFew) this.isFew = this.few.push(cell) <= POINTS;
       }
     }
   }
 
+  // Cells that are drawn larger than they are.
+  get points() { return [...(this.isFew ? this.few : []), ...(this.odd.length <= POINTS ? this.odd : [])]; }
 }
