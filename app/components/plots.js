@@ -1,7 +1,6 @@
 // A figure, drawn by plotly: what is in sight first, the rest while the browser is idle, and nothing again that did not change.
 const PATIENCE = 300; // ms that a figure out of sight waits at most for an idle browser
-const LETTER = 6.6; // px of a letter above a saved figure, at most, and of a line
-const LINE = 17;
+const LINE = 17; // px, above a saved figure
 const figures = new WeakMap();
 const waiting = new Set();
 let isAsked = false;
@@ -96,13 +95,17 @@ class Figure {
     this.says = root.querySelector(".says");
     this.watch = new ResizeObserver(() => this.fit());
     this.watch.observe(root);
-    this.onKey = (event) => event.key === "Escape" && this.widen(false);
+    this.watch.observe(this.plot);
+    this.plot.addEventListener("toggle", () => {
+      if (!this.isWide) this.plot.removeAttribute("popover"); // one that is closed is not displayed
+      this.fit();
+    });
   }
 
   close() {
     waiting.delete(this);
     this.watch.disconnect();
-    this.widen(false);
+    this.plot.removeAttribute("popover");
     if (this.isDrawn) window.Plotly.purge(this.plot);
     this.isDrawn = false;
   }
@@ -117,6 +120,10 @@ class Figure {
     this.root.dataset.state = "waiting";
     plotly(data.library).catch(() => null); // on its way while the page still stands up; draw() says what went wrong
     drawSoon(this);
+  }
+
+  get isWide() {
+    return this.plot.matches(":popover-open");
   }
 
   get size() {
@@ -149,16 +156,12 @@ class Figure {
 
   // One object for as long as it says the same: plotly begins anew with another, and a zoom would be lost.
   config(library) {
-    this.configured ??= this.configuration(library);
-    return this.configured;
-  }
-
-  configuration(library) {
-    const [svg, png] = ["svg", "png"].map((format) => ({
-      name: format, title: `Save as ${format.toUpperCase()}`, icon: library.Icons.camera, click: () => this.save(format),
-    }));
-    const wide = { name: "wide", title: "Whole window", icon: WIDE, click: () => this.widen(!this.isWide) };
-    return { displaylogo: false, scrollZoom: false, modeBarButtons: [[svg, png], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"], [wide]] };
+    const camera = { icon: library.Icons.camera };
+    const svg = { ...camera, name: "svg", title: "Save as SVG", click: () => this.save("svg") };
+    const png = { ...camera, name: "png", title: "Save as PNG", click: () => this.save("png") };
+    const wide = { name: "wide", title: "Whole window", icon: WIDE, click: () => this.widen() };
+    const zooms = [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"]];
+    return (this.configured ??= { displaylogo: false, scrollZoom: false, modeBarButtons: [[svg, png], ...zooms, [wide]] });
   }
 
   listen() {
@@ -182,37 +185,19 @@ class Figure {
   }
 
   // The figure over the whole window, in the browser's top layer; Escape or the button brings it back.
-  widen(isWide) {
-    if (!!this.isWide === isWide) return;
-    this.isWide = isWide;
-    if (isWide) {
-      this.plot.setAttribute("popover", "manual");
-      this.plot.showPopover();
-      document.addEventListener("keydown", this.onKey);
-      window.addEventListener("resize", (this.onResize = () => this.fit()));
-    } else {
-      this.plot.hidePopover();
-      this.plot.removeAttribute("popover");
-      document.removeEventListener("keydown", this.onKey);
-      window.removeEventListener("resize", this.onResize);
-    }
-    this.fit();
+  widen() {
+    this.plot.setAttribute("popover", "auto");
+    this.plot.togglePopover();
   }
 
   // A picture goes where no page is around it: what it is a figure of stands above it, and its letters are those that every program has, for it
   // is drawn without the page's own.
   save(format) {
-    const { filename, of } = this.data.picture;
+    const { filename, of: lines } = this.data.picture;
     const scale = format === "svg" ? 1 : 2; // twice as sharp as the screen
     const [width, height] = this.size;
-    const lines = [];
-    for (const part of of ?? []) {
-      const longer = lines.length ? `${lines.at(-1)} · ${part}` : "";
-      if (longer && longer.length * LETTER < width - 16) lines[lines.length - 1] = longer;
-      else lines.push(part);
-    }
     const above = 8 + 5 * (lines.length - 1); // plotly sets the lines around the place of the first
-    const head = lines.length ? lines.length * LINE + above : 0;
+    const head = lines.length * LINE + above;
     const { layout, _fullLayout: drawn, data } = this.plot;
     const title = { text: lines.join("<br>"), font: { size: 12 }, x: 0, xref: "container", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { l: 8, t: above } };
     const margin = { ...layout.margin, t: drawn._size.t + head }; // with what the legend had pushed away
