@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from app.capture import PAGE as CAPTURE
 from app.compare import PAGE as COMPARE
 from app.flips import PAGE as FLIPS
 from app.gallery import PAGE as RUNS
@@ -12,11 +11,10 @@ from app.machine import PAGE as MACHINE
 from app.near_ties import PAGE as NEAR_TIES
 from app.overview import PAGE as OVERVIEW
 from app.page import Page
-from app.probe import PAGE as PROBE
-from app.upload import PAGE as UPLOAD
 from core.runs.reader import RunReader, StoredPair
 
-NEW_RUN = Page("new_run", "New run", "store", tabs=(UPLOAD, CAPTURE, PROBE))
+_NEW = tuple(Page(title.lower(), title, "store") for title in ("Upload", "Capture", "Probe"))
+NEW_RUN = Page("new_run", "New run", "store", tabs=_NEW)
 PAGES = (RUNS, NEW_RUN, OVERVIEW, FLIPS, NEAR_TIES, HEATMAP, INTERNALS, COMPARE, MACHINE)
 FIRST = RUNS.name  # the page at the root
 PARTS = {part.name: part for page in PAGES for part in page.tabs or (page,)}  # what has settings: tabs, other pages

@@ -1,8 +1,6 @@
-"""A page or tab as it declares itself in the `__init__` of its room, and a control of it that is kept over page
-switches and part of its link.
+"""A page or tab as it declares itself in the `__init__` of its room, and a control of it that is part of its link.
 
-Navigation, addresses and the overview read every page's declaration at the start, so it imports nothing that draws;
-what computes is imported by its functions once they are called.
+Every declaration is read at the start, so it imports nothing that draws or computes.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 
 
 def whole(text: str) -> int | None:
-    """A whole number out of a link; None for anything else, and that includes `1e3`, `1_000`, ` 7` and digits beyond
-    ASCII.
-    """
+    """A whole number out of a link; None for anything else, also for `1e3`, `1_000`, ` 7` and digits beyond ASCII."""
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
@@ -36,11 +32,9 @@ def words(values: Iterable[str]) -> dict[str, str | bool]:
 
 @dataclass(frozen=True)
 class PageSetting:
-    """One control: its name in the address, the key of its widget, its default. A control at its default is not in the
-    address. Its widget is drawn with the `key` and without a default, because its value comes from the session.
+    """One control. At its default it is not in the address; its widget is drawn with `key` and without a default.
 
-    `options` has the word in the address for each value; `span` the lowest and highest whole number; with neither it is
-    free text.
+    options: words in the address and their values; span: lowest and highest whole number; with neither it is free text.
     """
 
     name: str
@@ -74,10 +68,10 @@ class PageSetting:
 
 @dataclass(frozen=True)
 class Page:
-    """A page, or a tab of one. name: in its address, of a page its script's too; shows: the store or the selected run.
+    """A page, or a tab of one. name: in its address, of a page also its script's.
 
     absent: the word beside its name if a pair has nothing of it, else ''; a tab is not shown then. line: its line on
-    the overview of a pair, None if there is nothing to say. tabs: one is open at a time.
+    the overview of a pair.
     """
 
     name: str

@@ -8,7 +8,7 @@ from app.flips import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.queries.verdicts import answer_of
-from core.text import out_of, plural, visible
+from core.text import opening, out_of, plural, visible
 
 view = widgets.head(PAGE, selection.current_view())
 run, pair = view.run, view.pair
@@ -77,7 +77,7 @@ if view.texts:
 top = store_cache.top(view)
 st.markdown("**Why it could flip.** " + parts.why(here, top, run.header.unit))
 answer = answer_of(run, pair)
-reason = widgets.escaped(wording.opening(answer.sentence.replace("`", "'"))) if answer.is_judged else ""
+reason = widgets.escaped(opening(answer.sentence.replace("`", "'"))) if answer.is_judged else ""
 st.markdown(f"Pair verdict: **{widgets.escaped(answer.name)}**. {reason}")
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:

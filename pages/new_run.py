@@ -14,5 +14,6 @@ if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
 if not members.may_change():
     widgets.title(NEW_RUN)
-    members.stop_if_read_only()
+    st.info(members.READ_ONLY)
+    st.stop()
 tabs.draw(NEW_RUN, selection.current_view(), {"upload": upload.draw, "capture": capture.draw, "probe": probe.draw})

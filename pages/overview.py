@@ -125,6 +125,7 @@ if not view.is_list:
                 picture=exports.picture_of(view, "ulps"),
             )
             st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
+sides = pd.DataFrame([vars(side) for side in view.run.sides])
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
 if provenance.open:
     with provenance:
@@ -142,19 +143,9 @@ if provenance.open:
             **about.versions,
         }
         st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
-        st.dataframe(
-            [
-                {
-                    "side": s.name,
-                    "saved as": s.source_dtype,
-                    "bit-identical class": s.bit_class,
-                    "sha256": s.sha256,
-                    "dtype": s.sha256_dtype,
-                }
-                for s in view.run.sides
-            ],
-            hide_index=True,
-        )
+        titles = {"source_dtype": "saved as", "bit_class": "bit-identical class", "sha256": "sha256"}
+        titles = {"name": "side", **titles, "sha256_dtype": "dtype"}
+        st.dataframe(sides, hide_index=True, column_order=list(titles), column_config=titles)
         exports.whole_run(view)
 exports.download(
     {
@@ -162,7 +153,7 @@ exports.download(
         "distances in ULPs": partial(exports.distances, view),
         "evidence": partial(panel.evidence_table, view),
         "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
-        "sides": pd.DataFrame([vars(side) for side in view.run.sides]),
+        "sides": sides,
     },
     exports.file_stem(view, "overview"),
     "overview",

@@ -1,7 +1,6 @@
 """Downloads of a run, as its file or as an npz, in ranges, so that one that broke off goes on.
 
-An npz is written once and stored in `.npz/`. Exporting gives the same bytes every time, so a range fits also after the
-file was dropped and written again.
+An npz is stored in `.npz/`. A range fits also after it was written again: exporting gives the same bytes every time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict
@@ -35,7 +34,12 @@ def list_runs(request: Request) -> Response:
     labels, _ = store_cache.all_labels()
     prompts = store_cache.searchable(card.run_id for card in cards) if chosen.sought else {}
     matching = filters.matching(cards, chosen, labels, prompts)
-    listed = [_card(request, card, labels.get(card.run_id, Labels())) for card in matching[offset : offset + limit]]
+
+    def described(card: RunCard) -> dict[str, Any]:
+        about = asdict(labels.get(card.run_id, Labels()))
+        return {**card_json(card), "labels": about, "url": page_url(request, card.run_id)}
+
+    listed = [described(card) for card in matching[offset : offset + limit]]
     return answer({"runs": listed, "total": len(matching), "broken": [run.reason for run in broken]})
 
 
@@ -47,11 +51,10 @@ def one_run(request: Request) -> Response:
     try:
         figures = run_json(store_cache.open_run(path.stem), with_positions=with_positions)
     except StoreError:
-        kind = _kind_of(path)
-        if kind == OPS:
-            figures = ops_json(store_cache.ops_run(path.stem))
-        else:
+        card = read_runs([path])[path]
+        if not isinstance(card, RunCard) or card.kind != OPS:
             raise
+        figures = ops_json(store_cache.ops_run(path.stem))
     return answer({**figures, "labels": asdict(store.labels(path.stem)), "url": page_url(request, path.stem)})
 
 
@@ -69,12 +72,3 @@ def _filters(request: Request) -> filters.Filters:
     if len(text) > LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.")
     return filters.Filters(text, tags=tuple(given.getlist("tag")), **chosen)
-
-
-def _card(request: Request, card: RunCard, labels: Labels) -> dict[str, Any]:
-    return {**card_json(card), "labels": asdict(labels), "url": page_url(request, card.run_id)}
-
-
-def _kind_of(path: Path) -> str:
-    card = read_runs([path])[path]
-    return card.kind if isinstance(card, RunCard) else ""

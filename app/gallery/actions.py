@@ -66,9 +66,7 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
 
 
 def _label_form(card: RunCard, stored: Labels, known: set[str]) -> None:
-    """Draw the form of labels: what was stored when it was opened, and what is typed until it is saved, whatever others
-    save meanwhile. The store merges both.
-    """
+    """Draw the form of labels, as stored when it was opened; the store merges what others save meanwhile."""
     seen = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, stored)
     with st.form(f"labels_{card.run_id}", border=False):
         tags = st.multiselect(

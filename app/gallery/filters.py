@@ -53,13 +53,8 @@ def matching(
 def ask(hidden: int) -> Filters:
     """Draw search and filters and return their values. hidden: how many runs are listed only if they are asked for."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        text = st.text_input(
-            "Search",
-            type="search",
-            placeholder="name, model, side, prompt, dtype, device, tag or note",
-            key="gallery_search",
-            max_chars=LONGEST_TEXT,
-        )
+        about = "name, model, side, prompt, dtype, device, tag or note"
+        text = st.text_input("Search", type="search", placeholder=about, key="gallery_search", max_chars=LONGEST_TEXT)
         verdict = st.selectbox("Verdict", ["any", *wording.VERDICTS], key="gallery_verdict", width=180)
         flips = st.selectbox("Flips", FLIPS, key="gallery_flips", width=150)
     if hidden:

@@ -1,6 +1,4 @@
-"""The table of runs, its list to download, the files in the store that are no runs, and the first visitor's
-introduction.
-"""
+"""The table of runs, its download, the files that are no runs, and the first visitor's introduction."""
 
 from __future__ import annotations
 
@@ -69,8 +67,7 @@ def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFra
 def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """Draw the runs; a click on a cell opens its run, a tick marks it.
 
-    The browser knows rows by their number, so the widget belongs to exactly these runs in this order: a tick never
-    moves to another run.
+    The browser knows rows by their number, so each list of runs has a widget of its own: no tick moves to another run.
     """
     ids = [card.run_id for card in shown]
     known = "\0".join([str(st.session_state.get("gallery_serial", 0)), *ids])

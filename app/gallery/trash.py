@@ -14,8 +14,6 @@ from app.shell import store_changes, widgets
 from core.runs.store.store import DeletedRun
 from core.text import plural, size
 
-_COLUMNS = {"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")}
-
 
 def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:
     for run_id in run_ids:
@@ -44,14 +42,12 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
     ids = [run.run_id for run in trash]
     with fold:
         picked = st.dataframe(
-            pd.DataFrame(
-                {"run": ids, "deleted": [run.deleted for run in trash], "size": [size(run.bytes) for run in trash]}
-            ),
+            pd.DataFrame([{"run": run.run_id, "deleted": run.deleted, "size": size(run.bytes)} for run in trash]),
             key=f"trash_{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:16]}",
             hide_index=True,
             on_select="rerun",
             selection_mode="multi-row",
-            column_config=_COLUMNS,
+            column_config={"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")},
             height=widgets.table_height(len(trash), 6),
             alt="the deleted runs, one row each",
         )

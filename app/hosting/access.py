@@ -35,9 +35,8 @@ class Access:
         if not sign_in.is_configured:
             return LOCAL
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if (
-            sign_in.tokens and scheme.lower() == "bearer" and token.startswith(tokens.PREFIX)
-        ):  # others are a proxy's own
+        is_ours = scheme.lower() == "bearer" and token.startswith(tokens.PREFIX)  # others are a proxy's own
+        if sign_in.tokens and is_ours:
             return tokens.name_of(self.store, token.strip())
         if sign_in.header and _is_same(headers.get(PROXY_SECRET, ""), self.config.hosting.proxy_secret):
             names = headers.getlist(sign_in.header)

@@ -14,8 +14,7 @@ from core.errors import AccessError
 STATE = "ulpscope_member"  # where the gate writes the name for a route
 HEADER = "x-ulpscope-member"  # and for a page's script; removed from what comes from outside
 READ_ONLY = "This server is read-only."
-# Streamlit's own links open another tab.
-_SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'
+_SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'  # Streamlit's own links open another tab
 
 
 def member_of(request: Request) -> str:
@@ -26,11 +25,6 @@ def member_of(request: Request) -> str:
 def current_member() -> str:
     """Return the name of the member who looks at the page that this script draws."""
     return unquote(st.context.headers.get(HEADER, LOCAL))
-
-
-def is_local() -> bool:
-    """Return whether the server has no sign-in."""
-    return not configuration().sign_in.is_configured
 
 
 def may_change() -> bool:
@@ -47,17 +41,10 @@ def changing_member() -> str:
 
 def sidebar() -> None:
     """Draw name and sign-out at the foot of the sidebar; nothing without a sign-in."""
-    if is_local():
+    if not configuration().sign_in.is_configured:
         return
     with st.sidebar, st.container(key="signed_in"):
         st.divider()
         st.text(f"Signed in: {current_member()}")
         if not configuration().sign_in.header:  # the proxy would sign the member in again
             st.markdown(_SIGN_OUT, unsafe_allow_html=True)
-
-
-def stop_if_read_only() -> None:
-    """Draw a sentence instead of the rest of a page that only changes something."""
-    if not may_change():
-        st.info(READ_ONLY)
-        st.stop()

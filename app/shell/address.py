@@ -1,10 +1,9 @@
-"""The address bar: what it says is taken over, and the selection and every page's settings are written back, so it is
-the share link.
-"""
+"""The address bar as the share link: read into the selection and the pages' settings, and written back."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 
 import streamlit as st
@@ -18,37 +17,27 @@ from core.configuration import configuration
 from core.runs.reports.markdown import report_address
 from core.text import shown
 
-_LATE_SECONDS = (
-    10.0  # for which a browser may still name an address that was replaced; a busy one takes a second to hear of it
-)
+_LATE_SECONDS = 10.0  # a browser may name a replaced address for so long; a busy one takes a second to hear of it
 _MOST_REPLACED = 100
 
 
 def adopt(page: str) -> None:
-    """Take what the address says: at the start of a session, and whenever it is not what was written last (Back, a
-    link).
-    """
+    """Read the address at the start of a session, and if it is not what was written last (Back, a link)."""
     names = (*link.LINKED, *navigation.SETTING_NAMES)
     said = {key: st.query_params[key] for key in names if key in st.query_params}
     written = st.session_state.get("written")
     if said and said != written and not _is_late(page, said):
-        for key in names:
-            st.session_state.pop(f"linked_{key}", None)
-        for key, value in said.items():
-            st.session_state[f"linked_{key}"] = value
+        for key in said:
             if len(st.query_params.get_all(key)) > 1:
                 link.complain(f"The link names {key} more than once; the last one counts.")
-        st.session_state["written"] = said
-        if written is not None:  # Back within the session: what the older address does not name is at its default
-            for key in names:
-                if key not in ("run", "variant", "prompt", "position"):
-                    st.session_state.setdefault(f"linked_{key}", "")
+        # Back within the session: a setting that the older address does not name is at its default.
+        defaults = {} if written is None else dict.fromkeys(navigation.SETTING_NAMES, "")
+        st.session_state.update(linked=defaults | said, written=said)
     st.session_state["page"] = page
 
 
 def _is_late(page: str, said: dict[str, str]) -> bool:
-    """Return whether the address is one written a moment ago: what is asked for in quick succession comes with an
-    address that was replaced meanwhile.
+    """Return whether the address was replaced a moment ago, as of keys pressed in quick succession.
 
     Back brings an older one too, and says so; a link leads to another page.
     """
@@ -59,9 +48,7 @@ def _is_late(page: str, said: dict[str, str]) -> bool:
 
 
 def is_back() -> bool:
-    """Return whether this run was asked for by Back or Forward, or by a link of the list of pages, which is a step of
-    the history too.
-    """
+    """Return whether Back, Forward or a link of the list of pages asked for this run."""
     context = get_script_run_ctx(suppress_warning=True)
     return context is not None and context.is_history_navigation
 
@@ -74,9 +61,7 @@ def settle_settings(page: str, view: View | None) -> None:
         shown = [tab.title for tab in shown_tabs(of, view)]
         if shown and st.session_state[of.tab.key] not in shown:
             st.session_state[of.tab.key] = shown[0]
-        _settle(of.settings_with(st.session_state[of.tab.key]))
-    else:
-        _settle(of.settings)
+    _settle(of.settings_with(st.session_state.get(of.tab.key)))
 
 
 def shown_tabs(page: Page, view: View | None) -> list[Page]:
@@ -89,13 +74,11 @@ def _settle(settings: Iterable[PageSetting]) -> None:
     kept = st.session_state.setdefault("settings", {})
     for setting in settings:
         asked = link.linked(setting.name)
-        value = None if asked is None or asked == "" else setting.parsed(asked)
+        value = setting.parsed(asked) if asked else None
         if asked is not None:
             if asked and value is None:
-                link.complain(
-                    f"The link asks for {setting.name} '{shown(asked, 60)}'; there is {setting.expected}. Showing"
-                    " the default."
-                )
+                about = f"there is {setting.expected}. Showing the default."
+                link.complain(f"The link asks for {setting.name} '{shown(asked, 60)}'; {about}")
             st.session_state[setting.key] = setting.default if value is None else value
         elif setting.key not in st.session_state:  # the widget was not on the last page
             st.session_state[setting.key] = kept.get(setting.key, setting.default)
@@ -128,17 +111,11 @@ def absolute(view: View | None) -> str:
 
 
 def write(said: dict[str, str]) -> None:
-    """Write parameters into the address bar, in one step: every change of the address is an entry in the browser's
-    history.
-    """
+    """Write parameters into the address bar, in one step: each is an entry in the browser's history."""
     names = {*link.LINKED, *navigation.SETTING_NAMES}
-    if {key: st.query_params.get(key) for key in said} != said or any(
-        key in st.query_params for key in names - said.keys()
-    ):
+    if {key: value for key, value in st.query_params.items() if key in names} != said:
         st.query_params.from_dict(said)
     before = st.session_state.get("written")
     if before is not None and before != said:
-        st.session_state["replaced"] = [(before, time.monotonic()), *st.session_state.get("replaced", ())][
-            :_MOST_REPLACED
-        ]
+        st.session_state.setdefault("replaced", deque(maxlen=_MOST_REPLACED)).append((before, time.monotonic()))
     st.session_state["written"] = said

@@ -1,21 +1,17 @@
 """Downloads: a table as CSV or Parquet, and what a figure is saved as.
 
-CSV has every digit (the shortest text that reads back as the same float64), whole numbers as such, and nothing if a
-value is undefined. A text that a spreadsheet would run as a formula, and one that begins with an apostrophe, gets an
-apostrophe in front: token texts and names of sides are of others. Parquet has every text as it is.
+CSV has every digit, whole numbers as such, and nothing for an undefined value. A text like a formula, and one that
+begins with an apostrophe, gets an apostrophe in front: texts are of others. Parquet has every text as it is.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 from urllib.parse import quote
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import streamlit as st
 
 from app.components.chart_style import inert
@@ -23,8 +19,7 @@ from app.shell import selection, store_cache
 from core.runs.reader import RunReader
 from core.text import file_name
 
-# What spreadsheets take for the beginning of a formula, wide forms and leading line ends among it; the apostrophe, so
-# that it can be undone.
+# How a formula begins for spreadsheets, also in wide forms; the apostrophe, so that it can be undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 Table: TypeAlias = Callable[[], pd.DataFrame] | pd.DataFrame
 
@@ -40,7 +35,7 @@ def headed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def csv(table: pd.DataFrame) -> bytes:
-    """Table as CSV: comma-separated, UTF-8, a heading line."""
+    """Table as CSV in UTF-8."""
     kept = headed(table)
     for column in kept.columns:
         if not pd.api.types.is_numeric_dtype(kept[column].dtype):  # bool counts as a number
@@ -51,9 +46,7 @@ def csv(table: pd.DataFrame) -> bytes:
 
 def parquet(table: pd.DataFrame) -> bytes:
     """Table as Parquet, with its types, texts as they are."""
-    target = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(headed(table), preserve_index=False), target)
-    return target.getvalue()
+    return headed(table).to_parquet(index=False)
 
 
 _FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet"))
@@ -84,7 +77,7 @@ def download(tables: dict[str, Table], name: str, key: str) -> None:
                         partial(made, make, table),
                         f"{stem}.{form.lower()}",
                         kind,
-                        key=f"{key}_{number}_{form}",
+                        f"{key}_{number}_{form}",
                         on_click="ignore",
                     )
         st.caption("All digits, texts in full. In the CSV a text like a formula has an apostrophe in front.")

@@ -1,6 +1,4 @@
-"""The words of the pages, as docs/glossary.md defines them, the figures, as docs/metrics.md does, and how each page is
-read, as docs/pages.md says.
-"""
+"""Definitions on the pages: docs/glossary.md, docs/metrics.md and each page's section of docs/pages.md."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -35,10 +36,6 @@ def running() -> None:
     st.fragment(lines, run_every=2.0 if jobs.running() else None)()
 
 
-def _open_run(run_id: str) -> None:
-    st.session_state.update(open_next=run_id, opened=True)
-
-
 @st.fragment(run_every=1.0)
 def job_list(jobs: Jobs, kind: str = "capture", seen: Sequence[Job] | None = None) -> None:
     """Draw every job of a kind with how it stands, again every second; buttons to cancel, open and dismiss.
@@ -46,10 +43,10 @@ def job_list(jobs: Jobs, kind: str = "capture", seen: Sequence[Job] | None = Non
     seen: the jobs that the page is drawn with; it is drawn anew when one of them ends or another comes.
     """
     listed = jobs.all(kind)
-    is_news = seen is not None and [(job.number, job.is_over) for job in listed] != [
-        (j.number, j.is_over) for j in seen
-    ]
-    if is_news or st.session_state.get("opened"):  # a click while the page is drawn again reaches its callback alone
+    now, before = ([(job.number, job.is_over) for job in each] for each in (listed, listed if seen is None else seen))
+    if now != before or st.session_state.get(
+        "opened"
+    ):  # a click while the page is drawn again reaches its callback alone
         st.rerun()
     for job in listed:
         with st.container(border=True, key=f"job_{job.number}"):
@@ -60,18 +57,11 @@ def job_list(jobs: Jobs, kind: str = "capture", seen: Sequence[Job] | None = Non
             draw.get(job.state, what.caption)(widgets.escaped(text))
             if job.state == "running":
                 what.progress(job.share)
-            buttons = [("Dismiss", store_changes.forget) if job.is_over else ("Cancel", store_changes.cancel)]
-            if job.state == "cancelling" or not members.may_change():
-                buttons = []
             if job.state == "done" and job.run_id:
-                action.button(
-                    "Open run",
-                    key=f"open_{job.number}",
-                    type="primary",
-                    width="stretch",
-                    on_click=_open_run,
-                    args=(job.run_id,),
-                )
-            for label, act in buttons:
+                opening = {"open_next": job.run_id, "opened": True}
+                look: dict[str, Any] = {"key": f"open_{job.number}", "type": "primary", "width": "stretch"}
+                action.button("Open run", on_click=st.session_state.update, args=(opening,), **look)
+            if job.state != "cancelling" and members.may_change():
+                label, act = ("Dismiss", store_changes.forget) if job.is_over else ("Cancel", store_changes.cancel)
                 key = f"{label.lower()}_{job.number}"
                 action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")

@@ -1,7 +1,7 @@
 """Jobs started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
 
-A job is the command line itself (`ulpscope capture ... --progress json`), so it can be copied and repeated, it
-does not slow the pages down, and it survives a page switch and a closed tab. Torch is loaded by that process alone.
+A job is the command line itself (`ulpscope capture ... --progress json`): it can be repeated, does not slow the pages
+down, and survives a closed tab. That process alone loads torch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ GETTING = "the network"  # of downloads of models, likewise
 PROBING = "a server"  # of probes: two at once would be each other's load
 _NO_DEVICES = (TAKING_IN, GETTING, PROBING)
 _NOTHING_STORED = "cancelled; nothing was stored"
-# of a job's process: beside a capture and an ingest on two cores, 95 % of 50 viewers' reruns were within 2.8 s without
-# it, 0.7 s with
+# On two cores beside a capture and an ingest, 95 % of 50 viewers' reruns took 2.8 s without it, 0.7 s with it.
 NICENESS = 10
 _DEVICE = re.compile(r"(cpu)|cuda(?::(0|[1-9][0-9]?))?", re.ASCII)
 KEEPING_SECONDS = 20  # a cancelled probe may take to store what had come
@@ -37,9 +36,7 @@ PATIENCE_SECONDS = 2  # any other cancelled job may take to clean up before it i
 
 
 def queue_of(device: str | None) -> str:
-    """The queue of what runs on a device, as `--device` names it; None: the best there is. UsageError if it names no
-    device.
-    """
+    """The queue of what runs on a device, as `--device` names it; None is the best there is."""
     if device is None:
         return ANY_DEVICE
     match = _DEVICE.fullmatch(device)
@@ -50,11 +47,10 @@ def queue_of(device: str | None) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it stands. state: waiting, running, cancelling, done, failed or cancelled; rows are positions over all
-    sides, or MB of a download.
+    """A job as it stands. state: waiting, running, cancelling, done, failed or cancelled.
 
-    device: the queue it is in. reserved: the id of its run if that is known before. A job that is done with a message
-    was stored in part: the message says what failed.
+    device: its queue; rows: positions over all sides, or MB of a download; reserved: the id of its run if known before;
+    message: of a job that is done, what failed of a run stored in part.
     """
 
     number: int
@@ -88,7 +84,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """A file of prompts: its name and what is in it."""
+    """A file of prompts."""
 
     name: str
     content: bytes
@@ -102,7 +98,7 @@ class PromptFile:
 
 @dataclass
 class _Task:
-    """A job with what its process needs: its own files, variables that stand nowhere else, whom to tell at the end."""
+    """A job with what its process needs. on_over: called at its end."""
 
     job: Job
     place: Partial | None
@@ -114,9 +110,8 @@ class _Task:
 class Jobs:
     """All jobs of this server. Every method may be called from any thread; `Job`s handed out are snapshots.
 
-    One at a time on a device, in the order they came, because two captures on the same cores would time each other.
-    Jobs on different devices run side by side. Which device "the best there is" means only the job's own process knows,
-    so such a job has the machine for itself.
+    One at a time on a device, in the order they came; on different devices side by side. Only a job's own process knows
+    which device is the best there is, so such a job has the machine for itself.
     """
 
     def __init__(self, store: Path) -> None:
@@ -159,8 +154,9 @@ class Jobs:
         secrets: Mapping[str, str] | None = None,
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
-        """Line up `ulpscope ARGUMENTS` in the queue of a device, with `--prompts FILE` if there are `prompts`; the file
-        is kept until the job is over. on_over: told of the job then, in any thread.
+        """Line up `ulpscope ARGUMENTS` in the queue of a device. prompts: its `--prompts` file, removed at its end.
+
+        on_over: called with the job then, in any thread.
         """
         place = None
         if prompts is not None:
@@ -174,9 +170,7 @@ class Jobs:
             return task.job
 
     def cancel(self, number: int) -> bool:
-        """Stop a waiting or running job and return whether there was one; what it began is removed by its own process,
-        so it is over only when that is.
-        """
+        """Stop a waiting or running job and return whether there was one. It is over when its process has tidied up."""
         with self._lock:
             task = self._tasks.get(number)
             if task is None or task.job.state not in ("waiting", "running"):
@@ -233,11 +227,10 @@ class Jobs:
                 device = task.job.device
                 if task.job.state != "waiting" or self._is_stopped:
                     continue
-                busy = taken.difference(_NO_DEVICES)
-                if device in _NO_DEVICES:
-                    is_free = device not in taken
-                else:
-                    is_free = not busy if device == ANY_DEVICE else not busy & {device, ANY_DEVICE}
+                rivals = {device}
+                if device not in _NO_DEVICES:
+                    rivals = taken.difference(_NO_DEVICES) if device == ANY_DEVICE else {device, ANY_DEVICE}
+                is_free = taken.isdisjoint(rivals)
                 taken.add(device)
                 if is_free:
                     self._change(task, state="running", stage="starting")
@@ -284,7 +277,7 @@ class Jobs:
             self._change(task, state="failed", message=message or child.sentence)
 
     def _child(self, job: Job, arguments: list[str], secrets: Mapping[str, str] | None) -> Child:
-        """The process of a job, with its command: the spare one for an import if it is there. With the lock held."""
+        """The process of a job: for an import the spare one if it is there. With the lock held."""
         spare = self._spare
         if job.device != TAKING_IN or spare is None or not spare.is_alive:
             return Child(["-m", "core", *arguments], niceness=NICENESS, may_ask=job.device != TAKING_IN, more=secrets)
@@ -293,7 +286,7 @@ class Jobs:
         return spare
 
     def _drop_files(self, task: _Task) -> None:
-        """Remove a job's own files and tell who waits for it."""
+        """Remove a job's own files and call `on_over`, once."""
         with self._lock:
             place, on_over = task.place, task.on_over
             task.place = task.on_over = task.secrets = None

@@ -1,4 +1,4 @@
-"""Values that a link asks for, taken out of the session once, and the sentences on what of it is not there."""
+"""Values that a link asks for, handed out once, and sentences on those that are not there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LINKED = ("run", "variant", "prompt", "position")
 
 def linked(key: str) -> str | None:
     """Value that the link gives for `key`, handed out once."""
-    return st.session_state.pop(f"linked_{key}", None)
+    return st.session_state.get("linked", {}).pop(key, None)
 
 
 def is_linked(key: str) -> bool:
     """Return whether the link gives a value for `key` that nothing has taken yet."""
-    return f"linked_{key}" in st.session_state
+    return key in st.session_state.get("linked", {})
 
 
 def linked_number(key: str, lowest: int, highest: int) -> int | None:

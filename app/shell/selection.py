@@ -1,8 +1,4 @@
-"""Selection of a viewer behind every page: the open run, variant, prompt and position.
-
-The selection lives in the session (here), comes out of a link (app/shell/link.py) and goes into the address bar
-(app/shell/address.py).
-"""
+"""Selection of a viewer behind every page, in the session: the open run, variant, prompt and position."""
 
 from __future__ import annotations
 
@@ -19,9 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """One pair at one position of an open run. `table` has the pair's figures, one row a position of every prompt, of
-    a long run those of the selected prompt; compared: positions of all prompts.
-    """
+    """One pair at one position of a run. table: figures by position; of a long run those of the selected prompt."""
 
     run: RunReader
     pair: StoredPair
@@ -80,8 +74,7 @@ def stamp(view: View) -> str:
 
 def select(**values: str | int) -> None:
     """Change the selection; for callbacks, which run before the widgets of the selection are drawn."""
-    for key, value in values.items():
-        st.session_state[key] = value
+    st.session_state.update(values)
 
 
 def select_row(listed: pd.DataFrame, key: str) -> None:
@@ -103,9 +96,8 @@ def new_run() -> None:
 def preset_widget(key: str) -> None:
     """Have the widget of this key show what the session holds, before it is drawn.
 
-    Streamlit tells the browser a value that was set by the script once. Where a second run comes before the browser has
-    fetched the widget's code (another element asks for one as soon as it is drawn), the widget would begin at its
-    default, and say that with the next click.
+    Streamlit tells the browser a value that the script set once. If a second run comes before the browser has the
+    widget's code, the widget would begin at its default, and say that with the next click.
     """
     st.session_state[key] = st.session_state[key]
 

@@ -1,4 +1,4 @@
-"""The selection in the sidebar: run, variant, prompt and position, out of the link or as they were chosen."""
+"""The selection in the sidebar: run, variant, prompt and position, of the link or as chosen."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from app.shell import address, link, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
 from core.runs.reader import RunReader
-from core.runs.store.cards import RunCard
 from core.text import code, shown, visible
 
 
 def draw(page: Page) -> selection.View | None:
-    """Draw the selection and return what it selects; None if there is no run. A page of the store shows only the run of
-    it, not variant, prompt and position.
-    """
+    """Draw the selection and return what it selects, None if there is no run. A page of the store has the run only."""
     kept, asked = st.session_state, link.linked("run")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     named = {str(run_id) for run_id in (asked, kept.get("open_next"), kept.get("run")) if run_id}
@@ -35,14 +32,13 @@ def draw(page: Page) -> selection.View | None:
             kept.pop("position", None)
         kept["run"] = asked
     elif asked is not None:
-        what = (
-            "holds probes of operations; the Machine page shows it" if asked in everything else "is not here (any more)"
-        )
+        is_of_operations = asked in everything
+        what = "holds probes of operations; the Machine page shows it" if is_of_operations else "is not here (any more)"
         link.report_bad_link(f"The run '{shown(asked, 60)}' {what}.")
         for key in link.LINKED:
             link.linked(key)  # what else the link says is of that run
     new = kept.get("open_next")
-    if new is not None and new in by_id:
+    if new in by_id:
         selection.new_run()
         kept["run"] = new
     for gone in {new, kept.get("run")} - {None} - by_id.keys():
@@ -57,7 +53,8 @@ def draw(page: Page) -> selection.View | None:
             return None
         if kept.get("run") not in by_id:
             selection.new_run()
-            kept["run"] = worth_opening(list(by_id.values())).run_id
+            own = [card for card in by_id.values() if not card.is_read_only]  # newest first
+            kept["run"] = (own[0] if own else max(by_id.values(), key=lambda card: card.flips)).run_id
         selection.preset_widget("run")
         count = Counter(card.name for card in by_id.values())  # a select box tells its options apart by their labels
         labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
@@ -82,16 +79,10 @@ def page_links(view: selection.View | None) -> None:
 
 
 def link_to(view: selection.View | None) -> None:
-    """Draw the link to exactly this view, to be copied."""
+    """Draw the link to this view, to copy."""
     popover = st.popover("Link to this view", icon=":material/link:", key="link", on_change="rerun", width="stretch")
     if popover.open:
         popover.code(address.absolute(view), language=None, wrap_lines=True)
-
-
-def worth_opening(cards: list[RunCard]) -> RunCard:
-    """Run to open where nothing was chosen: the newest of one's own, else the sample run with most flips."""
-    own = [card for card in cards if not card.is_read_only]
-    return own[0] if own else max(cards, key=lambda card: card.flips)
 
 
 def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:

@@ -18,23 +18,20 @@ from core.runs.queries.elements import top_of_both
 from core.runs.reader import RunReader
 from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, without_replaced
-from core.runs.store.store import Store, open_store
+from core.runs.store.store import open_store
 from core.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_CELLS = 200  # of sweeps among the runs that are listed
+store = open_store
 Value = TypeVar("Value")
 Stamp = tuple[str, int, int]  # a file with its time of change and size
 
 
-def store() -> Store:
-    return open_store()
-
-
 def stamp_of(run: RunReader) -> Stamp:
-    """The run's file with its time of change and size, for caches of what is in it."""
+    """Key of caches of what is in the run's file."""
     return _stamp(run.path)
 
 
@@ -91,8 +88,9 @@ def _listed(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
-    """Runs, newest first, and the files that are none; only a file that has come or changed is read. Without cells of
-    large sweeps, which Compare has, and runs that a judged run replaces, unless `is_whole`.
+    """Runs, newest first, and the files that are none; only a file that has come or changed is read.
+
+    is_whole: also cells of large sweeps, which Compare has, and runs that a judged run replaces.
     """
     runs, broken = _listed(is_whole)
     return (runs if is_whole else without_replaced(runs, all_labels()[0])), broken
@@ -116,9 +114,7 @@ def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
 
 
 def searchable(run_ids: Iterable[str]) -> dict[str, str]:
-    """Map from run id to the beginnings of its prompts, case folded; read once a file, at the first search (1 ms a
-    run).
-    """
+    """Map from run id to the beginnings of its prompts, case folded; each file is read once (1 ms)."""
     known, wanted = _by_file("prompts"), set(run_ids)
     stamps = [stamp for stamp in store().stamps() if Path(stamp[0]).stem in wanted]
     missing = [stamp for stamp in stamps if stamp not in known]
@@ -156,7 +152,6 @@ def ops_run(run_id: str) -> OpsRun:
 
 def causes(view: View) -> Explanation:
     """Simple causes of the pair's difference, and what was looked at. See core.judging.explain."""
-
     number = view.pair.index
     return cached("causes", stamp_of(view.run), (number,), lambda: explain_pair(view.run, number))
 
@@ -171,9 +166,7 @@ def largest(run: RunReader, pair: int) -> pd.DataFrame:
 
 
 def histogram(view: View) -> dict[int, int]:
-    """Map from ULP distance to number of elements; a float32 pair can have a hundred thousand distances, which take
-    0.15 s to read.
-    """
+    """Map from ULP distance to number of elements; of a float32 pair it takes up to 0.15 s to read."""
     pair = view.pair.index
     return cached("histogram", stamp_of(view.run), (pair,), lambda: view.run.histogram(pair))
 
@@ -191,9 +184,8 @@ def absent(view: View | None) -> dict[str, str]:
     words = {} if ledger().plans() else {"sweeps": "none"}
     if view is None:
         return words
-    return words | cached(
-        "absent", stamp_of(view.run), (view.pair.index,), lambda: navigation.absent(view.run, view.pair)
-    )
+    run, pair = view.run, view.pair
+    return words | cached("absent", stamp_of(run), (pair.index,), lambda: navigation.absent(run, pair))
 
 
 def top(view: View) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Parts that several pages share: empty states, the head of a page, tables of tokens."""
+"""Parts that several pages share: the head of a page, empty states, escaped texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
-from uuid import uuid4
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -26,9 +25,8 @@ GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
 OVERVIEW = "overview"  # name of the page that shows runs of any length
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
-_ADDRESS = re.compile(
-    r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE
-)  # markdown links them even where every sign is escaped
+# Markdown links these even if every sign is escaped.
+_ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)
 
 
 def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
@@ -40,9 +38,7 @@ def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
 
 
 def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -> selection.View:
-    """Draw the title and what is looked at; stops with an empty state if there is no run, and with a sentence if the
-    page needs whole rows and servers sent top tokens only.
-    """
+    """Draw the title and what is looked at; stops with a sentence if there is no run, or only top tokens of one."""
     title(page)
     if view is None:
         empty()
@@ -64,32 +60,23 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
     return view
 
 
-def viewer() -> str:
-    """Identifier of this session, by which its dry runs are told from others'."""
-    return st.session_state.setdefault("viewer", uuid4().hex)
-
-
 ROW = 33  # pixels, at the theme's size of type
 _MOST_ROOM = 20  # rows
 _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 
 def table_height(rows: int, most: int) -> int:
-    """Height of a table with its heading, in pixels: all its rows, or half a row more than `most`, so that one sees it
-    goes on.
-    """
+    """Height of a table with its heading, in pixels: all rows, or half a row more than `most`: one sees it goes on."""
     return ROW * (rows + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
 
 
 def room(name: str, height: int) -> DeltaGenerator:
-    """A container about so many pixels high while what stands in it is on its way, so that nothing below it jumps."""
+    """A container of about `height` pixels while its content is on its way, so that nothing below it jumps."""
     return st.container(key=f"rows{min(round(height / ROW), _MOST_ROOM)}_{name}")
 
 
 def keep_room() -> None:
-    """Draw the style sheet that keeps room. By `st.html` it would wait for that element's script and come too late;
-    markdown is there at once.
-    """
+    """Draw the style sheet that keeps room, as markdown: `st.html` would wait for its script and come too late."""
     rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
     st.markdown(f"<style>{_ROOM_CSS}{rows}</style>", unsafe_allow_html=True)
 
@@ -104,30 +91,25 @@ def said() -> Iterator[None]:
 
 
 def pressed(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:
-    """Draw a button by `st.button` or the like; True in the first run that gets here after a click, unless it is
-    disabled by then. What `st.button` returns is lost where a key or another control cuts the first run short.
+    """Draw a button by `st.button` or the like; True in the first run that gets here after a click, if not disabled.
+
+    What `st.button` returns is lost if a key or another control cuts the first run short.
     """
-    draw(label, key=key, disabled=disabled, on_click=_press, args=(key,), **look)
-    clicks = st.session_state.get("clicks", set())
+    clicks = st.session_state.setdefault("clicks", set())
+    draw(label, key=key, disabled=disabled, on_click=clicks.add, args=(key,), **look)
     is_pressed = key in clicks
     clicks.discard(key)
     return is_pressed and not disabled
 
 
-def _press(key: str) -> None:
-    st.session_state.setdefault("clicks", set()).add(key)
-
-
 def forget_clicks(page: str) -> None:
-    """Forget clicks on another page than this one, which were never got to: nothing begins long after it was asked."""
+    """Forget clicks on another page that no run got to: nothing begins long after it was asked."""
     if st.session_state.get("clicks_of") != page:
         st.session_state.update(clicks=set(), clicks_of=page)
 
 
 def escaped(text: str) -> str:
-    """Escape a text for markdown, as names come from files of others, and quotes from links: no markdown, no HTML, no
-    addresses that turn into links.
-    """
+    """Escape a text of others for markdown: no markdown, no HTML, no addresses that turn into links."""
     return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
 
 
@@ -203,7 +185,5 @@ def table_texts(column: Iterable, run: RunReader) -> list[str]:
     """Token ids as `text (id)`."""
     import pandas as pd
 
-    vocabulary = run.vocabulary
-    return [
-        wording.token(None if pd.isna(i) else int(i), None if pd.isna(i) else vocabulary.get(int(i))) for i in column
-    ]
+    known = run.vocabulary
+    return [wording.token(None if pd.isna(i) else int(i), known.get(i)) for i in column]

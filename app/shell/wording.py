@@ -39,11 +39,6 @@ def token(token_id: int | None, text: str | None) -> str:
     return f"{visible(text)}  ({int(token_id)})" if text is not None else f"token {int(token_id)}"
 
 
-def opening(sentence: str) -> str:
-    """The sentence with a capital at the beginning."""
-    return sentence[:1].upper() + sentence[1:]
-
-
 def logit(value: float | None) -> str:
     """Text of a logit of a pair, which may be undefined."""
     return "undefined" if value is None or value != value else exact(value)

@@ -34,24 +34,19 @@ class Arrived:
         return self.headers.kind if self.headers else ""
 
 
+_headers = st.cache_data(show_spinner=False, max_entries=200)(headers_of)
+
+
 def arrived(upload: Upload, path: Path) -> Arrived:
     """Read the headers of a file."""
     try:
-        status = path.stat()
-        return Arrived(upload, path, _headers(path, status.st_mtime_ns, status.st_size))
+        return Arrived(upload, path, _headers(path))
     except UlpscopeError as error:
         return Arrived(upload, path, None, str(error))
 
 
-@st.cache_data(show_spinner=False, max_entries=200)
-def _headers(path: Path, _changed: int, _size: int) -> Headers:
-    return headers_of(path)
-
-
 def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
-    """Group files into the runs that they would make: two files of one array each are a pair, files of responses are
-    the sides of one run, any other makes a run of its own.
-    """
+    """Group files into runs: two files of one array are a pair, those of responses one run, others each a run."""
     arrays = [file for file in files if file.kind == "array"]
     if len(arrays) > 2:
         by_id = {file.upload.upload_id: file for file in arrays}
@@ -71,7 +66,7 @@ def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
 
 
 def draw(files: tuple[Arrived, ...]) -> dict[str, str] | None:
-    """Draw the form of one run. Returns the options when it is to be saved, else None."""
+    """Draw the form of one run; return its options when it is to be saved, else None."""
     key, kind = "_".join(file.upload.upload_id for file in files), files[0].kind
     with st.container(border=True, key=f"candidate_{key}"):
         st.markdown(f"**{widgets.escaped(' + '.join(file.path.name for file in files))}**")

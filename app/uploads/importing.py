@@ -43,14 +43,10 @@ def checked(options: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, str | None], member: str) -> Job:
-    """Start to import one upload, or several as the sides of one run.
+    """Start to import one upload, or several as the sides of one run; UsageError if one has not arrived whole.
 
-    Their locks are held until the job is over. A file is removed once its run is stored, so an import that fails, or a
-    server that is killed, leaves it to be imported again.
-
-    Raises:
-        RefusedError: another request sends or imports one of them.
-        UsageError: an option means nothing, or a file has not arrived whole.
+    Their locks are held until the job is over. A file is removed once its run is stored, so it can be imported again
+    after a failure.
     """
     chosen = checked(options)
     with ExitStack() as held:

@@ -19,17 +19,8 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.responses import (
-    NotFoundError,
-    RefusedError,
-    answer,
-    api_path,
-    flag,
-    page_url,
-    refuse_unknown,
-    route,
-    whole,
-)
+from app.api import responses
+from app.api.responses import NotFoundError, RefusedError, answer, refuse_unknown, route
 from app.hosting.members import member_of
 from app.shell import store_changes
 from app.shell.jobs import Job
@@ -51,7 +42,7 @@ _STATUS = {IMPORTING: 202, DONE: 201, FAILED: 422}
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes that a request brings: from `first` up to `end`, None where it does not say. total: -1 if unknown."""
+    """Bytes that a request brings: `first` to before `end`, None if it does not say. total: -1 if unknown."""
 
     first: int
     end: int | None
@@ -61,7 +52,7 @@ class Part:
 async def put_upload(request: Request) -> Response:
     """Receive a file or a part of it. Once all of it is there, import it, unless `?keep=1`."""
     refuse_unknown(request, "file", "keep", "wait", *OPTIONS)
-    wait, is_kept = whole(request, "wait", 0, _LONGEST_WAIT), flag(request, "keep")
+    wait, is_kept = responses.whole(request, "wait", 0, _LONGEST_WAIT), responses.flag(request, "keep")
     name, part = request.path_params["upload"], _part(request)
     options = checked({"name": name, **{key: value for key in OPTIONS if (value := request.query_params.get(key))}})
     is_whole = "content-range" not in request.headers  # nobody resumes it, so names may repeat
@@ -86,7 +77,7 @@ async def get_upload(request: Request) -> Response:
     """Answer with how much has arrived and how the import stands; `?wait=SECONDS` waits for its end."""
     refuse_unknown(request, "wait")
     upload = Upload(open_store(), request.path_params["upload"])
-    said = await _outcome(request, upload, whole(request, "wait", 0, _LONGEST_WAIT))
+    said = await _outcome(request, upload, responses.whole(request, "wait", 0, _LONGEST_WAIT))
     said.status_code = 200
     return said
 
@@ -138,9 +129,8 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
             return
         received = upload.received()
         if record.state != RECEIVING or part.first != received:
-            raise RefusedError(
-                f"{received:,} of {record.total:,} bytes have arrived and the upload is {record.state}.", 409
-            )
+            there = f"{received:,} of {record.total:,} bytes have arrived"
+            raise RefusedError(f"{there} and the upload is {record.state}.", 409)
         await _append(request, upload.path(record), part)
         if record.total < 0:
             upload.write(replace(record, total=upload.received()))
@@ -197,7 +187,7 @@ async def _append(request: Request, path: Path, part: Part) -> None:
 
 
 def _check_digest(request: Request, upload: Upload, path: Path) -> None:
-    """Compare the file with the SHA-256 of `Repr-Digest`, if that is sent; RefusedError (422) if they differ."""
+    """Compare the file with the SHA-256 of `Repr-Digest`, if sent; RefusedError (422) if they differ."""
     text = request.headers.get("repr-digest")
     if text is None:
         return
@@ -222,7 +212,7 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
     if record.state == FAILED:
         said = {"error": record.message, **said}
     parts = ("runs", record.run_id) if record.state == DONE else ("uploads", upload.upload_id)
-    headers = {"Location": api_path(request, *parts), "Upload-Offset": str(said["received"])}
+    headers = {"Location": responses.api_path(request, *parts), "Upload-Offset": str(said["received"])}
     return answer(said, _STATUS.get(record.state, 200), headers)
 
 
@@ -247,7 +237,7 @@ def _described(request: Request, upload: Upload, record: Record) -> dict[str, An
         "state": record.state,
         "name": record.run,
         "run_id": record.run_id,
-        "url": page_url(request, record.run_id) if record.run_id else "",
+        "url": responses.page_url(request, record.run_id) if record.run_id else "",
         "stage": job.stage or job.state if job else "",
         "rows_done": job.rows_done if job else 0,
         "rows_total": job.rows_total if job else 0,

@@ -28,11 +28,7 @@ _RECORD, _DATA, _LOCK = "record.json", "data", "lock"
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of an upload.
-
-    file: the sender's name for the file, made safe; total: bytes, -1 while the sender has not said; run: name of the
-    run; message: why the import failed.
-    """
+    """State of an upload. file: the sender's name, made safe; total: bytes, -1 while unknown; run: name of the run."""
 
     file: str
     total: int
@@ -51,7 +47,7 @@ class Upload:
         self.directory = store.directory / FOLDER / key
 
     def record(self, *, is_held: bool = False) -> Record | None:
-        """Return the record, None if there is no such upload. An import that a killed server began never happened.
+        """Return the record, None if there is none. An import that a killed server began never happened.
 
         is_held: the caller holds the lock, so nobody imports it.
         """

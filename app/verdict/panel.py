@@ -16,7 +16,7 @@ from app.verdict import charts, panel_actions
 from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, AloneFigures, Evidence, PairFigures
 from core.runs.queries.verdicts import Answer, answer_of, position_ratios
 from core.runs.reports.issue_markdown import issue_text
-from core.text import plural
+from core.text import opening, plural
 
 _OUTCOMES = {
     PASSED: (":material/check_circle:", "green"),
@@ -33,7 +33,7 @@ def verdict(view: selection.View) -> Answer:
     answer = answer_of(view.run, view.pair)
     with st.container(border=True, key="verdict"):
         badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escaped(answer.name)}]"
-        st.markdown(f"{badge} {widgets.marked(wording.opening(answer.sentence), bold=True)}")
+        st.markdown(f"{badge} {widgets.marked(opening(answer.sentence), bold=True)}")
         if any(part not in answer.sentence for part in answer.place.split(", ")):
             st.markdown(f"First place: **{widgets.escaped(answer.place)}**")
     return answer
