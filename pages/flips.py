@@ -8,7 +8,7 @@ from app.flips import PAGE, charts, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.queries.verdicts import answer_of
-from core.text import opening, out_of, plural, visible
+from core.text import number, opening, out_of, plural, visible
 
 view = widgets.head(PAGE, selection.current_view())
 run, pair = view.run, view.pair
@@ -34,7 +34,7 @@ count = int(found["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
-        f"The smallest reference margin of this prompt is {wording.logit(closest)} {run.header.unit}"
+        f"The smallest reference margin of this prompt is {number(closest, 9)} {run.header.unit}"
         + ("." if view.is_list else f"; {out_of(pair.summary.near_ties, len(view.table))} positions are near ties.")
     )
 if found.empty:

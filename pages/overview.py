@@ -150,7 +150,9 @@ if provenance.open:
 exports.download(
     {
         "figures by position": view.table,
-        "distances in ULPs": partial(exports.distances, view),
+        "distances in ULPs": lambda: pd.DataFrame(
+            store_cache.histogram(view).items(), columns=["distance_ulps", "elements"]
+        ),
         "evidence": partial(panel.evidence_table, view),
         "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
         "sides": sides,

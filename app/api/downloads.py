@@ -13,7 +13,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from app.api.responses import NotFoundError, route
+from app.api.responses import RefusedError, route
 from core.errors import StoreError
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
@@ -25,11 +25,11 @@ _exporting = threading.Lock()
 
 
 def path_of(store: Store, run_id: str) -> Path:
-    """Return the path of a run's file. NotFoundError if there is none."""
+    """Return the path of a run's file; RefusedError (404) if there is none."""
     try:
         return store.path_of(run_id)
     except StoreError as failure:
-        raise NotFoundError(str(failure)) from None
+        raise RefusedError(str(failure), 404) from None
 
 
 def run_file(request: Request) -> Response:
@@ -70,7 +70,7 @@ def _stamp(path: Path) -> str:
     try:
         status = path.stat()
     except OSError:
-        raise NotFoundError(f"run '{path.stem}' is not there any more.") from None
+        raise RefusedError(f"run '{path.stem}' is not there any more.", 404) from None
     return f"{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
@@ -79,9 +79,8 @@ def _export(store: Store, path: Path, target: Path) -> None:
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with RunReader(path) as run:
-            header = run.header
-            widths = [4 if side.source_dtype == "float32" else 2 for side in header.sides]
-            size = header.rows * header.vocab * sum(widths)
+            width = sum(4 if side.source_dtype == "float32" else 2 for side in run.header.sides)
+            size = run.header.rows * run.header.vocab * width
             _drop_oldest(target.parent, size)
             store.check_space(size)
             export_npz(run, beside)

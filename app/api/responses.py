@@ -32,15 +32,8 @@ class RefusedError(UlpscopeError):
         self.status = status
 
 
-class NotFoundError(RefusedError):
-    """The run or upload that is asked for does not exist."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, 404)
-
-
 def route(method: str, path: str, handler: Callable[[Request], Any]) -> Route:
-    """Return a route whose handler is async, or a function that runs in a thread; its errors are answers."""
+    """Return a route whose handler is async, or runs in a thread; its errors are answers."""
 
     async def answer_of(request: Request) -> Response:
         try:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 def routes(access: Access) -> Router:
     """Return the routes of a server's sign-in."""
     config = access.config
-    provider = _provider(access) if config.sign_in.oidc_issuer else None
+    provider: Any = _provider(access) if config.sign_in.oidc_issuer else None
 
     def form(target: str, problem: str = "", status: int = 200) -> Response:
         words = {"password": config.sign_in.password, "token": config.sign_in.tokens}
@@ -68,8 +68,6 @@ def routes(access: Access) -> Router:
         return sign_in_page.sentence("Signed out", "This browser is signed out.")
 
     async def leave(request: Request) -> Response:
-        if provider is None:
-            return sign_in_page.sentence("Not found", "This server has no sign-in by OIDC.", 404)
         for state in [key for key in request.session if key.startswith("_state_")]:  # of attempts that were given up
             del request.session[state]
         request.session["next"] = own_path(request.query_params.get("next", "/"))
@@ -81,8 +79,6 @@ def routes(access: Access) -> Router:
             return sign_in_page.sentence("Not signed in", "The sign-in provider cannot be reached.", 502)
 
     async def come_back(request: Request) -> Response:
-        if provider is None:
-            return sign_in_page.sentence("Not found", "This server has no sign-in by OIDC.", 404)
         target = own_path(str(request.session.get("next", "/")))
         try:
             member = await _verified_address(provider, request)
@@ -94,15 +90,11 @@ def routes(access: Access) -> Router:
             return sign_in_page.sentence("Not signed in", "You are not a member of this server.", 403)
         return begin(request, member, "oidc", target)
 
-    return Router(
-        [
-            Route("/sign-in", sign_in, methods=["GET", "POST"]),
-            Route("/sign-out", sign_out, methods=["GET", "POST"]),
-            Route("/sign-in/oidc", leave),
-            Route("/sign-in/callback", come_back),
-        ],
-        redirect_slashes=False,
-    )
+    both = ["GET", "POST"]
+    pages = [Route("/sign-in", sign_in, methods=both), Route("/sign-out", sign_out, methods=both)]
+    if provider is not None:
+        pages += [Route("/sign-in/oidc", leave), Route("/sign-in/callback", come_back)]
+    return Router(pages, redirect_slashes=False)
 
 
 def own_path(text: str) -> str:

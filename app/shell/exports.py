@@ -15,7 +15,7 @@ import pandas as pd
 import streamlit as st
 
 from app.components.chart_style import inert
-from app.shell import selection, store_cache
+from app.shell import selection
 from core.runs.reader import RunReader
 from core.text import file_name
 
@@ -89,11 +89,6 @@ def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> 
     return f"{file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
 
 
-def distances(view: selection.View) -> pd.DataFrame:
-    """Number of logits of the pair by ULP distance: distance_ulps, elements."""
-    return pd.DataFrame(store_cache.histogram(view).items(), columns=["distance_ulps", "elements"])
-
-
 def picture(name: str, of: Sequence[str]) -> dict[str, object]:
     """What a saved figure is called, and what it is a figure of, which stands above it in the file."""
     return {"filename": name, "of": [inert(" ".join(part.split())) for part in of]}
@@ -103,14 +98,13 @@ def picture_of(
     view: selection.View, what: str, *, of_prompt: bool = False, at_position: bool = False
 ) -> dict[str, object]:
     """`picture` of a figure of the open pair: over all its prompts, of one of them or of one position."""
-    parts = [*of_run(view.run), f"prompt {view.prompt}"]
-    parts.insert(1, f"{view.pair.variant} against {view.pair.reference}")
+    run, unit = of_run(view.run)
+    parts = [run, f"{view.pair.variant} against {view.pair.reference}", unit]
     if at_position:
-        parts[-1] += f", position {view.position:,}"
+        parts.append(f"prompt {view.prompt}, position {view.position:,}")
     elif of_prompt:
+        parts.append(f"prompt {view.prompt}")
         what += f"-prompt{view.prompt}"
-    else:
-        parts.pop()
     return picture(file_stem(view, what, at_position=at_position), parts)
 
 
@@ -121,11 +115,9 @@ def of_run(run: RunReader) -> list[str]:
 
 def whole_run(view: selection.View) -> None:
     """Draw links to the run file and to the npz of every side."""
-    files = {
-        "Run file (.duckdb)": "Logits, figures and provenance in one file; put into another store it is the same run.",
-        "Logits (.npz)": "Every side under its name in the bits it came in, with the token ids if known.",
-    }
+    duckdb = "Logits, figures and provenance in one file; put into another store it is the same run."
+    npz = "Every side under its name in the bits it came in, with the token ids if known."
+    address, icon = f"/files/{quote(view.run.run_id)}", ":material/download:"
     with st.container(horizontal=True):
-        for label, about in files.items():
-            address = f"/files/{quote(view.run.run_id)}{label[label.index('.') : -1]}"
-            st.link_button(label, address, icon=":material/download:", help=about)
+        st.link_button("Run file (.duckdb)", f"{address}.duckdb", help=duckdb, icon=icon)
+        st.link_button("Logits (.npz)", f"{address}.npz", help=npz, icon=icon)

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from core.runs.file.records import (
-    BUG_SUSPECTED,
-    IDENTICAL,
-    INVALID_DUMP,
-    LIKELY_ROUNDING,
-    LOWER_PRECISION,
-    NONDETERMINISTIC,
-    NOT_JUDGED,
-    ROUNDING,
-    UNDECIDED,
-)
+from core.runs.file import records
 from core.runs.store.cards import RunCard
-from core.text import exact, number, percent, visible
+from core.text import number, percent, visible
 
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
-    BUG_SUSPECTED: "red",
-    INVALID_DUMP: "violet",
-    NONDETERMINISTIC: "orange",
-    UNDECIDED: "gray",
-    NOT_JUDGED: "gray",
-    LOWER_PRECISION: "yellow",
-    LIKELY_ROUNDING: "blue",
-    ROUNDING: "blue",
-    IDENTICAL: "green",
+    records.BUG_SUSPECTED: "red",
+    records.INVALID_DUMP: "violet",
+    records.NONDETERMINISTIC: "orange",
+    records.UNDECIDED: "gray",
+    records.NOT_JUDGED: "gray",
+    records.LOWER_PRECISION: "yellow",
+    records.LIKELY_ROUNDING: "blue",
+    records.ROUNDING: "blue",
+    records.IDENTICAL: "green",
 }
 
 
@@ -37,11 +27,6 @@ def token(token_id: int | None, text: str | None) -> str:
     if token_id is None or token_id != token_id:
         return "none (all NaN)"
     return f"{visible(text)}  ({int(token_id)})" if text is not None else f"token {int(token_id)}"
-
-
-def logit(value: float | None) -> str:
-    """Text of a logit of a pair, which may be undefined."""
-    return "undefined" if value is None or value != value else exact(value)
 
 
 def model_name(model: str) -> str:

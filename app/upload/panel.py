@@ -6,8 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-ADDRESS = "/api/uploads"
-ZONE_CSS = """
+_CSS = """
 .root { font-family: var(--st-font); font-size: 0.9rem; color: var(--st-text-color); }
 .zone { display: flex; flex-wrap: wrap; gap: 0.4rem 0.9rem; align-items: center; padding: 0.85rem 1rem;
   border-radius: var(--st-base-radius);
@@ -20,10 +19,6 @@ button { font: inherit; font-size: 0.85rem; color: inherit; background-color: va
 button:hover { border-color: var(--st-primary-color); }
 button:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }
 [hidden] { display: none !important; }
-"""
-_CSS = (
-    ZONE_CSS
-    + """
 ul { list-style: none; margin: 0.6rem 0 0; padding: 0; display: flex; flex-direction: column; gap: 0.45rem; }
 li { border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.5rem 0.8rem; }
 .top { display: flex; gap: 0.8rem; align-items: center; justify-content: space-between; overflow-wrap: anywhere; }
@@ -31,7 +26,6 @@ progress { width: 100%; height: 0.6rem; margin-top: 0.45rem; accent-color: var(-
 .line { font-size: 0.82rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .status { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 """
-)
 _HTML = """
 <div class="root">
   <div class="zone">
@@ -51,11 +45,7 @@ _panel = st.components.v2.component(
 
 def arrived(serial: str) -> list[str]:
     """Draw the panel; return the ids of the uploads that arrived. It asks the server again if `serial` changes."""
-    state = _panel(
-        key="upload_panel",
-        data={"address": ADDRESS, "serial": serial},
-        default={"arrived": []},
-        on_arrived_change=lambda: None,
-    )
+    data = {"address": "/api/uploads", "serial": serial}
+    state = _panel(key="upload_panel", data=data, default={"arrived": []}, on_arrived_change=lambda: None)
     ids = state.arrived if isinstance(state.arrived, list) else []
     return [each for each in ids if isinstance(each, str)]

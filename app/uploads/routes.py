@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import responses
-from app.api.responses import NotFoundError, RefusedError, answer, refuse_unknown, route
+from app.api.responses import RefusedError, answer, refuse_unknown, route
 from app.hosting.members import member_of
 from app.shell import store_changes
 from app.shell.jobs import Job
@@ -219,7 +219,7 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
 def _record(upload: Upload) -> Record:
     record = upload.record()
     if record is None:
-        raise NotFoundError(f"There is no upload '{shown(upload.upload_id)}', or nothing came for a day.")
+        raise RefusedError(f"There is no upload '{shown(upload.upload_id)}', or nothing came for a day.", 404)
     return record
 
 
