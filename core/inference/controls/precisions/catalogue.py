@@ -192,6 +192,14 @@ def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
     return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind])).to(values)
 
 
+def q4_0(values: torch.Tensor) -> torch.Tensor:
+    """Round to GGUF's Q4_0 by a division; `gguf` multiplies by a reciprocal, which decides the middles otherwise."""
+    groups = values.reshape(-1, 32)
+    step = groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -8
+    steps = (groups / torch.where(step == 0, 1.0, step) + 8.5).floor().clamp(0, 15) - 8
+    return (steps * step.half()).reshape(values.shape)
+
+
 # The 16 levels of NF4: Dettmers et al., QLoRA (2023), appendix E.
 _NF4 = (
     "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 -0.18477343022823334"
@@ -225,6 +233,7 @@ _OTHER_KINDS: dict[str, tuple[str, Rounding]] = {  # of rounding to the same; ar
     "products=tf32": ("tf32, truncated", partial(tf32, truncates=True)),
     "weights=int8": ("int8", _in(torch.float64, int8)),
     "weights=nf4": ("nf4", _in(torch.float64, nf4)),
+    "weights=q4_0": ("q4_0", q4_0),
 }
 _USUAL = (
     *("logits=bf16", "logits=fp16", "head=bf16", "head=fp16", "products=tf32", "weights=int8", "weights=nf4"),
