@@ -1,5 +1,7 @@
 """Flips: every position whose argmax differs, with what is needed to see why."""
 
+from functools import partial
+
 import pandas as pd
 import streamlit as st
 
@@ -24,12 +26,8 @@ with heading:
     )
 with_near_ties = listing == "flips and near ties"
 with st.spinner("Reading the logits at the flips"):
-    found = store_cache.cached(
-        "flips",
-        store_cache.stamp_of(run),
-        (pair.index, with_near_ties),
-        lambda: flip_table(run, pair.index, near_ties=with_near_ties),
-    )
+    read = partial(flip_table, run, pair.index, near_ties=with_near_ties)
+    found = store_cache.cached("flips", store_cache.stamp_of(run), (pair.index, with_near_ties), read)
 count = int(found["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
@@ -57,11 +55,9 @@ here = view.here
 if not (here["is_flip"] or (with_near_ties and here["near_tie"])):
     first = found[found["is_flip"]].iloc[0] if count else found.iloc[0]
     st.write(f"The selected position is no {'flip and no near tie' if with_near_ties else 'flip'}.")
-    st.button(
-        f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}",
-        on_click=selection.select,
-        kwargs={"prompt": int(first["prompt"]), "position": int(first["position"])},
-    )
+    place = {"prompt": int(first["prompt"]), "position": int(first["position"])}
+    label = f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}"
+    st.button(label, on_click=selection.select, kwargs=place)
     st.stop()
 
 st.subheader(f"Position {view.position}")
@@ -82,13 +78,10 @@ st.markdown(f"Pair verdict: **{widgets.escaped(answer.name)}**. {reason}")
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
-    place, names = (pair.index, view.prompt, view.position), (pair.reference, pair.variant)
-    plots.draw(
-        plots.cached(run, place, charts.on_grid, decided, names, texts, view.dtype),
-        key="candidates",
-        picture=exports.picture_of(view, "candidates", at_position=True),
-        of=str(view.position),
-    )
+    of, names = (pair.index, view.prompt, view.position), (pair.reference, pair.variant)
+    grid = plots.cached(run, of, charts.on_grid, decided, names, texts, view.dtype)
+    picture = exports.picture_of(view, "candidates", at_position=True)
+    plots.draw(grid, key="candidates", picture=picture, of=str(view.position))
     if decided.steps is not None and not len(decided.grid):
         st.caption(f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many for lines.")
 best_tokens.section(view)

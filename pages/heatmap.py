@@ -1,6 +1,4 @@
-"""ULP heatmap: positions x vocabulary with level of detail, down to single logits; a click selects a position and a
-token.
-"""
+"""Heatmap: positions x vocabulary, down to single logits; a click selects a position and a token."""
 
 import streamlit as st
 
@@ -26,9 +24,8 @@ st.caption(
 )
 
 if selected is not None:
-    st.subheader(
-        f"Token {widgets.escaped(wording.token(token, run.vocabulary.get(selected.token)))} at position {view.position}"
-    )
+    text = wording.token(token, run.vocabulary.get(selected.token))
+    st.subheader(f"Token {widgets.escaped(text)} at position {view.position}")
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],
@@ -54,16 +51,8 @@ worst = worst_elements(run, *place, by_ulps=by == "ULPs")
 if worst.empty:
     st.write("No logit differs at this position.")
 else:
-    tables.draw(
-        worst.assign(text=[wording.token(i, t) for i, t in zip(worst["token_id"], worst["text"], strict=True)]).drop(
-            columns="token_id"
-        ),
-        "worst",
-        12,
-    )
+    texts = [wording.token(i, text) for i, text in zip(worst["token_id"], worst["text"], strict=True)]
+    tables.draw(worst.assign(text=texts).drop(columns="token_id"), "worst", 12)
     st.caption(f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype}, exact values.")
-exports.download(
-    {"furthest apart": worst, "every logit of the position": lambda: with_texts(run, every_element(run, *place))},
-    exports.file_stem(view, "heatmap", at_position=True),
-    "heatmap_tables",
-)
+files = {"furthest apart": worst, "every logit of the position": lambda: with_texts(run, every_element(run, *place))}
+exports.download(files, exports.file_stem(view, "heatmap", at_position=True), "heatmap_tables")

@@ -1,5 +1,7 @@
 """Near ties: margins against differences, and the top tokens of both sides at a position."""
 
+from functools import partial
+
 import pandas as pd
 import streamlit as st
 
@@ -15,9 +17,8 @@ view = widgets.head(PAGE, selection.current_view())
 lead = st.container()
 scope = "this prompt"
 if len(view.run.header.prompts) > 1:
-    scope = (
-        st.segmented_control("Positions of", ["this prompt", "all prompts"], required=True, key="near_ties_of") or scope
-    )
+    scopes = ["this prompt", "all prompts"]
+    scope = st.segmented_control("Positions of", scopes, required=True, key="near_ties_of") or scope
 table = view.table if scope == "all prompts" else view.prompt_table
 lead.markdown(near_ties_sentence(table, view.dtype))
 
@@ -28,19 +29,9 @@ def follow() -> None:
         selection.select(prompt=prompt, position=position)
 
 
-plots.draw(
-    plots.cached(
-        view.run,
-        (view.pair.index, scope, view.prompt, view.position),
-        charts.near_tie_scatter,
-        table,
-        [prompt.token_texts for prompt in view.run.header.prompts],
-        (view.prompt, view.position),
-    ),
-    key="near_ties",
-    on_pick=follow,
-    picture=exports.picture_of(view, "near-ties"),
-)
+place, texts = (view.prompt, view.position), [prompt.token_texts for prompt in view.run.header.prompts]
+scatter = plots.cached(view.run, (view.pair.index, scope, *place), charts.near_tie_scatter, table, texts, place)
+plots.draw(scatter, key="near_ties", on_pick=follow, picture=exports.picture_of(view, "near-ties"))
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
     f"Positions of {scope}, {view.run.header.measured}, log scale; positions can flip only below the dashed line."
@@ -67,27 +58,12 @@ st.markdown(
     f" {int(listed['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
 )
 parts.draw_positions(listed, view.run, "close_margins", 7)
-exports.download(
-    {
-        "these positions": lambda: with_argmax_texts(view.run, listed),
-        f"all positions of {scope}": lambda: with_argmax_texts(view.run, table),
-    },
-    exports.file_stem(view, "near-ties"),
-    "near_ties",
-)
-plots.draw(
-    plots.cached(
-        view.run,
-        (view.pair.index, scope, view.prompt, limit, unit),
-        charts.margin_distribution,
-        table,
-        limit,
-        view.dtype,
-        unit,
-    ),
-    key="margins",
-    picture=exports.picture_of(view, f"margins-{unit.lower()}"),
-)
+positions = {"these positions": listed, f"all positions of {scope}": table}
+files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
+exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")
+of = (view.pair.index, scope, view.prompt, limit, unit)
+margins = plots.cached(view.run, of, charts.margin_distribution, table, limit, view.dtype, unit)
+plots.draw(margins, key="margins", picture=exports.picture_of(view, f"margins-{unit.lower()}"))
 st.caption(f"Positions of {scope} by margin; the dashed line is the threshold.")
 
 st.subheader(f"Top tokens at position {view.position}")

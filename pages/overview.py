@@ -20,28 +20,16 @@ view = widgets.head(PAGE, selection.current_view())
 summary, header = view.pair.summary, view.run.header
 answer = panel.verdict(view)
 if summary.nonfinite_mismatch:
-    st.error(
-        f"{plural(summary.nonfinite_mismatch, 'logit')} at -inf on one side only: masked or cut there. None is NaN."
-        if view.run.is_only_masked(view.pair.index)
-        else (
-            f"{plural(summary.nonfinite_mismatch, 'logit')} NaN or infinite on one side only. Unless the dtype"
-            " overflows (float16 beyond 65,504), rounding cannot produce it."
-        )
-    )
+    about = "NaN or infinite on one side only. Rounding cannot produce it without overflow (float16 beyond 65,504)."
+    if view.run.is_only_masked(view.pair.index):
+        about = "at -inf on one side only: masked or cut there. None is NaN."
+    st.error(f"{plural(summary.nonfinite_mismatch, 'logit')} {about}")
 
-positions = view.compared
 elements = summary.finite if view.is_list else header.rows * header.vocab
 figures = st.columns(4)
-figures[0].metric(
-    "Flips",
-    f"{summary.flips:,}",
-    help=f"{meanings()['flip']}; "
-    + (
-        "no side sent its best tokens"
-        if summary.same_top1 is None
-        else f"the same top-1 at {out_of(positions - summary.flips, positions)} positions"
-    ),
-)
+about = f"the same top-1 at {out_of(view.compared - summary.flips, view.compared)} positions"
+about = "no side sent its top tokens" if summary.same_top1 is None else about
+figures[0].metric("Flips", f"{summary.flips:,}", help=f"{meanings()['flip']}; {about}")
 if view.is_list:
     figures[1].metric("Could flip", f"{summary.could_flip:,}", help=meanings()["could flip"])
 else:
@@ -101,11 +89,8 @@ if not view.is_list:
         with folded:
             histogram = store_cache.histogram(view)
             more = st.columns(5)
-            more[0].metric(
-                "Largest difference",
-                number(summary.max_abs),
-                help=f"{header.unit}, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs",
-            )
+            largest = f"{header.unit}, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs"
+            more[0].metric("Largest difference", number(summary.max_abs), help=largest)
             kl = f"KL(reference || variant), nats per position, where it is defined; max {number(summary.max_kl, 3)}"
             more[1].metric("Mean KL", number(summary.mean_kl, 3), help=kl)
             of_ulps = f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps are tiny"
@@ -119,44 +104,37 @@ if not view.is_list:
             }
             if any(limits.values()):
                 st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
-            plots.draw(
-                plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype),
-                key="ulp_histogram",
-                picture=exports.picture_of(view, "ulps"),
-            )
+            chart = plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype)
+            plots.draw(chart, key="ulp_histogram", picture=exports.picture_of(view, "ulps"))
             st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
 sides = pd.DataFrame([vars(side) for side in view.run.sides])
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
 if provenance.open:
     with provenance:
-        about, command = header.provenance, typed_again(header.provenance)
+        recorded, command = header.provenance, typed_again(header.provenance)
         facts = {
             "run": view.run.run_id,
             "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}",
-            "kind": about.kind,
-            "model": about.model,
-            "revision": about.revision,
-            "device": f"{about.device} {about.device_name}".strip(),
+            "kind": recorded.kind,
+            "model": recorded.model,
+            "revision": recorded.revision,
+            "device": f"{recorded.device} {recorded.device_name}".strip(),
             "command": command,
-            "command, as the file states it": "" if command else legible(about.command),
-            "note": about.note,
-            **about.versions,
+            "command, as the file states it": "" if command else legible(recorded.command),
+            "note": recorded.note,
+            **recorded.versions,
         }
         st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
         titles = {"source_dtype": "saved as", "bit_class": "bit-identical class", "sha256": "sha256"}
         titles = {"name": "side", **titles, "sha256_dtype": "dtype"}
         st.dataframe(sides, hide_index=True, column_order=list(titles), column_config=titles)
         exports.whole_run(view)
-exports.download(
-    {
-        "figures by position": view.table,
-        "distances in ULPs": lambda: pd.DataFrame(
-            store_cache.histogram(view).items(), columns=["distance_ulps", "elements"]
-        ),
-        "evidence": partial(panel.evidence_table, view),
-        "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
-        "sides": sides,
-    },
-    exports.file_stem(view, "overview"),
-    "overview",
-)
+distances = ["distance_ulps", "elements"]
+files = {
+    "figures by position": view.table,
+    "distances in ULPs": lambda: pd.DataFrame(store_cache.histogram(view).items(), columns=distances),
+    "evidence": partial(panel.evidence_table, view),
+    "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
+    "sides": sides,
+}
+exports.download(files, exports.file_stem(view, "overview"), "overview")

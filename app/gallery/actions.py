@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 import streamlit as st
@@ -69,16 +70,10 @@ def _label_form(card: RunCard, stored: Labels, known: set[str]) -> None:
     """Draw the form of labels, as stored when it was opened; the store merges what others save meanwhile."""
     seen = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, stored)
     with st.form(f"labels_{card.run_id}", border=False):
-        tags = st.multiselect(
-            "Tags",
-            sorted({*known, *seen.tags}, key=str.casefold),
-            default=list(seen.tags),
-            key=f"tags_{card.run_id}",
-            accept_new_options=True,
-            max_selections=MOST_TAGS,
-            placeholder="choose, or type a new one",
-            help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
-        )
+        look: dict[str, Any] = {"accept_new_options": True, "placeholder": "choose, or type a new one"}
+        look |= {"max_selections": MOST_TAGS, "help": f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each."}
+        options = sorted({*known, *seen.tags}, key=str.casefold)
+        tags = st.multiselect("Tags", options, list(seen.tags), key=f"tags_{card.run_id}", **look)
         note = st.text_area("Note", seen.note, key=f"note_{card.run_id}", max_chars=LONGEST_NOTE)
         pinned = st.checkbox("Pinned", seen.pinned, key=f"pinned_{card.run_id}", help="Marks the run as one to keep.")
         if widgets.pressed(st.form_submit_button, "Save", f"save_labels_{card.run_id}", type="primary"):
@@ -101,16 +96,13 @@ def _several(ticked: list[RunCard], hidden: int) -> None:
             st.page_link(PAGES / "compare.py", label="**Compare** →", query_params=query)
         if own and members.may_change():
             st.button(f"Delete {plural(len(own), 'run')}", key="delete", on_click=_delete, args=(own,), help=_OF_DELETE)
-        st.button("Untick all", key="untick", type="tertiary", on_click=_untick)
+        serial = st.session_state.get("gallery_serial", 0) + 1  # the browser's ticks go with its table
+        unticked = {"ticked": [], "gallery_serial": serial}
+        st.button("Untick all", key="untick", type="tertiary", on_click=st.session_state.update, args=(unticked,))
         if not members.may_change():
             st.caption(members.READ_ONLY, width="content")
         elif len(own) < len(ticked):
             st.caption(f"{plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
-
-
-def _untick() -> None:
-    serial = st.session_state.get("gallery_serial", 0) + 1  # the browser's ticks go with its table
-    st.session_state.update(ticked=[], gallery_serial=serial)
 
 
 def _delete(cards: Sequence[RunCard]) -> None:

@@ -61,9 +61,8 @@ def _ask() -> tuple[ProbeRequest | None, str]:
     left, right = st.columns(2)
     url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000", **_FIELD).strip()
     about = "the same prompts: after an upgrade"
-    against = right.text_input(
-        "Against a second server", key="probe_against", placeholder="none", help=about, **_FIELD
-    ).strip()
+    look: dict[str, Any] = {"placeholder": "none", "help": about, **_FIELD}
+    against = right.text_input("Against a second server", key="probe_against", **look).strip()
     about = "a line of three dashes (---) separates prompts"
     text = st.text_area("Prompts", SAMPLE, height=140, key="probe_prompts", help=about, **_FIELD)
     with st.container(horizontal=True, vertical_alignment="bottom"):

@@ -6,7 +6,7 @@ begins with an apostrophe, gets an apostrophe in front: texts are of others. Par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 from urllib.parse import quote
@@ -52,7 +52,7 @@ def parquet(table: pd.DataFrame) -> bytes:
 _FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet"))
 
 
-def download(tables: dict[str, Table], name: str, key: str) -> None:
+def download(tables: Mapping[str, Table], name: str, key: str) -> None:
     """Draw a popover with every table as CSV and as Parquet; a file is made when it is asked for.
 
     tables: by what each is called, the table or what makes it. name: the beginning of the files' names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -50,15 +51,10 @@ def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
     arrays = [file for file in files if file.kind == "array"]
     if len(arrays) > 2:
         by_id = {file.upload.upload_id: file for file in arrays}
-        chosen = st.multiselect(
-            "Which two make a pair",
-            list(by_id),
-            default=list(by_id)[:2],
-            max_selections=2,
-            key="upload_pair",
-            format_func=lambda upload_id: by_id[upload_id].path.name,
-            help="files of one array each; the first is the reference",
-        )
+        about = "files of one array each; the first is the reference"
+        look: dict[str, Any] = {"format_func": lambda upload_id: by_id[upload_id].path.name, "help": about}
+        default = list(by_id)[:2]
+        chosen = st.multiselect("Which two make a pair", by_id, default, max_selections=2, key="upload_pair", **look)
         arrays = [by_id[upload_id] for upload_id in chosen]
     responses = [file for file in files if file.kind == "responses"]
     others = [(file,) for file in files if file.kind not in ("array", "responses")]
@@ -99,10 +95,8 @@ def draw(files: tuple[Arrived, ...]) -> dict[str, str] | None:
             }
             table = [{"side": name, "array": described} for name, described in sides.items()]
             st.dataframe(table, hide_index=True, key=f"sides_{key}")
+            names = {"": "the side called reference, else the first", **{name: name for name in sides}}
             options["reference"] = st.selectbox(
-                "Reference",
-                ["", *sides],
-                format_func=lambda name: name or "the side called reference, else the first",
-                key=f"upload_reference_{key}",
+                "Reference", list(names), format_func=names.__getitem__, key=f"upload_reference_{key}"
             )
         return options if widgets.pressed(st.button, "Save as a run", f"save_{key}", type="primary") else None
