@@ -85,7 +85,7 @@ def _choose() -> CaptureForm:
         is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat", **_FIELD)
         system = st.text_input("System message", key="capture_system", **_FIELD) if is_chat else ""
     with right:
-        asked = {**_choose_paths(), **_choose_machine()}
+        asked = _choose_paths()
     asked |= _choose_more(asked["tokens"])
     request = CaptureRequest(model=model, prompts=prompts, is_chat=is_chat, system=system.strip() or None, **asked)
     return CaptureForm(request, file)
@@ -117,7 +117,7 @@ def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
 
 
 def _choose_paths() -> dict[str, Any]:
-    """Draw which paths run and how often."""
+    """Draw which paths run, how often and where."""
     reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference", **_FIELD)
     paths = list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())]))
     about = (
@@ -142,22 +142,21 @@ def _choose_paths() -> dict[str, Any]:
     else:
         about = "with reuse:N or blocks:N the first call is fresh and the later ones read its cache"
         repeat = int(right.number_input("Calls of each path", 1, 64, key="capture_repeat", help=about, **_FIELD))
+    first, second, third = st.columns([3, 3, 4])
+    dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype", **_FIELD)
+    device = second.selectbox("Device", [ANY_DEVICE, *previews().devices], key="capture_device", **_FIELD)
+    about = "auto: if a path reads one"
+    kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help=about, **_FIELD)
     return {
         "reference": reference or "",
         "variants": tuple(variants),
         "sweeps": (sweep,) if sweep else (),
         "tokens": tokens,
         "repeat": repeat,
+        "dtype": dtype,
+        "device": None if device == ANY_DEVICE else device,
+        "kv": KV[kv],
     }
-
-
-def _choose_machine() -> dict[str, Any]:
-    first, second, third = st.columns([3, 3, 4])
-    dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype", **_FIELD)
-    device = second.selectbox("Device", [ANY_DEVICE, *previews().devices], key="capture_device", **_FIELD)
-    about = "auto: if a path reads one"
-    kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help=about, **_FIELD)
-    return {"dtype": dtype, "device": None if device == ANY_DEVICE else device, "kv": KV[kv]}
 
 
 def _choose_more(tokens: int) -> dict[str, Any]:
@@ -191,13 +190,11 @@ def _costs(form: CaptureForm) -> None:
         st.rerun()  # the whole page: the devices are known now, and there is nothing more to wait for
     if answer is None:
         st.caption(":material/hourglass_empty: Looking at the model and counting what this would run …")
-    elif answer.refusal:
+        return
+    if answer.refusal:
         st.warning(widgets.escaped(answer.refusal), icon=":material/block:")
-    else:
-        _draw_costs(answer.costs, is_generating=bool(form.request.tokens))
-
-
-def _draw_costs(costs: dict[str, Any], *, is_generating: bool) -> None:
+        return
+    costs = answer.costs
     sides = pd.DataFrame(costs["sides"])
     caches = [None if held is None else size(held) if held else "none" for held in sides["kv_bytes"].astype(object)]
     columns = {"side": "name", "forwards": "forwards", "positions": "positions", "tokens computed": "tokens"}
@@ -209,5 +206,5 @@ def _draw_costs(costs: dict[str, Any], *, is_generating: bool) -> None:
         f" {plural(costs['tokens'], 'token')} in all, in {costs['dtype']}. {takes(costs['kept'], costs['file_bytes'])};"
         f" the weights take {size(costs['weight_bytes'])} on {costs['device']}"
         f" ({widgets.escaped(costs['device_name'])}){free}."
-        + (" These are upper bounds: sides that do not diverge run less." if is_generating else "")
+        + (" These are upper bounds: sides that do not diverge run less." if form.request.tokens else "")
     )

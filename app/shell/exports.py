@@ -72,14 +72,8 @@ def download(tables: Mapping[str, Table], name: str, key: str) -> None:
                 stem += "-" + "-".join(file_name(title).lower().replace(",", "").replace("_", " ").split())
             with st.container(horizontal=True):
                 for form, make, kind in _FORMS:
-                    st.download_button(
-                        form,
-                        partial(made, make, table),
-                        f"{stem}.{form.lower()}",
-                        kind,
-                        f"{key}_{number}_{form}",
-                        on_click="ignore",
-                    )
+                    file, content = f"{stem}.{form.lower()}", partial(made, make, table)
+                    st.download_button(form, content, file, kind, f"{key}_{number}_{form}", on_click="ignore")
         st.caption("All digits, texts in full. In the CSV a text like a formula has an apostrophe in front.")
 
 

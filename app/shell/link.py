@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app.page import whole
-from core.text import shown
-
 LINKED = ("run", "variant", "prompt", "position")
 
 
@@ -18,19 +15,6 @@ def linked(key: str) -> str | None:
 def is_linked(key: str) -> bool:
     """Return whether the link gives a value for `key` that nothing has taken yet."""
     return key in st.session_state.get("linked", {})
-
-
-def linked_number(key: str, lowest: int, highest: int) -> int | None:
-    """A number out of the link; the nearest one, with a sentence on the gallery, if the run has no such `key`."""
-    text = linked(key)
-    value = None if text is None else whole(text)
-    if text is None or (value is not None and lowest <= value <= highest):
-        return value
-    nearest = lowest if value is None else min(max(value, lowest), highest)
-    report_bad_link(
-        f"The link asks for {key} '{shown(text, 60)}'; this run has {lowest} to {highest}, and {nearest} is selected."
-    )
-    return nearest
 
 
 def report_bad_link(sentence: str) -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from app import navigation
 from app.components import stepper
-from app.page import Page
+from app.page import Page, whole
 from app.shell import address, link, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
@@ -136,7 +136,10 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
 
 
 def _settle(key: str, lowest: int, highest: int, default: int) -> None:
-    """Take `key` out of the link if it is there, and keep it within the run; `default` if nothing was chosen yet."""
-    value = link.linked_number(key, lowest, highest)
-    current = st.session_state.get(key, default) if value is None else value
-    st.session_state[key] = min(max(int(current), lowest), highest)
+    """Take `key` out of the link if it is there, and clip it to the run; `default` if nothing was chosen yet."""
+    asked = link.linked(key)
+    value = st.session_state.get(key, default) if asked is None else whole(asked)
+    st.session_state[key] = nearest = lowest if value is None else min(max(int(value), lowest), highest)
+    if asked is not None and value != nearest:
+        about = f"this run has {lowest} to {highest}, and {nearest} is selected."
+        link.report_bad_link(f"The link asks for {key} '{shown(asked, 60)}'; {about}")
