@@ -5,11 +5,8 @@ from __future__ import annotations
 import html
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import plotly.io
-
-from core.text import visible
 
 plotly.io.templates.default = "none"  # the browser has the colours of its theme
 
@@ -38,49 +35,12 @@ def inert(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def position_labels(positions: pd.Series, texts: tuple[str, ...]) -> list[str]:
-    """Labels of positions: `17 after 'self'` where the token is known."""
-    return [f"{p} after {inert(visible(texts[p]))!r}" if p < len(texts) else str(p) for p in positions]
-
-
-def above_zero(values: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """(values with zeros moved to where a log axis can show them, that place or None)."""
-    positive = values[values > 0]
-    if len(positive) == len(values):
-        return values, None
-    place = float(positive.min()) / 10**0.5 if len(positive) else 1e-3
-    return np.where(values > 0, values, place), place
-
-
-def doubling_labels(count: int) -> list[str]:
-    """Labels of doubling bins: 0, 1, 2-3, 4-7, ..."""
-    labels = ["0"]
-    for power in range(count - 1):
-        low, high = 1 << power, (1 << (power + 1)) - 1
-        labels.append(str(low) if low == high else f"{low:,}-{high:,}")
-    return labels[:count]
-
-
 def log_axis(values: np.ndarray) -> dict:
-    """A log axis with two labels at least, whatever the values; those that are not above 0 have no place on it."""
+    """A log axis of values; those that are not above 0 have no place on it."""
     known = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 10.0)
-    axis: dict = {"type": "log", "exponentformat": "power"}
-    if np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 1:
-        return {**axis, "dtick": 1}
-    start = int(np.floor(np.log10(low))) - 1
-    steps = np.array([float(f"{digit}e{power}") for power in range(start, start + 5) for digit in (1, 2, 5)])
-    # 2 and 5 are told in full: beside a single power of ten, or none, digits alone could be of any.
-    axis |= {
-        "dtick": "D2",
-        "minorloglabels": "complete",
-        "exponentformat": "none" if low >= 1e-4 and high < 1e6 else "power",
-    }
-    if np.count_nonzero((steps >= low) & (steps <= high)) < 2:
-        below, above = steps[steps <= low].max(), steps[steps >= high].min()
-        below, above = (below, above) if below < above else (below / 2, above * 2)
-        axis["range"] = [float(np.log10(below)) - 0.02, float(np.log10(above)) + 0.02]
-    return axis
+    is_plain = len(known) and known.min() >= 1e-4 and known.max() < 1e6
+    numbers = {"exponentformat": "none" if is_plain else "power", "minorloglabels": "complete"}
+    return {"type": "log", "nticks": 4, **numbers}  # more ticks are too many between two powers of ten
 
 
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
@@ -118,21 +78,6 @@ def every_few(places: list[int], most: int) -> list[int]:
 
 def gaps_at_zero(values: np.ndarray) -> np.ndarray:
     return np.where(values > 0, values, np.nan)
-
-
-def add_flips(figure: go.Figure, positions: np.ndarray, values: np.ndarray, flips: np.ndarray) -> None:
-    """Draw flips on a line, where it has a point there."""
-    at = np.isin(positions, flips) & (values > 0)
-    if at.any():
-        figure.add_scatter(
-            x=positions[at],
-            y=values[at],
-            mode="markers",
-            name="flip",
-            customdata=positions[at][:, None],
-            marker={"color": VARIANT, "symbol": "x", "size": 9},
-            hovertemplate="flip at %{x}: %{y:.3g}<extra></extra>",
-        )
 
 
 # A line takes no click, its markers do; these are not drawn, and the nearest one takes the click wherever it lands.

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from starlette.requests import Request
@@ -21,6 +20,9 @@ from starlette.routing import Route
 
 from app.shell import selection, store_cache
 from core.runs.reader import RunReader
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
 _ADDRESS = f"assets/{LIBRARY.name}"  # beside the pages; the name has the version, so it is kept for good
@@ -53,36 +55,25 @@ async def _library(_: Request) -> Response:
 ROUTES = [Route(f"/{_ADDRESS}", _library)]
 
 
-class Drawable(Protocol):
-    """A figure that a charts module of a page built."""
-
-    layout: Any
-
-    def to_json(self) -> str | None: ...
-
-
-@dataclass(frozen=True)
-class FigureSpec:
+class FigureSpec(NamedTuple):
     """A figure as the browser gets it: JSON, and its height in pixels."""
 
     spec: str
     height: int
 
 
-def figure_spec(shown: Drawable) -> FigureSpec:
-    spec = shown.to_json()
-    assert spec is not None
-    return FigureSpec(spec, int(shown.layout.height))
+def figure_spec(figure: go.Figure) -> FigureSpec:
+    return FigureSpec(str(figure.to_json()), int(figure.layout.height))
 
 
-def cached(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., Drawable], *arguments: Any) -> FigureSpec:
+def cached(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., go.Figure], *arguments: Any) -> FigureSpec:
     """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends on."""
     kind = f"{make.__module__}.{make.__qualname__}"
     return store_cache.cached(kind, store_cache.stamp_of(run), of, lambda: figure_spec(make(*arguments)))
 
 
 def draw(
-    shown: Drawable | FigureSpec,
+    shown: go.Figure | FigureSpec,
     key: str,
     picture: Mapping[str, object],
     on_pick: Callable[[], None] | None = None,
@@ -95,20 +86,15 @@ def draw(
     `chosen(key)` has it. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
     """
     view = selection.current_view()
-    revision = f"{'' if view is None else selection.stamp(view)} {of}"
     one = shown if isinstance(shown, FigureSpec) else figure_spec(shown)
     data = {
-        "spec": one.spec,
-        "height": one.height,
+        **one._asdict(),
         "picture": dict(picture),
-        "revision": revision,
+        "revision": f"{'' if view is None else selection.stamp(view)} {of}",
         "library": _ADDRESS,
         "is_picked": on_pick is not None,
     }
-    if on_pick is None:
-        _figure(key=key, data=data, height=one.height)
-    else:
-        _figure(key=key, data=data, height=one.height, on_picked_change=on_pick)
+    _figure(key=key, data=data, height=one.height, on_picked_change=on_pick or (lambda: None))
 
 
 def chosen(key: str, place: int) -> int | None:

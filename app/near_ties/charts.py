@@ -8,17 +8,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import (
-    FLIP,
-    MISMATCH,
-    NEAREST_CLICK,
-    QUIET,
-    REFERENCE,
-    VARIANT,
-    above_zero,
-    layout,
-    position_labels,
-)
+from app.components.chart_style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout
+from core.text import visible
 
 CROWDED = 2000  # positions of a kind from which on they are shaded by density: points would lie on each other
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
@@ -36,7 +27,7 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]], sele
     margin = table[["reference_margin", "variant_margin"]].min(axis=1)
     table, margin = table[margin.notna()], margin[margin.notna()].to_numpy(float)
     difference = table["max_abs"].to_numpy(float)
-    (x, x_zero), (y, y_zero) = above_zero(difference), above_zero(margin)
+    (x, x_zero), (y, y_zero) = _above_zero(difference), _above_zero(margin)
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     figure = go.Figure()
     low = max(x_zero * 10**0.25 if x_zero else ends[0][0], (y_zero * 10**0.25 if y_zero else ends[1][0]) / 2)
@@ -93,15 +84,24 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]], sele
     return layout(figure, 460, **NEAREST_CLICK | {"hoverdistance": 20}).update_layout(margin={"t": 58})
 
 
+def _above_zero(values: np.ndarray) -> tuple[np.ndarray, float | None]:
+    """(values with zeros moved to where a log axis can show them, that place or None)."""
+    positive = values[values > 0]
+    if len(positive) == len(values):
+        return values, None
+    place = float(positive.min()) / 10**0.5 if len(positive) else 1e-3
+    return np.where(values > 0, values, place), place
+
+
 def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Labels of positions: `position 17 after 'self'`, with the prompt in front if there are several."""
-    labels = np.empty(len(table), object)
     several = table["prompt"].nunique() > 1
-    for prompt, places in table.groupby("prompt").indices.items():
-        of_prompt = position_labels(table["position"].iloc[places], texts[int(prompt)])
-        front = f"prompt {prompt}, position" if several else "position"
-        labels[places] = [f"{front} {label}" for label in of_prompt]
-    return labels
+    labels = []
+    for prompt, position in table[["prompt", "position"]].itertuples(index=False):
+        front = f"prompt {prompt}, position {position}" if several else f"position {position}"
+        known = position < len(texts[prompt])
+        labels.append(f"{front} after {inert(visible(texts[prompt][position]))!r}" if known else front)
+    return np.array(labels, object)
 
 
 def _add_density(figure: go.Figure, x: np.ndarray, y: np.ndarray, ends: list[tuple[float, float]], color: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from app.components.chart_style import QUIET, REFERENCE, doubling_labels, layout
+from app.components.chart_style import QUIET, REFERENCE, layout
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
@@ -16,7 +16,8 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
     counts = [0] * (top + 1)
     for distance, elements in histogram.items():
         counts[distance.bit_length()] += elements
-    labels = doubling_labels(top + 1)
+    spans = [(1 << power, (2 << power) - 1) for power in range(top)]
+    labels = ["0", *(str(low) if low == high else f"{low:,}-{high:,}" for low, high in spans)]
     figure = go.Figure(
         go.Bar(
             x=labels,

@@ -11,7 +11,7 @@ from app.components.chart_style import (
     NEAREST_CLICK,
     QUIET,
     REFERENCE,
-    add_flips,
+    VARIANT,
     add_floor,
     add_lone,
     add_selected,
@@ -40,20 +40,22 @@ def floor_ratio(
         **CLICKABLE,
     )
     add_lone(figure, positions, gaps_at_zero(ratio), REFERENCE)
-    add_flips(figure, positions, ratio, flips)
     figure.add_hline(y=1, line={"color": QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
-        beyond = ratio > threshold
         figure.add_hline(y=threshold, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
-        if beyond.any():
+    for name, marked, marker in (
+        ("flip", np.isin(positions, flips) & (ratio > 0), {"color": VARIANT, "symbol": "x", "size": 9}),
+        ("stands out", ratio > (threshold or np.inf), {"color": MISMATCH, "size": 7}),
+    ):
+        if marked.any():
             figure.add_scatter(
-                x=positions[beyond],
-                y=ratio[beyond],
+                x=positions[marked],
+                y=ratio[marked],
                 mode="markers",
-                name="stands out",
-                customdata=positions[beyond][:, None],
-                marker={"color": MISMATCH, "size": 7},
-                hovertemplate="position %{x}: %{y:.4g} times the floor<extra></extra>",
+                name=name,
+                customdata=positions[marked][:, None],
+                marker=marker,
+                hovertemplate=f"{name} at %{{x}}: %{{y:.4g}} times the floor<extra></extra>",
             )
     add_selected(figure, selected)
     figure.update_xaxes(title="position")
