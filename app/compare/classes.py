@@ -38,13 +38,9 @@ def draw(view: selection.View) -> None:
     if swept is not None:
         name, files["sweep"] = swept
         st.subheader(f"Over {widgets.escaped(name)}")
-        plots.draw(
-            plots.cached(run, (), charts.sweep, files["sweep"], name),
-            key="sweep",
-            picture=exports.picture(
-                f"{stem}-sweep-{file_name(name)}", [*exports.of_run(run), f"against {run.sides[0].name}"]
-            ),
-        )
+        figure = plots.cached(run, (), charts.sweep, files["sweep"], name)
+        of = [*exports.of_run(run), f"against {run.sides[0].name}"]
+        plots.draw(figure, "sweep", exports.picture(f"{stem}-sweep-{file_name(name)}", of))
         against = f"Each side against `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"
         st.caption(f"{against}; differences in logits of {view.dtype}, one color per class.")
 
@@ -55,21 +51,17 @@ def draw(view: selection.View) -> None:
             "Figure", list(MEASURES), format_func=MEASURES.__getitem__, required=True, key="class_measure"
         )
         total = bytes_to_compare(run, len(found))
-        if total > WITHOUT_ASKING or len(found) > MOST_CLASSES:
+        is_quick = total <= WITHOUT_ASKING and len(found) <= MOST_CLASSES
+        if not is_quick:
             st.markdown(f"Comparing every two of {len(found)} classes reads {size(total)}.")
             st.button("Compare every two", on_click=st.session_state.__setitem__, args=("classes_asked", run.run_id))
-        if st.session_state.get("classes_asked") == run.run_id or (
-            total <= WITHOUT_ASKING and len(found) <= MOST_CLASSES
-        ):
+        if is_quick or st.session_state.get("classes_asked") == run.run_id:
             with st.spinner("Comparing every two classes; this goes on if you leave the page"):
                 pairs = store_cache.cached("every two classes", store_cache.stamp_of(run), (), lambda: every_two(run))
-            plots.draw(
-                plots.cached(
-                    run, (measure,), charts.class_matrix, pairs, [names[0] for names in found["sides"]], str(measure)
-                ),
-                key="class_matrix",
-                picture=exports.picture(f"{stem}-classes-{measure}", exports.of_run(run)),
-            )
+            first_sides = [names[0] for names in found["sides"]]
+            figure = plots.cached(run, (measure,), charts.class_matrix, pairs, first_sides, str(measure))
+            picture = exports.picture(f"{stem}-classes-{measure}", exports.of_run(run))
+            plots.draw(figure, "class_matrix", picture)
             files["every two classes"] = pairs.assign(compute_dtype=view.dtype)
             st.caption(f"{MEASURES[str(measure)].capitalize()} of every two classes, log scale; grey is equal.")
     exports.download(dict(files), f"{stem}-repeats", "repeats")

@@ -42,25 +42,20 @@ def draw(view: selection.View) -> None:
 
     stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in compared)])
     _, right = st.columns(2, vertical_alignment="bottom")
-    by = (
+    by = str(
         right.segmented_control("By position", list(BY), format_func=BY.__getitem__, required=True, key="compare_by")
-        or "max_abs"
     )
     left, right = st.columns(2)
     with left:
-        plots.draw(
-            charts.runs_by_distance([(title, distribution(one)) for title, one in zip(titles, compared, strict=True)]),
-            key="compare_distributions",
-            picture=exports.picture(f"{stem}-distances", titles),
-        )
+        curves = [(title, distribution(one)) for title, one in zip(titles, compared, strict=True)]
+        picture = exports.picture(f"{stem}-distances", titles)
+        plots.draw(charts.runs_by_distance(curves), "compare_distributions", picture)
         st.caption("Share of the logits at least so many ULPs apart, both axes log.")
     with right:
-        prompt = [one.table[one.table["prompt"] == view.prompt] for one in compared]
-        plots.draw(
-            charts.runs_by_position(list(zip(titles, prompt, strict=True)), by, tables.label(by), view.position),
-            key="compare_positions",
-            picture=exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]),
-        )
+        tables_here = [one.table[one.table["prompt"] == view.prompt] for one in compared]
+        lines = list(zip(titles, tables_here, strict=True))
+        picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
+        plots.draw(charts.runs_by_position(lines, by, tables.label(by), view.position), "compare_positions", picture)
         st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
 
     if is_same is not False:
@@ -71,15 +66,9 @@ def draw(view: selection.View) -> None:
             st.write("No run has a flip.")
         else:
             listed = parts.flip_texts(found, compared, titles)
-            tables.draw(
-                listed,
-                "compare_flips",
-                on_select=partial(selection.select_row, listed, "compare_flips"),
-                selection_mode="single-row",
-            )
-            st.caption(
-                "Reference token → variant token; empty if the run does not flip there. Shared flips come first."
-            )
+            choose = partial(selection.select_row, listed, "compare_flips")
+            tables.draw(listed, "compare_flips", on_select=choose, selection_mode="single-row")
+            st.caption("Reference token → variant token; empty if the run has no flip there. Shared flips come first.")
     files = {
         "figures": partial(parts.exported, compared),
         f"by position of prompt {view.prompt}": partial(parts.by_position, compared, view.prompt),

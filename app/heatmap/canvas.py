@@ -9,6 +9,7 @@ it follows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -110,13 +111,8 @@ def draw(view: selection.View, selected: Element | None) -> None:
         "finest": {order: {measure: finest_columns(run, order, measure) for measure in MEASURES} for order in ORDERS},
         "is_rank_offered": is_offered(run, "rank", "ulps"),
         "offered": [measure for measure in MEASURES if is_offered(run, "id", measure)],
-        "order": window.order,
-        "measure": window.measure,
         "window": {
-            "rows": window.rows,
-            "columns": window.columns,
-            "order": window.order,
-            "measure": window.measure,
+            **asdict(window),
             "scale": st.session_state["heatmap_colours"],
             "range": st.session_state["heatmap_scale"],
         },

@@ -39,14 +39,12 @@ def draw(view: selection.View) -> None:
         for row, name in zip(watched.itertuples(), names, strict=True)
     ]
     st.caption(f"Profiled forwards: {', '.join(counts)}; prompt 0. Launches and µs are per forward, profiler included.")
-    which, what, place = st.columns([3, 2, 1.4], vertical_alignment="bottom")
-    with which:
-        listed = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
     libraries = ["any", *every["library"].unique()]
-    with what:
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+        listed = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
         library = parts.measure("Source", libraries, {name: name for name in libraries}, "kernels_library")
-    if place.toggle("Split by module", key="kernels_apart"):
-        every = side_by_side(run, pair, "place")
+        if st.toggle("Split by module", key="kernels_apart"):
+            every = side_by_side(run, pair, "place")
     is_listed = {
         "all": every["name"].notna(),
         "differ": (every["only"] != "") | every["is_multiplied"],

@@ -35,62 +35,42 @@ def draw(view: selection.View) -> None:
         )
     figures = st.columns(5)
     for column, part in zip(figures, ("keys", "values"), strict=False):
-        one = found[part]
-        share, of = (
-            ("none", None) if one is None else (percent(one["neq_share"]), f"{one['neq']:,} of {one['elements']:,}")
-        )
-        column.metric(f"{part.capitalize()} differ", share, help=of)
+        if (one := found[part]) is not None:
+            of = f"{one['neq']:,} of {one['elements']:,}"
+            column.metric(f"{part.capitalize()} differ", percent(one["neq_share"]), help=of)
     figures[2].metric("RMS row ULPs", number(together["rms_row_ulps"], 3))
     figures[3].metric("Max row ULPs", number(together["max_row_ulps"], 3))
     figures[4].metric("First layer", f"{together['first_layer']}")
 
     measure = parts.measure("Measure", ["rms", "max_row_ulps", "max_ulps", "neq_share"], charts.MEASURES, "kv_measure")
-    heads = store_cache.cached(
-        "heads", stamp, (pair, prompt), lambda: merged(run, pair, prompt, "layer", "kind", "head")
-    )
-    plots.draw(
-        plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure),
-        key="kv_heads",
-        picture=exports.picture_of(view, f"kv-heads-{measure}"),
-    )
+    by_head = "layer", "kind", "head"
+    heads = store_cache.cached("heads", stamp, (pair, prompt), lambda: merged(run, pair, prompt, *by_head))
+    figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
+    plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
     st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Grey: equal.")
 
     title, which = st.columns([3, 2], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}")
     kind = which.segmented_control("Of", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
     by = measure if measure in MEASURES else "neq_share"
-    grid = store_cache.cached(
-        "cache map", stamp, (pair, view.prompt, kind, by), lambda: cells(run, pair, view.prompt, kind, by)
-    )
-
+    shown = (pair, view.prompt, kind, by)
+    grid = store_cache.cached("cache map", stamp, shown, lambda: cells(run, pair, view.prompt, kind, by))
     if len(grid):
-        names = {layer: f"layer {layer}" for layer in grid["row"]}
         ticks = {layer: str(layer) for layer in grid["row"]}
-        plots.draw(
-            plots.cached(
-                run,
-                (pair, view.prompt, kind, by, view.position),
-                charts.position_map,
-                grid,
-                names,
-                ticks,
-                by,
-                view.position,
-            ),
-            key="kv_map",
-            on_pick=partial(plots.select_position, "kv_map", 1),
-            picture=exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True),
-        )
+        names = {layer: f"layer {layer}" for layer in grid["row"]}
+        position = view.position
+        figure = plots.cached(run, (*shown, position), charts.position_map, grid, names, ticks, by, position)
+        picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
+        plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
         st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Grey: equal.")
 
     st.subheader("By layer")
     layers = merged(run, pair, prompt, "layer", "kind")
     hidden = [] if together["nonfinite_mismatch"] else ["nonfinite_mismatch"]
     tables.draw(layers.drop(columns=hidden), "kv_table")
-    with st.container(horizontal=True, vertical_alignment="center"):
-        files: dict = {
-            "by layer": layers,
-            "by prompt, layer and head": partial(run.rows, "kv", pair=pair),
-            "by position": partial(run.rows, "kv_position", pair=pair, prompt=view.prompt),
-        }
-        exports.download(files, exports.file_stem(view, "kv"), "kv")
+    files: dict = {
+        "by layer": layers,
+        "by prompt, layer and head": partial(run.rows, "kv", pair=pair),
+        "by position": partial(run.rows, "kv_position", pair=pair, prompt=view.prompt),
+    }
+    exports.download(files, exports.file_stem(view, "kv"), "kv")

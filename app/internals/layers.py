@@ -58,8 +58,8 @@ def draw(view: selection.View) -> None:
     figures[2].metric("Max ratio to floor", worst if furthest is None else f"{number(furthest.ratio, 3)}")
     figures[3].metric("Positions", f"{positions:,} of {total:,}")
 
-    names = ["", *table["module"]]
-    if st.session_state.get("layers_module") not in names:
+    choices = ["", *table["module"]]
+    if st.session_state.get("layers_module") not in choices:
         st.session_state["layers_module"] = ""
     opened = table[table["module"] == (st.session_state["layers_module"] or first.module)].iloc[0]
 
@@ -72,12 +72,9 @@ def draw(view: selection.View) -> None:
             selection.select(position=position)
 
     st.subheader("Growth over depth")
-    plots.draw(
-        charts.module_growth(table, opened["ordinal"]),
-        key="layers_growth",
-        on_pick=partial(open_module, "layers_growth"),
-        picture=exports.picture_of(view, "layers-growth"),
-    )
+    picture = exports.picture_of(view, "layers-growth")
+    growth = charts.module_growth(table, opened["ordinal"])
+    plots.draw(growth, "layers_growth", picture, partial(open_module, "layers_growth"))
     st.caption("RMS difference after each block and of each module, in its own unit. Dotted: noise floor.")
 
     title, which = st.columns([3, 5], vertical_alignment="bottom")
@@ -85,26 +82,20 @@ def draw(view: selection.View) -> None:
     with which:
         options = [name for name in ("ratio", "neq_share", "max_row_ulps", "max_ulps") if has_floor or name != "ratio"]
         measure = parts.measure("Color", options, charts.MEASURES, "layers_measure")
-    grid = store_cache.cached(
-        "module map",
-        store_cache.stamp_of(run),
-        (pair, view.prompt, measure),
-        lambda: cells(run, pair, view.prompt, measure),
-    )
+    of = (pair, view.prompt, measure)
+    grid = store_cache.cached("module map", store_cache.stamp_of(run), of, lambda: cells(run, *of))
     if len(grid):
-        plots.draw(
-            charts.position_map(grid, *charts.names_of(modules(run, pair, view.prompt)), measure, view.position),
-            key="layers_map",
-            on_pick=partial(open_module, "layers_map"),
-            picture=exports.picture_of(view, f"layers-{measure}", of_prompt=True),
-        )
+        names, ticks = charts.names_of(modules(run, pair, view.prompt))
+        figure = charts.position_map(grid, names, ticks, measure, view.position)
+        picture = exports.picture_of(view, f"layers-{measure}", of_prompt=True)
+        plots.draw(figure, "layers_map", picture, partial(open_module, "layers_map"))
         st.caption(f"Modules x positions, {charts.MEASURES[measure]}. Grey: equal.")
 
     st.subheader("Module")
     begins_at = visible(first.module)
     st.selectbox(
         "Module",
-        names,
+        choices,
         key="layers_module",
         label_visibility="collapsed",
         format_func=lambda name: visible(name) if name else f"the first that differs: {begins_at}",
@@ -116,12 +107,9 @@ def draw(view: selection.View) -> None:
     along = run.rows("layer_position", pair=pair, prompt=view.prompt, ordinal=opened["ordinal"])
 
     if along["neq"].any():
-        plots.draw(
-            charts.module_positions(along, view.position),
-            key="layers_module_chart",
-            on_pick=partial(plots.select_position, "layers_module_chart"),
-            picture=exports.picture_of(view, f"layers-{file_name(opened['module'])}", of_prompt=True),
-        )
+        figure, key = charts.module_positions(along, view.position), "layers_module_chart"
+        picture = exports.picture_of(view, f"layers-{file_name(opened['module'])}", of_prompt=True)
+        plots.draw(figure, key, picture, partial(plots.select_position, key))
         st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Dotted: noise floor.")
     else:
         st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
@@ -132,9 +120,8 @@ def draw(view: selection.View) -> None:
     first_columns = ["module", "kind", "neq_share", "rms", "floor_rms", "ratio", "first_position"]
     columns = [name for name in dict.fromkeys([*first_columns, *table.columns]) if name not in hidden]
     tables.draw(table.assign(module=table["module"].map(visible))[columns], "layers_table")
-    with st.container(horizontal=True, vertical_alignment="center"):
-        files: dict = {
-            "by prompt and module": partial(run.rows, "layer", pair=pair),
-            "by module and position": partial(run.rows, "layer_position", pair=pair, prompt=view.prompt),
-        }
-        exports.download(files, exports.file_stem(view, "layers"), "layers")
+    files: dict = {
+        "by prompt and module": partial(run.rows, "layer", pair=pair),
+        "by module and position": partial(run.rows, "layer_position", pair=pair, prompt=view.prompt),
+    }
+    exports.download(files, exports.file_stem(view, "layers"), "layers")
