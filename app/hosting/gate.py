@@ -25,7 +25,6 @@ from core.errors import UlpscopeError
 from core.hosting import start, tokens
 from core.runs.store.store import open_store
 
-READING = ("GET", "HEAD", "OPTIONS")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # What pages, components and figures need in Chromium. Streamlit needs inline scripts, so the policy does not stop a
 # script in a page, only what that could send to other hosts.
@@ -112,7 +111,7 @@ class Gate:
     def _refusal(self, connection: HTTPConnection, member: str | None, is_own: bool) -> Response | None:
         """Return the answer to a request that may not pass, None if it may."""
         scope, config = connection.scope, self._access.config
-        is_changing = scope["type"] == "http" and scope["method"] not in READING
+        is_changing = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
         if (is_changing or scope["type"] == "websocket") and _is_cross_site(connection, config.hosting.public_url):
             return _refused(scope, "This request came from a page of another site, so nothing was changed.", 403)
         if is_own:

@@ -44,9 +44,8 @@ def job_list(jobs: Jobs, kind: str = "capture", seen: Sequence[Job] | None = Non
     """
     listed = jobs.all(kind)
     now, before = ([(job.number, job.is_over) for job in each] for each in (listed, listed if seen is None else seen))
-    if now != before or st.session_state.get(
-        "opened"
-    ):  # a click while the page is drawn again reaches its callback alone
+    is_opened = st.session_state.get("opened")  # a click while the page is drawn again reaches its callback alone
+    if now != before or is_opened:
         st.rerun()
     for job in listed:
         with st.container(border=True, key=f"job_{job.number}"):
