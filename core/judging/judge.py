@@ -738,14 +738,13 @@ def error_evidence(
         f"'{name}' in {dtype} compared with the model's float32 forward, over {len(exact.draws)} forwards whose"
         " roundings are drawn anew"
     )
-    says = _says(
-        test, f"In {dtype} the error of '{name}' to float32 is {multiple(test.ratio)} that of rounding", lengths
-    )
+    size = f"In {dtype} the error of '{name}' to float32 is {multiple(test.ratio)} that of rounding"
+    says = _says(test, size, lengths)
     if test.nonfinite:
         says = f"In {dtype} {plural(test.nonfinite, 'logit')} of '{name}' are NaN or infinite, unlike in float32."
     elif test.is_passed:
         one, all_ = figures.fault_seen_at_one_position or 0.0, figures.fault_seen_over_all
-        says = f"{says.partition(',')[0]}; a fault of {one:.2g}x at one position, {all_:.2g}x over all would show."
+        says = f"{size}; a fault of {one:.2g}x at one position, {all_:.2g}x over all would show."
     outcome = PASSED if test.is_passed else FAILED
     return Evidence(Check.DRAWN, control, figures, outcome, says, name), test
 
@@ -782,7 +781,7 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
         return f"{size}, but {multiple(elsewhere)} outside the directions that rounding takes {limit}."
     beyond = [each for each in (test.position, *test.places) if len(each.outliers)]
     if not beyond:
-        return f"{size}, and no position is an outlier."
+        return f"{size} {limit}."
     most = beyond[0]
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
     if most is test.position:
