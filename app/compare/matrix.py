@@ -58,13 +58,10 @@ def changes_of(found: Ledger, plan: StoredPlan) -> list[CellChange]:
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
     """Draw the choice of the two axes and of the figure."""
     known = varying(changes) + [axis for axis in AXES if axis not in varying(changes)]
-    columns = st.columns(3)
-    with columns[0]:
+    with st.container(horizontal=True):
         rows = _choice("Rows", known, known[0], "matrix_rows")
-    others = [axis for axis in known if axis != rows]
-    with columns[1]:
+        others = [axis for axis in known if axis != rows]
         across = _choice("Columns", others, others[0], "matrix_columns")
-    with columns[2]:
         _choice("Figure", list(FIGURES), "verdict", "matrix_figure", FIGURES.__getitem__)
     return rows, across
 
@@ -73,12 +70,12 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
     """Draw a filter for each other axis that varies, and return the cells that are left."""
     others = [axis for axis in varying(changes) if axis not in axes]
     wanted = {}
-    for axis, column in zip(others, st.columns(len(others)) if others else (), strict=True):
-        values = [ANY, *dict.fromkeys(change.state.axes[axis] for change in changes)]
-        with column:
+    with st.container(horizontal=True):
+        for axis in others:
+            values = [ANY, *dict.fromkeys(change.state.axes[axis] for change in changes)]
             value = _choice(axis, values, ANY, f"matrix_of_{axis}", partial(_named, axis))
-        if value != ANY:
-            wanted[axis] = value
+            if value != ANY:
+                wanted[axis] = value
     return filtered(changes, wanted)
 
 
@@ -154,12 +151,8 @@ def growth(found: Matrix) -> None:
             st.session_state[_PICKED] = drawn[place].state.cell
 
     st.subheader("Growth over layers")
-    plots.draw(
-        growth_chart(drawn),
-        key="matrix_growth",
-        on_pick=pick,
-        picture=exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"]),
-    )
+    picture = exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"])
+    plots.draw(growth_chart(drawn), "matrix_growth", picture, pick)
     more = f" The first {len(drawn)} of {len(changes)} cells: filters choose others." if drawn != changes else ""
     st.caption(f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}")
 

@@ -10,7 +10,7 @@ import streamlit as st
 from app.components import plots
 from app.components.chart_style import QUIET, REFERENCE, VARIANT, inert, layout
 from app.shell import exports, selection, store_cache, widgets, wording
-from core.text import clipped, visible
+from core.text import clipped
 
 COUNT = 8  # of either side
 _SIDES = ("reference", "variant")
@@ -36,7 +36,7 @@ def section(view: selection.View) -> pd.DataFrame:
         picture = exports.picture_of(view, "top-tokens", at_position=True)
         plots.draw(figure, key="top_tokens", picture=picture, of=str(view.position))
         st.caption(f"The {COUNT} largest logits of either side, {view.dtype}; a star marks each argmax.")
-    shown = {"token": [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]}
+    shown: dict = {"token": _tokens(top)}
     for name in _COLUMNS:
         shown[name.replace("logit", view.run.header.holds)] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
     st.dataframe(shown, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
@@ -48,22 +48,22 @@ def short(view: selection.View) -> None:
     """Draw the top tokens of the selected position beside a prompt: their logits on both sides, and the difference."""
     top, holds = store_cache.top(view), view.run.header.holds
     logits = {side: top[f"{side}_logit"] for side in _SIDES}
-    tokens = [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]
-    shown = {"token": tokens, **logits, "difference": logits["variant"] - logits["reference"]}
-    exact = st.column_config.NumberColumn(format="%.6g")
-    columns = dict.fromkeys([*_SIDES, "difference"], exact)
+    shown = {"token": _tokens(top), **logits, "difference": logits["variant"] - logits["reference"]}
+    columns = dict.fromkeys([*_SIDES, "difference"], st.column_config.NumberColumn(format="%.6g"))
     st.dataframe(shown, hide_index=True, key="top_here", column_config=columns, placeholder="–")
     st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}.")
+
+
+def _tokens(top: pd.DataFrame) -> list[str]:
+    return [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]
 
 
 def top_dots(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
     """Logits of the top tokens, a row a token, both sides as dots joined by a line; a star marks a side's argmax."""
     rows = np.arange(len(top))
     logits = {side: top[f"{side}_logit"].to_numpy(float) for side in _SIDES}
-    gap = np.full(len(top), np.nan)
-    joined = np.stack([logits["reference"], logits["variant"], gap], axis=1).ravel()
-    figure = go.Figure()
-    line = {"color": QUIET, "width": 1.5}
+    joined = np.stack([*logits.values(), np.full(len(top), np.nan)], axis=1).ravel()
+    figure, line = go.Figure(), {"color": QUIET, "width": 1.5}
     figure.add_scatter(x=joined, y=np.repeat(rows, 3), mode="lines", line=line, hoverinfo="skip", showlegend=False)
     for side, name, colour in (("reference", inert(reference), REFERENCE), ("variant", inert(variant), VARIANT)):
         ranks = top[f"{side}_rank"]
@@ -79,10 +79,7 @@ def top_dots(top: pd.DataFrame, reference: str, variant: str) -> go.Figure:
                 " %{customdata[1]:.3%}<extra></extra>"
             ),
         )
-    texts = [
-        inert(clipped(f"token {token}" if text is None else f"{visible(text)}  ({token})", 24))
-        for text, token in zip(top["text"], top["token_id"], strict=True)
-    ]
+    texts = [inert(clipped(token, 24)) for token in _tokens(top)]
     figure.update_xaxes(title="logit", showgrid=True)
     figure.update_yaxes(tickvals=rows, ticktext=texts, range=[len(top) - 0.4, -0.6], title=None)
     return layout(figure, 90 + 24 * len(top), hovermode="closest")

@@ -134,12 +134,7 @@ def draw(view: selection.View, selected: Element | None) -> None:
         ),
     }
 
-    def said() -> None:
-        event = st.session_state["heatmap"].get("said")
-        if event is not None:
-            _follow(view, event)
-
-    _canvas(key="heatmap", data=data, on_said_change=said)
+    _canvas(key="heatmap", data=data, on_said_change=lambda: _follow(view, st.session_state["heatmap"]["said"]))
 
 
 def _follow(view: selection.View, event: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from app.shell import store_cache, wording
-from core.errors import StoreError, UlpscopeError, UsageError
+from core.errors import UlpscopeError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.runs.queries.elements import place_of
@@ -71,7 +71,7 @@ class ArrayCache:
 
 
 _kept = ArrayCache(KEPT_BYTES)
-_limiter: list[CapacityLimiter] = []  # made by the first request: it belongs to the server's event loop
+_limiter = CapacityLimiter(AT_ONCE)
 
 
 def address(run: RunReader, pair: int) -> str:
@@ -81,11 +81,8 @@ def address(run: RunReader, pair: int) -> str:
 
 def stamp(run: RunReader) -> str:
     """Text that changes whenever the run file does. StoreError where the file is gone."""
-    try:
-        status = run.path.stat()
-    except OSError:
-        raise StoreError(f"run '{run.run_id}' is not there any more.") from None
-    return f"{status.st_mtime_ns:x}-{status.st_size:x}"
+    _, changed, size = store_cache.stamp_of(run)
+    return f"{changed:x}-{size:x}"
 
 
 @cache
@@ -98,40 +95,27 @@ async def _answer(request: Request, make: Callable[[Request, RunReader], Respons
     """Call `make` in a thread of the heatmap's own, so that a slow tile holds up no download; not at all if nobody
     waits any more.
     """
-    if not _limiter:
-        _limiter.append(CapacityLimiter(AT_ONCE))
-    async with _limiter[0]:
+    async with _limiter:
         if await request.is_disconnected():
             return Response(status_code=499)
         return await to_thread.run_sync(_in_thread, request, make)
 
 
 def _in_thread(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
+    status = 404
     try:
         run = store_cache.open_run(request.path_params["run_id"])
-    except UlpscopeError as error:
-        return PlainTextResponse(str(error), status_code=404)
-    try:
+        status = 409
         return make(request, run)
-    except UsageError as error:
-        return PlainTextResponse(str(error), status_code=400)
     except UlpscopeError as error:
-        return PlainTextResponse(str(error), status_code=409)
-
-
-async def tile(request: Request) -> Response:
-    """Send the cells of a tile, row by row, little-endian, two bytes each or four; an empty body where nothing in it
-    differs.
-    """
-    return await _answer(request, _tile)
-
-
-async def largest(request: Request) -> Response:
-    """Send the element that is furthest apart in a rectangle, as JSON; exact digits."""
-    return await _answer(request, _largest)
+        is_asked_wrongly = status == 409 and isinstance(error, UsageError)
+        return PlainTextResponse(str(error), status_code=400 if is_asked_wrongly else status)
 
 
 def _tile(request: Request, run: RunReader) -> Response:
+    """Send the cells of a tile, row by row, little-endian, two bytes each or four; an empty body if nothing in it
+    differs.
+    """
     pair = _number("pair", request.path_params["pair"])
     order, measure = _view(request)
     (row_level, column_level), (row, column) = (_two(request, name, ",") for name in ("level", "tile"))
@@ -155,6 +139,7 @@ def _headers(request: Request, version: str) -> dict[str, str]:
 
 
 def _largest(request: Request, run: RunReader) -> Response:
+    """Send the element that is furthest apart in a rectangle, as JSON; exact digits."""
     pair = _number("pair", request.path_params["pair"])
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     found = largest_in(run, pair, rows, columns, *_view(request))
@@ -206,4 +191,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-ROUTES = [Route(_PAIR, tile), Route(f"{_PAIR}/largest", largest)]
+ROUTES = [
+    Route(_PAIR, partial(_answer, make=_tile), name="tile"),
+    Route(f"{_PAIR}/largest", partial(_answer, make=_largest), name="largest"),
+]
