@@ -11,18 +11,8 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from app.compare import PAGE, SIDE_BY_SIDE
+from app.components import chart_style as style
 from app.components import plots
-from app.components.chart_style import (
-    CLICKABLE,
-    NEAREST_CLICK,
-    QUIET,
-    REFERENCE,
-    VARIANT,
-    gaps_at_zero,
-    inert,
-    layout,
-    log_axis,
-)
 from app.shell import exports, selection, widgets
 from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
@@ -119,23 +109,24 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
     for place, change in enumerate(changes):
         if change.now is None:
             continue
-        name = inert(shown(", ".join(in_short(axis, value) for axis, value in change.state.axes.items() if value), 60))
+        values = [in_short(axis, value) for axis, value in change.state.axes.items() if value]
+        name, verdict = style.inert(shown(", ".join(values), 60)), style.inert(change.now.verdict)
         if change.before is not None and change.before.growth:
-            values = gaps_at_zero(np.array(change.before.growth, float))
-            line = {"color": QUIET, "width": 1.4, "dash": "dot"}
-            figure.add_scatter(y=values, mode="lines", line=line, hoverinfo="skip")
-        values = gaps_at_zero(np.array(change.growth, float))
-        every.append(values)
+            before = style.gaps_at_zero(np.array(change.before.growth, float))
+            line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
+            figure.add_scatter(y=before, mode="lines", line=line, hoverinfo="skip")
+        rms = style.gaps_at_zero(np.array(change.growth, float))
+        every.append(rms)
         figure.add_scatter(
-            y=values,
-            line={"color": VARIANT if change.now.verdict in FAILING else REFERENCE, "width": 2},
-            **CLICKABLE,
-            customdata=[[place]] * len(values),
-            hovertemplate=f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{inert(change.now.verdict)}<extra></extra>",
+            y=rms,
+            line={"color": style.VARIANT if change.now.verdict in FAILING else style.REFERENCE, "width": 2},
+            **style.CLICKABLE,
+            customdata=[[place]] * len(rms),
+            hovertemplate=f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{verdict}<extra></extra>",
         )
     figure.update_xaxes(title="block")
-    figure.update_yaxes(title="rms after the block, row ULPs", **log_axis(np.concatenate(every[1:] or every)))
-    return layout(figure, 360, showlegend=False, **NEAREST_CLICK)
+    figure.update_yaxes(title="rms after the block, row ULPs", **style.log_axis(np.concatenate(every[1:] or every)))
+    return style.layout(figure, 360, showlegend=False, **style.NEAREST_CLICK)
 
 
 def growth(found: Matrix) -> None:

@@ -100,9 +100,8 @@ def figure_texts(compared: Sequence[Compared], titles: Sequence[str]) -> pd.Data
         cells: list[str] = []
         for value, one in zip(table.get(name, []), compared, strict=False):
             ratio = value / table[name][0] if is_more and cells and table[name][0] else None
-            cells.append(
-                _text(name, value, one.run.header.rows) + ("" if ratio is None else f"  ({number(ratio, 3)}x)")
-            )
+            text = _text(name, value, one.run.header.rows)
+            cells.append(text if ratio is None else f"{text}  ({number(ratio, 3)}x)")
         if cells:
             rows[label] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))

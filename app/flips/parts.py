@@ -53,13 +53,13 @@ def draw_continuations(view: selection.View) -> None:
                 f" {row.parting_position}: next token `{widgets.code(ours)}` on the reference,"
                 f" `{widgets.code(theirs)}` on the variant."
             )
+            if not pd.isna(row.is_confirmed) and not row.is_confirmed:
+                st.warning(
+                    f"The stored logits at position {row.parting_position} prefer other tokens than the generated ones:"
+                    " a path does not compute the same tokens the same way twice."
+                )
         else:
             st.markdown(f"{names} do not diverge within {plural(row.compared_tokens, 'token')}.")
-        if is_parted and not pd.isna(row.is_confirmed) and not row.is_confirmed:
-            st.warning(
-                f"The stored logits at position {row.parting_position} prefer other tokens than the generated ones: a"
-                " path here does not compute the same tokens the same way twice."
-            )
         given = "".join(view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions])
         sides = zip(st.columns(2), SIDES, (0, view.pair.index + 1), strict=True)
         for column, side, index in sides:

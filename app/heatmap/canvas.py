@@ -19,22 +19,8 @@ import streamlit as st
 from app.components import chart_style
 from app.heatmap import PAGE, routes
 from app.shell import exports, heatmap_window, selection
+from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
-from core.runs.queries.heatmap import (
-    GROUP_LEVEL,
-    MEASURES,
-    MOST_READ,
-    ORDERS,
-    TILE_COLUMNS,
-    TILE_ROWS,
-    Element,
-    Measure,
-    Order,
-    finest_columns,
-    floor_row_ulps,
-    is_offered,
-    largest_level,
-)
 from core.text import number
 
 _CSS = """
@@ -61,7 +47,6 @@ canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-ac
   background: var(--st-background-color); border: 1px solid var(--st-border-color);
     border-radius: var(--st-base-radius);
   box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere; white-space: pre-wrap; }
-.tip[hidden] { display: none; }
 .below { min-height: 2.1rem; }
 .hint { display: flex; flex-wrap: wrap; gap: 0.3rem 0.6rem; align-items: center; font-size: 0.85rem;
   padding-top: 0.35rem; }
@@ -80,7 +65,7 @@ _canvas = st.components.v2.component(
 )
 
 
-def draw(view: selection.View, selected: Element | None) -> None:
+def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     routes.prepare(view.dtype)
     run, header, pair = view.run, view.run.header, view.pair
@@ -88,7 +73,7 @@ def draw(view: selection.View, selected: Element | None) -> None:
     window = heatmap_window.current(view)
     if window != st.session_state.get("heatmap_followed"):  # a link or Back moved it: the browser follows
         st.session_state["heatmap_serial"] = ""
-    floor = floor_row_ulps(run, pair.index)
+    floor = heatmap.floor_row_ulps(run, pair.index)
     data = {
         "address": routes.address(run, pair.index),
         "stamp": routes.stamp(run),
@@ -103,14 +88,17 @@ def draw(view: selection.View, selected: Element | None) -> None:
         },
         "floor_row_ulps": floor,
         "prompt_starts": starts,
-        "tile_rows": TILE_ROWS,
-        "tile_columns": TILE_COLUMNS,
-        "column_levels": largest_level(header.vocab, TILE_COLUMNS),
-        "group_level": GROUP_LEVEL,
-        "most_read": MOST_READ,
-        "finest": {order: {measure: finest_columns(run, order, measure) for measure in MEASURES} for order in ORDERS},
-        "is_rank_offered": is_offered(run, "rank", "ulps"),
-        "offered": [measure for measure in MEASURES if is_offered(run, "id", measure)],
+        "tile_rows": heatmap.TILE_ROWS,
+        "tile_columns": heatmap.TILE_COLUMNS,
+        "column_levels": heatmap.largest_level(header.vocab, heatmap.TILE_COLUMNS),
+        "group_level": heatmap.GROUP_LEVEL,
+        "most_read": heatmap.MOST_READ,
+        "finest": {
+            order: {measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES}
+            for order in heatmap.ORDERS
+        },
+        "is_rank_offered": heatmap.is_offered(run, "rank", "ulps"),
+        "offered": [measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)],
         "window": {
             **asdict(window),
             "scale": st.session_state["heatmap_colours"],
@@ -141,9 +129,9 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
     order, measure = window["order"], window["measure"]
-    if order in ORDERS and measure in MEASURES and is_offered(view.run, order, measure):
+    if order in heatmap.ORDERS and measure in heatmap.MEASURES and heatmap.is_offered(view.run, order, measure):
         rows, columns = (cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns"))
-        kept = heatmap_window.HeatmapWindow(rows, columns, cast(Order, order), cast(Measure, measure))
+        kept = heatmap_window.HeatmapWindow(rows, columns, cast(heatmap.Order, order), cast(heatmap.Measure, measure))
         heatmap_window.keep(view, kept)
         options = {setting.key: setting.options for setting in PAGE.settings}
         for key, name in (("heatmap_colours", "scale"), ("heatmap_scale", "range")):

@@ -69,7 +69,9 @@ def _shaded(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     return shade, {"cmin": bottom, "cmax": top, "colorscale": ULPS, "colorbar": bar}
 
 
-def _add_cells(figure: go.Figure, values: np.ndarray, is_mismatch: np.ndarray, measure: str, **place: object) -> None:
+def _add_cells(
+    figure: go.Figure, values: np.ndarray, is_mismatch: np.ndarray, measure: str, hover: dict, **place: object
+) -> None:
     """Add cells in the color of their value, faint grey if equal, red if NaN or infinity is on one side, empty if there
     is no figure.
     """
@@ -77,7 +79,7 @@ def _add_cells(figure: go.Figure, values: np.ndarray, is_mismatch: np.ndarray, m
     flat = {"showscale": False, "hoverinfo": "skip"}
     equal, mismatch = (np.where(mask, 1.0, np.nan) for mask in (values == 0, is_mismatch))
     figure.add_heatmap(z=equal, colorscale=[[0, QUIET], [1, QUIET]], opacity=0.22, **flat, **place)
-    figure.add_heatmap(z=shade, coloraxis="coloraxis", hoverinfo="skip", **place)
+    figure.add_heatmap(z=shade, coloraxis="coloraxis", **hover, **place)
     if is_mismatch.any():
         red = [[0, MISMATCH], [1, MISMATCH]]
         figure.add_heatmap(z=mismatch, colorscale=red, name="NaN or infinity on one side", **flat, **place)
@@ -100,7 +102,7 @@ def position_map(
     last = of_cell["last_position"].max().to_numpy(float)
     borders = np.array([first[0] - 0.5, *(last[:-1] + first[1:]) / 2, last[-1] + 0.5])
     figure = go.Figure()
-    _add_cells(figure, values, is_mismatch, measure, x=borders, y=np.arange(len(rows)))
+    _add_cells(figure, values, is_mismatch, measure, {"hoverinfo": "skip"}, x=borders, y=np.arange(len(rows)))
     # A heatmap takes no click; points do, and one that is not drawn costs nothing.
     i, j = np.nonzero(~np.isnan(values))
     figure.add_scatter(
@@ -149,13 +151,9 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
         # As categories: a model may keep caches in some of its layers only, and a gap would read as equal.
         heads = [str(head) for head in values.columns]
         where = {"x": heads, "y": [str(layer) for layer in layers], "row": 1, "col": column, "xgap": 1, "ygap": 1}
-        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, **where)
-        shown = figure.data[-2 if figure.data[-1].coloraxis is None else -1]
-        shown.update(
-            hoverinfo=None,
-            customdata=np.stack([cells] * 3, axis=2),
-            hovertemplate=f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>",
-        )
+        text = f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>"
+        hover = {"customdata": np.stack([cells] * 3, axis=2), "hovertemplate": text}
+        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, hover, **where)
         figure.update_xaxes(title="head", type="category", nticks=16, showgrid=False, zeroline=False, col=column)
     figure.update_yaxes(type="category", autorange="reversed", nticks=24, showgrid=False, zeroline=False)
     figure.update_yaxes(title="layer", col=1)

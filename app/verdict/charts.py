@@ -5,22 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from app.components.chart_style import (
-    CLICKABLE,
-    MISMATCH,
-    NEAREST_CLICK,
-    QUIET,
-    REFERENCE,
-    VARIANT,
-    add_floor,
-    add_lone,
-    add_selected,
-    every_few,
-    gaps_at_zero,
-    inert,
-    layout,
-    log_axis,
-)
+from app.components import chart_style as style
 
 
 def floor_ratio(
@@ -32,20 +17,20 @@ def floor_ratio(
     figure = go.Figure()
     figure.add_scatter(
         x=positions,
-        y=gaps_at_zero(ratio),
-        line={"color": REFERENCE, "width": 1.6},
+        y=style.gaps_at_zero(ratio),
+        line={"color": style.REFERENCE, "width": 1.6},
         name="pair over floor",
         customdata=positions[:, None],
         hovertemplate="position %{x}: %{y:.3g} times the floor<extra></extra>",
-        **CLICKABLE,
+        **style.CLICKABLE,
     )
-    add_lone(figure, positions, gaps_at_zero(ratio), REFERENCE)
-    figure.add_hline(y=1, line={"color": QUIET, "width": 1.2, "dash": "dot"})
+    style.add_lone(figure, positions, style.gaps_at_zero(ratio), style.REFERENCE)
+    figure.add_hline(y=1, line={"color": style.QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
-        figure.add_hline(y=threshold, line={"color": MISMATCH, "width": 1.4, "dash": "dash"})
+        figure.add_hline(y=threshold, line={"color": style.MISMATCH, "width": 1.4, "dash": "dash"})
     for name, marked, marker in (
-        ("flip", np.isin(positions, flips) & (ratio > 0), {"color": VARIANT, "symbol": "x", "size": 9}),
-        ("stands out", ratio > (threshold or np.inf), {"color": MISMATCH, "size": 7}),
+        ("flip", np.isin(positions, flips) & (ratio > 0), {"color": style.VARIANT, "symbol": "x", "size": 9}),
+        ("stands out", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
     ):
         if marked.any():
             figure.add_scatter(
@@ -57,10 +42,10 @@ def floor_ratio(
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: %{{y:.4g}} times the floor<extra></extra>",
             )
-    add_selected(figure, selected)
+    style.add_selected(figure, selected)
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title=f"times the floor, {dtype}", **log_axis(np.append(ratio, [1.0, threshold or 1.0])))
-    return layout(figure, 280, **NEAREST_CLICK)
+    figure.update_yaxes(title=f"times the floor, {dtype}", **style.log_axis(np.append(ratio, [1.0, threshold or 1.0])))
+    return style.layout(figure, 280, **style.NEAREST_CLICK)
 
 
 def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str | None) -> go.Figure:
@@ -71,13 +56,13 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
     """
     figure = go.Figure()
     places = np.arange(len(names))
-    shown = [inert(name) for name in names]
-    add_floor(figure, places, own, name="own rounding")
+    shown = [style.inert(name) for name in names]
+    style.add_floor(figure, places, own, name="own rounding")
     figure.add_scatter(
         x=places,
-        y=gaps_at_zero(side),
+        y=style.gaps_at_zero(side),
         mode="lines+markers",
-        line={"color": REFERENCE, "width": 1.6},
+        line={"color": style.REFERENCE, "width": 1.6},
         marker={"size": 5},
         name="this side",
         customdata=np.stack([np.array(shown, object), own.astype(object)], axis=1),
@@ -88,15 +73,15 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
         side_of_line = "right" if place < len(names) / 2 else "left"
         figure.add_vline(
             x=place,
-            line={"color": MISMATCH, "width": 1.4, "dash": "dash"},
-            annotation={"text": shown[place], "font": {"color": MISMATCH}},
+            line={"color": style.MISMATCH, "width": 1.4, "dash": "dash"},
+            annotation={"text": shown[place], "font": {"color": style.MISMATCH}},
             annotation_position=f"top {side_of_line}",
         )
-    blocks = every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
+    blocks = style.every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
     figure.update_xaxes(
         title="module, in the order in which they run; ticks are the ends of blocks",
         tickvals=blocks,
         ticktext=[names[place].rpartition(".")[2] for place in blocks],
     )
-    figure.update_yaxes(title="rms error", **log_axis(np.concatenate([side, own])))
-    return layout(figure, 320)
+    figure.update_yaxes(title="rms error", **style.log_axis(np.concatenate([side, own])))
+    return style.layout(figure, 320)
