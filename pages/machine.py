@@ -10,6 +10,7 @@ from app.shell.job_list import job_list
 from core.text import legible, plural
 
 widgets.title(PAGE)
+st.markdown("Which torch operations keep their bits here: from call to call, in a larger batch, in another row.")
 if st.session_state.pop("opened", False):
     st.session_state["ops_run"] = st.session_state.pop("open_next", "")
 cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]

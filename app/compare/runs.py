@@ -41,24 +41,21 @@ def draw(view: selection.View) -> None:
     st.caption(f"Over all positions; in brackets the ratio to the first run. ULPs of {unit}")
 
     stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in compared)])
-    _, right = st.columns(2, vertical_alignment="bottom")
-    by = str(
-        right.segmented_control("By position", list(BY), format_func=BY.__getitem__, required=True, key="compare_by")
-    )
-    left, right = st.columns(2)
+    left, right = st.columns(2, vertical_alignment="bottom")
     with left:
         curves = [(title, distribution(one)) for title, one in zip(titles, compared, strict=True)]
         picture = exports.picture(f"{stem}-distances", titles)
         plots.draw(charts.runs_by_distance(curves), "compare_distributions", picture)
         st.caption("Share of the logits at least so many ULPs apart, both axes log.")
-    with right:
-        tables_here = [one.table[one.table["prompt"] == view.prompt] for one in compared]
-        lines = list(zip(titles, tables_here, strict=True))
-        picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
-        plots.draw(charts.runs_by_position(lines, by, tables.label(by), view.position), "compare_positions", picture)
-        st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
-
     if is_same is not False:
+        with right:
+            by = str(st.segmented_control("By position", list(BY), format_func=BY.get, required=True, key="compare_by"))
+            tables_here = [one.table[one.table["prompt"] == view.prompt] for one in compared]
+            lines = list(zip(titles, tables_here, strict=True))
+            picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
+            chart = charts.runs_by_position(lines, by, tables.label(by), view.position)
+            plots.draw(chart, "compare_positions", picture)
+            st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
         st.subheader("Shared and unique flips")
         if is_same is None:
             st.caption("Some runs have no token ids; positions are matched by number.")

@@ -36,7 +36,13 @@ def stepper(view: selection.View) -> None:
     with st.container(key="stepper", gap="xxsmall"):
         for kind, found in places(view).items():
             before, after = bisect_left(found, view.position), bisect_right(found, view.position)
-            label = f"{kind} {before + 1:,} of {len(found):,}" if after > before else plural(len(found), kind)
+            label = (
+                kind
+                if kind == "position"
+                else f"{kind} {before + 1:,} of {len(found):,}"
+                if after > before
+                else plural(len(found), kind)
+            )
             keys = {"position": ("K", "J")} | {name: keys for name, (_, *keys) in _KINDS.items()}
             left, right = st.columns([5, 9], gap="xxsmall")
             for place, text, key, way, is_end in (

@@ -20,6 +20,8 @@ _LABELS = {
     "kl": "KL, nats",
     "is_flip": "flip",
     "text": "token",
+    "reference_share": "reference throughput",
+    "variant_share": "variant throughput",
     "nonfinite_mismatch": "NaN or infinity on one side",
 }
 _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_microseconds": ", µs"}

@@ -100,7 +100,7 @@ def why(here: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:
     ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
     numbers = (
         f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} {unit}{ulps}. The largest difference here"
-        f" is {here['max_abs']:.12g} {unit}, twice that {bound:.12g}."
+        f" is {here['max_abs']:.12g} {unit}, twice that is {bound:.12g}."
     )
     if not here["could_flip"]:
         contradiction = ", and yet the argmax changed: the figures contradict each other" if here["is_flip"] else ""

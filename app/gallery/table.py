@@ -21,21 +21,28 @@ from core.text import size
 
 _FIGURE = "%.3g"
 COLUMNS = {  # the first seven fit into a window of 1280 pixels
-    "name": st.column_config.TextColumn(width=327),
+    "name": st.column_config.TextColumn(width=300),
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
         help="of the run's pairs, the gravest first",
         width=126,
     ),
-    "differ": st.column_config.TextColumn(help="largest share of a pair's logits that differ", width=108),
+    "x floor": st.column_config.NumberColumn(
+        "x noise floor",
+        format=_FIGURE,
+        help="rms of the pair over rms of the noise floor; rounding: up to 4",
+        width=100,
+    ),
+    "differ": st.column_config.TextColumn(
+        "logits that differ", help="largest share of a pair's logits that differ", width=108
+    ),
     "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=62),
     "rms row ULPs": st.column_config.NumberColumn(
         format=_FIGURE, help="rms of the differences, in spacings of the dtype at the row's largest logit", width=112
     ),
     "dtype": st.column_config.TextColumn(width=80),
     "tags": st.column_config.ListColumn(width=90),
-    "rms / noise floor": st.column_config.NumberColumn(format=_FIGURE, help="rms of the pair over rms of the floor"),
     "max row ULPs": st.column_config.NumberColumn(format=_FIGURE, help="largest difference, in row ULPs"),
     "positions": widgets.GROUPED,
     "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
@@ -109,13 +116,13 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
         {
             "verdict": [wording.verdicts(card) for card in shown],
             "name": [card.name for card in shown],
+            "x floor": [card.noise_ratio for card in shown],
             "differ": [wording.outcome(card) if card.sides else "operations" for card in shown],
             "flips": pd.array([card.flips if card.sides else None for card in shown], "Int64"),
             "rms row ULPs": [card.rms_row_ulps for card in shown],
             "dtype": [card.compute_dtype for card in shown],
             "tags": [list(each.tags) for each in attached],
             "device": [card.device or None for card in shown],
-            "rms / noise floor": [card.noise_ratio for card in shown],
             "max row ULPs": [card.max_row_ulps for card in shown],
             "positions": [card.positions for card in shown],
             "sides": [" · ".join(card.sides) for card in shown],

@@ -141,7 +141,8 @@ def margin_distribution(table: pd.DataFrame, threshold: float, dtype: str, unit:
             marker_color=color,
             hovertemplate=f"%{{x}} {unit} and more: %{{y:,}} positions<extra>{side}</extra>",
         )
-    place = 0.5 if threshold < edges[0] else min(np.log2(threshold) - lowest + 1.5, len(labels) - 0.5)
+    end = threshold + (unit == "ULPs")  # whole numbers up to the threshold lie below the next one
+    place = 0.5 if end <= edges[0] else min(np.log2(end) - lowest + 0.5, len(labels) - 0.5)
     figure.add_vline(x=float(place), line={"color": FLIP, "width": 2, "dash": "dash"})
     of = f"ULPs of {dtype}" if unit == "ULPs" else "logits"
     title = f"margin, {of}; a bar reaches from its label to twice that"

@@ -52,7 +52,9 @@ def checks(view: selection.View, answer: Answer) -> None:
     if rest:
         counts = Counter(row.outcome for _, row in rest)
         label = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
-        folded = st.expander(f"Checks: {label}", icon=":material/checklist:", key="other_checks", on_change="rerun")
+        folded = st.expander(
+            f"Other checks: {label}", icon=":material/checklist:", key="other_checks", on_change="rerun"
+        )
         if folded.open:
             with folded:
                 for number, (title, row) in enumerate(rest):

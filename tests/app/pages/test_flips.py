@@ -90,7 +90,7 @@ TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_
             position(),
             (
                 "The smaller margin is the reference's, 0.5 logits (4 ULPs). The largest difference here is 0.25"
-                " logits, twice that 0.5."
+                " logits, twice that is 0.5."
             ),
         ),
         (position(variant_margin=0.125, variant_margin_ulps=1), "the variant's, 0.125 logits (1 ULP)"),
