@@ -49,7 +49,11 @@ def draw(view: selection.View) -> None:
         st.caption("Share of the logits at least so many ULPs apart, both axes log.")
     if is_same is not False:
         with right:
-            by = str(st.segmented_control("By position", list(BY), format_func=BY.get, required=True, key="compare_by"))
+            by = str(
+                st.segmented_control(
+                    "By position", list(BY), format_func=lambda name: BY[name], required=True, key="compare_by"
+                )
+            )
             tables_here = [one.table[one.table["prompt"] == view.prompt] for one in compared]
             lines = list(zip(titles, tables_here, strict=True))
             picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
