@@ -38,9 +38,10 @@ def inert(text: str) -> str:
 def log_axis(values: np.ndarray) -> dict:
     """A log axis of values; those that are not above 0 have no place on it."""
     known = values[np.isfinite(values) & (values > 0)]
-    is_plain = len(known) and known.min() >= 1e-4 and known.max() < 1e6
-    numbers = {"exponentformat": "none" if is_plain else "power", "minorloglabels": "complete"}
-    return {"type": "log", "nticks": 4, **numbers}  # more ticks are too many between two powers of ten
+    low, high = (known.min(), known.max()) if len(known) else (1.0, 10.0)
+    labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}  # powers of ten if there are two, else few steps
+    exponents = "none" if low >= 1e-4 and high < 1e6 else "power"
+    return {"type": "log", "exponentformat": exponents, "minorloglabels": "complete", **labels}
 
 
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:

@@ -50,10 +50,12 @@ class Axes extends Drawing {
     draw.restore();
     // Beside the map, not across it: a line would cover the very row one looks for.
     draw.fillStyle = data.selected_colour;
+    draw.font = `18px ${font}`;
     const { row, token, rank } = data.selected;
     const column = this.isRank ? rank : token;
     if (row + 0.5 >= view.y0 && row + 0.5 <= view.y1) draw.fillText("►", plot.left - 6, y(row + 0.5));
     if (column !== null && column + 0.5 >= view.x0 && column + 0.5 <= view.x1) draw.fillText("▲", x(column + 0.5), bottom + 7);
+    draw.font = this.font;
   }
 
   paintLegend(draw, text, border) {
@@ -71,10 +73,12 @@ class Axes extends Drawing {
     const end = shown(ends.high / this.scaleUnit);
     const start = ends.isLog && !isOne ? shown(ends.low / this.scaleUnit) : "";
     draw.fillText(start, left, top + 13);
+    let free = start ? wide(start) + 6 : 0; // from where on there is room for a label
     for (const value of this.legendTicks()) {
       const place = this.share(value * this.scaleUnit) * width;
       const label = shown(value);
-      if (label === start || place + wide(label) > width - wide(end) - 10 || (start && place < wide(start) + 6)) continue;
+      if (place < free || place + wide(label) > width - wide(end) - 10) continue;
+      free = place + wide(label) + 6;
       draw.fillRect(left + place, top + 9, 1, 3);
       draw.fillText(label, left + place, top + 13);
     }
