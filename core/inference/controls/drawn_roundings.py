@@ -23,7 +23,7 @@ from ...judging.judge import Exact, checked_by_own_paths, error_evidence
 from ...judging.statistic import Errors, FloorTest
 from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel
+from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, side_of, whole_side
@@ -136,7 +136,8 @@ class Drawn:
             return {side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)}
 
         errors = named(sides)  # and the draws
-        return Exact(errors, self.draws, lambda: named(self._own_paths()), f"'{self.loaded.name}'")
+        own_paths, model = lambda: named(self._own_paths()), self.loaded
+        return Exact(errors, self.draws, own_paths, f"'{model.name}'", has_experts=has_experts(model.model))
 
     def errors(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> list[Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
