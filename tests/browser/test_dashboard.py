@@ -31,6 +31,7 @@ def test_a_command_is_copied_as_it_stands(page: Page, dashboard: Dashboard):
     page.goto(f"{dashboard.url}/kernels?run=fresh-against-cached")
     settle(page)
     page.get_by_text("Not recorded: ").click()
+    page.wait_for_timeout(1000)  # it unfolds
     block = page.get_by_test_id("stCode")
     block.hover()
     block.get_by_role("button", name="Copy to clipboard").click()
@@ -88,7 +89,7 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
     page.goto(dashboard.url)
     settle(page)
     counted = page.get_by_text(
-        re.compile(r"^\d+ of \d+ runs;")
+        re.compile(r"^\d+ of \d+ runs,")
     ).first  # the one before may stand below it until the run of the script ends
     before = counted.inner_text()
     copy = dashboard.store / "arrives.duckdb"

@@ -21,7 +21,7 @@ AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 def opened(page: Page, dashboard: Dashboard, path: str) -> None:
     page.goto(f"{dashboard.url}/{path}")
     settle(page)
-    if "position=" in path:
+    if "position=" in path and not path.startswith(("?", "new_run")):  # pages of the store have no steps
         page.locator(".st-key-worst button").wait_for(state="attached")  # the keys work from then on
 
 
@@ -50,15 +50,19 @@ def link_of(page: Page) -> str:
     return link.strip()
 
 
+def parts(url: str) -> tuple[str, dict[str, list[str]]]:
+    """Path and query: a browser keeps `:` in an address that it was given, and a page writes `%3A`."""
+    return urlsplit(url).path, parse_qs(urlsplit(url).query)
+
+
 VIEWS = {  # the gallery is at the bare address
     "": "search=fresh&flips=only",
     "overview": "colour=mean-ulps",
     "near_ties": "threshold=17",
     "heatmap": "rows=470:500&tokens=128:512",
     "flips": "",
-    "kv_cache": "of=all-prompts&measure=rms&kind=value",
-    "capture": "",
-    "upload": "",
+    "internals": "tab=kv_cache&of=all-prompts&measure=neq_share&kind=value",
+    "new_run": "tab=capture",
 }
 
 
@@ -104,14 +108,14 @@ def test_the_link_opens_as_exactly_the_same_view_for_a_new_viewer(
     opened(page, dashboard, f"{name}?{AT_36}&{VIEWS[name]}")
     link = link_of(page)
     settle(page)
-    assert link == page.url
+    assert parts(link) == parts(page.url)
     said = {key: values[-1] for key, values in parse_qs(urlsplit(link).query).items()}
     assert said == {key: values[-1] for key, values in parse_qs(f"{AT_36}&{VIEWS[name]}").items()}
     other = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     other.goto(link)
     settle(other)
-    assert other.url == page.url
-    if name != "capture":  # nothing of a run is on it, and its preview of a command is another one for every viewer
+    assert parts(other.url) == parts(page.url)
+    if name != "new_run":  # nothing of a run is on it, and its preview of a command is another one for every viewer
         expect_shown(other, shown(page))
     other.context.close()
 
