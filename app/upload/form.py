@@ -35,13 +35,15 @@ class Arrived:
         return self.headers.kind if self.headers else ""
 
 
-_headers = st.cache_data(show_spinner=False, max_entries=200)(headers_of)
+@st.cache_data(show_spinner=False, max_entries=200)
+def _headers(path: Path, changed: int) -> Headers:  # noqa: ARG001  (of another file under the same name they differ)
+    return headers_of(path)
 
 
 def arrived(upload: Upload, path: Path) -> Arrived:
     """Read the headers of a file."""
     try:
-        return Arrived(upload, path, _headers(path))
+        return Arrived(upload, path, _headers(path, path.stat().st_mtime_ns))
     except UlpscopeError as error:
         return Arrived(upload, path, None, str(error))
 
