@@ -126,7 +126,7 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
         except msgspec.ValidationError as error:
             hint = f"; {prefix}* override it" if given else ""
             raise ConfigurationError(
-                f"{path}: [{section}] {error}{hint}. docs/hosting.md lists the settings."
+                f"{path}: [{section}] {error}{hint}. docs/guides/hosting.md lists the settings."
             ) from None
     return Configuration(**sections, source=path if values or path.exists() else None)
 

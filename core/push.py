@@ -1,4 +1,4 @@
-"""Push of a file to a server in parts, which goes on where the connection broke (docs/api.md)."""
+"""Push of a file to a server in parts, which goes on where the connection broke (docs/reference/api.md)."""
 
 from __future__ import annotations
 

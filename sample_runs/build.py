@@ -382,7 +382,7 @@ def build_readme() -> None:
         training["greedy_continuation"],
         "```",
         "",
-        "Why this width: see `docs/decisions/0004-offline-model.md`.",
+        "Why this width: see `docs/contributing/decisions/0004-offline-model.md`.",
     ]
     (HERE / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

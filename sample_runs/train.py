@@ -1,7 +1,7 @@
 """Train the offline model: a 9.8 M parameter Llama on the source text of the Python standard library and of four
 packages.
 
-Why these sizes (docs/decisions/0004-offline-model.md has the table): on a CPU with bfloat16 instructions a matrix
+Why these sizes (docs/contributing/decisions/0004-offline-model.md): on a CPU with bfloat16 instructions a matrix
 product of one row and one of several rows agreed bit for bit while the reduction was at most 1024 long, and differed in
 0 to 2 elements of 4096 from 1536 on. So the MLP is wide (2048) and the residual stream narrow (384), and `decode :
 decode+batch:N` diverges in bfloat16 at 20 MB.

@@ -162,5 +162,6 @@ def test_documented_python_runs(page, tmp_path, monkeypatch):
     logits = np.zeros((3, 8), np.float32)
     known = {"np": np, "torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded), "ids": np.arange(3)}
     known |= {"path": ROOT / "tests/runs/fresh-against-cached.duckdb", "fresh_logits": logits, "cached_logits": logits}
-    for text in blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), "python"):
+    (path_of_page,) = (ROOT / "docs").rglob(f"{page}.md")
+    for text in blocks(path_of_page.read_text(encoding="utf-8"), "python"):
         exec(text.replace("from ulpscope.", "from core."), known)

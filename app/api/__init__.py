@@ -1,1 +1,1 @@
-"""The HTTP API, beside the pages in the same process; docs/api.md shows it with curl."""
+"""The HTTP API, beside the pages in the same process; docs/reference/api.md shows it with curl."""

@@ -20,7 +20,7 @@ from core.runs.file.kept import takes
 from core.text import file_name, is_seen, plural, size
 
 SHIPPED = "sample_runs/model"
-BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # docs/paths.md has all
+BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # docs/reference/paths.md has all
 SUGGESTED = ["decode", "prefill+batch:8", "decode+batch:2", "decode+batch:8", *BASES[4:1:-1], *BASES[5:], "prefill"]
 SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
@@ -122,8 +122,8 @@ def _choose_paths() -> dict[str, Any]:
     paths = list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())]))
     about = (
         "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N"
-        " puts N-1 other prompts into the batch; type any other path of docs/paths.md, such as decode+threads:1 or"
-        " prefill+attn:eager, or one of another engine, such as llamacpp:decode (docs/engines.md)"
+        " puts N-1 other prompts into the batch; type any other path of docs/reference/paths.md, such as"
+        " decode+threads:1 or prefill+attn:eager, or one of another engine: llamacpp:decode (docs/guides/engines.md)"
     )
     look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
     variants = st.multiselect("Variant paths", paths, ["decode"], key="capture_variants", **look)

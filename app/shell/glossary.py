@@ -1,4 +1,4 @@
-"""Definitions on the pages: docs/glossary.md, docs/metrics.md and each page's section of docs/pages.md."""
+"""Definitions on the pages: glossary.md, metrics.md and each page's section of pages.md, in docs/reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 from pathlib import Path
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs"
+_DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 _ROW = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")  # the documents are no pages: what they link to is named, not linked
 
@@ -22,7 +22,7 @@ def definitions() -> str:
 
 @functools.cache
 def reading(page: str) -> str:
-    """Markdown on how a page is read: the section of that title in docs/pages.md."""
+    """Markdown on how a page is read: the section of that title in docs/reference/pages.md."""
     _, _, section = _text("pages.md").partition(f"\n## {page}\n")
     return _LINK.sub(r"\1", section.partition("\n## ")[0]).strip()
 

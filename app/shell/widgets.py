@@ -151,7 +151,7 @@ def causes(view: selection.View) -> None:
             st.markdown(f"**{escaped(cause.name)}**: {escaped(cause.text)}")
         if not found.causes:
             st.markdown("No simple cause found.")
-        st.caption(f"{found.says} Fitted to half of the rows, scored on the other half (docs/causes.md).")
+        st.caption(f"{found.says} Fitted to half of the rows, scored on the other half (docs/explanation/causes.md).")
 
 
 def empty() -> NoReturn:

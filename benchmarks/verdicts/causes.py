@@ -324,7 +324,7 @@ def claimed_of_clean(pair: Pair) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Print the tables of docs/causes.md."""
+    """Print the tables of docs/explanation/causes.md."""
     out = sys.stdout.write
     columns = " | ".join(["injected", "strengths", "complete rows", *(f"lists of {size}" for size in SIZES)])
     out(f"| {columns} |\n|{'---|' * (3 + len(SIZES))}\n")

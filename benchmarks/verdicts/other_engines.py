@@ -1,6 +1,6 @@
 """Engines on trial: their settings, none of which is a bug, and faults planted in what they load (the GGUF of
 llama.cpp, the folder of the others) or in what they are fed, each of which is one. `python -m
-benchmarks.verdicts.other_engines MODEL [--positions N]` prints the tables of docs/engines.md.
+benchmarks.verdicts.other_engines MODEL [--positions N]` prints the tables of docs/guides/engines.md.
 """
 
 from __future__ import annotations

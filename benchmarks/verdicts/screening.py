@@ -1,4 +1,4 @@
-"""The screening on trial: what the arrays alone say of harmless paths and of bugs (docs/verdict_calibration.md).
+"""The screening on trial: what the arrays alone say of harmless paths and of bugs (docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.screening                        # every tiny model and the sample model, three dtypes
 python -m benchmarks.verdicts.screening --model "gpt2 float32"   # one of them; several may be given

@@ -1,5 +1,5 @@
 """16 bits alone on trial: faults of a given size and other kernels of the same function, each side's error compared
-with roundings drawn anew (docs/verdict_calibration.md).
+with roundings drawn anew (docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.sixteen                # every model and dtype: the tables of the docs
 python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10

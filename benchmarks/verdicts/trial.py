@@ -1,5 +1,5 @@
 """The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same that it must not
-(docs/verdict_calibration.md).
+(docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.trial                          # every model, every case, and the tables of the docs
 python -m benchmarks.verdicts.trial --model llama --quick    # one model, without what compiles

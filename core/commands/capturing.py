@@ -56,9 +56,9 @@ def capture(
 
     Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
 
-    Another engine as a side:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/engines.md).
+    Another engine as a side:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/guides/engines.md).
 
-    Forwards, bytes and memory, and nothing run:  --dry-run. docs/paths.md lists every path.
+    Forwards, bytes and memory, and nothing run:  --dry-run. docs/reference/paths.md lists every path.
     """
     use_engines(engine)
     if dry_run:
@@ -79,8 +79,8 @@ def judge(
 ) -> None:
     """Capture like `capture`, run every check, and say: rounding, or a bug?
 
-    Each pair is compared with this model's own noise floor, in its dtype and in float32; docs/verdict.md has the
-    method. Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`.
+    Each pair is compared with this model's own noise floor, in its dtype and in float32; docs/explanation/verdict.md
+    has the method. Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`.
 
     For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """

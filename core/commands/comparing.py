@@ -75,7 +75,7 @@ def compare(
 ) -> None:
     """Compare the sides of a dump, of two dumps, of what engines sent, or of a stored run. Files need no store.
 
-    A gate for CI, which looks at every pair (docs/gates.md):
+    A gate for CI, which looks at every pair (docs/guides/gates.md):
 
     ulpscope compare golden.npz today.npz --fail-on 'verdict,kl>0.05' --junit gate.xml
     """

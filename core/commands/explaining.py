@@ -40,7 +40,7 @@ def explain(
     """Look for a simple cause of a difference: a temperature, a shift, a penalty, a mask, a BOS, a coarser dtype.
 
     Each is fitted to half of the positions and scored on the other half; what is not well above the bar of
-    docs/causes.md is not named, and "no simple cause found" is an answer.
+    docs/explanation/causes.md is not named, and "no simple cause found" is an answer.
     """
     if not model and any((dtype, device, revision, trust_remote_code)):
         raise UsageError("--dtype, --device, --revision and --trust-remote-code need --model.")

@@ -78,7 +78,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 def engines(engine: options.Engine = None, as_json_: options.Json = False) -> None:
     """List the engines that can be a side besides transformers: which are here, and what each can do.
 
-    docs/engines.md says how a side of each is written, and how to add one of your own.
+    docs/guides/engines.md says how a side of each is written, and how to add one of your own.
 
     For example:  ulpscope engines --engine vllm=/opt/vllm/bin/python
     """

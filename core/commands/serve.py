@@ -35,7 +35,7 @@ def serve(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Serve the dashboard. Refuses to be open to others without a sign-in (docs/hosting.md)."""
+    """Serve the dashboard. Refuses to be open to others without a sign-in (docs/guides/hosting.md)."""
     if hash_password:
         sys.stdout.write(f"{credentials.hashed(_typed_password())}\n")
     elif token is not None:

@@ -37,7 +37,7 @@ _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
 
 def sweep(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/sweeps.md).")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md).")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what each would compute.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at once per device, each with a copy of the model.")] = 1,
     ray: Annotated[

@@ -1,4 +1,4 @@
-"""An engine: what its adapter says it can do, and its process, asked over pipes (docs/engines.md)."""
+"""An engine: what its adapter says it can do, and its process, asked over pipes (docs/contributing/engine.md)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
         try:
             return msgspec.convert({"engine": name, **hello, "name": name}, cls)
         except msgspec.ValidationError as error:
-            raise CaptureError(f"engine '{name}': its hello: {error}; docs/engines.md describes it.") from error
+            raise CaptureError(f"engine '{name}': its hello: {error} (docs/contributing/engine.md).") from error
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
         """`kv:f32` -> ("kv", ("f32",)); UsageError with what the engine can do for anything else."""

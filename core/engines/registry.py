@@ -98,7 +98,8 @@ def _location(name: str, where: str) -> EngineLocation:
     python, comma, adapter = where.partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
-            f"--engine {name}: ULPscope has no adapter of that name; write {name}=PYTHON,ADAPTER.py (docs/engines.md)."
+            f"--engine {name}: ULPscope has no adapter of that name; write {name}=PYTHON,ADAPTER.py"
+            " (docs/contributing/engine.md)."
         )
     file = Path(adapter) if comma else ADAPTERS / ADAPTER_OF[name]
     if not file.is_file():

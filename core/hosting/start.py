@@ -11,8 +11,8 @@ from ..text import shown
 from . import credentials
 
 HOW = (
-    "set [sign_in] password (ULPSCOPE_SIGN_IN_PASSWORD), tokens, a proxy's header or OIDC as docs/hosting.md says, or"
-    " listen on 127.0.0.1"
+    "set [sign_in] password (ULPSCOPE_SIGN_IN_PASSWORD), tokens, a proxy's header or OIDC as docs/guides/hosting.md"
+    " says, or listen on 127.0.0.1"
 )
 
 

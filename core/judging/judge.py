@@ -2,7 +2,7 @@
 
 Evidence comes from `Controls`, which a model answers by running, a dump by reading and lists of top tokens by queries.
 Nothing is judged by a constant number of logits or ULPs: a difference is compared with what rounding does to this
-checkpoint on these prompts. docs/verdict_calibration.md has the measurements behind every limit.
+checkpoint on these prompts. docs/explanation/calibration.md has the measurements behind every limit.
 """
 
 # ruff: noqa: ARG002  (a control that is not available takes arguments for those that are)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..runs.file.evidence import NOTED, AloneFigures, Check, Evidence
 from ..text import joined, plural, three_digits
 
-LARGEST_ALONE = 10.0  # times a module's own rounding; docs/verdict_calibration.md has what was measured
+LARGEST_ALONE = 10.0  # times a module's own rounding; docs/explanation/calibration.md has what was measured
 _ULP = 2.0**-23  # of float32, over the value: of one huge feature of a position a single rounding may be all there is
 _TINY = np.finfo(np.float64).tiny
 _BLOCK = re.compile(r"\.\d+(?=\.|$)")

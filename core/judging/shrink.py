@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..runs.file.evidence import FAILED, MISSING, PASSED
 
 # How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by;
-# docs/verdict_calibration.md has the trial. Between the two it is undecided.
+# docs/explanation/calibration.md has the trial. Between the two it is undecided.
 SHRINKS_LIKE_ROUNDING = 0.05
 SHRINKS_TOO_LITTLE = 0.001
 SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are not of the same sides

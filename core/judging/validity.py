@@ -1,6 +1,6 @@
 """Check a dump by its own arrays: can they be compared, and does their difference look like rounding?
 
-`python -m benchmarks.verdicts.screening` measures what harmless paths do (docs/verdict_calibration.md).
+`python -m benchmarks.verdicts.screening` measures what harmless paths do (docs/explanation/calibration.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fused divergence kernel: one pass over two sides gives every figure of the metric contract.
 
-How it is built (docs/decisions/0002-kernel.md has the measurements). A row (one position) is read from memory once and
+How it is built (docs/contributing/decisions/0002-kernel.md). A row (one position) is read from memory once and
 then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinal distances and float32,
 histogram of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (they tell where top-k has to look),
 and float64 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row

@@ -1,5 +1,5 @@
 """The registry of metrics: one entry a figure, from which come the columns of a run file, the JSON of reports and the
-tables in docs/metrics.md.
+tables in docs/reference/metrics.md.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ OPEN_IN_LISTS = frozenset(
 
 
 def documented() -> tuple[str, str]:
-    """The tables of docs/metrics.md: figures of each position, and those of the whole pair."""
+    """The tables of docs/reference/metrics.md: figures of each position, and those of the whole pair."""
     by_position = [(metric.name, metric.unit, metric.help) for metric in METRICS]
     by_pair = [(total.name, total.metadata["unit"], total.metadata["help"]) for total in fields(Summary)]
     head = ["| name | unit | definition |", "|---|---|---|"]

@@ -150,7 +150,7 @@ class ProbeRequest(Request):
     prompt_files: tuple[str, ...] = asked("A text file that is one prompt.", (), option="--prompt-file")
     prompt_lists: tuple[str, ...] = asked("A file of prompts, one a line, or JSON lines.", (), option="--prompts")
     model: str = asked("The model to ask for, where the server has several.", "")
-    tests: str = asked("Of rerun, warm, load:N, walk, echo; docs/probe.md says what each does.", DEFAULT_TESTS)
+    tests: str = asked("Of rerun, warm, load:N, walk, echo; docs/guides/probe.md says what each does.", DEFAULT_TESTS)
     against: str | None = asked("A second server that gets the same prompts: after an upgrade, in fp8.", None)
     against_model: str = asked("The model to ask the second server for. Default: --model.", "")
     top: int = asked("Log-probabilities a position.", 20)

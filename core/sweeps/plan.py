@@ -99,7 +99,7 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
     try:
         asked = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _PlanFile)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}. docs/sweeps.md lists the keys of a plan.") from None
+        raise UsageError(f"{path}: {error}. docs/guides/sweeps.md lists the keys of a plan.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a plan ({error}).") from None
     excluded = [{axis: [one] if isinstance(one, str) else one for axis, one in each.items()} for each in asked.exclude]

@@ -1,4 +1,4 @@
-"""docs/glossary.md: what the pages call things is defined there, once, and that is what their Definitions show."""
+"""The glossary: what the pages call things is defined there, once, and that is what their Definitions show."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def test_every_verdict_has_a_definition_of_its_own():
 
 
 def test_no_word_is_defined_twice():
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
     names = [name for row in re.findall(r"^\| (.+?) \|", text, re.M) if row != "word" for name in row.split(", ")]
     assert sorted(names) == sorted(glossary.meanings())

@@ -18,7 +18,7 @@ from core.hosting import start
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-HOSTING = ROOT / "docs" / "hosting.md"
+HOSTING = ROOT / "docs" / "guides" / "hosting.md"
 
 
 def _settings() -> dict[tuple[str, str], object]:

@@ -1,4 +1,4 @@
-"""transformers of another environment as an engine, the worked example of docs/engines.md."""
+"""transformers of another environment as an engine, the worked example of docs/contributing/engine.md."""
 
 from __future__ import annotations
 

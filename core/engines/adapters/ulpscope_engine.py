@@ -1,5 +1,5 @@
-"""The engine's end of the protocol between ULPscope and an engine, version 2 (docs/engines.md). It needs Python 3.8 and
-numpy only: copy it, or import it from an adapter that ULPscope starts, which finds it on its path.
+"""The engine's end of the protocol between ULPscope and an engine, version 2 (docs/contributing/engine.md). It needs
+Python 3.8 and numpy only: copy it, or import it from an adapter that ULPscope starts, which finds it on its path.
 
 A frame is a JSON object on one line, then `bytes` bytes of payload if the object says so. Frames of the hub come on
 stdin, frames of the engine leave on stdout.

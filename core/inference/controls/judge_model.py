@@ -1,4 +1,4 @@
-"""Judge a pair of paths or callables on a model that runs here (docs/verdict.md)."""
+"""Judge a pair of paths or callables on a model that runs here (docs/explanation/verdict.md)."""
 
 from __future__ import annotations
 

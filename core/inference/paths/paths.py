@@ -1,6 +1,6 @@
 """Paths: ways to compute the logits of given tokens that are equal in exact arithmetic. `base+modifier+modifier`.
 
-A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry. docs/paths.md is the table for users.
+A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry. Users read docs/reference/paths.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How causes are scored: fitted to every other row, scored on those between (docs/causes.md has the bar)."""
+"""How causes are scored: fitted to every other row, scored on those between (docs/explanation/causes.md)."""
 
 from __future__ import annotations
 

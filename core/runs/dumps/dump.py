@@ -1,8 +1,8 @@
 """Dumps: files of logits from anywhere, understood, checked and read as bits in step over all sides.
 
-The conventions are those of docs/upload.md. Opening reads headers, the small reserved arrays, and as much of the logits
-as it takes to know the compute dtype; `Dump.chunks` then streams. Memory stays below some 300 MB whatever the size of
-the dump.
+The conventions are those of docs/guides/upload.md. Opening reads headers, the small reserved arrays, and as much of the
+logits as it takes to know the compute dtype; `Dump.chunks` then streams. Memory stays below some 300 MB whatever the
+size of the dump.
 """
 
 from __future__ import annotations

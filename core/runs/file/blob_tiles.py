@@ -1,6 +1,6 @@
 """Rows of bits to BLOB tiles and back, as Arrow buffers.
 
-8 KB tiles in an uncompressed column reach disk speed (docs/decisions/0003-run-file.md).
+8 KB tiles in an uncompressed column reach disk speed (docs/contributing/decisions/0003-run-file.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evidence of a verdict: the rungs of the ladder, the checks that each has, and one record of figures a check.
 
-A figure's label and unit are declared with its field. Pages, JSON, the run file and the table in docs/verdict.md read
-them there.
+A figure's label and unit are declared with its field. Pages, JSON, the run file and docs/reference/checks.md read them
+there.
 """
 
 from __future__ import annotations
@@ -459,7 +459,7 @@ def labels_of(record: type[CheckFigures]) -> dict[str, str]:
 
 
 def documented() -> str:
-    """The table of docs/verdict.md: every check with its rung and figures."""
+    """The table of docs/reference/checks.md: every check with its rung and figures."""
     rows = [
         f"| {check.rung} | {check} | "
         + "; ".join(f"`{key}`: {label}" for key, label in labels_of(check.record).items())

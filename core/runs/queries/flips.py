@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
 SIDES = ("reference", "variant")
-NOISE_MARGIN = 2  # of harmless flips up to 1 in dense models, and 8 with experts (docs/verdict_calibration.md)
+NOISE_MARGIN = 2  # of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
 MOST_GRID_LINES = 64  # beyond that they would be a grey field
 
 # Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored top tokens.

@@ -369,7 +369,7 @@ def _connected(url: str, seconds: int) -> Any:
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UsageError(
             "a store's URL is scheme://bucket/prefix and nothing more; credentials belong in the environment of its"
-            " backend (docs/object_storage.md)."
+            " backend (docs/guides/object_storage.md)."
         )
     if parts.scheme not in SCHEMES or not parts.netloc:
         raise UsageError(f"{shown(url, 80)}: no store; expected s3://, gs:// or az:// with a bucket.")

@@ -41,7 +41,7 @@ def is_run_id(text: str) -> bool:
 
 
 def cell_of(run_id: str) -> str | None:
-    """Cell of a sweep that a run is of, the digest of what was asked for (docs/sweeps.md); None of any other run."""
+    """Cell of a sweep that a run is of, the digest of its request (docs/guides/sweeps.md); None of any other run."""
     found = _CELL.fullmatch(run_id)
     return found and found[1]
 

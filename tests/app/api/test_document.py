@@ -1,4 +1,4 @@
-"""docs/api.md: every example is run as it stands, against a server."""
+"""docs/reference/api.md: every example is run as it stands, against a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.app.api.serving import ROOT, serving
 from tests.shell import command_in
 
-DOCUMENT = ROOT / "docs" / "api.md"
+DOCUMENT = ROOT / "docs" / "reference" / "api.md"
 
 
 def examples(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The table of docs/security.md, row by row, against the dashboard on real servers: one with a sign-in, one without."""
+"""The table of docs/explanation/security.md, row by row, on real servers: one with a sign-in, one without."""
 
 from __future__ import annotations
 

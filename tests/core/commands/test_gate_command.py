@@ -33,7 +33,7 @@ FLIPS = CASES / "flips_fp16.npz"
 def test_the_first_documented_gate_fails_on_an_injected_bug_and_passes_a_clean_pair(cli, tmp_path, run, code):
     """On the arrays alone: of a stored run `verdict` would have what its controls said."""
     gates = set()
-    for page in ("README.md", "docs/gates.md", "docs/install.md", "core/commands/comparing.py"):
+    for page in ("README.md", "docs/guides/gates.md", "docs/guides/install.md", "core/commands/comparing.py"):
         texts = re.findall(r"^ *ulpscope compare .*--fail-on (\S+)", (ROOT / page).read_text(), re.M)
         gates.add(next(text.strip("'") for text in texts if ">" in text))
     with RunReader(ROOT / "tests" / "runs" / f"{run}.duckdb") as stored:
@@ -127,8 +127,8 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
 
 
 def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
-    """Every `run` step of docs/gates.md that calls ULPscope, in a shell, on files of the repository."""
-    text = (ROOT / "docs" / "gates.md").read_text()
+    """Every `run` step of docs/guides/gates.md that calls ULPscope, in a shell, on files of the repository."""
+    text = (ROOT / "docs" / "guides" / "gates.md").read_text()
     workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     (job,) = workflow["jobs"].values()
     steps = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]

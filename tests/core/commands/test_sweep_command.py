@@ -120,8 +120,8 @@ def test_a_tag_that_no_run_of_a_cell_has_is_refused_before_anything_is_computed(
 @pytest.mark.thorough
 @pytest.mark.model
 def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_path):
-    """The `run` step of docs/sweeps.md that calls ULPscope, in a shell; the second night holds against the first."""
-    text = (ROOT / "docs" / "sweeps.md").read_text()
+    """The `run` step of docs/guides/sweeps.md that calls ULPscope, in a shell, on two nights."""
+    text = (ROOT / "docs" / "guides" / "sweeps.md").read_text()
     workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     (job,) = workflow["jobs"].values()
     (step,) = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]

@@ -244,7 +244,7 @@ def test_a_hello_of_another_version_is_refused(hello):
 
 def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
     """As it stands there, beside the library that it is written for."""
-    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "contributing" / "engine.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "adapter.py").write_text(example)
     (tmp_path / "mine.py").write_text(

@@ -13,7 +13,7 @@ from core.numerics.metrics import METRICS, How, Summary, documented
 from core.runs.tables.pairs import PAIR
 from core.runs.tables.positions import POSITION
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def figures_of_two_rows() -> RowFigures:

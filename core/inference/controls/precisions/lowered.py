@@ -1,6 +1,6 @@
 """Test of a side for lower precision: which one leaves least of its distance, and is the rest that precision's noise?
 
-In float32 the rest is compared with reorderings, in 16 bits with roundings drawn anew (docs/verdict_calibration.md).
+In float32 the rest is compared with reorderings, in 16 bits with redrawn roundings (docs/explanation/calibration.md).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from core.runs.file.evidence import (
 from core.runs.store.store import Store
 from tests.core.runs.judged_runs import judged_run, reader
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "verdict.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "checks.md"
 RECORDS = [*dict.fromkeys(check.record for check in Check), Unmeasured]
 CHECKS = pytest.mark.parametrize("check", Check, ids=str)
 EXAMPLES = {bool: True, str: "text", int: 7, float: 0.125}
