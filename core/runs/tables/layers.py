@@ -2,7 +2,7 @@
 `layer_position`.
 
 Paths change weights, threads and kernels of the whole process, so two of them cannot run in step: the reference is
-through before a variant begins, and waits in a file (decision 0008). Only figures are kept: all outputs of a long
+through before a variant begins, and waits in a file (decision 0005). Only figures are kept: all outputs of a long
 prompt are larger than the model. Memory holds those of one prompt of one side (73 bytes a module and position) and the
 sums of the rounding floor (16 bytes).
 """
