@@ -459,11 +459,12 @@ def labels_of(record: type[CheckFigures]) -> dict[str, str]:
 
 
 def documented() -> str:
-    """The table of docs/reference/checks.md: every check with its rung and figures."""
-    rows = [
-        f"| {check.rung} | {check} | "
-        + "; ".join(f"`{key}`: {label}" for key, label in labels_of(check.record).items())
-        + " |"
-        for check in Check
-    ]
+    """The table of docs/reference/checks.md: every check with its rung and figures, a label where it is new."""
+    defined: set[tuple[str, str]] = set()
+    rows = []
+    for check in Check:
+        figures = labels_of(check.record).items()
+        names = (f"`{key}`" if (key, label) in defined else f"`{key}`: {label}" for key, label in figures)
+        rows.append(f"| {check.rung} | {check} | {'; '.join(names)} |")
+        defined |= figures
     return "\n".join(["| rung | check | figures |", "|---|---|---|", *rows])
