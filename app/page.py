@@ -52,7 +52,7 @@ class PageSetting:
             return value if value is not None and self.span[0] <= value <= self.span[1] else None
         return printable(text, "")[:_LONGEST_SETTING]
 
-    def said(self, value: object) -> str | None:
+    def word(self, value: object) -> str | None:
         """Word for a value in the address; None for the default, and for what is no value of this control."""
         if value == self.default:
             return None

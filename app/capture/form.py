@@ -56,14 +56,14 @@ class CaptureForm:
 
     def arguments(self, carried: Path | None = None) -> list[str]:
         """Arguments of `ulpscope`; without `carried` the caller adds the place of a carried file."""
-        return self._asked(str(carried) if carried else None).arguments()
+        return self._request(str(carried) if carried else None).arguments()
 
     @property
     def typed(self) -> str:
         """The command a person would type, with a file of their own."""
-        return self._asked(self.carried.name if self.carried else None).typed()
+        return self._request(self.carried.name if self.carried else None).typed()
 
-    def _asked(self, file: str | None) -> CaptureRequest:
+    def _request(self, file: str | None) -> CaptureRequest:
         texts = () if self.carried else self.request.prompts
         return replace(self.request, prompts=texts, prompt_lists=(file,) if file else ())
 

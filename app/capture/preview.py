@@ -66,7 +66,7 @@ class Previews:
         with self._room:
             if self._wanted.get(viewer) != key:  # the form has changed while this waited
                 return
-            answer = self._asked(key)
+            answer = self._answer_to(key)
         with self._lock:
             if self._wanted.get(viewer) == key:
                 del self._wanted[viewer]
@@ -77,7 +77,7 @@ class Previews:
                     del self._answers[next(iter(self._answers))]
                 self.devices = tuple(each["device"] for each in answer.costs.get("devices", ())) or self.devices
 
-    def _asked(self, key: tuple[str, ...]) -> Answer | None:
+    def _answer_to(self, key: tuple[str, ...]) -> Answer | None:
         try:
             with Child(["-m", "core", *key, "--dry-run", "--json"], may_ask=True, seconds=_MOST_SECONDS) as child:
                 costs = child.answer()

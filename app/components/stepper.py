@@ -21,38 +21,38 @@ _KINDS = {  # the column of the positions to step to, the keys of the previous a
 def places(view: selection.View) -> dict[str, Sequence[int]]:
     """Positions of the selected prompt to step to: all, and those of each kind there is."""
     table = view.prompt_table
-    found = {
+    of_kind = {
         kind: table.loc[table[column].astype(bool), "position"].tolist()
         for kind, (column, *_) in _KINDS.items()
         if column in table
     }
     every = range(view.first_position, view.last_position + 1)
-    return {"position": every, **{kind: listed for kind, listed in found.items() if listed}}
+    return {"position": every, **{kind: positions for kind, positions in of_kind.items() if positions}}
 
 
 def stepper(view: selection.View) -> None:
     """Draw the steps of the selected prompt."""
     table = view.prompt_table
     with st.container(key="stepper", gap="xxsmall"):
-        for kind, found in places(view).items():
-            before, after = bisect_left(found, view.position), bisect_right(found, view.position)
+        for kind, positions in places(view).items():
+            before, after = bisect_left(positions, view.position), bisect_right(positions, view.position)
             label = (
                 kind
                 if kind == "position"
-                else f"{kind} {before + 1:,} of {len(found):,}"
+                else f"{kind} {before + 1:,} of {len(positions):,}"
                 if after > before
-                else plural(len(found), kind)
+                else plural(len(positions), kind)
             )
             keys = {"position": ("K", "J")} | {name: keys for name, (_, *keys) in _KINDS.items()}
             left, right = st.columns([5, 9], gap="xxsmall")
             for place, text, key, way, is_end in (
                 (left, "‹", keys[kind][0], -1, before == 0),
-                (right, f"{label} ›", keys[kind][1], 1, after == len(found)),
+                (right, f"{label} ›", keys[kind][1], 1, after == len(positions)),
             ):
                 place.button(
                     text,
                     key=f"{'previous' if way < 0 else 'next'}_{kind}",
-                    on_click=partial(_step, found, way),
+                    on_click=partial(_step, positions, way),
                     shortcut=key,
                     disabled=is_end,
                     width="stretch",
@@ -70,9 +70,9 @@ def stepper(view: selection.View) -> None:
             )
 
 
-def _step(found: Sequence[int], way: int) -> None:
+def _step(positions: Sequence[int], way: int) -> None:
     """Select the next of some positions: from where the session is by now, so that no press of a key is lost."""
     here = st.session_state.get("position", 0)
-    place = bisect_right(found, here) if way > 0 else bisect_left(found, here) - 1
-    if 0 <= place < len(found):
-        selection.select(position=found[place])
+    place = bisect_right(positions, here) if way > 0 else bisect_left(positions, here) - 1
+    if 0 <= place < len(positions):
+        selection.select(position=positions[place])

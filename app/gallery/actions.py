@@ -77,7 +77,7 @@ def _label_form(card: RunCard, stored: Labels, known: set[str]) -> None:
         note = st.text_area("Note", seen.note, key=f"note_{card.run_id}", max_chars=LONGEST_NOTE)
         pinned = st.checkbox("Pinned", seen.pinned, key=f"pinned_{card.run_id}", help="Marks the run as one to keep.")
         if widgets.pressed(st.form_submit_button, "Save", f"save_labels_{card.run_id}", type="primary"):
-            with widgets.said():
+            with widgets.report_errors():
                 store_changes.label(card.run_id, seen, labelling.labels_of(tags, note, pinned))
                 st.session_state.pop("labels_seen", None)
             st.rerun()
@@ -108,7 +108,7 @@ def _several(ticked: list[RunCard], hidden: int) -> None:
 def _delete(cards: Sequence[RunCard]) -> None:
     gone = []
     for card in cards:
-        with widgets.said():
+        with widgets.report_errors():
             store_changes.delete(card.run_id)
             gone.append(card)
     if gone:

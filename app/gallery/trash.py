@@ -17,7 +17,7 @@ from core.text import plural, size
 
 def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:
     for run_id in run_ids:
-        with widgets.said():
+        with widgets.report_errors():
             change(run_id)
 
 

@@ -45,7 +45,7 @@ def _form() -> None:
         st.markdown("\n".join(f"- {widgets.escaped(line.strip())}" for line in requests))
     if is_pressed:
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
-        with widgets.said():
+        with widgets.report_errors():
             store_changes.submit(
                 replace(request, prompts=()).arguments(),
                 title=f"Probe of {shown(request.url, 100)}",

@@ -7,8 +7,8 @@ import streamlit as st
 LINKED = ("run", "variant", "prompt", "position")
 
 
-def linked(key: str) -> str | None:
-    """Value that the link gives for `key`, handed out once."""
+def take(key: str) -> str | None:
+    """Return the value that the link gives for `key`, once."""
     return st.session_state.get("linked", {}).pop(key, None)
 
 

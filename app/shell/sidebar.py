@@ -19,49 +19,49 @@ from core.text import code, shown, visible
 
 def draw(page: Page) -> selection.View | None:
     """Draw the selection and return what it selects, None if there is no run. A page of the store has the run only."""
-    kept, asked = st.session_state, link.linked("run")
+    state, asked = st.session_state, link.take("run")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
-    named = {str(run_id) for run_id in (asked, kept.get("open_next"), kept.get("run")) if run_id}
+    named = {str(run_id) for run_id in (asked, state.get("open_next"), state.get("run")) if run_id}
     missing = store_cache.cards_of(named - everything.keys())  # of a sweep whose cells are not listed
     everything |= {card.run_id: card for card in missing}
     by_id = {run_id: card for run_id, card in everything.items() if card.sides}  # of operations: on the Machine page
     if asked in by_id:
-        if asked != kept.get("run"):
+        if asked != state.get("run"):
             selection.new_run()
         elif not link.is_linked("position"):
-            kept.pop("position", None)
-        kept["run"] = asked
+            state.pop("position", None)
+        state["run"] = asked
     elif asked is not None:
         is_of_operations = asked in everything
         what = "holds probes of operations; the Machine page shows it" if is_of_operations else "is not here (any more)"
         link.report_bad_link(f"The run '{shown(asked, 60)}' {what}.")
         for key in link.LINKED:
-            link.linked(key)  # what else the link says is of that run
-    new = kept.get("open_next")
+            link.take(key)  # what else the link says is of that run
+    new = state.get("open_next")
     if new in by_id:
         selection.new_run()
-        kept["run"] = new
-    for gone in {new, kept.get("run")} - {None} - by_id.keys():
+        state["run"] = new
+    for gone in {new, state.get("run")} - {None} - by_id.keys():
         link.report_bad_link(f"The run '{shown(str(gone), 60)}' was deleted meanwhile; these are the runs there are.")
         if gone == new:
-            kept.pop("opened", None)  # or the gallery would go on to another run
-    if not kept.get("opened"):  # else the page is about to be left, and a rerun meanwhile must not undo it
-        kept.pop("open_next", None)
+            state.pop("opened", None)  # or the gallery would go on to another run
+    if not state.get("opened"):  # else the page is about to be left, and a rerun meanwhile must not undo it
+        state.pop("open_next", None)
     with st.sidebar:
         widgets.keep_room()
         if not by_id:
             return None
-        if kept.get("run") not in by_id:
+        if state.get("run") not in by_id:
             selection.new_run()
             own = [card for card in by_id.values() if not card.is_read_only]  # newest first
-            kept["run"] = (own[0] if own else max(by_id.values(), key=lambda card: card.flips)).run_id
+            state["run"] = (own[0] if own else max(by_id.values(), key=lambda card: card.flips)).run_id
         selection.preset_widget("run")
         count = Counter(card.name for card in by_id.values())  # a select box tells its options apart by their labels
         labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
         run_id = st.selectbox("Run", by_id, format_func=labels.__getitem__, key="run", on_change=selection.new_run)
         judged = store_cache.judged_run(run_id)
         if judged and widgets.pressed(st.button, "Open the judged run", "open_judged_run", icon=":material/gavel:"):
-            kept["open_next"] = judged
+            state["open_next"] = judged
             st.rerun()
         try:
             return _pick_within(store_cache.open_run(run_id), is_shown=page.shows == "run")
@@ -88,7 +88,7 @@ def link_to(view: selection.View | None) -> None:
 def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     """Draw variant, prompt and position of a run, and return what is selected of it."""
     names = [pair.variant for pair in run.pairs]
-    asked = link.linked("variant")
+    asked = link.take("variant")
     if asked in names:
         st.session_state["variant"] = asked
     elif asked is not None:
@@ -137,9 +137,9 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
 
 def _settle(key: str, lowest: int, highest: int, default: int) -> None:
     """Take `key` out of the link if it is there, and clip it to the run; `default` if nothing was chosen yet."""
-    asked = link.linked(key)
+    asked = link.take(key)
     value = st.session_state.get(key, default) if asked is None else whole(asked)
     st.session_state[key] = nearest = lowest if value is None else min(max(int(value), lowest), highest)
     if asked is not None and value != nearest:
         about = f"this run has {lowest} to {highest}, and {nearest} is selected."
-        link.report_bad_link(f"The link asks for {key} '{shown(asked, 60)}'; {about}")
+        link.complain(f"The link asks for {key} '{shown(asked, 60)}'; {about}")

@@ -173,10 +173,10 @@ def histogram(view: View) -> dict[int, int]:
 
 def ledger() -> Ledger:
     """The sweeps of the store, kept between reruns because it reads each card once."""
-    kept = st.session_state.get("ledger")
-    if kept is None or kept.store.directory != store().directory:
-        kept = st.session_state["ledger"] = Ledger(store())
-    return kept
+    sweeps = st.session_state.get("ledger")
+    if sweeps is None or sweeps.store.directory != store().directory:
+        sweeps = st.session_state["ledger"] = Ledger(store())
+    return sweeps
 
 
 def absent(view: View | None) -> dict[str, str]:

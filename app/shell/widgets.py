@@ -82,7 +82,7 @@ def keep_room() -> None:
 
 
 @contextmanager
-def said() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Turn what ULPscope raises on purpose into a sentence at the top of the page."""
     try:
         yield
@@ -177,8 +177,8 @@ def same_capture_with(about: Provenance, *extras: str) -> None:
     if command is not None:
         st.markdown("The same capture with it:")
         code_block(command, wraps=True)
-    if said := left_out(about, command):
-        st.caption(said)
+    if sentence := left_out(about, command):
+        st.caption(sentence)
 
 
 def table_texts(column: Iterable, run: RunReader) -> list[str]:

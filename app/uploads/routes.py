@@ -77,9 +77,9 @@ async def get_upload(request: Request) -> Response:
     """Answer with how much has arrived and how the import stands; `?wait=SECONDS` waits for its end."""
     refuse_unknown(request, "wait")
     upload = Upload(open_store(), request.path_params["upload"])
-    said = await _outcome(request, upload, responses.whole(request, "wait", 0, _LONGEST_WAIT))
-    said.status_code = 200
-    return said
+    outcome = await _outcome(request, upload, responses.whole(request, "wait", 0, _LONGEST_WAIT))
+    outcome.status_code = 200
+    return outcome
 
 
 async def delete_upload(request: Request) -> Response:
@@ -208,12 +208,12 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
     while record.state == IMPORTING and time.monotonic() < deadline:
         await anyio.sleep(_LOOK_SECONDS)
         record = _record(upload)
-    said = _described(request, upload, record)
+    body = _described(request, upload, record)
     if record.state == FAILED:
-        said = {"error": record.message, **said}
+        body = {"error": record.message, **body}
     parts = ("runs", record.run_id) if record.state == DONE else ("uploads", upload.upload_id)
-    headers = {"Location": responses.api_path(request, *parts), "Upload-Offset": str(said["received"])}
-    return answer(said, _STATUS.get(record.state, 200), headers)
+    headers = {"Location": responses.api_path(request, *parts), "Upload-Offset": str(body["received"])}
+    return answer(body, _STATUS.get(record.state, 200), headers)
 
 
 def _record(upload: Upload) -> Record:

@@ -72,7 +72,7 @@ def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) ->
 
     def start() -> None:
         prompts, device = PromptFile("tokens.jsonl", tokens), queue_of(request.device)
-        with widgets.said():
+        with widgets.report_errors():
             store_changes.submit(
                 request.arguments(), title=title, device=device, prompts=prompts, judges=view.run.run_id
             )

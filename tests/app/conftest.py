@@ -44,4 +44,4 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 @pytest.fixture(autouse=True)
 def no_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who opens the Capture page has a process load torch, for ten seconds, and a page test does not wait for it."""
-    monkeypatch.setattr(Previews, "_asked", lambda self, key: None)
+    monkeypatch.setattr(Previews, "_answer_to", lambda self, key: None)

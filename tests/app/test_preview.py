@@ -11,13 +11,13 @@ from core import subprocess_json
 from tests.covering import thorough
 from tests.waiting import until
 
-ASKED = Previews._asked
+ASKED = Previews._answer_to
 CAPTURE = ("capture", "--model", "sample_runs/model", "--prompt", "for x in y:", "--variant")
 
 
 @pytest.fixture
 def previews(tmp_path, monkeypatch):
-    monkeypatch.setattr(Previews, "_asked", ASKED)
+    monkeypatch.setattr(Previews, "_answer_to", ASKED)
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Previews()
 

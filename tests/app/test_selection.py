@@ -50,20 +50,21 @@ NOT_THERE = {
     "control characters": ({"run": "a\x00b\n# c\u202e"}, "The run 'ax00bn# cu202e' is not here"),  # less its signs
     "a very long run": ({"run": "r" * 5000}, "The run '" + "r" * 59 + "…' is not here"),
     "an unknown variant": ({"run": RUN, "variant": "nonsense"}, "asks for variant 'nonsense'; this run has 'decode'"),
-    "a prompt too far": ({"run": RUN, "prompt": "2"}, "asks for prompt '2'; this run has 0 to 1"),
-    "a position too far": ({"run": RUN, "prompt": "1", "position": "287"}, "position '287'; this run has 0 to 286"),
-    "a negative position": ({"run": RUN, "position": "-1"}, "asks for position '-1'; this run has 0 to 441"),
-    "a huge position": ({"run": RUN, "position": "9" * 14}, f"position '{'9' * 14}'; this run has 0 to 441"),
-    "too many digits": ({"run": RUN, "position": "9" * 6000}, "9…'; this run has 0 to 441, and 0 is selected"),
-    "a fraction": ({"run": RUN, "position": "1.5"}, "position '1.5'; this run has 0 to 441, and 0 is selected"),
-    "an exponent": ({"run": RUN, "position": "1e2"}, "'1e2'; this run has 0 to 441, and 0 is selected"),
-    "what only Python reads": ({"run": RUN, "position": "1_0"}, "'1_0'; this run has 0 to 441, and 0 is selected"),
-    "other digits": ({"run": RUN, "position": "\u0663"}, "this run has 0 to 441, and 0 is selected"),
-    "spaces": ({"run": RUN, "position": " 7"}, "this run has 0 to 441, and 0 is selected"),
+}
+OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
+    "a prompt too far": ({"prompt": "2"}, ("1", "30"), "prompt '2'; this run has 0 to 1"),
+    "a position too far": ({"prompt": "1", "position": "287"}, ("1", "286"), "position '287'; this run has 0 to 286"),
+    "a negative position": ({"position": "-1"}, ("0", "0"), "asks for position '-1'; this run has 0 to 441"),
+    "a huge position": ({"position": "9" * 14}, ("0", "441"), f"'{'9' * 14}'; this run has 0 to 441"),
+    "too many digits": ({"position": "9" * 6000}, ("0", "0"), "9…'; this run has 0 to 441, and 0 is selected"),
+    "a fraction": ({"position": "1.5"}, ("0", "0"), "position '1.5'; this run has 0 to 441, and 0 is selected"),
+    "an exponent": ({"position": "1e2"}, ("0", "0"), "'1e2'; this run has 0 to 441, and 0 is selected"),
+    "what only Python reads": ({"position": "1_0"}, ("0", "0"), "'1_0'; this run has 0 to 441, and 0 is selected"),
+    "other digits": ({"position": "\u0663"}, ("0", "0"), "this run has 0 to 441, and 0 is selected"),
+    "spaces": ({"position": " 7"}, ("0", "0"), "this run has 0 to 441, and 0 is selected"),
 }
 
 
-@pytest.mark.spread(16)
 @pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
 def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sentence):
     app = followed("overview", **link)
@@ -73,8 +74,18 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sente
     assert sentence in warnings(app)
 
 
+@pytest.mark.spread(10)
+@pytest.mark.parametrize(("link", "place", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+def test_a_link_to_a_position_out_of_range_opens_its_page_at_the_nearest_one(link, place, sentence):
+    app = followed("near_ties", run=RUN, **link)
+    assert not app.exception
+    assert title(app) == "Near ties"
+    assert (app.query_params["prompt"], app.query_params["position"]) == place
+    assert sentence in warnings(app)
+
+
 @pytest.mark.parametrize(
-    ("said", "place"),
+    ("link", "place"),
     [
         ({}, ("0", "144")),  # the first flip of the run
         ({"prompt": "1"}, ("1", "30")),  # of the prompt
@@ -82,13 +93,14 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sente
         ({"prompt": "1", "position": "7"}, ("1", "7")),
     ],
 )
-def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_position_there(said, place):
-    app = followed("near_ties", run=RUN, **said)
+def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_position_there(link, place):
+    app = followed("near_ties", run=RUN, **link)
     assert (app.query_params["prompt"], app.query_params["position"]) == place
 
 
 def test_a_link_to_another_run_within_a_session_leaves_the_position_of_the_last_one():
     app = followed("near_ties", run=RUN, prompt="1", position="7")
+    app._page_hash = calc_hash("flips")
     app.query_params.clear()
     app.query_params |= {"run": "batch-1-against-n", "variant": "prefill"}
     app.run()
@@ -103,28 +115,23 @@ def test_links_to_pages_carry_the_selection_and_say_what_a_run_does_not_hold():
     assert "position=7" in links["Flips"]
 
 
-@pytest.mark.spread(2)
-@pytest.mark.parametrize("way", ["late", "Back", "much later", "another page"])
-def test_an_address_that_was_replaced_a_moment_ago_is_not_taken_for_back(way: str, monkeypatch: pytest.MonkeyPatch):
-    """Keys that are pressed faster than pages are drawn: each asks with the address that the browser had when it was
-    pressed.
-    """
+@pytest.mark.parametrize("way", ["a key", "Back", "another page"])
+def test_only_back_and_another_page_read_an_address_that_was_replaced(way: str, monkeypatch: pytest.MonkeyPatch):
+    """Keys that are pressed faster than pages are drawn ask with the address that the browser had by then."""
     app = followed("near_ties", run=RUN, variant="decode", prompt="1", position="36")
     earlier = dict(app.query_params)
     app.number_input(key="position").set_value(37).run()
     assert app.query_params["position"] == "37"
     if way == "Back":
         monkeypatch.setattr(address, "is_back", lambda: True)
-    elif way == "much later":
-        monkeypatch.setattr(address, "_LATE_SECONDS", 0.0)
     elif way == "another page":
         app._page_hash = calc_hash("flips")
     for key, value in earlier.items():
         app.query_params[key] = value
-    if way == "late":
+    if way == "a key":
         app.number_input(key="position").set_value(38)
     app.run()
-    expected = "38" if way == "late" else "36"
+    expected = "38" if way == "a key" else "36"
     assert app.query_params["position"] == expected
     assert app.number_input(key="position").value == int(expected)
 
