@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .judging.verdict import Verdict
+    from .runs.file.evidence import Verdict
     from .runs.reports.gate import GateReport
 
 _FOUND = pytest.StashKey[list["Verdict | GateReport"]]()

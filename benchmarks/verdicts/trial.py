@@ -35,8 +35,8 @@ from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
 from core.judging.validity import sampler_evidence
-from core.judging.verdict import Verdict, conclude
-from core.runs.file.evidence import FAILED, FLOAT32, RUNGS
+from core.judging.verdict import conclude
+from core.runs.file.evidence import FAILED, FLOAT32, RUNGS, Verdict
 from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, LOWER_PRECISION, NONDETERMINISTIC, VERDICTS
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
@@ -164,7 +164,7 @@ def _verdict(
     with registered(case):
         variant = case.path or case.engine
         assert variant is not None
-        verdict = judge_pair(loaded, prompts, case.reference, variant, session=session).verdict
+        verdict = judge_pair(loaded, prompts, case.reference, variant, session=session)
     if case.sample is None:
         return verdict
     with torch.inference_mode():
@@ -339,7 +339,7 @@ def drawn(names: Sequence[str], count: int) -> Iterator[str]:
             generator = torch.Generator().manual_seed(seed)
             prompts = torch.randint(1, loaded.token_limit, (2, 90), generator=generator).tolist()
             for variant in DRAWN:
-                verdict = judge_pair(loaded, prompts, "prefill", variant).verdict
+                verdict = judge_pair(loaded, prompts, "prefill", variant)
                 trials.append(_trial(name, "", HARMLESS, verdict))
         sizes = (max(trial.noise_ratio or 0 for trial in trials), max(trial.worst or 0 for trial in trials))
         alarms = sum(not trial.is_right for trial in trials)

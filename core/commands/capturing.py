@@ -15,7 +15,6 @@ from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
-from ..runs.file.evidence import PairVerdict
 from ..runs.file.kept import takes
 from ..runs.file.records import exit_code
 from ..runs.queries.verdicts import next_command
@@ -192,7 +191,7 @@ def run_extras(
     digests = writer.digests() if request.judge else []
     for pair, name in enumerate(names[1:]) if request.judge else ():
         try:
-            judged = judge_pair(
+            verdict = judge_pair(
                 plan.loaded,
                 plan.token_ids,
                 paths[0],
@@ -205,9 +204,7 @@ def run_extras(
         except UlpscopeError as error:
             failures.append(f"'{name}' was not judged: {error}")
             continue
-        verdict = judged.verdict
-        named = verdict.name, verdict.because, verdict.noise_ratio
-        writer.write_verdict(PairVerdict(pair, *named, verdict.evidence, judged.floors, verdict.first_place))
+        writer.write_verdict(replace(verdict, pair=pair))
     return failures
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 from ..numerics.formats import FLOAT32, values_of
 from ..runs.figures import Figures
 from ..runs.file import evidence
-from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, Evidence
+from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, Evidence, Verdict
 from ..runs.file.records import Generation
-from ..runs.revision import PairVerdict
 from ..text import three_digits
 from .explain.causes import explain
 from .explain.rows import rows_of_run
@@ -31,9 +31,9 @@ def judge_upload(
     validity: Sequence[Sequence[Evidence]],
     generations: Sequence[Generation],
     uploaded: UploadedControls | None = None,
-    earlier: Sequence[PairVerdict] = (),
+    earlier: Sequence[Verdict] = (),
     with_model: WithModel = lambda dump: dump,
-) -> list[PairVerdict]:
+) -> list[Verdict]:
     """Judge every pair of a dump.
 
     validity: rows of every pair, measured while the dump was read; earlier: verdicts by controls that were given
@@ -45,10 +45,7 @@ def judge_upload(
     for pair in range(len(figures.header.sides) - 1):
         rows = [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)]
         dump = DumpControls(figures, pair, uploaded or UploadedControls(), rows)
-        judged = judge(with_model(dump), before.get(pair))
-        verdict = judged.verdict
-        figures_of_it = verdict.noise_ratio, verdict.evidence, judged.floors, verdict.first_place
-        verdicts.append(PairVerdict(pair, verdict.name, verdict.because, *figures_of_it))
+        verdicts.append(replace(judge(with_model(dump), before.get(pair)), pair=pair))
     return verdicts
 
 

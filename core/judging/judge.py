@@ -45,14 +45,14 @@ from ..runs.file.evidence import (
     RerunFigures,
     ShrinkFigures,
     Unmeasured,
+    Verdict,
 )
 from ..runs.file.records import FloorRows
-from ..runs.revision import PairVerdict
 from ..text import multiple, number, plural, three_digits
 from .places import NotFinite, place_in_words
 from .statistic import BLOCKS, Errors, FloorTest, Limits, floor_test
 from .structure import outliers_evidence, structure_of
-from .verdict import Verdict, conclude
+from .verdict import conclude
 
 # Limits, in noise floors (rms over rms), each with what it was measured on.
 # float32 and float64: 1,076 pairs of the same function reach 1.09 over all; the smallest fault of the trial is 13.
@@ -251,15 +251,7 @@ class Controls:
         return None
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict with the noise floors by position that a run stores beside its evidence."""
-
-    verdict: Verdict
-    floors: tuple[FloorRows, ...]
-
-
-def judge(controls: Controls, earlier: PairVerdict | None = None) -> Judgement:
+def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     """Ask every control in order and conclude. earlier: a verdict by other controls, for checks not made now."""
     trial = _Trial(controls)
     trial.evidence += controls.validity()  # and the sampler: is each emitted token the argmax?
@@ -574,7 +566,7 @@ class _Trial:
 
     # ---- conclusion
 
-    def conclusion(self, own: Pair, earlier: PairVerdict | None) -> Judgement:
+    def conclusion(self, own: Pair, earlier: Verdict | None) -> Verdict:
         """Say where it begins, carry over what earlier controls showed, and name the verdict."""
         controls, lengths = self.controls, self.lengths
         wide = next((self.tests[name] for name in ("float64", "float32") if name in self.tests), None)
@@ -630,7 +622,7 @@ class _Trial:
         sentence = self._sentence(verdict, [each for each in (token, module) if each])
         if undeclared and any(row.rung == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
             sentence = undeclared
-        return Judgement(replace(verdict, because=sentence), tuple(self.rows))
+        return replace(verdict, because=sentence, floors=tuple(self.rows))
 
     def _without_floor(self, controls: Controls) -> None:
         """Add where the sides differ at all, unless a place that does not shrink says more."""

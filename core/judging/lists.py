@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, SentFigures, Unmeasured
+from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, SentFigures, Unmeasured, Verdict
 from ..runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
-from ..runs.revision import PairVerdict
 from ..runs.topk.pairing import ListPair, compare_sides
 from ..runs.topk.placeholders import clauses
 from ..runs.topk.records import ListSide
@@ -108,7 +107,7 @@ class ListControls(Controls):
         yield f"{words}; the served model would decide" if pair.differing and has_ids else words
 
 
-def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[PairVerdict]:
+def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Verdict]:
     """Judge each pair of a probe, whose side 'warm again' is the rerun of 'warm'.
 
     What a request under load shares a batch with depends on the moment: it may differ from its rerun without a fault.
@@ -124,25 +123,24 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Pa
 
 def judge_responses(
     sides: Sequence[ListSide], pairs: Sequence[ListPair], repeats: Mapping[str, bool] | None = None
-) -> list[PairVerdict]:
+) -> list[Verdict]:
     """Judge each pair of responses, the first side with each other. repeats: as of ListControls."""
     both = enumerate(zip(pairs, sides[1:], strict=True))
     return [_judged(index, ListControls(pair, (sides[0], side), repeats or {})) for index, (pair, side) in both]
 
 
-def judge_with_floor(earlier: PairVerdict, pair: ListPair, sides: Sequence[ListSide], floor: Evidence) -> PairVerdict:
+def judge_with_floor(earlier: Verdict, pair: ListPair, sides: Sequence[ListSide], floor: Evidence) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
     rows = tuple(row for row in earlier.evidence if row.outcome != FAILED)  # what had failed had not decided
     return _judged(earlier.pair, ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
 
 
-def _judged(index: int, controls: ListControls, earlier: PairVerdict | None = None) -> PairVerdict:
-    verdict = judge(controls, earlier).verdict
+def _judged(index: int, controls: ListControls, earlier: Verdict | None = None) -> Verdict:
     ratio = getattr(controls.floor_row.figures, "noise_ratio", None) if controls.floor_row else None
-    return PairVerdict(index, verdict.name, verdict.because, ratio, verdict.evidence)
+    return replace(judge(controls, earlier), noise_ratio=ratio, first_place=None, pair=index)
 
 
-def judge_tokens(compared: Compared) -> PairVerdict:
+def judge_tokens(compared: Compared) -> Verdict:
     """Judge two files of chosen tokens: with one value per row no cause is looked for."""
     figures, name = compared.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
@@ -158,4 +156,4 @@ def judge_tokens(compared: Compared) -> PairVerdict:
         says = f"{says}; one value per position cannot tell rounding from a fault."
     sent = SentFigures(positions=compared.positions, values=figures.finite, neq=figures.neq, flips=0)
     outcome = {INVALID_DUMP: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
-    return PairVerdict(0, name, says, None, (Evidence(Check.SENT, _REQUESTS, sent, outcome, says),))
+    return Verdict(name, says, (Evidence(Check.SENT, _REQUESTS, sent, outcome, says),))

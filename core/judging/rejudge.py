@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
-from ..runs.file.evidence import VALIDITY
+from ..runs.file.evidence import VALIDITY, Verdict
 from ..runs.file.records import FloorRows
 from ..runs.reader import RunReader, StoredPair
-from ..runs.revision import PairVerdict, Revision
+from ..runs.revision import Revision
 from ..runs.store.store import Store
 from .dump import WithModel, judge_upload
 from .uploaded_controls import UploadedControls
@@ -43,10 +43,10 @@ def judge_stored(
     return judged
 
 
-def stored_verdict(run: RunReader, pair: StoredPair) -> PairVerdict:
+def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
     floors = []
     for dtype, rows in run.rows("floor_position", pair=pair.index).groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:
             floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
-    verdict, because, evidence = pair.verdict or "", pair.because or "", tuple(run.evidence(pair.index))
-    return PairVerdict(pair.index, verdict, because, pair.noise_ratio, evidence, tuple(floors), pair.first_place)
+    evidence, ratio, place = tuple(run.evidence(pair.index)), pair.noise_ratio, pair.first_place
+    return Verdict(pair.verdict or "", pair.because or "", evidence, ratio, place, tuple(floors), pair.index)

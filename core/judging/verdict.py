@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..errors import UsageError
 from ..runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -26,6 +25,7 @@ from ..runs.file.evidence import (
     OtherPromptsFigures,
     RerunFigures,
     Unmeasured,
+    Verdict,
 )
 from ..runs.file.records import (
     BUG_SUSPECTED,
@@ -36,43 +36,7 @@ from ..runs.file.records import (
     NONDETERMINISTIC,
     ROUNDING,
     UNDECIDED,
-    VERDICTS,
 )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What all evidence comes to. because: one sentence; noise_ratio: size of the difference in noise floors, in the
-    dtype that decided; first_place: (prompt, position) at which a fault shows first.
-    """
-
-    name: str
-    because: str
-    evidence: tuple[Evidence, ...]
-    noise_ratio: float | None = None
-    first_place: tuple[int, int] | None = None
-
-    @property
-    def is_bug_suspected(self) -> bool:
-        return self.name == BUG_SUSPECTED
-
-    def table(self) -> str:
-        """Return the verdict and its checks as plain text, a line each."""
-        rungs = max((len(row.rung) for row in self.evidence), default=0)
-        outcomes = max((len(row.outcome) for row in self.evidence), default=0)
-        rows = [f"  {row.rung:<{rungs}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
-        return "\n".join([f"{self.name}: {self.because}", *rows])
-
-    def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
-        """Raise AssertionError with the evidence unless the verdict is one of `allowed`; return it."""
-        __tracebackhide__ = True
-        unknown = [name for name in allowed if name not in VERDICTS]
-        if unknown:
-            raise UsageError(f"'{unknown[0]}' is not a verdict; expected one of {', '.join(VERDICTS)}.")
-        if self.name not in allowed:
-            raise AssertionError(self.table())
-        return self
-
 
 _MORE_THAN_A_RERUN = 4.0  # times as far as from one call to the next, beyond which other prompts are a leak
 

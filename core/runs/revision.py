@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import StoreError
 from .file.database import Database
-from .file.evidence import PairVerdict
+from .file.evidence import Verdict
 from .reader import RunReader
 from .store.store import Store
 from .tables.pairs import update_verdict
@@ -39,7 +39,7 @@ class Revision:
     def __exit__(self, *_: object) -> None:
         self._partial.remove()
 
-    def finish(self, verdicts: Sequence[PairVerdict], note: str) -> str:
+    def finish(self, verdicts: Sequence[Verdict], note: str) -> str:
         """Write the verdicts, put the run in its place, return its id. `note` is added to the run's own."""
         path = self._partial.path
         try:
@@ -52,7 +52,7 @@ class Revision:
         self._store.place(path, self.run_id)
         return self.run_id
 
-    def _write(self, database: Database, verdicts: Sequence[PairVerdict], note: str) -> None:
+    def _write(self, database: Database, verdicts: Sequence[Verdict], note: str) -> None:
         about = self._run.header.provenance
         places = np.array(self._run.header.places(), np.int32)
         created = self._created.replace(tzinfo=None)

@@ -19,7 +19,7 @@ from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.database import Database
-from .file.evidence import PairVerdict
+from .file.evidence import Verdict
 from .file.kept import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
 from .recent_rows import RecentRows, SpooledRows
@@ -64,7 +64,7 @@ class RunWriter:
         self._totals = [PairTotal() for _ in header.sides[1:]]
         self._recent = RecentRows(_REFERENCE_BYTES)
         self._figures: dict[str, list[pa.Table]] = {}
-        self._verdicts: dict[int, PairVerdict] = {}
+        self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
         side_bytes = header.rows * header.vocab * header.format.itemsize
         raw_bytes = expected_bytes(header.kept, len(header.sides), header.rows, side_bytes)
@@ -200,7 +200,7 @@ class RunWriter:
         """Write the sides' free continuations of a prompt. Once a prompt."""
         self._put(insert_generation, generation)
 
-    def write_verdict(self, verdict: PairVerdict) -> None:
+    def write_verdict(self, verdict: Verdict) -> None:
         """Write the verdict of a pair with the rows it rests on. Once a pair, before `finish`."""
         self._verdicts[verdict.pair] = verdict
         self._put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)

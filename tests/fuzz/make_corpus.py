@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from core.runs.file.evidence import PASSED, Check, Evidence, PairVerdict, RerunFigures
+from core.runs.file.evidence import PASSED, Check, Evidence, RerunFigures, Verdict
 from core.runs.file.records import Generation, RunHeader
 from core.runs.ops_run import write_ops_run
 from core.runs.store.store import Store
@@ -66,7 +66,7 @@ def _write_run(store: Store, header: RunHeader) -> None:
         evidence = Evidence(
             Check.AGAIN, "prefill", RerunFigures(not_repeatable=()), PASSED, "The same call gives the same bits."
         )
-        writer.write_verdict(PairVerdict(0, "rounding", "It stays below the floor.", 0.5, (evidence,)))
+        writer.write_verdict(Verdict("rounding", "It stays below the floor.", (evidence,), 0.5))
         writer.finish()
 
 

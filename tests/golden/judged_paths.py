@@ -25,7 +25,7 @@ def judged(model: str, names: dict[str, Any]) -> dict[str, Any]:
         with registered(case):
             variant = case.path or case.engine
             assert variant is not None
-            verdict = judge_pair(loaded, prompts[:1], case.reference, variant, session=session).verdict
+            verdict = judge_pair(loaded, prompts[:1], case.reference, variant, session=session)
         outputs[case.name] = {
             "verdict": verdict.name,
             "ratio": verdict.noise_ratio,

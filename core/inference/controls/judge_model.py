@@ -18,7 +18,6 @@ from ...judging.divergence import Divergence, mean_squares
 from ...judging.judge import (
     Controls,
     Exact,
-    Judgement,
     Lowered,
     NoiseFloor,
     NotAvailableError,
@@ -30,9 +29,8 @@ from ...judging.judge import (
 from ...judging.judge import judge as judge_controls
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, FloorTest
-from ...judging.verdict import Verdict
 from ...numerics.formats import LOGIT_FORMATS
-from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures
+from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures, Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
@@ -80,7 +78,7 @@ def judge(
     """
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
-    return judge_pair(loaded, ids, reference, variant, precisions=precisions, on_progress=on_progress).verdict
+    return judge_pair(loaded, ids, reference, variant, precisions=precisions, on_progress=on_progress)
 
 
 def judge_pair(
@@ -93,7 +91,7 @@ def judge_pair(
     on_progress: Callable[[str], None] | None = None,
     session: JudgingSession | None = None,
     captured: tuple[str, str] | None = None,
-) -> Judgement:
+) -> Verdict:
     """Judge as `judge` does, with the noise floors by position.
 
     session: of this model and these prompts, if several pairs are judged; captured: sha256 of both sides' bits as they

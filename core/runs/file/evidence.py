@@ -6,8 +6,8 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from ...errors import UsageError
 from ...text import shown
-from .records import FloorRows
+from .records import BUG_SUSPECTED, IDENTICAL, ROUNDING, VERDICTS, FloorRows
 
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "not available", "informative"
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
@@ -265,11 +265,6 @@ class ShrinkFigures(CheckFigures):
     tried: Annotated[tuple[str, ...] | None, "controls that were given"] = None
 
 
-class OnlyInFloat32Figures(CheckFigures):
-    neq: Annotated[int | None, "logits that differ"]
-    pair_rms_logits: Annotated[float, "rms of the pair, logits"]
-
-
 class PrecisionsFigures(CheckFigures):
     noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
     precision: Annotated[str | None, "the precision"] = None
@@ -367,11 +362,9 @@ class Check(StrEnum):
     OWN_PAIR = "the pair", OWN_DTYPE, PairFigures
     OWN_NOT_FINITE = "the pair, not finite", OWN_DTYPE, NotFiniteFigures
     DRAWN = "error against float32", OWN_DTYPE, DrawnFigures
-    UPLOADED_FLOOR = "the uploaded floor", FLOAT32, Unmeasured
     WIDE_PAIR = "the widened pair", FLOAT32, PairFigures
     WIDE_NOT_FINITE = "the widened pair, not finite", FLOAT32, NotFiniteFigures
     SHRINK = "the pair in two precisions", FLOAT32, ShrinkFigures
-    ONLY_IN_FLOAT32 = "the pair in float32 alone", FLOAT32, OnlyInFloat32Figures
     PRECISIONS = "precisions that engines offer", PRECISION, PrecisionsFigures
     EXPLAINED = "one lower precision", PRECISION, ExplainedFigures
     SETTINGS = "an engine's settings", PRECISION, SettingsFigures
@@ -425,18 +418,41 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class PairVerdict:
-    """The verdict of one pair with all it rests on. first_place: (prompt, position) where a fault shows first, None if
-    none does.
+class Verdict:
+    """Verdict of a pair with the evidence for it.
+
+    because: one sentence; noise_ratio: size of the difference in noise floors, in the dtype that decided; first_place:
+    (prompt, position) at which a fault shows first; floors: noise floors by position; pair: index in its run.
     """
 
-    pair: int
     name: str
     because: str
-    noise_ratio: float | None
     evidence: tuple[Evidence, ...]
-    floors: tuple[FloorRows, ...] = ()
+    noise_ratio: float | None = None
     first_place: tuple[int, int] | None = None
+    floors: tuple[FloorRows, ...] = field(default=(), compare=False, repr=False)
+    pair: int = 0
+
+    @property
+    def is_bug_suspected(self) -> bool:
+        return self.name == BUG_SUSPECTED
+
+    def table(self) -> str:
+        """Return the verdict and its checks as plain text, a line each."""
+        rungs = max((len(row.rung) for row in self.evidence), default=0)
+        outcomes = max((len(row.outcome) for row in self.evidence), default=0)
+        rows = [f"  {row.rung:<{rungs}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
+        return "\n".join([f"{self.name}: {self.because}", *rows])
+
+    def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
+        """Raise AssertionError with the evidence unless the verdict is one of `allowed`; return it."""
+        __tracebackhide__ = True
+        unknown = [name for name in allowed if name not in VERDICTS]
+        if unknown:
+            raise UsageError(f"'{unknown[0]}' is not a verdict; expected one of {', '.join(VERDICTS)}.")
+        if self.name not in allowed:
+            raise AssertionError(self.table())
+        return self
 
 
 def figures_of(check: Check, text: str) -> CheckFigures:

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
 from ..file.database import Database
-from ..file.evidence import PairVerdict
+from ..file.evidence import Verdict
 from ..file.table import Table, column
 
 PAIR = Table(
@@ -51,7 +51,7 @@ ULP_HISTOGRAM = Table(
 _SUMMARY = [field.name for field in fields(Summary)]
 
 
-def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdict: PairVerdict | None = None) -> None:
+def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdict: Verdict | None = None) -> None:
     """Insert summary and histogram, of lists the summary alone, and the verdict if it was judged."""
     PAIR.insert_row(
         database,
@@ -69,7 +69,7 @@ def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdi
     ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=list(histogram.values()))
 
 
-def update_verdict(database: Database, verdict: PairVerdict) -> None:
+def update_verdict(database: Database, verdict: Verdict) -> None:
     """Put a verdict on a stored pair."""
     prompt, position = verdict.first_place or (None, None)
     columns = "verdict = ?, because = ?, noise_ratio = ?, first_prompt = ?, first_position = ?"

@@ -34,7 +34,7 @@ from .reading import SAME, digest_of
 from .records import UNKNOWN_TOKEN, ListSide, Response
 
 if TYPE_CHECKING:
-    from ..revision import PairVerdict
+    from ..file.evidence import Verdict
 
 _MOST_VALUES = 16 * MAX_ROWS  # of 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
 _BYTES_A_VALUE = 24  # in the file, uncompressed
@@ -56,7 +56,7 @@ def write_lists(
     about: About,
     sides: Sequence[ListSide],
     pairs: Sequence[ListPair],
-    verdicts: Sequence[PairVerdict] = (),
+    verdicts: Sequence[Verdict] = (),
     *,
     run_id: str | None = None,
 ) -> str:

@@ -34,7 +34,7 @@ from .records import MAX_POSITIONS
 from .tables import About, insert_header, new_run
 
 if TYPE_CHECKING:
-    from ..revision import PairVerdict
+    from ..file.evidence import Verdict
 
 FORMAT = "chosen tokens"
 _VALUES = {1: ("reference", "variant"), 2: ("logprobs",)}  # columns of log-probabilities, by the number of files
@@ -81,7 +81,7 @@ def write_tokens(
     store: Store,
     paths: Sequence[Path],
     about: About,
-    judge: Callable[[Compared], PairVerdict],
+    judge: Callable[[Compared], Verdict],
     *,
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,

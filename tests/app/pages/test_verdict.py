@@ -71,7 +71,7 @@ def test_a_failed_check_is_open_with_its_chart_and_figures_and_a_passed_one_unfo
 def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own_store):
     """Both rows of one rung are open: charts of one name would end the page."""
     aside = Evidence(
-        Check.UPLOADED_FLOOR,
+        Check.SHRINK,
         "'decode' against 'prefill', beside a floor",
         Unmeasured(),
         NOTED,

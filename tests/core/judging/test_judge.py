@@ -34,7 +34,6 @@ from core.runs.file.evidence import (
     SamplerFigures,
     Unmeasured,
 )
-from core.runs.revision import PairVerdict
 
 POSITIONS = 300
 
@@ -95,12 +94,12 @@ def rows(verdict, check: Check) -> list[Evidence]:
 
 
 def test_both_comparisons_have_to_pass() -> None:
-    sound = judge(MadeControls()).verdict
+    sound = judge(MadeControls())
     assert (sound.name, sound.first_place) == ("rounding", None)
     assert sound.noise_ratio == pytest.approx(1, abs=0.1)
-    wide = judge(MadeControls(wide=17.8)).verdict
+    wide = judge(MadeControls(wide=17.8))
     assert (wide.name, wide.noise_ratio) == ("bug suspected", pytest.approx(17.8, rel=0.1))
-    narrow = judge(MadeControls(narrow=3.0)).verdict
+    narrow = judge(MadeControls(narrow=3.0))
     assert (narrow.name, narrow.noise_ratio) == ("bug suspected", pytest.approx(3.0, rel=0.1))
     assert {row.outcome for row in narrow.evidence if row.rung == FLOAT32} == {PASSED}
     (drawn,) = rows(narrow, Check.DRAWN)
@@ -109,10 +108,10 @@ def test_both_comparisons_have_to_pass() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_fault_at_one_position_has_its_place_and_is_said(dtype: str) -> None:
-    verdict = judge(MadeControls(dtype, wide=at(164, 30))).verdict
+    verdict = judge(MadeControls(dtype, wide=at(164, 30)))
     assert (verdict.name, verdict.first_place) == ("bug suspected", (1, 64))
     assert "position 64 of prompt 1" in verdict.because
-    narrow = judge(MadeControls(narrow=at(164, 30))).verdict
+    narrow = judge(MadeControls(narrow=at(164, 30)))
     assert (narrow.name, narrow.first_place) == ("bug suspected", (1, 64))
 
 
@@ -122,7 +121,7 @@ def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share: float, is
         def differences(self, row: int, dtype: str) -> np.ndarray:
             return np.where(np.arange(50) == 31, share, (1 - share) / 49)
 
-    verdict = judge(Column("float32", wide=at(164, 30))).verdict
+    verdict = judge(Column("float32", wide=at(164, 30)))
     assert ("token 31" in verdict.because) is is_named
 
 
@@ -145,7 +144,7 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(f
             )
             return [Evidence(Check.ALONE, "each module", figures, NOTED, "self_attn differs.", "engine")]
 
-    verdict = judge(Noisy("float32", wide=1e3)).verdict
+    verdict = judge(Noisy("float32", wide=1e3))
     assert verdict.is_bug_suspected
     assert ("undeclared lower precision" in verdict.because) is (first is None)
     assert len(verdict.because.split()) <= 25
@@ -154,13 +153,13 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(f
 
 
 def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() -> None:
-    verdict = judge(MadeControls(has_wide=False)).verdict
+    verdict = judge(MadeControls(has_wide=False))
     assert verdict.name == "likely rounding"
     (drawn,) = rows(verdict, Check.DRAWN)
     assert verdict.because == drawn.says
     assert f"{drawn.figures.fault_seen_at_one_position:.2g}x" in verdict.because
     assert rows(verdict, Check.WIDE_PAIR)[0].says == "The engine takes bfloat16 only."
-    assert judge(MadeControls(narrow=3.0, has_wide=False)).verdict.name == "bug suspected"
+    assert judge(MadeControls(narrow=3.0, has_wide=False)).name == "bug suspected"
 
 
 def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> None:
@@ -170,10 +169,10 @@ def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> No
             return {"decode": Errors(np.full(POSITIONS, 9.0))}
 
     for narrow in (1.0, 3.0):
-        verdict = judge(Odd(narrow=narrow, has_wide=False)).verdict
+        verdict = judge(Odd(narrow=narrow, has_wide=False))
         assert verdict.name == "undecided"
         assert rows(verdict, Check.DRAWN)[0].outcome == MISSING
-    assert judge(Odd(narrow=3.0)).verdict.name == "rounding"  # float32 decides then
+    assert judge(Odd(narrow=3.0)).name == "rounding"  # float32 decides then
 
 
 def test_a_mixture_of_experts_is_decided_in_float64() -> None:
@@ -185,24 +184,24 @@ def test_a_mixture_of_experts_is_decided_in_float64() -> None:
             return Pair(self.wide[1] * self.double**2) if dtype == "float64" else super().pair(dtype)
 
     controls = Experts("float32", wide=at(7, 100))  # a near tie chose another expert
-    assert judge(controls).verdict.name == "rounding"
+    assert judge(controls).name == "rounding"
     controls.double = 1e12
-    assert judge(controls).verdict.is_bug_suspected
+    assert judge(controls).is_bug_suspected
     controls.double = 2.0**29  # as large as float32 rounds: a part of it stays in float32
-    assert judge(controls).verdict.is_bug_suspected  # so float32 decides
+    assert judge(controls).is_bug_suspected  # so float32 decides
     controls = Experts("float32")
     controls.double = 2.0**29
-    assert judge(controls).verdict.name == "rounding"
+    assert judge(controls).name == "rounding"
 
 
 def test_a_side_that_does_not_repeat_its_bits() -> None:
     controls = MadeControls("float32")
     controls.moved, controls.rerun_squares = ("engine",), controls.wide[2]
-    verdict = judge(controls).verdict
+    verdict = judge(controls)
     assert verdict.name == "nondeterministic"
     assert rows(verdict, Check.AGAIN)[0].figures.beyond_noise_floor is False
     controls.rerun_squares = controls.wide[2] * at(7, 1000) ** 2
-    verdict = judge(controls).verdict
+    verdict = judge(controls)
     assert verdict.name == "bug suspected"
     assert "position 7 of prompt 0" in verdict.because
 
@@ -212,10 +211,10 @@ def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts:
     controls = MadeControls()
     controls.has_experts, controls.other_prompts = has_experts, False
     controls.moved = ()
-    verdict = judge(controls).verdict
+    verdict = judge(controls)
     assert verdict.is_bug_suspected is not has_experts
     controls.moved = ("engine",)  # other bits with the same prompts too
-    assert judge(controls).verdict.name == "nondeterministic"
+    assert judge(controls).name == "nondeterministic"
 
 
 def test_a_nan_needs_no_floor() -> None:
@@ -224,11 +223,11 @@ def test_a_nan_needs_no_floor() -> None:
             raise NotAvailableError("its weights are int8")
 
     controls = NoFloor("float32")
-    assert judge(controls).verdict.name == "undecided"
+    assert judge(controls).name == "undecided"
     by_row = np.zeros(POSITIONS, np.int64)
     by_row[103] = 2
     controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
-    verdict = judge(controls).verdict
+    verdict = judge(controls)
     assert (verdict.name, verdict.first_place, verdict.noise_ratio) == ("bug suspected", (1, 3), None)
 
 
@@ -244,15 +243,14 @@ def test_a_nan_needs_no_floor() -> None:
     ],
 )
 def test_sentences_have_at_most_25_words(controls: MadeControls) -> None:
-    verdict = judge(controls).verdict
+    verdict = judge(controls)
     assert len(verdict.because.split()) <= 25
     assert max(len(row.says.split()) for row in verdict.evidence) <= 25
 
 
 def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
-    before = judge(MadeControls(wide=at(164, 30))).verdict
-    stored = PairVerdict(0, before.name, before.because, before.noise_ratio, before.evidence, (), before.first_place)
-    verdict = judge(MadeControls(has_wide=False), stored).verdict
+    before = judge(MadeControls(wide=at(164, 30)))
+    verdict = judge(MadeControls(has_wide=False), before)
     assert (verdict.is_bug_suspected, verdict.first_place) == (True, (1, 64))
     assert [row.outcome for row in verdict.evidence if row.rung == FLOAT32] == [FAILED]
 

@@ -26,10 +26,10 @@ from core.runs.file.evidence import (
     STRUCTURE,
     VALIDITY,
     Check,
+    Verdict,
 )
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
-from core.runs.revision import PairVerdict
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.covering import few, thorough
@@ -64,14 +64,14 @@ def dump_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], 
     return stored
 
 
-Judged = Callable[..., PairVerdict]
+Judged = Callable[..., Verdict]
 
 
 @pytest.fixture
 def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -> Judged:
     """`judged(variant, ...)`: the verdict of a dump with controls given as dicts of arrays; nothing is stored again."""
 
-    def judge(variant: np.ndarray, before: PairVerdict | None = None, **controls: Any) -> PairVerdict:
+    def judge(variant: np.ndarray, before: Verdict | None = None, **controls: Any) -> Verdict:
         store, run_id = dump_of(variant)
         with RunReader(store.path_of(run_id)) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
@@ -89,7 +89,7 @@ def on_disk(folder: Path, controls: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row_of(verdict: PairVerdict, rung: str) -> Any:
+def row_of(verdict: Verdict, rung: str) -> Any:
     return next(row for row in verdict.evidence if row.rung == rung)
 
 

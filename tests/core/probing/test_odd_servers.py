@@ -18,7 +18,7 @@ from core.probing.client import Client, ProbeError
 from core.probing.plan import Plan, base_of, parsed_tests, told
 from core.probing.probe import Probe, Probed
 from core.probing.servers import find_server
-from core.runs.revision import PairVerdict
+from core.runs.file.evidence import Verdict
 from core.runs.topk.pairing import pairs_of
 from tests.core.probing import odd_server as odd
 from tests.core.runs.topk.made_sides import run_of
@@ -33,7 +33,7 @@ def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hell
         client.close()
 
 
-def judged_of(found: Probed) -> list[PairVerdict]:
+def judged_of(found: Probed) -> list[Verdict]:
     return judge_probe(found.sides, pairs_of(found.sides))
 
 

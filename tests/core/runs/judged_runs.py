@@ -16,13 +16,13 @@ from core.runs.file.evidence import (
     Check,
     Evidence,
     PairFigures,
-    PairVerdict,
     PrecisionsFigures,
     RerunFigures,
     ScreeningFigures,
     StructureFigures,
     TruncationFigures,
     Unmeasured,
+    Verdict,
 )
 from core.runs.file.records import FloorRows, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
@@ -232,7 +232,7 @@ def judged_run(
             stored = tuple(rows if evidence is None else evidence)
             by_position = floors(outliers, wider_floor) if has_floor else ()
             place = (0, outliers[0]) if outliers else None
-            writer.write_verdict(PairVerdict(0, verdict, because, noise_ratio, stored, tuple(by_position), place))
+            writer.write_verdict(Verdict(verdict, because, stored, noise_ratio, place, tuple(by_position)))
         return writer.finish()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from core.capture_request import CaptureRequest
-from core.runs.file.evidence import PairVerdict
+from core.runs.file.evidence import Verdict
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -47,7 +47,7 @@ def write(
         if wait:
             until(Path(wait).exists)
         writer.write(1, 0, variant.view(np.uint32))
-        writer.write_verdict(PairVerdict(0, verdict, "It is.", 1.0, ()))
+        writer.write_verdict(Verdict(verdict, "It is.", (), 1.0))
         writer.finish()
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.verdicts.tiny_models import tiny_model
 from core.inference.controls.judge_model import JudgingSession, judge_pair
 from core.inference.models.model import LoadedModel
-from core.judging.verdict import Verdict
+from core.runs.file.evidence import Verdict
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +35,6 @@ def judged() -> Callable[..., Verdict]:
 
     def judge(loaded, prompts, reference, variant) -> Verdict:
         session = session_of(loaded, tuple(map(tuple, prompts)))
-        return judge_pair(loaded, prompts, reference, variant, session=session).verdict
+        return judge_pair(loaded, prompts, reference, variant, session=session)
 
     return judge

@@ -188,6 +188,6 @@ def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedM
 @pytest.mark.model
 def test_a_fault_of_a_callable_that_follows_the_model_is_still_decided_in_float32(narrow: LoadedModel) -> None:
     """The twin: nothing is excused where float32 is to be had."""
-    verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", scaled_value(1.01)).verdict
+    verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", scaled_value(1.01))
     assert verdict.is_bug_suspected
     assert rows(verdict)[FLOAT32].figures.compute_dtype == "float32"

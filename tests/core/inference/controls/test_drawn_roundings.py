@@ -148,7 +148,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
 ) -> None:
     """0.015 makes a pair of 0.99 times the overall floor in bfloat16."""
     prompts = tiny_prompts(narrow)
-    verdict = judge_pair(narrow, prompts, "prefill", lambda _, ids: stale(held, ids, share)).verdict
+    verdict = judge_pair(narrow, prompts, "prefill", lambda _, ids: stale(held, ids, share))
     pair, engine = (row for row in verdict.evidence if row.rung == OWN_DTYPE)
     if share == 0.015:
         assert pair.figures.noise_ratio == pytest.approx(0.99, abs=0.15)

@@ -19,7 +19,6 @@ from core.inference.controls.judge_model import judge, judge_pair
 from core.inference.models.dtypes import in_float64
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digest_of
-from core.judging.verdict import Verdict
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -33,6 +32,7 @@ from core.runs.file.evidence import (
     Check,
     Evidence,
     OtherRowFigures,
+    Verdict,
 )
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of
@@ -89,8 +89,7 @@ VARIANT = "decode+batch:2+neighbours:same"
 @pytest.mark.model
 def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
     steps: list[str] = []
-    found = judge_pair(narrow, [PROMPT, PROMPT[:9]], "prefill", VARIANT, on_progress=steps.append)
-    verdict = found.verdict
+    verdict = judge_pair(narrow, [PROMPT, PROMPT[:9]], "prefill", VARIANT, on_progress=steps.append)
     sides = [
         torch.cat([logits_of(path, narrow, list(ids)) for ids in (PROMPT, PROMPT[:9])]) for path in ("prefill", VARIANT)
     ]
@@ -104,8 +103,8 @@ def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
     assert {row.outcome for row in verdict.evidence} == {PASSED}
     assert verdict.noise_ratio == evidence[FLOAT32].figures.noise_ratio
     assert verdict.first_place is None
-    assert [floor.compute_dtype for floor in found.floors] == ["bfloat16", "float32"]
-    assert {len(floor.pair_rms) for floor in found.floors} == {len(PROMPT) + 9}
+    assert [floor.compute_dtype for floor in verdict.floors] == ["bfloat16", "float32"]
+    assert {len(floor.pair_rms) for floor in verdict.floors} == {len(PROMPT) + 9}
     assert steps[0] == "both sides in bfloat16"
 
 
@@ -117,7 +116,7 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
             logits[17, 3] += 0.01
         return logits
 
-    verdict = judge_pair(small, [PROMPT[:9], PROMPT], "prefill", engine).verdict
+    verdict = judge_pair(small, [PROMPT[:9], PROMPT], "prefill", engine)
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
     places, modules = rows(verdict)[STRUCTURE], alone(verdict)
@@ -166,7 +165,7 @@ def _at_3(value: float, *dtypes: torch.dtype) -> Any:
 @pytest.mark.model
 def test_a_nan_needs_no_floor(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.inference.controls.reordering.reordering_refusal", lambda _: "its weights are int8")
-    verdict = judge_pair(small, [PROMPT], "prefill", _at_3(torch.nan)).verdict
+    verdict = judge_pair(small, [PROMPT], "prefill", _at_3(torch.nan))
     assert verdict.is_bug_suspected
     assert "'engine' is NaN at position 3" in verdict.because
     assert (verdict.first_place, verdict.noise_ratio) == ((0, 3), None)
@@ -251,7 +250,7 @@ def test_a_model_whose_maps_cannot_be_reordered_is_undecided(
         "core.inference.controls.reordering.reordering_refusal",
         lambda _: "its weights are int8; load it without quantisation",
     )
-    verdict = judge_pair(small, [PROMPT], "prefill", "decode").verdict
+    verdict = judge_pair(small, [PROMPT], "prefill", "decode")
     assert verdict.name == "undecided"
     assert rows(verdict)[FLOAT32].outcome == MISSING
     assert "load it without quantisation" in verdict.because
@@ -288,7 +287,7 @@ def test_a_difference_of_two_float32_floors_is_below_what_a_dense_model_is_accus
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return prefill(model, ids) + noise.to(model.dtype)
 
-    verdict = judge_pair(small, [prompt], "prefill", engine).verdict
+    verdict = judge_pair(small, [prompt], "prefill", engine)
     assert verdict.name == "rounding"
     assert verdict.noise_ratio is not None
     assert 1.5 < verdict.noise_ratio < 4
@@ -301,7 +300,7 @@ def test_a_difference_of_two_float32_floors_is_below_what_a_dense_model_is_accus
 @pytest.mark.model
 def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> None:
     before, implementation = state(experts), experts.model.config._experts_implementation
-    verdict = judge_pair(experts, tiny_prompts(experts), "prefill", "decode").verdict
+    verdict = judge_pair(experts, tiny_prompts(experts), "prefill", "decode")
     assert verdict.name == "rounding"
     single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
     assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
@@ -343,7 +342,7 @@ def test_neighbours_that_move_bits_are_a_leak_of_a_dense_model_that_repeats_its_
         return "moved" if side.value_of("neighbours") else digest_of(loaded, prompts, side)
 
     monkeypatch.setattr(judge_model, "digest_of", digest)
-    found = judge_pair(tiny_model(name), [PROMPT], "prefill", "prefill+batch:2").verdict
+    found = judge_pair(tiny_model(name), [PROMPT], "prefill", "prefill+batch:2")
     row = next(row for row in found.evidence if row.rung == NEIGHBOURS)
     assert row.outcome == outcome
     assert found.name in verdict.split(" or "), found.table()
@@ -360,7 +359,7 @@ def _other_row(verdict: Verdict) -> Evidence:
     few(["decode+batch:8", "prefill+batch:3+row:1", "prefill+batch:2+pad:left:3"], "prefill+batch:2+pad:left:3"),
 )
 def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel) -> None:
-    verdict = judge_pair(small, [PROMPT], "prefill", variant).verdict
+    verdict = judge_pair(small, [PROMPT], "prefill", variant)
     assert verdict.name in ("rounding", "identical")
     assert _other_row(verdict).outcome == PASSED
 

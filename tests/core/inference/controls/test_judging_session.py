@@ -46,7 +46,7 @@ def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(dtype:
     with counted(loaded) as of_session:
         together = [judge_pair(loaded, prompts, reference, variant, session=session) for variant in VARIANTS]
     for one, other in zip(alone, together, strict=True):
-        assert one.verdict == other.verdict
+        assert one == other
         assert [(f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in one.floors] == [
             (f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in other.floors
         ]
@@ -75,12 +75,12 @@ def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_i
     loaded = tiny_model("llama", "float32")
     prompt = tiny_prompts(loaded)[0][:8]
     captured = [digest_of(loaded, [prompt], side_of(path)) for path in ("prefill", "decode")]
-    plain = judge_pair(loaded, [prompt], "prefill", "decode").verdict
+    plain = judge_pair(loaded, [prompt], "prefill", "decode")
     with counted(loaded, columns=1) as seen:
-        found = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[1])).verdict
+        found = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[1]))
     assert (found, len(seen)) == (plain, 8)
     # the twin: a capture whose variant had other bits, as an engine's first call may
-    other = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[0])).verdict
+    other = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[0]))
     assert other.name == "nondeterministic"
     (rerun,) = [row.figures for row in other.evidence if row.check is Check.AGAIN]
     assert rerun == RerunFigures(not_repeatable=("decode",))

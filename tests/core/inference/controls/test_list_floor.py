@@ -16,8 +16,7 @@ from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
-from core.runs.file.evidence import Check, ListFloorFigures
-from core.runs.revision import PairVerdict
+from core.runs.file.evidence import Check, ListFloorFigures, Verdict
 from core.runs.store.store import Store
 from core.runs.topk.pairing import compare_sides
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
@@ -52,14 +51,14 @@ def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = 
     return ListSide(name, (Response("made", "logprob", "token_id", tokens, list_rows(sent, "made")),))
 
 
-def judged(loaded: LoadedModel, *sides: ListSide) -> PairVerdict:
-    earlier = PairVerdict(0, "undecided", "It differs.", None, ())
+def judged(loaded: LoadedModel, *sides: ListSide) -> Verdict:
+    earlier = Verdict("undecided", "It differs.", ())
     pair = compare_sides(*sides)
     rows = rows_of_lists(pair, *sides, most=len(pair.positions))
     return judge_with_floor(earlier, pair, sides, floor_of_rows(loaded, [sides[0].responses[0].tokens], rows, print))
 
 
-def figures_of(verdict: PairVerdict) -> ListFloorFigures:
+def figures_of(verdict: Verdict) -> ListFloorFigures:
     figures = next(row.figures for row in verdict.evidence if row.check is Check.LIST_FLOOR)
     assert isinstance(figures, ListFloorFigures)
     return figures

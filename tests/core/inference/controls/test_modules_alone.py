@@ -207,13 +207,13 @@ def _scaled_cache(layer: int) -> Callable[[PromptBatch, Emit], None]:
 def test_a_fault_in_the_cache_of_a_layer_is_named_at_that_layers_attention(name, layer, monkeypatch):
     monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
     loaded = tiny_model(name)
-    beyond = _beyond(judge_pair(loaded, tiny_prompts(loaded), "prefill", "faulty").verdict)
+    beyond = _beyond(judge_pair(loaded, tiny_prompts(loaded), "prefill", "faulty"))
     assert all(each.startswith(BLOCKS[name].format(layer)) and "attn" in each for each in beyond)
 
 
 def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(loaded):
     mutation = next(each for each in MUTATIONS if each.name == "one stale slot of an earlier request")
-    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine).verdict
+    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine)
     assert found.name == "bug suspected"
     assert all("self_attn" in each for each in _beyond(found))
 
@@ -269,7 +269,7 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
         if side == "reference"
         else {"reference": "prefill", "variant": engine}
     )
-    found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"]).verdict
+    found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"])
     assert found.name == "bug suspected"
     assert found.first_place == (0, 5)
     assert _beyond(found) == ("model.layers.1",)

@@ -12,7 +12,7 @@ import pytest
 from core.errors import UsageError
 from core.judging.judge import WIDE
 from core.judging.statistic import floor_test
-from core.runs.file.evidence import RUNGS, PairVerdict
+from core.runs.file.evidence import RUNGS, Verdict
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
 from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
 from core.runs.reader import RunReader
@@ -74,7 +74,7 @@ def test_many_variants_and_flips_stay_within_25_lines_and_a_bug_comes_first(stor
     with RunWriter(store, header) as writer:
         for side in range(4):
             writer.write(side, 0, np.roll(calm_sides(header)[0], side, axis=1))
-        writer.write_verdict(PairVerdict(2, "bug suspected", "Planted.", None, ()))
+        writer.write_verdict(Verdict("bug suspected", "Planted.", (), pair=2))
         run_id = writer.finish()
     text = report(store, run_id)
     assert len(unfolded(text).splitlines()) <= MOST_SHOWN

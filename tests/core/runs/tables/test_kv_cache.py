@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import UsageError
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.file.evidence import NOTED, PASSED, Check, Evidence, PairVerdict, RerunFigures, Unmeasured
+from core.runs.file.evidence import NOTED, PASSED, Check, Evidence, RerunFigures, Unmeasured, Verdict
 from core.runs.file.records import FloorRows, Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -110,14 +110,14 @@ def test_more_tokens_than_were_asked_for_are_no_generation():
 def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
     store, header = Store(tmp_path), header_of()
     rows = [
-        Evidence(Check.UPLOADED_FLOOR, "a floor", Unmeasured(tried=("floor",)), NOTED, "It is left aside."),
+        Evidence(Check.SHRINK, "a floor", Unmeasured(tried=("floor",)), NOTED, "It is left aside."),
         Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
     ]
     floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
-        writer.write_verdict(PairVerdict(0, "rounding", "It is rounding.", 1.0, tuple(rows), (floor,), (0, 3)))
+        writer.write_verdict(Verdict("rounding", "It is rounding.", tuple(rows), 1.0, (0, 3), (floor,)))
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
         pair = run.pairs[0]

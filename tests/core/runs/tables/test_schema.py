@@ -6,10 +6,11 @@ from pathlib import Path
 
 import duckdb
 
+from core.runs.file.evidence import Verdict
 from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import report_of_run
-from core.runs.revision import PairVerdict, Revision
+from core.runs.revision import Revision
 from core.runs.store.store import Store
 from tests.core.runs.judged_runs import RERUN_FAILED
 from tests.core.runs.made_runs import copied
@@ -28,7 +29,7 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
         assert report.rows == [row | {"kl": None} for row in whole.rows]
         assert run.positions(0)["kl"].isna().all()
         with Revision(store, run, "judged") as revision:
-            judged = revision.finish([PairVerdict(0, "nondeterministic", "why", None, (RERUN_FAILED,))], "")
+            judged = revision.finish([Verdict("nondeterministic", "why", (RERUN_FAILED,))], "")
     imported = import_run(store, path, run_id=None, name=None, on_progress=lambda *_: None)
     for run_id, because in ((judged, "why"), (imported, None)):
         with RunReader(store.path_of(run_id)) as run:

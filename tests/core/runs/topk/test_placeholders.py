@@ -15,9 +15,8 @@ from core.errors import DumpError
 from core.judging.explain.causes import explain_lists
 from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
-from core.runs.file.evidence import Check
+from core.runs.file.evidence import Check, Verdict
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
-from core.runs.revision import PairVerdict
 from core.runs.topk.alignment import aligned
 from core.runs.topk.files import read_sides
 from core.runs.topk.pairing import ListPair, pairs_of
@@ -43,7 +42,7 @@ def drafted(at: set[int], value: Any = 0.0) -> list[Token]:
     return [(word, value, {}) if row in at else (word, first, top) for row, (word, first, top) in enumerate(sound())]
 
 
-def judged(*payloads: dict[str, Any]) -> tuple[ListPair, PairVerdict]:
+def judged(*payloads: dict[str, Any]) -> tuple[ListPair, Verdict]:
     sides = sides_of(*payloads)
     (pair,) = pairs_of(sides)
     (verdict,) = judge_responses(sides, [pair])
