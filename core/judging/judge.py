@@ -256,12 +256,11 @@ def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     trial = _Trial(controls)
     trial.evidence += controls.validity()  # and the sampler: is each emitted token the argmax?
     own = trial.own_pair()
-    trial.rerun()
     trial.in_float32(own)  # decides
     if controls.has_experts:
         trial.in_float64()
     trial.in_16_bits(own)  # decides too
-    trial.rerun_size()
+    trial.rerun()
     trial.neighbours()
     trial.lower_precision()
     return trial.conclusion(own, earlier)
@@ -279,7 +278,6 @@ class _Trial:
         self.floors: dict[str, NDArray[np.float64]] = {}
         self.drawn: dict[str, FloorTest] = {}
         self.not_finite: NotFinite | None = None
-        self.called_twice: Rerun | None = None
         self.lowered: Sequence[Lowered] = []
 
     def add(
@@ -305,24 +303,6 @@ class _Trial:
             self.compare(self.dtype, own, limits)
             self.from_model()
         return own
-
-    def rerun(self) -> None:
-        """Does each side give the same bits when it is called again?"""
-        try:
-            rerun = self.controls.rerun()
-        except NotAvailableError:
-            return
-        self.called_twice = rerun
-        figures = RerunFigures(not_repeatable=rerun.moved, **rerun.figures)
-        others = [name for name in self.names if name not in rerun.called]
-        says = "Each side repeats its own bits."
-        if rerun.moved:
-            says = f"{_quoted(rerun.moved)} {'does' if len(rerun.moved) == 1 else 'do'} not repeat the same bits."
-            if figures.rerun_row_ulps is not None:
-                says = f"{says[:-1]}: two calls differ by up to {number(figures.rerun_row_ulps, 3)} row ULPs."
-        elif others:
-            says = f"{_quoted(rerun.called)} repeats its own bits; {_quoted(others)} has no rerun."
-        self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.moved else PASSED, says)
 
     def in_float32(self, own: Pair) -> None:
         """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of summation."""
@@ -391,36 +371,48 @@ class _Trial:
         self.drawn = {str(row.side): self.drawn[str(row.side)] for row in rows if row.outcome in (PASSED, FAILED)}
         self.evidence += rows
 
-    def rerun_size(self) -> None:
-        """Compare the difference of a side from itself with the noise floor in the same dtype."""
-        rerun = self.called_twice
-        if rerun is None or rerun.squares is None or self.dtype not in self.floors:
+    def rerun(self) -> None:
+        """Does each side give the same bits when it is called again? If not, how far in noise floors?"""
+        try:
+            rerun = self.controls.rerun()
+        except NotAvailableError:
             return
+        figures, moved = RerunFigures(not_repeatable=rerun.moved, **rerun.figures), _quoted(rerun.moved)
+        others = [name for name in self.names if name not in rerun.called]
+        says = "Each side repeats its own bits."
+        if rerun.moved and rerun.squares is not None and self.dtype in self.floors:
+            says = self._rerun_size(rerun, rerun.squares, figures)
+        elif rerun.moved:
+            size = figures.rerun_row_ulps
+            far = "" if size is None else f": two calls differ by up to {number(size, 3)} row ULPs"
+            says = f"{moved} {'does' if len(rerun.moved) == 1 else 'do'} not repeat the same bits{far}."
+        elif others:
+            says = f"{_quoted(rerun.called)} repeats its own bits; {_quoted(others)} has no rerun."
+        self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.moved else PASSED, says)
+
+    def _rerun_size(self, rerun: Rerun, squares: NDArray[np.float64], figures: RerunFigures) -> str:
+        """Compare the difference of a side from itself with the noise floor in the same dtype; fill in the figures."""
         limits = OWN if self.is_16_bits else WIDE
-        test = floor_test(rerun.squares, self.floors[self.dtype], limits)
+        test = floor_test(squares, self.floors[self.dtype], limits)
         at_one = limits.over_all if not self.controls.has_experts or not self.is_16_bits else np.inf
         at_one = max(at_one, test.position.allowed if np.isfinite(test.position.allowed) else 0.0)
         worst = test.worst or 0.0
         is_beyond = bool(rerun.mismatches) or test.is_larger or worst > at_one
-        index = next(n for n, row in enumerate(self.evidence) if row.check is Check.AGAIN)
-        row = self.evidence[index]
-        assert isinstance(row.figures, RerunFigures)
-        figures = structs.replace(
-            row.figures,
-            rerun_rms_logits=float(np.sqrt(rerun.squares.mean())),
-            rerun_noise_ratio=None if rerun.mismatches else test.noise_ratio,
-            largest_ratio_allowed=limits.over_all,
-            rerun_worst_position_ratio=None if rerun.mismatches else worst,
-            beyond_noise_floor=is_beyond,
-        )
-        moved, where = _quoted(rerun.moved), place_in_words(test.worst_row, self.lengths)
-        says = f"{moved} differs between two calls by {multiple(test.ratio)} the noise floor, as rounding does."
+        figures.rerun_rms_logits = float(np.sqrt(squares.mean()))
+        figures.rerun_noise_ratio = None if rerun.mismatches else test.noise_ratio
+        figures.largest_ratio_allowed = limits.over_all
+        figures.rerun_worst_position_ratio = None if rerun.mismatches else worst
+        figures.beyond_noise_floor = is_beyond
+        moved, size = _quoted(rerun.moved), f"{multiple(test.ratio)} the noise floor"
         if rerun.mismatches:
-            says = f"{moved}: {plural(rerun.mismatches, 'logit is', 'logits are')} NaN or infinite in one of two calls."
-        elif is_beyond:
-            size = f"{multiple(test.ratio)} the noise floor, up to {multiple(worst)} at {where}"
-            says = f"{moved} differs between two calls by {size}, more than rounding does."
-        self.evidence[index] = replace(row, figures=figures, says=says)
+            count = plural(rerun.mismatches, "logit is", "logits are")
+            return f"{moved}: {count} NaN or infinite in one of two calls."
+        if is_beyond:
+            place = place_in_words(test.worst_row, self.lengths)
+            return (
+                f"{moved} differs between two calls by {size}, up to {multiple(worst)} at {place}, more than rounding."
+            )
+        return f"{moved} differs between two calls by {size}, as rounding does."
 
     def neighbours(self) -> None:
         """Do other prompts in the batch, or another row of it, change a side's logits?"""
