@@ -1,5 +1,5 @@
 """The pytest plugin: fixtures `judge` (a model's two paths) and `compare` (two dumps), and their evidence in the report
-of every test that fails after it used them (docs/guides/install.md).
+of every test that fails after it used them (docs/guides/test_suite.md).
 
 Every test run of an environment that has the package loads this module, so it imports what is heavy only in a fixture.
 """

@@ -151,7 +151,7 @@ def test_a_page_works_as_pasted_block_by_block(page, clone, tmp_path):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("page", ["verdict", "upload", "extend", "gates"])
+@pytest.mark.parametrize("page", ["verdict", "upload", "test_suite"])
 def test_documented_python_runs(page, tmp_path, monkeypatch):
     import torch
 
