@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from app.shell import wording
-from app.shell.jobs import PromptFile
+from app.shell.jobs import PromptFile, queue_of
 from core.capture_request import CaptureRequest
+from core.errors import UsageError
 from core.packaged_models import PACKAGED, is_here
 
 PROMPT_BYTES = 100_000  # that a command line can carry in its arguments, with room to spare
@@ -31,7 +31,7 @@ class CaptureForm:
 
     @property
     def missing(self) -> str | None:
-        """Sentence on the first thing that has yet to be filled in; None if there is nothing."""
+        """Sentence on the first field that is empty or wrong; None if there is none."""
         asked = self.request
         if not asked.model:
             return "Choose a model."
@@ -43,6 +43,10 @@ class CaptureForm:
             return "Choose a reference path."
         if not asked.variants and not asked.sweeps and asked.repeat == 1:
             return "Choose at least one variant or a sweep, or call the reference several times."
+        try:
+            queue_of(asked.device)
+        except UsageError as error:
+            return str(error)
         return None
 
     @property
@@ -54,9 +58,9 @@ class CaptureForm:
         title += f", {asked.repeat} calls" if asked.repeat > 1 else ""
         return asked.name or title + (f", {asked.tokens} tokens generated" if asked.tokens else "")
 
-    def arguments(self, carried: Path | None = None) -> list[str]:
-        """Arguments of `ulpscope`; without `carried` the caller adds the place of a carried file."""
-        return self._request(str(carried) if carried else None).arguments()
+    def arguments(self) -> list[str]:
+        """Arguments of `ulpscope`; the caller adds the place of a carried file."""
+        return self._request(None).arguments()
 
     @property
     def typed(self) -> str:

@@ -1,23 +1,19 @@
-"""Capture: choose model, prompts and paths; see what will run; watch, cancel, open the finished run."""
+"""Capture: choose model, prompts and paths; watch, cancel, open the finished run."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Literal
-from uuid import uuid4
 
-import pandas as pd
 import streamlit as st
 
 from app.capture.form import CaptureForm, split_prompts
-from app.capture.preview import Answer, previews
 from app.shell import selection, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
-from app.shell.jobs import ANY_DEVICE, GETTING, PromptFile
+from app.shell.jobs import ANY_DEVICE, DEVICES, GETTING, PromptFile, queue_of
 from core.capture_request import CaptureRequest
 from core.packaged_models import PACKAGED, PackagedModel, is_here
-from core.runs.file.kept import takes
-from core.text import file_name, is_seen, plural, size
+from core.text import file_name, is_seen, size
 
 SHIPPED = "sample_runs/model"
 BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # docs/reference/paths.md has all
@@ -47,23 +43,19 @@ def draw(_: selection.View | None) -> None:
     jobs = store_changes.jobs()
     # Each part has its place from the start of a run: a list that draws itself again must not move by what is above it,
     # or Streamlit writes it where no place is yet, which breaks the page.
-    form_place, start_place, costs_place, typed_place, jobs_place = (st.container() for _ in range(5))
+    form_place, start_place, typed_place, jobs_place = (st.container() for _ in range(4))
     with form_place:
         form = _choose()
-    answer = _look_up(form) if form.missing is None else None
-    start, shown = start_place.columns([1, 4], vertical_alignment="center")
+    start, missing = start_place.columns([1, 4], vertical_alignment="center")
     look: dict[str, Any] = {"type": "primary", "width": "stretch"}
     if widgets.pressed(start.button, "Capture", "capture_start", disabled=form.missing is not None, **look):
-        costs = answer.costs if answer is not None else None
-        device = str(costs["device"]) if costs else form.request.device or ANY_DEVICE
+        device = queue_of(form.request.device)
         store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
         time.sleep(0.1)  # so that the list below shows it started
-    shown.caption(form.missing or "What it will run and cost is below.")
-    if form.missing is None:
-        with costs_place:
-            st.fragment(_costs, run_every=None if answer is not None and answer.is_fresh else 0.5)(form)
+    missing.caption(form.missing or "")
     with typed_place.expander("The same on the command line"):
         widgets.code_block(form.typed, wraps=True)
+        st.caption("With `--dry-run` it prints forwards, bytes and memory, and runs nothing.")
     with jobs_place:
         job_list(jobs, seen=jobs.all())
 
@@ -144,7 +136,7 @@ def _choose_paths() -> dict[str, Any]:
         repeat = int(right.number_input("Calls of each path", 1, 64, key="capture_repeat", help=about, **_FIELD))
     first, second, third = st.columns([3, 3, 4])
     dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype", **_FIELD)
-    device = second.selectbox("Device", [ANY_DEVICE, *previews().devices], key="capture_device", **_FIELD)
+    device = second.selectbox("Device", DEVICES, key="capture_device", accept_new_options=True, **_FIELD)
     about = "auto: if a path reads one"
     kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help=about, **_FIELD)
     return {
@@ -173,38 +165,3 @@ def _choose_more(tokens: int) -> dict[str, Any]:
         is_on = right.checkbox(label, key == "judge", key=f"capture_{key}", disabled=is_off, help=about, **_FIELD)
         more[key] = is_on and not is_off
     return {"name": name.strip() or None, "keep": keep, **more}
-
-
-def _look_up(form: CaptureForm) -> Answer | None:
-    """The dry run's answer for this viewer's form; None while there is none."""
-    carried = previews().file(form.carried) if form.carried else None
-    return previews().look(st.session_state.setdefault("viewer", uuid4().hex), form.arguments(carried))
-
-
-def _costs(form: CaptureForm) -> None:
-    """Draw what will run and what it takes, again until the dry run has answered."""
-    answer = _look_up(form)
-    if answer is None or not answer.is_fresh:
-        st.session_state["capture_awaits"] = True
-    elif st.session_state.pop("capture_awaits", False):
-        st.rerun()  # the whole page: the devices are known now, and there is nothing more to wait for
-    if answer is None:
-        st.caption(":material/hourglass_empty: Looking at the model and counting what this would run …")
-        return
-    if answer.refusal:
-        st.warning(widgets.escaped(answer.refusal), icon=":material/block:")
-        return
-    costs = answer.costs
-    sides = pd.DataFrame(costs["sides"])
-    caches = [None if held is None else size(held) if held else "none" for held in sides["kv_bytes"].astype(object)]
-    columns = {"side": "name", "forwards": "forwards", "positions": "positions", "tokens computed": "tokens"}
-    table = pd.DataFrame({label: sides[name] for label, name in columns.items()} | {"key/value cache": caches})
-    st.dataframe(table, hide_index=True, column_config=dict.fromkeys(list(columns)[1:], widgets.GROUPED))
-    free = f", {size(costs['free_bytes'])} free beside them" if costs["free_bytes"] is not None else ""
-    st.caption(
-        f"{plural(costs['prompts'], 'prompt')}, {plural(len(sides), 'side')}: {plural(costs['forwards'], 'forward')} of"
-        f" {plural(costs['tokens'], 'token')} in all, in {costs['dtype']}. {takes(costs['kept'], costs['file_bytes'])};"
-        f" the weights take {size(costs['weight_bytes'])} on {costs['device']}"
-        f" ({widgets.escaped(costs['device_name'])}){free}."
-        + (" These are upper bounds: sides that do not diverge run less." if form.request.tokens else "")
-    )

@@ -22,7 +22,7 @@ def places(view: selection.View) -> dict[str, Sequence[int]]:
     """Positions of the selected prompt to step to: all, and those of each kind there is."""
     table = view.prompt_table
     of_kind = {
-        kind: table.loc[table[column].astype(bool), "position"].tolist()
+        kind: table["position"][table[column].astype(bool)].tolist()  # .loc takes all columns first
         for kind, (column, *_) in _KINDS.items()
         if column in table
     }

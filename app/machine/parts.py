@@ -8,10 +8,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app.capture.preview import previews
 from app.components.chart_style import inert, layout
 from app.shell import store_changes, widgets
-from app.shell.jobs import ANY_DEVICE
+from app.shell.jobs import ANY_DEVICE, DEVICES, queue_of
 from core.numerics.formats import LOGIT_FORMATS
 from core.runs.store.cards import RunCard
 from core.runs.tables.ops import OpRow, answers
@@ -23,7 +22,7 @@ _MOST_LINES = 60  # of the chart
 def form() -> None:
     """Draw what to probe on this machine, and the button that does it in a process of its own."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        device = st.selectbox("Device", [ANY_DEVICE, *previews().devices], key="ops_device", width=150)
+        device = st.selectbox("Device", DEVICES, key="ops_device", width=150)
         dtypes = st.multiselect(
             "dtypes", list(LOGIT_FORMATS), default=["float32", "bfloat16"], key="ops_dtypes", width=260
         )
@@ -31,7 +30,8 @@ def form() -> None:
         model = st.text_input("Linear maps of a model", key="ops_model", placeholder="none", width=220)
         if widgets.pressed(st.button, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
             title = f"Operations in {', '.join(dtypes)}, {scope} sizes"
-            store_changes.submit(arguments(device, dtypes, scope, model), title=title, device=device)
+            queue = queue_of(None if device == ANY_DEVICE else device)
+            store_changes.submit(arguments(device, dtypes, scope, model), title=title, device=queue)
 
 
 def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> list[str]:

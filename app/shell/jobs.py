@@ -23,6 +23,7 @@ from core.subprocess_json import Child
 from core.text import file_name, shown
 
 ANY_DEVICE = "best there is"
+DEVICES = (ANY_DEVICE, "cpu", "cuda")  # to choose from; another one, cuda:1, is typed
 TAKING_IN = "the store"  # the queue of imports: one at a time, beside captures
 GETTING = "the network"  # of downloads of models, likewise
 PROBING = "a server"  # of probes: two at once would be each other's load
@@ -41,7 +42,7 @@ def queue_of(device: str | None) -> str:
         return ANY_DEVICE
     match = _DEVICE.fullmatch(device)
     if match is None:
-        raise UsageError(f"'{shown(device, 40)}' names no device; expected cpu, cuda or cuda:N. Nothing was begun.")
+        raise UsageError(f"'{shown(device, 40)}' names no device; expected cpu, cuda or cuda:N.")
     return "cpu" if match[1] else f"cuda:{match[2] or 0}"
 
 

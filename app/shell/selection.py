@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import streamlit as st
@@ -48,8 +49,9 @@ class View:
         """Whether servers sent top tokens, so that the run has no whole rows."""
         return self.run.header.k is not None
 
-    @property
+    @cached_property  # 8 ms a time, and a page asks for it five times
     def prompt_table(self) -> pd.DataFrame:
+        """Figures by position of the selected prompt."""
         return self.table[self.table["prompt"] == self.prompt]
 
     @property

