@@ -84,4 +84,4 @@ if decided is not None:
     plots.draw(grid, key="candidates", picture=picture, of=str(view.position))
     if decided.steps is not None and not len(decided.grid):
         st.caption(f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many for lines.")
-best_tokens.section(view)
+best_tokens.section(view, is_charted=len(run.sides) > 2)  # two sides are in the figure above

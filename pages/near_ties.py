@@ -61,10 +61,6 @@ parts.draw_positions(listed, view.run, "close_margins", 7)
 positions = {"these positions": listed, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")
-of = (view.pair.index, scope, view.prompt, limit, unit)
-margins = plots.cached(view.run, of, charts.margin_distribution, table, limit, view.dtype, unit)
-plots.draw(margins, key="margins", picture=exports.picture_of(view, f"margins-{unit.lower()}"))
-st.caption(f"Positions of {scope} by margin; the dashed line is the threshold.")
 
 st.subheader(f"Top tokens at position {view.position}")
 best_tokens.section(view)

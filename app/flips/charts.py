@@ -1,29 +1,32 @@
-"""Two candidates for an argmax on the grid of the dtype."""
+"""Candidates for an argmax on the grid of the dtype."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
 
 import numpy as np
 import plotly.graph_objects as go
 
 from app.components.chart_style import QUIET, REFERENCE, VARIANT, inert, layout
-from core.runs.queries.flips import SIDES, Candidates
+from core.runs.queries.flips import Candidates
 
-_APART = 0.17  # of the two marks of a side, above and below its line
+_APART = 0.17  # of a mark of a side, above or below its line
+_SYMBOLS = ("triangle-down", "triangle-up", "circle", "square", "diamond", "cross", "star", "x", "pentagon", "hexagram")
 _LABELLED = 9  # lines of the grid
 
 
-def on_grid(found: Candidates, names: tuple[str, str], texts: tuple[str, str], dtype: str) -> go.Figure:
-    """Logits of both candidates on both sides, a line of the grid for every value that the dtype has there.
+def on_grid(found: Candidates, names: Sequence[str], texts: Sequence[str], dtype: str) -> go.Figure:
+    """Logits of the candidates on every side, a line of the grid for every value that the dtype has there.
 
-    names: of the sides; texts: of the candidates. The first candidate points down on a side's line from above, the
-    second up from below: where they meet is a tie.
+    names: of the sides, the reference first; texts: of the candidates. The first candidate points down on a side's line
+    from above, the second up from below: where they meet is a tie.
     """
-    figure = go.Figure()
+    figure, sides = go.Figure(), range(len(names))[::-1]
     for value in found.grid:
         figure.add_vline(x=value, line={"color": QUIET, "width": 1}, opacity=0.45, layer="below")
-    for candidate, (text, symbol, offset) in enumerate(
-        zip(texts, ("triangle-down", "triangle-up"), (_APART, -_APART), strict=True)
-    ):
+    for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
+        offset = -_APART if candidate % 2 else _APART
         figure.add_scatter(  # colours are sides, so the legend's mark has none
             x=[None],
             y=[None],
@@ -34,12 +37,12 @@ def on_grid(found: Candidates, names: tuple[str, str], texts: tuple[str, str], d
         )
         figure.add_scatter(
             x=found.logits[:, candidate],
-            y=[1 + offset, offset],
+            y=[side + offset for side in sides],
             mode="markers",
             name=inert(text),
             legendgroup=symbol,
             showlegend=False,
-            marker={"symbol": symbol, "size": 15, "color": [REFERENCE, VARIANT]},
+            marker={"symbol": symbol, "size": 15, "color": [REFERENCE, *[VARIANT] * (len(names) - 1)]},
             customdata=[inert(name).replace("%", "&#37;") for name in names],
             hovertemplate=f"{inert(text).replace('%', '&#37;')}: %{{x:.9g}} logits on %{{customdata}}<extra></extra>",
         )
@@ -56,8 +59,12 @@ def on_grid(found: Candidates, names: tuple[str, str], texts: tuple[str, str], d
         }
     figure.update_xaxes(**axis)
     figure.update_yaxes(
-        tickvals=[1, 0], ticktext=[inert(name) for name in names], range=[-0.6, 1.6], zeroline=False, title=None
+        tickvals=[*sides],
+        ticktext=[inert(name) for name in names],
+        range=[-0.6, len(names) - 0.4],
+        zeroline=False,
+        title=None,
     )
-    for height in range(len(SIDES)):
+    for height in sides:
         figure.add_hline(y=height, line={"color": QUIET, "width": 1.2}, layer="below")
-    return layout(figure, 220, hovermode="closest")
+    return layout(figure, 120 + 50 * len(names), hovermode="closest")

@@ -85,7 +85,7 @@ def draw_continuations(view: selection.View) -> None:
 
 
 def why(here: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:
-    """Say why the argmax could change at this position, in markdown. top: of core.runs.queries.elements.top_of_both."""
+    """Say why the argmax could change at this position, in markdown. top: of core.runs.queries.elements."""
     if here["nonfinite_mismatch"]:
         return (
             f"{plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"

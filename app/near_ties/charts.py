@@ -1,4 +1,4 @@
-"""Charts of the Near ties page: margins against differences, and the distribution of margins."""
+"""Chart of the Near ties page: margins against differences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout
+from app.components.chart_style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout, log_axis
 from core.text import visible
 
 CROWDED = 2000  # positions of a kind from which on they are shaded by density: points would lie on each other
@@ -77,9 +77,9 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]], sele
     if x_zero is not None:
         figure.add_vrect(x0=ends[0][0], x1=x_zero * 10**0.25, **band)
         figure.add_annotation(yref="paper", y=0.94, x=np.log10(ends[0][0]), text="no difference", **text)
-    axis = {"type": "log", "exponentformat": "power"}
-    figure.update_xaxes(title="largest difference at the position, logits", range=np.log10(ends[0]).tolist(), **axis)
-    figure.update_yaxes(title="smaller margin of the two sides, logits", range=np.log10(ends[1]).tolist(), **axis)
+    axes = [log_axis(v) | {"range": np.log10(end).tolist()} for v, end in zip((x, y), ends, strict=True)]
+    figure.update_xaxes(title="largest difference at the position, logits", **axes[0])
+    figure.update_yaxes(title="smaller margin of the two sides, logits", **axes[1])
     # Room above the legend for the buttons of the figure, which would lie on it.
     return layout(figure, 460, **NEAREST_CLICK | {"hoverdistance": 20}).update_layout(margin={"t": 58})
 
@@ -120,32 +120,3 @@ def _add_density(figure: go.Figure, x: np.ndarray, y: np.ndarray, ends: list[tup
         hoverinfo="skip",
         name="density",
     )
-
-
-def margin_distribution(table: pd.DataFrame, threshold: float, dtype: str, unit: str = "ULPs") -> go.Figure:
-    """Number of positions by margin, both sides, in doubling bins; the threshold as a line. unit: ULPs or logits."""
-    ending = "margin_ulps" if unit == "ULPs" else "margin"
-    sides = {side: table[f"{side}_{ending}"].dropna().to_numpy(float) for side in ("reference", "variant")}
-    sides = {side: values[np.isfinite(values)] for side, values in sides.items()}
-    positive = np.concatenate([values[values > 0] for values in sides.values()])
-    lowest = 0 if unit == "ULPs" or not len(positive) else int(np.floor(np.log2(positive.min())))
-    top = max(lowest, int(np.floor(np.log2(positive.max())))) if len(positive) else lowest
-    edges = 2.0 ** np.arange(lowest, top + 2)  # bin n > 0 is from edges[n - 1] to before edges[n], bin 0 is of zeros
-    labels = ["0", *(f"{edge:,.0f}" if unit == "ULPs" else f"{edge:.4g}" for edge in edges[:-1])]
-    figure = go.Figure()
-    for (side, values), color in zip(sides.items(), (REFERENCE, VARIANT), strict=True):
-        figure.add_bar(
-            x=labels,
-            y=np.bincount(np.searchsorted(edges, values, side="right"), minlength=len(labels)),
-            name=side,
-            marker_color=color,
-            hovertemplate=f"%{{x}} {unit} and more: %{{y:,}} positions<extra>{side}</extra>",
-        )
-    end = threshold + (unit == "ULPs")  # whole numbers up to the threshold lie below the next one
-    place = 0.5 if end <= edges[0] else min(np.log2(end) - lowest + 0.5, len(labels) - 0.5)
-    figure.add_vline(x=float(place), line={"color": FLIP, "width": 2, "dash": "dash"})
-    of = f"ULPs of {dtype}" if unit == "ULPs" else "logits"
-    title = f"margin, {of}; a bar reaches from its label to twice that"
-    figure.update_xaxes(title=title, type="category", categoryorder="array", categoryarray=labels)
-    figure.update_yaxes(title="positions")
-    return layout(figure, 300, barmode="group", bargap=0.15)

@@ -14,7 +14,7 @@ from app.shell.selection import View
 from core.errors import StoreError
 from core.judging.explain.causes import Explanation, explain_pair
 from core.runs.ops_run import OpsRun, ops_of
-from core.runs.queries.elements import top_of_both
+from core.runs.queries.elements import top_of_sides
 from core.runs.reader import RunReader
 from core.runs.store import labels
 from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, without_replaced
@@ -189,6 +189,6 @@ def absent(view: View | None) -> dict[str, str]:
 
 
 def top(view: View) -> pd.DataFrame:
-    """The top tokens of both sides at the selected position; see core.runs.queries.elements.top_of_both."""
-    of = (view.pair.index, view.prompt, view.position)
-    return cached("top tokens", stamp_of(view.run), of, lambda: top_of_both(view.run, *of))
+    """The top tokens of both sides at the selected position; see core.runs.queries.elements.top_of_sides."""
+    sides, of = {"reference": 0, "variant": view.pair.index + 1}, (view.prompt, view.position)
+    return cached("top tokens", stamp_of(view.run), (*sides.values(), *of), lambda: top_of_sides(view.run, sides, *of))

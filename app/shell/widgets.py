@@ -67,7 +67,7 @@ _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 def table_height(rows: int, most: int) -> int:
     """Height of a table with its heading, in pixels: all rows, or half a row more than `most`: one sees it goes on."""
-    return ROW * (rows + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
+    return ROW * (max(rows, 1) + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
 
 
 def room(name: str, height: int) -> DeltaGenerator:

@@ -7,9 +7,12 @@ import pandas as pd
 import pytest
 
 from app.compare import charts as compare_charts
-from app.components import best_tokens, chart_style
+from app.components import chart_style
+from app.flips import charts as flips_charts
 from app.internals import charts as internals
 from app.near_ties import charts as near_ties_charts
+from core.numerics.formats import BFLOAT16
+from core.runs.queries.flips import on_grid
 
 
 def trace(figure, name):
@@ -166,42 +169,18 @@ def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
     assert band[0].y0 < place.pop() < band[0].y1 < table["reference_margin"][other].min()
 
 
-@pytest.mark.parametrize("unit", ["ULPs", "logits"])
-def test_every_margin_is_in_the_bin_that_its_label_says(unit):
-    table = near_tie_table(500)
-    figure = near_ties_charts.margin_distribution(table, 4 if unit == "ULPs" else 0.1, "bfloat16", unit)
-    for bars, side in zip(figure.data, ("reference", "variant"), strict=True):
-        margins = table[f"{side}_margin_ulps" if unit == "ULPs" else f"{side}_margin"].to_numpy(float)
-        assert sum(bars.y) == len(margins)
-        for label, count in zip(bars.x, bars.y, strict=True):
-            low = float(label.split("-")[0].replace(",", "")) if unit == "ULPs" else float(label)
-            if unit == "logits" and low:
-                low = 2.0 ** round(np.log2(low))  # the label is rounded
-            inside = margins == 0 if low == 0 else (margins >= low) & (margins < 2 * low)
-            assert count == inside.sum(), label
-
-
-def best(reference: list[int], variant: list[int], texts: list[str | None] | None = None) -> pd.DataFrame:
-    """A table of best tokens with these ranks, 1 the argmax."""
-    count = len(reference)
-    return pd.DataFrame(
-        {
-            "token_id": np.arange(count) + 100,
-            "text": pd.Series(texts or [f"t{i}" for i in range(count)], dtype=object),
-            "reference_rank": reference,
-            "variant_rank": variant,
-            "reference_logit": -np.array(reference, float),
-            "variant_logit": -np.array(variant, float),
-            "reference_probability": 0.1,
-            "variant_probability": 0.1,
-        }
-    )
-
-
-def test_the_top_tokens_have_a_dot_a_side_and_a_star_at_each_argmax():
-    _, *sides = best_tokens.top_dots(best([1, 2, 3], [2, 1, 3], ["<b>", None, "c"]), "a", "b").data
-    assert [list(side.x) for side in sides] == [[-1, -2, -3], [-2, -1, -3]]
-    assert [list(side.marker.symbol).index("star") for side in sides] == [0, 1]
+def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_dtype():
+    """bfloat16 at 4 to 8 has steps of 1/32."""
+    sides = ("a", "<b>", "c")
+    top = pd.DataFrame({"token_id": [7, 9], "a_logit": [4.0625, 4.0], "<b>_logit": [4.0, 4.0625], "c_logit": 4.0})
+    figure = flips_charts.on_grid(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16")
+    marks = [one for one in figure.data if len(one.x) == 3]
+    assert [one.x.tolist() for one in marks] == [[4.0625, 4.0, 4.0], [4.0, 4.0625, 4.0]]
+    assert [[round(height) for height in one.y] for one in marks] == [[2, 1, 0]] * 2
+    assert marks[0].marker.symbol != marks[1].marker.symbol
+    assert marks[0].marker.color == (chart_style.REFERENCE, chart_style.VARIANT, chart_style.VARIANT)
+    assert figure.layout.yaxis.ticktext == ("a", "&lt;b&gt;", "c")
+    assert figure.layout.xaxis.range == (3.984375 - 1 / 64, 4.09375 + 1 / 64)
 
 
 def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips_and_named_once():

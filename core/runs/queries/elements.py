@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,22 +54,21 @@ def with_argmax_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**texts)
 
 
-def top_of_both(run: RunReader, pair: int, prompt: int, position: int, count: int = 8) -> pd.DataFrame:
-    """Return the tokens that are among the `count` best of either side, best of the reference first: token_id, text,
-    and of each side logit, rank (1 is the argmax) and probability.
+def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position: int, count: int = 8) -> pd.DataFrame:
+    """Return the tokens that are among the `count` best of a side, best of the first side first: token_id, text, and of
+    each side logit, rank (1 is the argmax) and probability. sides: indices by the name that their columns begin with.
 
-    If the run keeps no logits: of tokens that are among the stored top tokens of both sides; of lists every token that
-    either side sent, null where it did not.
+    If the run keeps no logits: of tokens that are among the stored top tokens of all sides; of lists every token that a
+    side sent, null where it did not.
     """
     import pandas as pd
 
-    sides = {"reference": 0, "variant": pair + 1}
     tops = [run.top_tokens(side, prompt, position).set_index("token_id") for side in sides.values()]
     if run.header.k is not None:
         named = [top.add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)]
-        both = named[0].join(named[1], how="outer").rename_axis("token_id").reset_index()
-        return with_texts(run, both.sort_values(["reference_rank", "variant_rank"]))
-    ids = list(dict.fromkeys([*tops[0].index[:count], *tops[1].index[:count]]))
+        every = pd.concat(named, axis=1).rename_axis("token_id").reset_index()
+        return with_texts(run, every.sort_values([f"{side}_rank" for side in sides]))
+    ids = list(dict.fromkeys(token for top in tops for token in top.index[:count]))
     if not run.has_all_logits:
         ids = [token for token in ids if all(token in top.index for top in tops)]
     table = pd.DataFrame({"token_id": ids})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -176,39 +177,28 @@ def near_ties_sentence(table: pd.DataFrame, dtype: str) -> str:
     position.
     """
     near, total = table[table["near_tie"]], len(table)
-    if near.empty and table["max_row_ulps"].isna().all():  # lists have no row ULPs
-        count, margins = int(table["could_flip"].sum()), table[["reference_margin", "variant_margin"]].min(axis=1)
-        smallest = "" if margins.isna().all() else f"; the smallest margin is {number(float(margins.min()))}"
-        return f"**{out_of(count, total)} positions could flip** by what was sent{smallest}."
     if near.empty:
         margins = table[["reference_margin", "variant_margin"]].min(axis=1)
-        if margins.isna().all():
-            return f"**No position of {total:,} has a finite margin**, so nothing says which could flip."
-        closest = table.loc[margins.idxmin()]
-        return (
-            f"**No position of {total:,} is a near tie** (margin at most {NEAR_TIE_ROW_ULPS} row ULPs): the smallest"
-            f" margin is {number(float(margins.min()))} logits, at position {closest['position']}, where logits differ"
-            f" by at most {number(float(closest['max_abs']))}."
-        )
-    flips, one = int(near["is_flip"].sum()), len(near) == 1
+        smallest = "" if margins.isna().all() else f"; the smallest margin is {number(float(margins.min()))}"
+        if table["max_row_ulps"].isna().all():  # lists have no row ULPs
+            could = out_of(int(table["could_flip"].sum()), total)
+            return f"**{could} positions could flip** by what was sent{smallest}."
+        return f"**No position of {total:,} is a near tie** (margin at most {NEAR_TIE_ROW_ULPS} row ULPs){smallest}."
     steps = int(near[["reference_margin_ulps", "variant_margin_ulps"]].min(axis=None))
-    flipping = "and it flips" if flips else "and it does not flip"
-    if not one:
-        flipping = f"{flips:,} of which flip{'s' if flips == 1 else ''}" if flips else "none of which flips"
     return (
-        f"**{out_of(len(near), total)} positions {'is a near tie' if one else 'are near ties'}** (margin at most"
-        f" {NEAR_TIE_ROW_ULPS} row ULPs), {flipping}; the smallest margin is {plural(steps, 'ULP')} of {dtype}."
+        f"**{out_of(len(near), total)} positions {'is a near tie' if len(near) == 1 else 'are near ties'}** (margin at"
+        f" most {NEAR_TIE_ROW_ULPS} row ULPs), with {plural(int(near['is_flip'].sum()), 'flip')}; the smallest margin"
+        f" is {plural(steps, 'ULP')} of {dtype}."
     )
 
 
 class Candidates(NamedTuple):
-    """Two tokens between which an argmax is decided. tokens: the reference's candidate, the variant's; logits [sides,
-    tokens]; grid: every value of the compute dtype from one step below the lowest of them to one above the highest,
-    empty if these are too many or a logit is not finite; steps: between the lowest and the highest, None if one is not
-    finite.
+    """Tokens between which an argmax is decided. logits [sides, tokens]; grid: every value of the compute dtype from
+    one step below the lowest to one above the highest, empty if these are too many or a logit is not finite; steps:
+    between the lowest and the highest, None if one is not finite.
     """
 
-    tokens: tuple[int, int]
+    tokens: tuple[int, ...]
     logits: NDArray[np.float64]
     grid: NDArray[np.float64]
     steps: int | None
@@ -216,7 +206,7 @@ class Candidates(NamedTuple):
 
 def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
     """Return the argmaxes of both sides, or one and the runner-up nearest to it if they are the same token; None if a
-    side has fewer than two tokens. top: of core.runs.queries.elements.top_of_both.
+    side has fewer than two tokens. top: of core.runs.queries.elements.top_of_sides.
     """
     if len(top) < 2:
         return None
@@ -226,9 +216,14 @@ def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
         nearest = np.minimum(*(gap.to_numpy(float) for gap in gaps))
         nearest[best[0]] = np.inf
         best[1] = int(np.argmin(nearest))
-    logits = np.stack([top[f"{side}_logit"].to_numpy(float)[best] for side in SIDES])
-    tokens = (int(top["token_id"].iloc[best[0]]), int(top["token_id"].iloc[best[1]]))
-    if not np.isfinite(logits).all():
+    return on_grid(top.iloc[best], SIDES, fmt)
+
+
+def on_grid(top: pd.DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candidates:
+    """Return all tokens of `top` as candidates, by the columns of these sides."""
+    logits = np.stack([top[f"{side}_logit"].to_numpy(float) for side in sides])
+    tokens = tuple(top["token_id"].tolist())
+    if not logits.size or not np.isfinite(logits).all():
         return Candidates(tokens, logits, np.empty(0), None)
     places = ordinals(bits_of(logits.astype(fmt.values)), fmt)
     low, high = int(places.min()), int(places.max())

@@ -17,7 +17,7 @@ from core.judging.ingest import ingest
 from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
 from core.runs.file.records import IDENTICAL
-from core.runs.queries.elements import top_of_both
+from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import flip_table, telling_place
 from core.runs.reader import RunReader
 from core.runs.reports.gate import parse_conditions
@@ -71,7 +71,7 @@ def everything_of(path: Path) -> None:
                 condition.judge(report)
             table = run.positions(pair.index)
             prompt, position = telling_place(table)
-            top_of_both(run, pair.index, prompt, position)
+            top_of_sides(run, {"reference": 0, "variant": pair.index + 1}, prompt, position)
             flip_table(run, pair.index)
             assert table["max_abs"].dropna().ge(0).all()
 
