@@ -1,5 +1,8 @@
 """Heatmap: positions x vocabulary, down to single logits; a click selects a position and a token."""
 
+from functools import partial
+from typing import Any
+
 import streamlit as st
 
 from app.components import tables
@@ -8,7 +11,7 @@ from app.shell import exports, heatmap_window, selection, widgets, wording
 from core.runs.file.kept import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
-from core.text import exact, number, plural
+from core.text import exact, number, plural, shown
 
 view = widgets.head(PAGE, selection.current_view(), needs_rows=True)
 run, pair = view.run, view.pair
@@ -16,7 +19,13 @@ header = run.header
 token = heatmap_window.selected_token(view)
 selected = element(run, pair.index, view.row, token) if token is not None and run.has_all_logits else None
 
-st.markdown(sentence(run, view.table))
+with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+    st.markdown(sentence(run, view.table), width="content")
+    show, about = partial(heatmap_window.show_token, view), "Find a token: text or id"
+    look: Any = {"placeholder": about, "label_visibility": "collapsed", "width": 220}
+    st.text_input(about, key="heatmap_token", on_change=show, **look)
+if token is None and st.session_state["heatmap_token"]:
+    st.warning(f"No token of this run is '{widgets.escaped(shown(st.session_state['heatmap_token'], 40))}'.")
 canvas.draw(view, selected)
 st.caption(
     "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."

@@ -1,5 +1,32 @@
 // What stands around the map: axes, marks of the selection, the legend.
 class Axes extends Drawing {
+  // Texts of tokens: in their cells by rank, beneath the ids by token id.
+  paintTexts(draw, text, font) {
+    const { texts, view, grid, isRank, data: { selected, selected_colour }, shape: { plot, W, H } } = this;
+    this.isTitled = !this.isRoomy || texts?.order !== this.order || isRank; // else the texts are where the title was
+    if (!this.isRoomy || texts?.order !== this.order) return;
+    const [wide, tall] = [plot.width / (view.x1 - view.x0), isRank ? plot.height / (view.y1 - view.y0) : 0];
+    draw.save();
+    draw.beginPath();
+    draw.rect(plot.left, plot.top, plot.width, plot.height + (isRank ? 0 : 50));
+    draw.clip();
+    draw.font = `11px ${font}`;
+    draw.textAlign = "center";
+    draw.textBaseline = "middle";
+    texts.tokens.forEach((row, y) => row.forEach(([id, token], x) => {
+      const across = (texts.left + x + 0.5 - view.x0) * wide;
+      const down = isRank ? (texts.top + y + 0.5 - view.y0) * tall : plot.height + 37;
+      const cell = isRank && grid[clamp(Math.floor((down / plot.height) * H), 0, H - 1) * W + clamp(Math.floor((across / plot.width) * W), 0, W - 1)];
+      draw.fillStyle = cell ? this.inkOn(cell) : text;
+      draw.fillText(token.slice(0, Math.floor((wide - 4) / TEXT.letter)), plot.left + across, plot.top + down);
+      if (!isRank || id !== selected.token) return;
+      draw.strokeStyle = selected_colour;
+      draw.lineWidth = 2;
+      draw.strokeRect(plot.left + across - wide / 2 + 1, plot.top + down - tall / 2 + 1, wide - 2, tall - 2);
+    }));
+    draw.restore();
+  }
+
   paintAxes(draw, text, border, font) {
     const { data, view, shape: { plot } } = this;
     const [right, bottom] = [plot.left + plot.width, plot.top + plot.height];
@@ -28,7 +55,7 @@ class Axes extends Drawing {
       draw.fillText(grouped(tick), place, bottom + 14);
       draw.fillRect(Math.round(place), bottom + 1, 1, 4);
     }
-    draw.fillText(this.isRank ? "rank in the reference's row (1 = argmax)" : "token id", plot.left + plot.width / 2, bottom + 31);
+    if (this.isTitled) draw.fillText(this.isRank ? "rank in the reference's row (1 = argmax)" : "token id", plot.left + plot.width / 2, bottom + 31);
     draw.textBaseline = "middle";
     draw.save();
     draw.translate(11, plot.top + plot.height / 2);

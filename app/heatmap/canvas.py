@@ -17,7 +17,7 @@ from typing import Any, cast
 import streamlit as st
 
 from app.components import chart_style
-from app.heatmap import PAGE, routes
+from app.heatmap import routes
 from app.shell import exports, heatmap_window, selection
 from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
@@ -47,11 +47,6 @@ canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-ac
   background: var(--st-background-color); border: 1px solid var(--st-border-color);
     border-radius: var(--st-base-radius);
   box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere; white-space: pre-wrap; }
-.below { min-height: 2.1rem; }
-.hint { display: flex; flex-wrap: wrap; gap: 0.3rem 0.6rem; align-items: center; font-size: 0.85rem;
-  padding-top: 0.35rem; }
-.hint[hidden], .hint button[hidden] { display: none; }
-.hint button { border-radius: var(--st-base-radius); margin: 0; }
 @media (max-width: 560px) { canvas { height: 500px; } }
 """
 
@@ -81,11 +76,6 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "columns": header.vocab,
         "dtype": header.compute_dtype,
         "names": [pair.reference, pair.variant],
-        "largest": {
-            "row_ulps": pair.summary.max_row_ulps or 0.0,
-            "ulps": pair.summary.max_ulps,
-            "difference": pair.summary.max_abs,
-        },
         "floor_row_ulps": floor,
         "prompt_starts": starts,
         "tile_rows": heatmap.TILE_ROWS,
@@ -93,17 +83,14 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "column_levels": heatmap.largest_level(header.vocab, heatmap.TILE_COLUMNS),
         "group_level": heatmap.GROUP_LEVEL,
         "most_read": heatmap.MOST_READ,
+        "ranks": min(heatmap.RANKS, header.vocab),
         "finest": {
             order: {measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES}
             for order in heatmap.ORDERS
         },
         "is_rank_offered": heatmap.is_offered(run, "rank", "ulps"),
         "offered": [measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)],
-        "window": {
-            **asdict(window),
-            "scale": st.session_state["heatmap_colours"],
-            "range": st.session_state["heatmap_scale"],
-        },
+        "window": {**asdict(window), "scale": st.session_state["heatmap_colours"]},
         "file": exports.file_stem(view, "heatmap"),
         "title": f"{header.name} ({run.run_id}): {pair.variant} against {pair.reference}",
         "serial": st.session_state.get("heatmap_serial", ""),
@@ -133,10 +120,8 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
         rows, columns = (cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns"))
         kept = heatmap_window.HeatmapWindow(rows, columns, cast(heatmap.Order, order), cast(heatmap.Measure, measure))
         heatmap_window.keep(view, kept)
-        options = {setting.key: setting.options for setting in PAGE.settings}
-        for key, name in (("heatmap_colours", "scale"), ("heatmap_scale", "range")):
-            if window.get(name) in options[key]:
-                st.session_state[key] = window[name]
+        if window.get("scale") in ("auto", "log", "linear"):
+            st.session_state["heatmap_colours"] = window["scale"]
         st.session_state["heatmap_serial"] = str(event["serial"])
         st.session_state["heatmap_followed"] = heatmap_window.current(view)
     if "row" in event:

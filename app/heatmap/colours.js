@@ -7,14 +7,12 @@ const FETCH_AFTER = 40; // ms of rest: a turn of the wheel passes through levels
 const SAY_AFTER = 400; // ms of rest until the address bar learns of the window: each is a step of the browser's history
 const ASK_AFTER = 70;
 const ARRIVALS_AFTER = 120; // tiles that come meanwhile are drawn together: drawing takes the time that the rest needs
-const MARGIN = { left: 66, top: 34, right: 40, bottom: 100 };
+const MARGIN = { left: 66, top: 8, right: 14, bottom: 100 };
 const SCALE = 280; // of the legend, px at most
 const BESIDE = SCALE + 330; // from this width of the plot on, what colours mean stands beside the scale, else beneath it
 const LINE = 18; // px
 const DEPTH = 256; // below the largest difference: how far a logarithmic scale of differences reaches; less is drawn like that
-const TOP = 0.75; // of a scale
-const FLOORS = 4; // the least that a scale in noise floors reaches: a clean pair stays at its lower end
-const FEW = 2000; // pixels: a map of fewer that differ speaks for itself
+const TEXT = { wide: 36, tall: 13, letter: 6.5 }; // px: the smallest cell that has its token's text, and what a letter takes
 const SPAN = { rows: 4, columns: 8 }; // the smallest window
 
 function made(kind, className, parent, text = "") {
@@ -52,7 +50,7 @@ const keyOf = (value) => value >>> 15;
 
 function shown(value) {
   if (value >= 1e5 || (value > 0 && value < 1e-3)) return value.toExponential(1).replace(".0", "").replace("+", "");
-  return value >= 1 ? grouped(value) : String(Number(value.toPrecision(2)));
+  return value >= 10 ? grouped(value) : String(Number(value.toPrecision(2)));
 }
 
 // 1, 2 or 5 times a power of ten.

@@ -9,14 +9,12 @@ class Drawing extends Tiles {
     });
   }
 
-  // Colours by the upper bits of a cell, and what the scale goes from and to: of a view, from the least value in it that is not 0.
+  // Colours by the upper bits of a cell. The scale reaches the largest value in sight, and one noise floor at least.
   colours(least, largest) {
     const { data, isLog } = this;
     const isCounted = this.measure === "ulps";
-    const isOfPair = this.range === "pair";
-    const reach = isOfPair && this.floor !== null ? FLOORS * this.floor : 0;
-    const high = Math.max(isOfPair ? data.largest[this.measure] : largest, reach, isCounted ? 1 : 1e-30);
-    const low = isLog ? Math.max(isOfPair ? 0 : least, isCounted ? 1 : high / DEPTH) : 0;
+    const high = Math.max(largest, this.floor ?? 0, isCounted ? 1 : 1e-30);
+    const low = isLog ? Math.max(least, isCounted ? 1 : high / DEPTH) : 0;
     this.ends = { low, high, isLog };
     const name = `${low} ${high} ${isLog}`;
     if (this.lutName === name) return;
@@ -38,25 +36,23 @@ class Drawing extends Tiles {
     return cell === MISMATCH ? this.data.mismatch_colour : css(this.lut[keyOf(cell)]);
   }
 
+  // Black or white, whichever is read on the colour of a cell.
+  inkOn(cell) {
+    const [red, green, blue] = cell === MISMATCH ? [0, 0, 0] : [0, 8, 16].map((shift) => (this.lut[keyOf(cell)] >>> shift) & 255);
+    return 0.3 * red + 0.59 * green + 0.11 * blue > 115 ? "#000000" : "#FFFFFF";
+  }
+
   paint() {
     this.plan();
     this.pool();
-    const { data, shape, grid, known, view, canvas } = this;
+    const { data, shape, grid, known, canvas } = this;
     const { W, H, ratio, plot } = shape;
-    const rowMax = new Uint32Array(H);
-    const columnMax = new Uint32Array(W);
     let largest = 0;
     let least = MISMATCH;
-    for (let y = 0; y < H; y++) {
-      for (let x = 0, i = y * W; x < W; x++, i++) {
-        const value = grid[i];
-        if (value === 0) continue;
-        if (value > rowMax[y]) rowMax[y] = value;
-        if (value > columnMax[x]) columnMax[x] = value;
-        if (value === MISMATCH) continue;
-        if (value > largest) largest = value;
-        if (value < least) least = value;
-      }
+    for (const value of grid) {
+      if (value === 0 || value === MISMATCH) continue;
+      if (value > largest) largest = value;
+      if (value < least) least = value;
     }
     [least, largest] = [largest && floatOf(least), floatOf(largest)];
     this.colours(least, largest);
@@ -87,9 +83,8 @@ class Drawing extends Tiles {
       const y = clamp((cell.y0 + cell.y1 - height) / 2, 0, H - height);
       draw.fillRect(Math.round(left + x), Math.round(top + y), Math.round(width), Math.round(height));
     }
-    this.advise(least, largest);
-    this.paintMargins(draw, rowMax, columnMax);
     draw.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.paintTexts(draw, text, font);
     this.paintAxes(draw, text, border, font);
     this.paintLegend(draw, text, border);
     if (this.crosshair) {
@@ -98,7 +93,7 @@ class Drawing extends Tiles {
       draw.fillText("+", plot.left + plot.width / 2, plot.top + plot.height / 2);
     }
     this.wholeButton.disabled = this.isWhole;
-    const pressed = { order: this.order, measure: this.measure, scale: this.isLog ? "log" : "linear", range: this.range };
+    const pressed = { order: this.order, measure: this.measure, scale: this.isLog ? "log" : "linear" };
     for (const [name, chosen] of Object.entries(pressed)) {
       for (const [value, one] of Object.entries(this.choices[name])) {
         one.setAttribute("aria-pressed", String(value === chosen));
@@ -112,28 +107,6 @@ class Drawing extends Tiles {
     this.saveButton.disabled = this.missing.length > 0;
     this.status.textContent = this.says + (trouble ? ` · ${trouble}` : waits);
     canvas.dataset.state = !this.missing.length ? "drawn" : trouble && !this.fetching.size ? "failed" : "loading";
-  }
-
-  // Where nearly every cell that differs has the colour of the scale's top, as ULPs have where each covers a logit near 0, the map says nothing: say so.
-  advise(least, largest) {
-    const { low, high, isLog } = this.ends;
-    const edge = bitsOf(isLog ? low * (high / low) ** TOP : high * TOP);
-    const edgeOfView = bitsOf(least * (largest / least) ** TOP); // on a scale of this view alone
-    let [count, beyond, beyondOfView] = [0, 0, 0];
-    for (const value of this.grid) {
-      if (value === 0 || value === MISMATCH) continue;
-      count++;
-      if (value > edge) beyond++;
-      if (value > edgeOfView) beyondOfView++;
-    }
-    const isFlat = !this.missing.length && count >= FEW && beyond > 0.9 * count && high > low;
-    const isDifferenceBetter = isFlat && this.measure === "ulps" && this.data.offered.includes("difference");
-    const isViewBetter = isFlat && this.range === "pair" && isLog && largest > least && beyondOfView < 0.75 * count;
-    this.hint.hidden = !isDifferenceBetter && !isViewBetter;
-    const why = this.measure === "ulps" ? ": somewhere in each is a logit near 0, many ULPs apart at a small difference." : ".";
-    this.hintText.textContent = `Nearly every cell is at the top of this scale${why}`;
-    this.hintDifference.hidden = !isDifferenceBetter;
-    this.hintView.hidden = !isViewBetter;
   }
 
   // A picture of the map as it is seen, under a heading; not before all its tiles have come.
@@ -162,23 +135,5 @@ class Drawing extends Tiles {
     link.download = `${data.file}-${this.measure}-by-${this.order}-rows${rows[0]}-${rows[1] - 1}-columns${columns[0]}-${columns[1] - 1}.png`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  }
-
-  paintMargins(draw, rowMax, columnMax) {
-    const { ratio, plot, W, H } = this.shape;
-    const gap = Math.round(3 * ratio);
-    const left = Math.round(plot.left * ratio);
-    const top = Math.round(plot.top * ratio);
-    const tall = Math.round((MARGIN.top - 8) * ratio) - gap;
-    const wide = Math.round((MARGIN.right - 8) * ratio) - gap;
-    const length = (cell, most) => Math.max(3 * ratio, (cell === MISMATCH ? 1 : this.share(floatOf(cell))) * most);
-    columnMax.forEach((cell, x) => {
-      draw.fillStyle = this.colourOf(cell);
-      if (cell) draw.fillRect(left + x, top - gap - length(cell, tall), 1, length(cell, tall));
-    });
-    rowMax.forEach((cell, y) => {
-      draw.fillStyle = this.colourOf(cell);
-      if (cell) draw.fillRect(left + W + gap, top + y, length(cell, wide), 1);
-    });
   }
 }

@@ -29,26 +29,20 @@ class Heatmap extends Pointing {
       return Object.fromEntries(options.map(([value, text]) => [value, button(group, text, () => this.choose({ [name]: value }))]));
     };
     this.choices = {
-      order: choice("order", "Columns", [["id", "token id"], ["rank", "rank"]]),
+      order: choice("order", "Columns", [["rank", "rank"], ["id", "token id"]]),
       measure: choice("measure", "Cells", [["row_ulps", "row ULPs"], ["ulps", "max ULPs"], ["difference", "largest difference"]]),
       scale: choice("scale", "Color", [["log", "log"], ["linear", "linear"]]),
-      range: choice("range", "Scale", [["pair", "whole pair"], ["view", "this view"]]),
     };
     const zoom = made("div", "group", bar);
     button(zoom, "−", () => this.zoom(2), "Zoom out");
     button(zoom, "+", () => this.zoom(0.5), "Zoom in");
     button(zoom, "At the position", () => this.around(), "Rows at the position");
     this.wholeButton = button(zoom, "Whole run", () => this.whole());
-    this.saveButton = button(made("div", "group", bar), "PNG", () => this.save(), "Save the map as PNG");
+    this.saveButton = button(zoom, "PNG", () => this.save(), "Save the map as PNG");
     this.saveButton.title = "Saves what is seen, with its axes and its scale";
     this.status = made("div", "status", this.root);
     this.status.setAttribute("aria-live", "polite");
     const frame = made("div", "frame", this.root);
-    this.hint = made("div", "hint", made("div", "below", this.root));
-    this.hint.hidden = true;
-    this.hintText = made("span", "", this.hint);
-    this.hintDifference = button(this.hint, "Show the largest difference", () => this.choose({ measure: "difference" }));
-    this.hintView = button(this.hint, "Scale to this view", () => this.choose({ range: "view" }));
     const canvas = (this.canvas = made("canvas", "", frame));
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "application");
@@ -71,7 +65,7 @@ class Heatmap extends Pointing {
     this.data = data;
     this.trigger = setTriggerValue;
     if (isOther) {
-      this.view = null;
+      this.view = this.texts = null;
       this.hideTip();
     }
     // What comes back from our own message is not adopted: the view may have moved on. A link, Back or another run's window is.
@@ -80,8 +74,8 @@ class Heatmap extends Pointing {
     const isNews = this.received !== data.serial + said && this.emitted.get(data.serial) !== said;
     this.received = data.serial + said;
     if (!this.view || isNews) {
-      const { order, measure, scale, range, rows: [y0, y1], columns: [x0, x1] } = window;
-      Object.assign(this, { order, measure, scale, range, view: { y0, y1, x0, x1 }, last: said });
+      const { order, measure, scale, rows: [y0, y1], columns: [x0, x1] } = window;
+      Object.assign(this, { order, measure, scale, view: { y0, y1, x0, x1 }, last: said });
       clearTimeout(this.saying);
     }
     this.canvas.setAttribute("aria-label", data.label);
@@ -107,12 +101,12 @@ class Heatmap extends Pointing {
   }
 
   window() {
-    const { view, data, order, measure, scale, range } = this;
+    const { view, data, order, measure, scale } = this;
     const both = (low, high, size) => {
       const first = clamp(Math.floor(low + 1e-6), 0, size - 1);
       return [first, clamp(Math.ceil(high - 1e-6), first + 1, size)];
     };
-    return { rows: both(view.y0, view.y1, data.rows), columns: both(view.x0, view.x1, data.columns), order, measure, scale, range };
+    return { rows: both(view.y0, view.y1, data.rows), columns: both(view.x0, view.x1, data.columns), order, measure, scale };
   }
 
   inWords(rows, columns) {
@@ -146,15 +140,19 @@ class Heatmap extends Pointing {
 
   around() {
     const { row } = this.data.selected;
-    this.setView(row - 8, row + 9, this.view.x0, this.view.x1);
+    const [left, right] = this.isRank ? [0, this.data.ranks / 4] : [this.view.x0, this.view.x1];
+    this.setView(row - 8, row + 9, left, right);
   }
 
   choose(what) {
-    const isOtherOrder = what.order && what.order !== this.order;
     Object.assign(this, what);
     this.hideTip();
-    if (isOtherOrder) this.setView(this.view.y0, this.view.y1, 0, this.data.columns);
-    else this.changed(true);
+    if (!what.order) return this.changed(true);
+    const { data, view: { y0, y1 } } = this;
+    const [rows, columns] = this.isRank ? [data.most_read / data.columns, data.ranks] : [data.rows, data.columns];
+    const middle = y1 - y0 > rows ? data.selected.row : (y0 + y1) / 2;
+    const half = Math.min(y1 - y0, rows) / 2;
+    this.setView(middle - half, middle + half, 0, columns);
   }
 
   changed(isOurs) {
@@ -162,10 +160,11 @@ class Heatmap extends Pointing {
     this.plan();
     this.paintSoon();
     clearTimeout(this.fetchTimer);
-    if (this.missing.length) {
-      this.canvas.dataset.state = "loading";
-      this.fetchTimer = setTimeout(() => this.missing.filter((tile) => !this.fetching.has(tile.key)).forEach((tile) => this.fetchTile(tile)), FETCH_AFTER);
-    }
+    if (this.missing.length) this.canvas.dataset.state = "loading";
+    this.fetchTimer = setTimeout(() => {
+      this.missing.filter((tile) => !this.fetching.has(tile.key)).forEach((tile) => this.fetchTile(tile));
+      this.fetchTexts();
+    }, FETCH_AFTER);
     if (isOurs) this.saySoon();
   }
 

@@ -26,12 +26,22 @@ from core.errors import UlpscopeError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.runs.queries.elements import place_of
-from core.runs.queries.heatmap import MEASURES, ORDERS, Cells, Element, Measure, Order, Tile, largest_in, tile_cells
+from core.runs.queries.heatmap import (
+    MEASURES,
+    ORDERS,
+    Cells,
+    Element,
+    Measure,
+    Order,
+    Tile,
+    largest_in,
+    tile_cells,
+    tokens_in,
+)
 from core.runs.reader import RunReader
 from core.text import exact, number, plural, shown, visible
 
-# A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns. A block of single ranks takes 17
-# to 34 MB.
+# A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns.
 KEPT_BYTES = 96 << 20
 _ENTRY_BYTES = 512  # what an empty array and its key take
 AT_ONCE = 3  # tiles computed at a time: reading and computing overlap, and other viewers still get a core
@@ -169,6 +179,15 @@ def told(run: RunReader, found: Element) -> dict[str, str | int]:
     }
 
 
+def _tokens(request: Request, run: RunReader) -> Response:
+    """Send the tokens of a rectangle, rows of [id, text]; by token id one row stands for all."""
+    pair = _number("pair", request.path_params["pair"])
+    rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
+    ids = tokens_in(run, pair, rows, columns, _view(request)[0]).tolist()
+    texts = [[(i, visible(run.vocabulary.get(i, f"#{i}"))) for i in row] for row in ids]
+    return JSONResponse(texts, headers=_headers(request, stamp(run)))
+
+
 def _view(request: Request) -> tuple[Order, Measure]:
     order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
     if order not in ORDERS or measure not in MEASURES:
@@ -194,4 +213,5 @@ def _number(name: str, text: str) -> int:
 ROUTES = [
     Route(_PAIR, partial(_answer, make=_tile), name="tile"),
     Route(f"{_PAIR}/largest", partial(_answer, make=_largest), name="largest"),
+    Route(f"{_PAIR}/tokens", partial(_answer, make=_tokens), name="tokens"),
 ]

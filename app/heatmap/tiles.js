@@ -17,8 +17,8 @@ class Tiles {
     const level = (length, pixels, most) => clamp(Math.round(Math.log2(length / pixels)), 0, most);
     const finest = data.finest[this.order][this.measure];
     const r = level(view.y1 - view.y0, H, finest.length - 1);
-    // Single logits are read as whole rows: of too many rows, cells of 32 columns are drawn a little wider instead.
-    const least = (view.y1 - view.y0) * data.columns > data.most_read ? data.group_level : 0;
+    // Single logits are read as whole rows: of too many rows, cells of 32 tokens are drawn a little wider instead.
+    const least = !this.isRank && (view.y1 - view.y0) * data.columns > data.most_read ? data.group_level : 0;
     const c = Math.min(Math.max(level(view.x1 - view.x0, W, data.column_levels), finest[r], least), data.column_levels);
     const tall = data.tile_rows * 2 ** r;
     const wide = data.tile_columns * 2 ** c;
@@ -68,6 +68,23 @@ class Tiles {
     this.missing = this.wanted.filter((one) => !this.tiles.has(one.key));
     if (!this.missing.length || !this.fetching.size) this.paintSoon();
     else this.arrivals ||= setTimeout(() => { this.arrivals = 0; this.paintSoon(); }, ARRIVALS_AFTER);
+  }
+
+  // Tokens of what is in sight once its cells have room for a text: of every cell by rank, of the first row by token id.
+  async fetchTexts() {
+    const { data, isRank, order, measure } = this;
+    const { rows: [top, bottom], columns } = this.window();
+    const place = `rows=${top}:${isRank ? bottom : top + 1}&columns=${columns.join(":")}&order=${order}&measure=${measure}`;
+    if (!this.isRoomy || this.texts?.place === place) return;
+    const answer = await fetch(`${data.address}/tokens?${place}&v=${data.stamp}`).catch(() => null);
+    if (!answer?.ok) return; // what is wrong is said of the tiles
+    this.texts = { place, order, top, left: columns[0], tokens: await answer.json() };
+    this.paintSoon();
+  }
+
+  get isRoomy() {
+    const { view, shape: { plot } } = this;
+    return plot.width >= TEXT.wide * (view.x1 - view.x0) && (!this.isRank || plot.height >= TEXT.tall * (view.y1 - view.y0));
   }
 
   // Counts of ULPs, of two bytes or four, become floats as other cells are.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import streamlit as st
 
 from app.page import whole
 from app.shell.selection import View
-from core.runs.queries.heatmap import MEASURES, Measure, Order, is_offered
+from core.runs.queries.heatmap import MEASURES, MOST_READ, RANKS, Measure, Order, Span, element, is_offered
+
+_NEIGHBOURS = 12  # columns on either side of a token that was looked for
 
 
 @dataclass(frozen=True)
@@ -17,35 +19,69 @@ class HeatmapWindow:
 
     rows: tuple[int, int]
     columns: tuple[int, int]
-    order: Order = "id"
+    order: Order = "rank"
     measure: Measure = MEASURES[0]
 
 
 def current(view: View) -> HeatmapWindow:
     """The heatmap's window of this session, moved into the run."""
     run, asked = view.run, st.session_state
-    order, measure = asked["heatmap_order"], asked["heatmap_cells"]
+    # A link that names a window and no order is of a time when columns were token ids.
+    order: Order = asked["heatmap_order"] or ("id" if asked["heatmap_rows"] or asked["heatmap_tokens"] else "rank")
+    measure = asked["heatmap_cells"]
     if not is_offered(run, order, measure):
         order, measure = "id", MEASURES[0] if is_offered(run, "id", MEASURES[0]) else "ulps"
-    rows, columns = _span(asked["heatmap_rows"], run.header.rows), _span(asked["heatmap_tokens"], run.header.vocab)
-    return HeatmapWindow(rows, columns, order, measure)
+    rows, columns = _first_look(view, order)
+    rows = _span(asked["heatmap_rows"], run.header.rows) or rows
+    return HeatmapWindow(rows, _span(asked["heatmap_tokens"], run.header.vocab) or columns, order, measure)
 
 
-def _span(text: str, stop: int) -> tuple[int, int]:
-    """`12:40` as (12, 40); everything up to `stop` if it is no span of that."""
+def _first_look(view: View, order: Order) -> tuple[Span, Span]:
+    """Rows and columns before anybody moved: everything by token id, the first ranks of as many rows as are read at
+    once.
+    """
+    header = view.run.header
+    if order == "id":
+        return (0, header.rows), (0, header.vocab)
+    height = min(header.rows, MOST_READ // header.vocab)
+    first = min(max(view.row - height // 2, 0), header.rows - height)
+    return (first, first + height), (0, min(RANKS, header.vocab))
+
+
+def _span(text: str, stop: int) -> Span | None:
+    """`12:40` as (12, 40); None if it is no span of what there is."""
     first, last = (whole(part) for part in text.split(":")) if text.count(":") == 1 else (None, None)
-    return (first, last) if first is not None and last is not None and 0 <= first < last <= stop else (0, stop)
+    return (first, last) if first is not None and last is not None and 0 <= first < last <= stop else None
 
 
 def keep(view: View, window: HeatmapWindow) -> None:
     """Remember a window."""
-    header = view.run.header
-    for key, (first, last), stop in (("rows", window.rows, header.rows), ("tokens", window.columns, header.vocab)):
-        st.session_state[f"heatmap_{key}"] = "" if (first, last) == (0, stop) else f"{first}:{last}"
+    spans = zip(("rows", "tokens"), (window.rows, window.columns), _first_look(view, window.order), strict=True)
+    for name, (first, last), unmoved in spans:
+        st.session_state[f"heatmap_{name}"] = "" if (first, last) == unmoved else f"{first}:{last}"
     st.session_state.update(heatmap_order=window.order, heatmap_cells=window.measure)
 
 
 def selected_token(view: View) -> int | None:
-    """The token selected on the heatmap, if one is."""
-    token = whole(st.session_state["heatmap_token"])
-    return token if token is not None and 0 <= token < view.run.header.vocab else None
+    """The token selected on the heatmap or typed, by its id, its text, or its text without the blank in front."""
+    typed = st.session_state["heatmap_token"]
+    token = whole(typed)
+    if token is not None or not typed:
+        return token if token in range(view.run.header.vocab) else None
+    forms = (typed, typed.replace("·", " ").replace("↵", "\n"), f" {typed}")
+    ids = {text: token for token, text in reversed(view.run.vocabulary.items()) if text in forms}
+    return next((ids[form] for form in forms if form in ids), None)
+
+
+def show_token(view: View) -> None:
+    """Move the window to the column of the selected token; by rank, to its rank at the selected position."""
+    token, window = selected_token(view), current(view)
+    if token is None:
+        return
+    by_rank = window.order == "rank"
+    column = element(view.run, view.pair.index, view.row, token).reference_rank - 1 if by_rank else token
+    first, last = window.columns
+    if not first <= column < last or last - first > RANKS:
+        first = min(max(column - _NEIGHBOURS, 0), max(0, view.run.header.vocab - 2 * _NEIGHBOURS))
+        last = min(first + 2 * _NEIGHBOURS, view.run.header.vocab)
+    keep(view, replace(window, columns=(first, last)))

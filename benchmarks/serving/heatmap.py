@@ -129,7 +129,7 @@ def run() -> list[Line]:
         dashboard = start(folder / "runs")
         try:
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
-            url = f"{dashboard.url}/heatmap?run=large"
+            url = f"{dashboard.url}/heatmap?run=large&order=id"
             first = _open(page, url)
             page.wait_for_timeout(1500)
             opened = statistics.median(_open(page, url) for _ in range(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 
 from app.heatmap import routes
 from app.shell import store_changes
+from core.numerics.formats import BFLOAT16, values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -24,7 +26,7 @@ ROW, TOKEN = 40, 1234
 
 def one(store: Store) -> None:
     """The run `one`: 70 x 3000 in two prompts; one element differs by one ULP."""
-    header = header_of("bfloat16", (30, 40), 3000)
+    header = replace(header_of("bfloat16", (30, 40), 3000), vocabulary={7: " t"})
     sides = calm_sides(header)
     sides[1] = sides[0].copy()
     sides[1][ROW, TOKEN] ^= 1
@@ -115,7 +117,7 @@ def test_a_pair_that_is_not_there_is_refused(client, pair):
 
 
 @pytest.mark.parametrize("run_id", ["none", "%2e%2e", "..%2f..%2fREADME", "<b>x", "one%00"])
-@pytest.mark.parametrize("end", ["", "/largest"])
+@pytest.mark.parametrize("end", ["", "/largest", "/tokens"])
 def test_a_run_that_is_not_there_is_not_found(client, run_id, end):
     assert client.get(f"/tiles/{run_id}/0{end}").status_code == 404
 
@@ -148,11 +150,24 @@ def test_the_element_of_a_rectangle_is_told_exactly(client, query):
     assert float(told["difference"].removeprefix("difference ")) == float(told["variant"]) - float(told["reference"])
 
 
+@pytest.mark.parametrize("end", ["largest", "tokens"])
 @pytest.mark.parametrize(
     "query", [{"rows": "5:5"}, {"rows": "0:71"}, {"columns": "0:3001"}, {"rows": "0"}, {"rows": "a:b"}]
 )
-def test_a_rectangle_that_is_none_is_refused(client, query):
-    assert largest(client, **query).status_code == 400
+def test_a_rectangle_that_is_none_is_refused(client, query, end):
+    query = {"rows": "0:1", "columns": "0:9", "order": "id", "measure": "ulps"} | query
+    assert client.get(f"/tiles/one/0/{end}", params=query).status_code == 400
+
+
+def test_tokens_are_those_of_the_cells_with_their_texts(client, store):
+    def tokens(**query: str) -> list:
+        return client.get("/tiles/one/0/tokens", params={"measure": "ulps"} | query).json()
+
+    assert tokens(order="id", rows="3:4", columns="7:9") == [[[7, "·t"], [8, "#8"]]]
+    with RunReader(store.path_of("one")) as run:
+        logits = [values_of(row, BFLOAT16) for row in run.read_rows(0, 3, 5)]
+    ranked = [np.argsort(-row, kind="stable")[10:12].tolist() for row in logits]
+    assert [[token for token, _ in row] for row in tokens(order="rank", rows="3:5", columns="10:12")] == ranked
 
 
 def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store, tmp_path, monkeypatch):

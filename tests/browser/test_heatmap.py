@@ -59,8 +59,8 @@ def runs(dashboard: Dashboard) -> Iterator[dict[str, list[np.ndarray]]]:
         path.unlink()
 
 
-def opened(page: Page, dashboard: Dashboard, link: str) -> Locator:
-    page.goto(f"{dashboard.url}/heatmap?{link}&position=0")
+def opened(page: Page, dashboard: Dashboard, link: str, order: str = "&order=id") -> Locator:
+    page.goto(f"{dashboard.url}/heatmap?{link}&position=0{order}")
     settle(page)
     return drawn(page)
 
@@ -218,6 +218,34 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
     assert window(canvas) == (0, 287, 0, 4096)
 
 
+def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_order(page: Page, dashboard: Dashboard):
+    canvas = opened(page, dashboard, "run=batch-1-against-n", order="")
+    assert window(canvas) == (0, 287, 0, 64)
+    with page.expect_response(re.compile("/tokens")) as texts:
+        page.get_by_role("button", name="Rows at the position").click()
+    drawn(page)
+    rows = texts.value.json()
+    assert window(canvas) == (0, 17, 0, 16)
+    assert (len(rows), len(rows[0])) == (17, 16)
+    token, text = rows[0][0]  # the argmax of position 0
+    page.mouse.move(*place(canvas, 0.5, 0.5))
+    expect(page.locator(".tip")).to_contain_text(f"{text}  ({token})", timeout=10_000)
+
+    page.get_by_role("button", name="token id", exact=True).click()  # every logit, by one click
+    drawn(page)
+    assert window(canvas) == (0, 17, 0, 4096)
+    page.wait_for_url(re.compile("order=id"))
+    settle(page)
+    page.get_by_label("Find a token").fill(text)
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("token="))
+    settle(page)
+    drawn(page)
+    left, right = window(canvas)[2:]
+    assert left <= token < right <= left + 24
+    expect(page.get_by_role("heading", name=f"({token}) at position 0")).to_be_visible()
+
+
 @pytest.mark.thorough
 def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: Dashboard):
     asked: list[str] = []
@@ -226,7 +254,7 @@ def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: 
     first = len(asked)
     assert first > 0
     before = canvas.evaluate(COLOURED)
-    for name in ("linear", "this view", "log", "whole pair"):
+    for name in ("linear", "log"):
         page.get_by_role("button", name=name, exact=True).click()
         drawn(page)
         pause(page, 100)
@@ -271,20 +299,18 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboar
     drawn(page)
 
 
-def test_colours_and_scale_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, dashboard: Dashboard):
+def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, dashboard: Dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n&position=89&rows=80:97&tokens=0:1024")
     before = canvas.evaluate(COLOURED)
-    for name in ("row ULPs", "linear", "whole pair"):  # what the map opens in
+    for name in ("row ULPs", "linear"):  # what the map opens in
         expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
-    for name, said in (("log", "colours=log"), ("this view", "scale=view")):
-        page.get_by_role("button", name=name, exact=True).click()
-        page.wait_for_url(re.compile(said))
-        settle(page)
+    page.get_by_role("button", name="log", exact=True).click()
+    page.wait_for_url(re.compile("colours=log"))
+    settle(page)
     page.goto(page.url)
     settle(page)
     drawn(page)
-    for name in ("log", "this view"):
-        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
     assert page.locator("canvas[data-state]").evaluate(COLOURED) != before
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save the map as PNG").click()

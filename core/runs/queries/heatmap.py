@@ -48,6 +48,8 @@ RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank if single
 # Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole.
 # 130 ms.
 MOST_READ = 48 << 20
+RANKS = 64  # of the page's first look
+MOST_TEXTS = 4096  # of one picture
 WHOLE_RUN = 1 << 30  # logits of a pair beyond which it is shown as its file holds it: the rest would read all of it
 _LEVELS = 32  # more than any axis has
 READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
@@ -141,15 +143,14 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
         return _stored_cells(run, pair, tile, rows, columns, measure, keep)
     if is_single and order == "id":
         return _pooled(run, pair, rows, columns, order, measure, tall, wide)
-    # Maxima of whole rows, a block of rows each, of single columns or groups of 32: neighboring tiles share them.
-    group = 1 if is_single else 1 << GROUP_LEVEL
-    whole = (0, run.header.vocab)
+    # Maxima of a block of rows each, of a tile's single ranks or of groups of 32 of whole rows: other tiles share them.
+    group, across = (1, columns) if is_single else (1 << GROUP_LEVEL, (0, run.header.vocab))
     parts = []
     for start in range(*rows, TILE_ROWS):
         span = start, min(start + TILE_ROWS, rows[1])
-        make = partial(_pooled, run, pair, span, whole, order, measure, 1, group)
-        block = keep(("block", group, order, measure, span), make)
-        parts.append(block[:, columns[0] // group : -(-columns[1] // group)])
+        make = partial(_pooled, run, pair, span, across, order, measure, 1, group)
+        block = keep(("block", across, order, measure, span), make)
+        parts.append(block[:, (columns[0] - across[0]) // group : -(-(columns[1] - across[0]) // group)])
     return pyramid.maxima(np.concatenate(parts), tall, wide // group)
 
 
@@ -178,11 +179,8 @@ def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measur
     if not 0 <= pair < len(header.sides) - 1:
         raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
     if not is_offered(run, order, measure):
-        if not run.has_all_logits:
-            raise UsageError(f"by rank and as differences a pair is not shown: {refusal(run.header)}")
-        raise UsageError(
-            f"a pair of {header.rows * header.vocab} logits is shown in row ULPs and ULPs by token id only."
-        )
+        why = f"more than {WHOLE_RUN} logits." if run.has_all_logits else refusal(header)
+        raise UsageError(f"by rank and as differences a pair is not shown: {why}")
     spans = []
     for what, level, place, cells, size in (
         ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),
@@ -232,23 +230,35 @@ def largest_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Orde
     """Return the element of a rectangle that is furthest apart (the first of equals): what a cell of the heatmap stands
     for.
     """
-    header, pairs = run.header, len(run.header.sides) - 1
-    if not (
-        0 <= pair < pairs and 0 <= rows[0] < rows[1] <= header.rows and 0 <= columns[0] < columns[1] <= header.vocab
-    ):
-        raise UsageError(
-            f"pair {pair}, rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]} asked for; there are "
-            f"{pairs} pairs, {header.rows} rows and {header.vocab} columns."
-        )
-    width = header.vocab if order == "rank" else columns[1] - columns[0]
-    if (rows[1] - rows[0]) * width > WORK:
-        raise UsageError(
-            f"{rows[1] - rows[0]} rows x {width} logits are too many to look for one; expected at most {WORK}."
-        )
+    _check_rectangle(run, pair, rows, columns, order)
     cells, ids = _elements(run, pair, rows, columns, order, measure)
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)
     token = columns[0] + int(column) if ids is None else int(ids[row, column])
     return element(run, pair, rows[0] + int(row), token)
+
+
+def tokens_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Order) -> NDArray[np.integer]:
+    """Return the token ids of a rectangle; by token id one row stands for all. [rows or 1, columns]"""
+    _check_rectangle(run, pair, rows, columns, order)
+    if (count := (rows[1] - rows[0]) * (columns[1] - columns[0])) > MOST_TEXTS:
+        raise UsageError(f"{count} tokens asked for; expected at most {MOST_TEXTS}.")
+    if order == "id":
+        return np.arange(*columns)[None]
+    return pyramid.descending(run.read_rows(0, *rows), run.header.format)[:, columns[0] : columns[1]]
+
+
+def _check_rectangle(run: RunReader, pair: int, rows: Span, columns: Span, order: Order) -> None:
+    """Raise UsageError if there is no such rectangle, or too much would be read for it."""
+    header, pairs = run.header, len(run.header.sides) - 1
+    (top, bottom), (left, right) = rows, columns
+    if not (0 <= pair < pairs and 0 <= top < bottom <= header.rows and 0 <= left < right <= header.vocab):
+        raise UsageError(
+            f"pair {pair}, rows {top} to {bottom}, columns {left} to {right} asked for; there are "
+            f"{pairs} pairs, {header.rows} rows and {header.vocab} columns."
+        )
+    width = header.vocab if order == "rank" else right - left
+    if (bottom - top) * width > WORK:
+        raise UsageError(f"{bottom - top} rows x {width} logits are too many to read; expected at most {WORK}.")
 
 
 def element(run: RunReader, pair: int, row: int, token: int) -> Element:

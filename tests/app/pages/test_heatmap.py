@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.heatmap import canvas
-from app.shell import store_cache
+from app.shell import heatmap_window, store_cache
 from app.shell.selection import View
 from core.judging.ingest import ingest
 from core.runs.queries.elements import every_element
@@ -44,10 +44,12 @@ NAMES = ("rows", "tokens", "order", "cells", "token")
     [
         {"rows": "80:97"},
         {"rows": "80:97", "tokens": "100:200"},
-        {"order": "rank", "tokens": "0:64"},
+        {"order": "rank", "tokens": "0:100"},
+        {"order": "id"},
         {"cells": "difference"},
         {"cells": "ulps"},
         {"token": "301"},
+        {"token": " the"},
         {"rows": "0:1", "tokens": "4095:4096", "order": "rank", "cells": "difference", "token": "0"},
     ],
 )
@@ -60,15 +62,59 @@ def test_a_link_to_a_window_is_kept_as_it_is(link):
     [{"rows": "5:4"}, {"rows": "1:2:3"}, {"tokens": "0:4097"}, {"token": "4096"}, {"token": "-1"}, {"token": "<b>"}],
 )
 def test_a_link_to_what_is_not_there_shows_the_whole_run(link):
-    app = opened(**link)
-    (data,) = (
-        json.loads(element.proto.json)
-        for element in app.get("bidi_component")
-        if element.proto.component_name == "ulpscope_heatmap"
-    )
+    data = drawn(opened(order="id", **link))
     assert data["window"]["rows"] == [0, data["rows"]]
     assert data["window"]["columns"] == [0, data["columns"]]
     assert data["selected"]["token"] is None
+
+
+def drawn(app: AppTest) -> dict:
+    """What the canvas is sent."""
+    parts = (element.proto for element in app.get("bidi_component"))
+    (data,) = (json.loads(part.json) for part in parts if part.component_name == "ulpscope_heatmap")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("link", "order", "rows", "columns"),
+    [
+        ({}, "rank", [0, 287], [0, 64]),
+        ({"tokens": "100:200"}, "id", [0, 287], [100, 200]),  # of before ranks came first
+        ({"rows": "80:97"}, "id", [80, 97], [0, 4096]),
+        ({"order": "rank", "rows": "80:97"}, "rank", [80, 97], [0, 64]),
+    ],
+)
+def test_the_map_opens_by_rank_and_a_link_of_before_by_token_id(link, order, rows, columns):
+    window = drawn(opened(**link))["window"]
+    assert (window["order"], window["rows"], window["columns"]) == (order, rows, columns)
+
+
+def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
+    monkeypatch.setattr(heatmap_window, "MOST_READ", 20 * 4096)
+    assert drawn(opened(position="89"))["window"]["rows"] == [79, 99]
+    assert drawn(opened(position="285"))["window"]["rows"] == [267, 287]
+
+
+@pytest.mark.parametrize(
+    ("order", "typed", "token", "columns"),
+    [
+        ("id", "301", 301, [289, 313]),
+        ("id", "4095", 4095, [4072, 4096]),
+        ("id", "the", 1146, [1134, 1158]),
+        ("id", "·the", 293, [281, 305]),
+        ("rank", "get", 396, [0, 64]),  # the argmax at position 89, in sight
+        ("rank", "idth", 994, [4072, 4096]),  # the last one
+        ("rank", "no such token", None, [0, 64]),
+    ],
+)
+def test_a_token_is_looked_for_by_id_and_text(order, typed, token, columns):
+    app = opened(order=order, position="89")
+    app.text_input(key="heatmap_token").set_value(typed).run()
+    data = drawn(app)
+    assert data["window"]["columns"] == columns
+    assert data["selected"]["token"] == token
+    assert said(app, "token") == {"token": typed}
+    assert bool(app.warning) == (token is None)
 
 
 def test_the_texts_of_tokens_stay_inert(tmp_path):
@@ -107,26 +153,16 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     assert table["token_id"].tolist() == list(range(8))
     assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
     assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)
-    bits = {"float16": 10, "float32": 23, "bfloat16": 7}[
-        dtype
-    ]  # of the significand: between 1 and 1.5 lie half of 2^bits steps
-    assert table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist() == [
-        0,
-        1 << (bits - 1),
-        0,
-        0,
-        0,
-        None,
-        None,
-        1 << bits,
-    ]
+    steps = 1 << {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]  # from 1 to 2: of the significand
+    ulps = table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist()
+    assert ulps == [0, steps // 2, 0, 0, 0, None, None, steps]
     assert table["difference"].tolist()[:2] == [0.0, 0.5]
     assert table["difference"].isna().tolist() == [False] * 5 + [True] * 2 + [False]
     assert table["difference"].tolist()[7] == -0.25
 
 
 def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypatch):
-    window = {"rows": [2, 9], "columns": [0, 4096], "order": "id", "measure": "ulps", "scale": "log", "range": "view"}
+    window = {"rows": [2, 9], "columns": [0, 4096], "order": "id", "measure": "ulps", "scale": "log"}
     session: dict = {}
     monkeypatch.setattr("streamlit.session_state", session)
     with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
@@ -136,6 +172,6 @@ def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypa
     assert (followed.rows, followed.columns) == ((2, 9), (0, 4096))
     assert session == {
         **{"heatmap_rows": "2:9", "heatmap_tokens": "", "heatmap_order": "id", "heatmap_cells": "ulps"},
-        **{"heatmap_colours": "log", "heatmap_scale": "view", "heatmap_serial": "s-1"},
+        **{"heatmap_colours": "log", "heatmap_serial": "s-1"},
         **{"prompt": 1, "position": 3, "heatmap_token": "7"},
     }

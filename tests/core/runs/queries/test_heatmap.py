@@ -222,8 +222,10 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(tmp_pat
 
 
 def test_a_rectangle_too_large_to_search_is_refused(one_differs, monkeypatch):
+    with pytest.raises(UsageError, match="expected at most 4096"):
+        heatmap.tokens_in(one_differs, 0, (0, 1), (0, 4097), "id")
     monkeypatch.setattr(heatmap, "WORK", 1000)
-    with pytest.raises(UsageError, match="too many to look"):
+    with pytest.raises(UsageError, match="too many to read"):
         heatmap.largest_in(one_differs, 0, (0, 11), (0, 100), "id", "ulps")
     with pytest.raises(UsageError, match="there are"):
         heatmap.largest_in(one_differs, 0, (0, 1), (5, 5), "id", "ulps")
