@@ -19,7 +19,7 @@ DRAWS = {"bar", "heatmap", "scatter"}  # what our figures are made of
 
 
 @pytest.mark.parametrize(
-    ("page", "run", "count"), [("near_ties", "fresh-against-cached", 3), ("layers", "where-it-starts", 3)]
+    ("page", "run", "count"), [("near_ties", "fresh-against-cached", 2), ("layers", "where-it-starts", 3)]
 )
 def test_pages_send_figures_that_the_library_draws(page, run, count):
     figures = figures_of(opened(page, run=run))

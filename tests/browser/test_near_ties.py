@@ -113,7 +113,7 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     page: Page, dashboard: Dashboard, form: str, begins: bytes
 ):
     opened(page, dashboard, "near_ties?run=fresh-against-cached&prompt=1&position=36")
-    chart = page.locator(".js-plotly-plot").nth(2)
+    chart = page.locator(".js-plotly-plot").nth(1)
     chart.scroll_into_view_if_needed()
     chart.hover()
     with page.expect_download() as got:
