@@ -40,11 +40,11 @@ METRICS = (
         "max_row_ulps",
         "row ULPs",
         "float64",
-        "max_abs over the spacing of the compute dtype at the reference row's largest finite magnitude; null where the"
+        "max_abs over the spacing of the compute dtype at the reference row's largest finite magnitude; null if the"
         " reference has no finite element",
         is_nullable=True,
     ),
-    Metric("rms_row_ulps", "row ULPs", "float64", "rms over that spacing; null where that is", is_nullable=True),
+    Metric("rms_row_ulps", "row ULPs", "float64", "rms over that spacing; null if that is", is_nullable=True),
     Metric(
         "nonfinite_mismatch",
         "elements",
@@ -55,7 +55,7 @@ METRICS = (
         "reference_token",
         "token id",
         "int32",
-        "argmax of the reference; lowest id on ties; NaN never wins; null where every value is NaN",
+        "argmax of the reference; lowest id on ties; NaN never wins; null if every value is NaN",
         is_nullable=True,
     ),
     Metric("variant_token", "token id", "int32", "the same of the variant", is_nullable=True),
@@ -64,7 +64,7 @@ METRICS = (
         "reference_margin",
         "logits",
         "float64",
-        "top-1 minus runner-up of the reference; 0 is a tie, or two equal infinities; null where it is not finite",
+        "top-1 minus runner-up of the reference; 0 is a tie, or two equal infinities; null if it is not finite",
         is_nullable=True,
     ),
     Metric("variant_margin", "logits", "float64", "the same of the variant", is_nullable=True),
@@ -89,7 +89,7 @@ METRICS = (
         "kl",
         "nats",
         "float64",
-        "KL(reference ‖ variant) in float64; a token at -inf on the reference contributes 0; null where NaN, +inf, or"
+        "KL(reference ‖ variant) in float64; a token at -inf on the reference contributes 0; null if NaN, +inf, or"
         " the variant has -inf where the reference has mass",
         is_nullable=True,
     ),
@@ -145,12 +145,12 @@ class Summary:
     max_row_ulps: float | None = _total(
         "row ULPs",
         Adding(How.LARGEST, "max_row_ulps"),
-        "largest max_row_ulps of all positions; null where it is nowhere defined",
+        "largest max_row_ulps of all positions; null if it is undefined everywhere",
     )
     rms_row_ulps: float | None = _total(
         "row ULPs",
         Adding(How.ROOT_MEAN, "row_squares", "finite"),
-        "root mean square of the difference in row ULPs over the finite elements; null where there are none",
+        "root mean square of the difference in row ULPs over the finite elements; null if there are none",
     )
     nonfinite_mismatch: int = _total(
         "elements",
@@ -165,20 +165,18 @@ class Summary:
         Adding(How.SUM, "could_flip"),
         "smaller margin at most twice max_abs: only there can an argmax change",
     )
-    mean_kl: float | None = _total(
-        "nats", Adding(How.MEAN, "kl"), "mean kl over kl_positions; null where there are none"
-    )
-    max_kl: float | None = _total("nats", Adding(How.LARGEST, "kl"), "largest kl; null where there is none")
+    mean_kl: float | None = _total("nats", Adding(How.MEAN, "kl"), "mean kl over kl_positions; null if there are none")
+    max_kl: float | None = _total("nats", Adding(How.LARGEST, "kl"), "largest kl; null if there is none")
     same_top1: float = _total("", Adding(How.REST, "is_flip"), "share of positions with the same argmax")
     min_margin: float | None = _total(
         "logits",
         Adding(How.LEAST, "smaller_margin"),
-        "smallest margin over both sides and all positions; null where there is none",
+        "smallest margin over both sides and all positions; null if there is none",
     )
     kl_positions: int = _total(
         "positions",
         Adding(How.DEFINED, "kl"),
-        "what mean_kl and max_kl are over. Where fewer than all, every table, page and issue text says so beside the"
+        "what mean_kl and max_kl are over. If fewer than all, every table, page and issue text says so next to the"
         " figure",
     )
     kl_infinite: int = _total(

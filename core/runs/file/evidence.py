@@ -222,14 +222,14 @@ class NarrowingFigures(CheckFigures):
 
 
 class FromModelFigures(CheckFigures):
-    reference_noise_ratio: Annotated[float, "reference to the model, in rounding floors"]
-    variant_noise_ratio: Annotated[float, "variant to the model, in rounding floors"]
+    reference_noise_ratio: Annotated[float, "reference to the model, in noise floors"]
+    variant_noise_ratio: Annotated[float, "variant to the model, in noise floors"]
 
 
 class ListFloorFigures(RatioFigures):
     worst_position_ratio: Annotated[float, "largest ratio at one position"]
-    reference_noise_ratio: Annotated[float, "reference to the model, in rounding floors"]
-    variant_noise_ratio: Annotated[float, "variant to the model, in rounding floors"]
+    reference_noise_ratio: Annotated[float, "reference to the model, in noise floors"]
+    variant_noise_ratio: Annotated[float, "variant to the model, in noise floors"]
 
 
 class DrawnFigures(RatioFigures, kw_only=True):
