@@ -31,7 +31,7 @@ class Shot:
 
 SHOTS = {
     "overview": Shot(f"overview?{FRESH}", 900),
-    "heatmap": Shot(f"heatmap?{FRESH}", 900, over="canvas[data-state]"),
+    "heatmap": Shot(f"heatmap?{FRESH}", 900, over="canvas[data-state=drawn]"),
     "flips": Shot(f"flips?{FRESH}", 1180),
     "layers": Shot(f"layers?{CLOSER}", 1240),
     "bug-suspected": Shot("overview?run=injected-bug", 1180),
@@ -46,7 +46,7 @@ def take(page: Page, url: str, name: str, shot: Shot) -> None:
         page.locator(shot.press).first.click()
         settle(page)
     if shot.over:
-        page.wait_for_timeout(4000)  # its tiles
+        page.wait_for_selector(shot.over, timeout=120_000)  # with all of its tiles
         page.locator(shot.over).first.hover(position={"x": 420, "y": 278})
     page.wait_for_timeout(1000)
     page.screenshot(path=ROOT / "docs" / "images" / f"{name}.png")
