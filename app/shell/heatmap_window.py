@@ -55,11 +55,15 @@ def _span(text: str, stop: int) -> Span | None:
 
 
 def keep(view: View, window: HeatmapWindow) -> None:
-    """Remember a window."""
-    spans = zip(("rows", "tokens"), (window.rows, window.columns), _first_look(view, window.order), strict=True)
-    for name, (first, last), unmoved in spans:
-        st.session_state[f"heatmap_{name}"] = "" if (first, last) == unmoved else f"{first}:{last}"
-    st.session_state.update(heatmap_order=window.order, heatmap_cells=window.measure)
+    """Remember a window: nothing of the first look, but rows by number where another position would move them."""
+    rows, columns = _first_look(view, window.order)
+    is_still = window.rows == rows == (0, view.run.header.rows)
+    st.session_state.update(
+        heatmap_rows="" if is_still else "{}:{}".format(*window.rows),
+        heatmap_tokens="" if window.columns == columns else "{}:{}".format(*window.columns),
+        heatmap_order=window.order,
+        heatmap_cells=window.measure,
+    )
 
 
 def selected_token(view: View) -> int | None:
