@@ -3,8 +3,9 @@ class Axes extends Drawing {
   // Texts of tokens: in their cells by rank, beneath the ids by token id.
   paintTexts(draw, text, font) {
     const { texts, view, grid, isRank, data: { selected, selected_colour }, shape: { plot, W, H } } = this;
-    this.isTitled = !this.isRoomy || texts?.order !== this.order || isRank; // else the texts are where the title was
-    if (!this.isRoomy || texts?.order !== this.order) return;
+    const isShown = this.isRoomy && texts?.order === this.order;
+    this.isTitled = isRank || !isShown; // else the texts are where the title was
+    if (!isShown) return;
     const [wide, tall] = [plot.width / (view.x1 - view.x0), isRank ? plot.height / (view.y1 - view.y0) : 0];
     draw.save();
     draw.beginPath();

@@ -74,11 +74,13 @@ class Tiles {
   async fetchTexts() {
     const { data, isRank, order, measure } = this;
     const { rows: [top, bottom], columns } = this.window();
-    const place = `rows=${top}:${isRank ? bottom : top + 1}&columns=${columns.join(":")}&order=${order}&measure=${measure}`;
-    if (!this.isRoomy || this.texts?.place === place) return;
-    const answer = await fetch(`${data.address}/tokens?${place}&v=${data.stamp}`).catch(() => null);
-    if (!answer?.ok) return; // what is wrong is said of the tiles
-    this.texts = { place, order, top, left: columns[0], tokens: await answer.json() };
+    const place = `rows=${top}:${isRank ? bottom : top + 1}&columns=${columns.join(":")}`;
+    const address = `${data.address}/tokens?${place}&order=${order}&measure=${measure}&v=${data.stamp}`;
+    if (!this.isRoomy || this.textsAt === address) return;
+    this.textsAt = address;
+    const answer = await fetch(address).catch(() => null);
+    if (!answer?.ok || this.textsAt !== address) return; // the tiles say what is wrong; or others are asked for by now
+    this.texts = { order, top, left: columns[0], tokens: await answer.json() };
     this.paintSoon();
   }
 
