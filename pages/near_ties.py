@@ -30,7 +30,9 @@ def follow() -> None:
 
 
 place, texts = (view.prompt, view.position), [prompt.token_texts for prompt in view.run.header.prompts]
-scatter = plots.cached(view.run, (view.pair.index, scope, *place), charts.near_tie_scatter, table, texts, place)
+of = (view.pair.index, scope, view.prompt)
+scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
+scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
 plots.draw(scatter, key="near_ties", on_pick=follow, picture=exports.picture_of(view, "near-ties"))
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(

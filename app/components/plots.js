@@ -115,11 +115,16 @@ class Figure {
     this.trigger = trigger;
     this.template = themed(this.root);
     const wish = JSON.stringify([data.spec, data.revision, this.template]);
-    if (wish === this.wish) return;
+    if (wish === this.wish) return this.mark();
     this.wish = wish;
     this.root.dataset.state = "waiting";
     plotly(data.library).catch(() => null); // on its way while the page still stands up; draw() says what went wrong
     drawSoon(this);
+  }
+
+  mark() {
+    if (this.isDrawn && this.marks !== this.data.shapes) window.Plotly.relayout(this.plot, { shapes: JSON.parse(this.data.shapes) });
+    this.marks = this.data.shapes;
   }
 
   get isWide() {
@@ -139,11 +144,13 @@ class Figure {
       const [width, height] = this.size;
       const ours = {
         template: this.template, width, height, clickmode: data.is_picked ? "event" : "none",
-        uirevision: data.revision,
+        uirevision: data.revision, shapes: JSON.parse(data.shapes),
       };
       await library.react(this.plot, traces, { ...layout, ...ours }, this.config(library));
       if (!this.isDrawn) this.listen();
       this.isDrawn = true;
+      this.marks = data.shapes;
+      this.mark(); // another may have come meanwhile
       this.says.textContent = "";
       if (this.wish === wish) this.root.dataset.state = "drawn";
       this.fit();

@@ -8,6 +8,7 @@ are looked at.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -56,14 +57,20 @@ ROUTES = [Route(f"/{_ADDRESS}", _library)]
 
 
 class FigureSpec(NamedTuple):
-    """A figure as the browser gets it: JSON, and its height in pixels."""
+    """A figure as the browser gets it: JSON without its shapes, its height in pixels, and the shapes.
+
+    If only shapes change, as the mark of the selected position does, the browser draws these alone.
+    """
 
     spec: str
     height: int
+    shapes: tuple[dict[str, Any], ...] = ()
 
 
 def figure_spec(figure: go.Figure) -> FigureSpec:
-    return FigureSpec(str(figure.to_json()), int(figure.layout.height))
+    shapes = tuple(shape.to_plotly_json() for shape in figure.layout.shapes)
+    figure.layout.shapes = ()
+    return FigureSpec(str(figure.to_json()), int(figure.layout.height), shapes)
 
 
 def cached(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., go.Figure], *arguments: Any) -> FigureSpec:
@@ -89,6 +96,7 @@ def draw(
     one = shown if isinstance(shown, FigureSpec) else figure_spec(shown)
     data = {
         **one._asdict(),
+        "shapes": json.dumps(one.shapes, default=float),  # numbers of numpy
         "picture": dict(picture),
         "revision": f"{'' if view is None else selection.stamp(view)} {of}",
         "library": _ADDRESS,

@@ -23,8 +23,11 @@ def on_grid(found: Candidates, names: Sequence[str], texts: Sequence[str], dtype
     from above, the second up from below: where they meet is a tie.
     """
     figure, sides = go.Figure(), range(len(names))[::-1]
-    for value in found.grid:
-        figure.add_vline(x=value, line={"color": QUIET, "width": 1}, opacity=0.45, layer="below")
+    thin = {"type": "line", "layer": "below", "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}
+    lines = [{**thin, "x0": value, "x1": value, "line": {"color": QUIET, "width": 1}} for value in found.grid]
+    thin = {"type": "line", "layer": "below", "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
+    lines += [{**thin, "y0": height, "y1": height, "line": {"color": QUIET, "width": 1.2}} for height in sides]
+    figure.update_layout(shapes=lines)  # at once: add_vline validates every earlier line again, 0.3 s
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART
         figure.add_scatter(  # colours are sides, so the legend's mark has none
@@ -65,6 +68,4 @@ def on_grid(found: Candidates, names: Sequence[str], texts: Sequence[str], dtype
         zeroline=False,
         title=None,
     )
-    for height in sides:
-        figure.add_hline(y=height, line={"color": QUIET, "width": 1.2}, layer="below")
     return layout(figure, 120 + 50 * len(names), hovermode="closest")

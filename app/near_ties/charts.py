@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,18 +16,15 @@ CROWDED = 2000  # positions of a kind from which on they are shaded by density: 
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
 
 
-def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]], selected: tuple[int, int]) -> go.Figure:
+def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
     """Smaller margin against largest difference of every position, logits, log axes; the line beyond which no flip is
     possible.
 
     Zeros have no place on a log axis: they stand in a shaded gutter, half a decade below the smallest other value. Many
     positions of a kind are shaded by density, with points that are there to be hovered and clicked only. texts: of
-    every prompt's tokens, empty if unknown; selected: (prompt, position). A click gives prompt, position, difference,
-    margin.
+    every prompt's tokens, empty if unknown. A click gives prompt, position, difference, margin.
     """
-    margin = table[["reference_margin", "variant_margin"]].min(axis=1)
-    table, margin = table[margin.notna()], margin[margin.notna()].to_numpy(float)
-    difference = table["max_abs"].to_numpy(float)
+    table, margin, difference = _finite(table)
     (x, x_zero), (y, y_zero) = _above_zero(difference), _above_zero(margin)
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     figure = go.Figure()
@@ -64,11 +62,6 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]], sele
                 " %{customdata[2]:.5g}<extra></extra>"
             ),
         )
-    here = (told[:, 0] == selected[0]) & (told[:, 1] == selected[1])
-    ring = {"color": "rgba(0,0,0,0)", "size": 18, "line": {"color": FLIP, "width": 2.5}}
-    figure.add_scatter(
-        x=x[here], y=y[here], mode="markers", name=f"position {selected[1]}", hoverinfo="skip", marker=ring
-    )
     band = {"fillcolor": QUIET, "opacity": 0.1, "line_width": 0, "layer": "below"}
     text = {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}
     if y_zero is not None:  # annotations on a log axis are placed by logarithm, shapes by value
@@ -82,6 +75,23 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]], sele
     figure.update_yaxes(title="smaller margin of the two sides, logits", **axes[1])
     # Room above the legend for the buttons of the figure, which would lie on it.
     return layout(figure, 460, **NEAREST_CLICK | {"hoverdistance": 20}).update_layout(margin={"t": 58})
+
+
+def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dict[str, Any], ...]:
+    """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is not drawn."""
+    table, margin, difference = _finite(table)
+    here = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
+    size = {"x0": -9, "x1": 9, "y0": -9, "y1": 9, "xsizemode": "pixel", "ysizemode": "pixel"}
+    line = {"color": FLIP, "width": 2.5}
+    x, y = _above_zero(difference)[0], _above_zero(margin)[0]
+    return tuple({"type": "circle", "xanchor": x[row], "yanchor": y[row], **size, "line": line} for row in here)
+
+
+def _finite(table: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """Return the positions with a finite margin, the smaller margin and the largest difference of each."""
+    margin = table[["reference_margin", "variant_margin"]].min(axis=1)
+    table = table[margin.notna()]
+    return table, margin[margin.notna()].to_numpy(float), table["max_abs"].to_numpy(float)
 
 
 def _above_zero(values: np.ndarray) -> tuple[np.ndarray, float | None]:

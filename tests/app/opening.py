@@ -69,4 +69,7 @@ def figures_of(app: AppTest) -> list[dict]:
     """Figures of the page, in their order: what each is sent, its plot under `figure`."""
     parts = (element.proto for element in app.get("bidi_component"))
     found = [json.loads(part.json) for part in parts if part.component_name == "ulpscope_figure"]
-    return [{**one, "figure": json.loads(one["spec"])} for one in found]
+    figures = [json.loads(one["spec"]) for one in found]
+    for one, figure in zip(found, figures, strict=True):
+        figure["layout"]["shapes"] = json.loads(one["shapes"])
+    return [{**one, "figure": figure} for one, figure in zip(found, figures, strict=True)]

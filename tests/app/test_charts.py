@@ -104,7 +104,7 @@ def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
     table.loc[quiet, "max_abs"] = 0.01
     lone = int(np.flatnonzero(quiet)[3])
     table.loc[lone, ["reference_margin", "variant_margin", "max_abs"]] = [0.9, 0.9, 2e-3]
-    figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7))
+    figure = near_ties_charts.near_tie_scatter(table, [()])
     dense = [one for one in figure.data if one.name == "density"]
     assert len(dense) >= 1
     for one in dense:
@@ -119,9 +119,7 @@ def test_a_crowd_is_shaded_by_density_and_a_lone_position_in_it_is_still_seen():
     assert dense[0].z[row, column] == 0  # log10 of one position
     assert dense[0].colorscale[0][1].endswith(",0.28)")
     assert not [
-        one
-        for one in near_ties_charts.near_tie_scatter(near_tie_table(1900), [()], (0, 7)).data
-        if one.name == "density"
+        one for one in near_ties_charts.near_tie_scatter(near_tie_table(1900), [()]).data if one.name == "density"
     ]
 
 
@@ -150,9 +148,9 @@ def equal_but_for_one() -> pd.DataFrame:
 
 def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn():
     for table in (equal_but_for_one(), near_tie_table(300)):
-        figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7))
+        figure = near_ties_charts.near_tie_scatter(table, [()])
         assert contradicting(figure) == 0
-    figure = near_ties_charts.near_tie_scatter(equal_but_for_one(), [()], (0, 7))
+    figure = near_ties_charts.near_tie_scatter(equal_but_for_one(), [()])
     line = trace(figure, "margin = 2 × difference")
     line.x, line.y = np.array([0.01, 0.12]), np.array([0.02, 0.24])  # through the gutter
     assert contradicting(figure) > 0
@@ -160,7 +158,7 @@ def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn():
 
 def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
     table = near_tie_table(300)
-    figure = near_ties_charts.near_tie_scatter(table, [()], (0, 7))
+    figure = near_ties_charts.near_tie_scatter(table, [()])
     found = told(figure)
     zero, other = table["reference_margin"] == 0, table["reference_margin"] > 0
     place = {found[row][1] for row in np.flatnonzero(zero)}
