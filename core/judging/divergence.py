@@ -35,7 +35,7 @@ class Divergence:
 
     @property
     def mean_squares(self) -> NDArray[np.float64]:
-        """Mean squares in logits^2; 0 where no element is finite on both sides. [positions]"""
+        """Mean squares in logits^2; 0 if no element is finite on both sides. [positions]"""
         return np.asarray(self.squares / np.maximum(self.elements, 1))
 
     @property
@@ -55,7 +55,7 @@ def row_ulp_percentile(divergences: Sequence[Divergence], share: float) -> float
 
 
 def mean_squares(divergences: Sequence[Divergence]) -> NDArray[np.float64]:
-    """Mean square of each position of all prompts, 0 where nothing is finite on both sides. [positions]"""
+    """Mean square of each position of all prompts, 0 if nothing is finite on both sides. [positions]"""
     return np.concatenate([one.mean_squares for one in divergences])
 
 

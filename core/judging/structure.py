@@ -20,8 +20,8 @@ _SMALLER_BLOCK = 0.05  # chance that places of a smaller block are, above which 
 @dataclass(frozen=True)
 class Structure:
     """Places of the positions that stand out. starts: of runs of neighbouring ones; block: the likeliest size of
-    `blocks` for these starts, None where chance explains them or they are too few; smaller_block: one that they do not
-    rule out, None where they do; tail: they are all from the first one on. places: different starts beside 0, which
+    `blocks` for these starts, None if chance explains them or they are too few; smaller_block: one that they do not
+    rule out, None if they do; tail: they are all from the first one on. places: different starts beside 0, which
     every block has.
     """
 
@@ -47,7 +47,7 @@ class Structure:
 
     @property
     def block_in_words(self) -> str:
-        """`a multiple of 16, a block's boundary`; '' where no block is named."""
+        """`a multiple of 16, a block's boundary`; '' if no block is named."""
         if self.block is None:
             return ""
         if self.smaller_block is None:

@@ -23,7 +23,7 @@ class Differences:
     neq: elements whose values differ; max_ulps, sum_ulps: distances in ULPs of the format, max_abs and sum_squares in
     the tensors' own unit, all over the `finite` elements that are finite on both sides; nonfinite_mismatch: a NaN or
     infinity not met by the same; spacing: of the format at the reference
-    row's largest finite magnitude, NaN where it has none.
+    row's largest finite magnitude, NaN if it has none.
     """
 
     neq: NDArray[np.int64]
@@ -37,19 +37,19 @@ class Differences:
 
     @property
     def max_row_ulps(self) -> NDArray[np.float64]:
-        """Largest difference in row ULPs; NaN where undefined."""
+        """Largest difference in row ULPs; NaN if undefined."""
         return self.max_abs / self.spacing
 
     @property
     def row_squares(self) -> NDArray[np.float64]:
-        """Sum of squared differences in row ULPs; NaN where undefined."""
+        """Sum of squared differences in row ULPs; NaN if undefined."""
         return self.sum_squares / self.spacing**2
 
 
 def rms_row_ulps(
     row_squares: NDArray[np.float64], finite: NDArray[np.int64], axis: int | None = None
 ) -> NDArray[np.float64]:
-    """Root mean square in row ULPs of many rows together, along an axis or of all; NaN where no row has any.
+    """Root mean square in row ULPs of many rows together, along an axis or of all; NaN if no row has any.
 
     Where a row has no spacing, none of its elements is finite on both sides.
     """
@@ -59,7 +59,7 @@ def rms_row_ulps(
 
 
 def max_row_ulps(by_row: NDArray[np.float64], axis: int | None = None) -> NDArray[np.float64]:
-    """The largest of many rows, along an axis or of all; NaN where no row has any."""
+    """The largest of many rows, along an axis or of all; NaN if no row has any."""
     largest = np.where(np.isnan(by_row), -1.0, by_row).max(axis, initial=-1.0)
     return np.where(largest < 0, np.nan, largest)
 

@@ -92,8 +92,8 @@ class SideRows:
 class RowFigures:
     """The figures of a pair for some rows; every array is [rows] unless it says otherwise.
 
-    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN where undefined). `spacing`: of
-    the compute dtype at the reference's largest finite magnitude, in logits (NaN where it has none). `tiles` [rows,
+    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN if undefined). `spacing`: of
+    the compute dtype at the reference's largest finite magnitude, in logits (NaN if it has none). `tiles` [rows,
     ceil(vocab / 32)] holds the largest distance of each 32 tokens, `row_tiles` the largest difference over `spacing`,
     float32 as its bits; all ones in either: a NaN or infinity mismatch. Over all rows,
     `near` [65536] counts the elements at each distance below 65536; `far_distances` and `far_elements` [n], ascending,
@@ -132,7 +132,7 @@ class RowFigures:
 
     @property
     def reference_token(self) -> NDArray[np.int32]:
-        """Argmax of the reference, lowest id on ties, -1 where every value is NaN."""
+        """Argmax of the reference, lowest id on ties, -1 if every value is NaN."""
         return self.reference.top_ids[:, 0]
 
     @property
@@ -145,27 +145,27 @@ class RowFigures:
 
     @property
     def rms(self) -> NDArray[np.float64]:
-        """Root mean square of the difference over elements finite on both sides, in logits; 0 where there is none."""
+        """Root mean square of the difference over elements finite on both sides, in logits; 0 if there is none."""
         return np.sqrt(self.sum_squares / np.maximum(self.finite, 1))
 
     @property
     def mean_ulps(self) -> NDArray[np.float64]:
-        """Mean distance over the same elements; 0 where there is none."""
+        """Mean distance over the same elements; 0 if there is none."""
         return self.sum_ulps / np.maximum(self.finite, 1)
 
     @property
     def max_row_ulps(self) -> NDArray[np.float64]:
-        """Largest difference in row ULPs: over `spacing`, a power of two, so exact. NaN where undefined."""
+        """Largest difference in row ULPs: over `spacing`, a power of two, so exact. NaN if undefined."""
         return self.max_abs / self.spacing
 
     @property
     def rms_row_ulps(self) -> NDArray[np.float64]:
-        """rms in row ULPs; NaN where undefined."""
+        """rms in row ULPs; NaN if undefined."""
         return self.rms / self.spacing
 
     @property
     def row_squares(self) -> NDArray[np.float64]:
-        """Sum of squared differences in row ULPs; NaN where undefined."""
+        """Sum of squared differences in row ULPs; NaN if undefined."""
         return self.sum_squares / self.spacing**2
 
     @property
@@ -196,7 +196,7 @@ class RowFigures:
 
     @property
     def smaller_margin(self) -> NDArray[np.float64]:
-        """The smaller of the two margins, in logits; NaN only where neither is defined."""
+        """The smaller of the two margins, in logits; NaN only if neither is defined."""
         return np.fmin(self.reference_margin, self.variant_margin)
 
     @property
@@ -215,7 +215,7 @@ class RowFigures:
 
 
 def margin_logits(side: SideRows) -> NDArray[np.float64]:
-    """Top-1 minus runner-up, in logits. [rows]; equal infinities are a tie (0); NaN where the gap is not finite."""
+    """Top-1 minus runner-up, in logits. [rows]; equal infinities are a tie (0); NaN if the gap is not finite."""
     best, second = side.top_logits[:, 0].astype(np.float64), side.top_logits[:, 1].astype(np.float64)
     with np.errstate(invalid="ignore"):
         gap = np.where(best == second, 0.0, best - second)
@@ -223,7 +223,7 @@ def margin_logits(side: SideRows) -> NDArray[np.float64]:
 
 
 def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
-    """Top-1 minus runner-up, in ULPs of `fmt`. [rows]; NaN where the margin in logits is."""
+    """Top-1 minus runner-up, in ULPs of `fmt`. [rows]; NaN if the margin in logits is."""
     pair = side.top_logits[:, :2].astype(fmt.values).view(fmt.carrier)
     steps = ordinals(pair[:, 0], fmt) - ordinals(pair[:, 1], fmt)
     return np.where(np.isnan(margin_logits(side)), np.nan, steps.astype(np.float64))

@@ -46,7 +46,7 @@ _FLOAT32_BITS = 24
 class Grid:
     """Evidence of 16-bit logits in a side's values.
 
-    compute_dtype: 'bfloat16' or 'float16', None where that is open. formats: those that fit. residual: largest
+    compute_dtype: 'bfloat16' or 'float16', None if that is open. formats: those that fit. residual: largest
     distance from the grid that was found, in the values' unit; chance: that values from anywhere would all lie as near;
     rows, values: looked at. magnitudes: share of the rows by sign and size of their best logit. error: largest error of
     a value as it was sent.
@@ -143,7 +143,7 @@ def _log_sum(values: NDArray[np.float64]) -> float:
 
 
 def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -> Grid | None:
-    """The 16-bit grid that rows of log-probabilities or logits lie on, None where none is shown.
+    """The 16-bit grid that rows of log-probabilities or logits lie on, None if none is shown.
 
     rows: values of one side's positions, best first. error: largest error of a value; None finds it in the digits.
     A row that fits nowhere is enough to refuse a format, for all logits of a side have one dtype.
@@ -202,7 +202,7 @@ def _prior() -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
 
 def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | None:
     """The margin of one row in ULPs of the side's grid: counts between which SURE of the posterior lies, under every
-    format that fits; None where the row fits it nowhere or lists one token.
+    format that fits; None if the row fits it nowhere or lists one token.
 
     A gap of 0 is 0 ULPs without further ado. The magnitudes of the side's other rows are the prior.
     """

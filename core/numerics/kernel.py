@@ -120,7 +120,7 @@ def _scan_row(a, b, magnitude_mask, first_nonfinite):
 
 @njit(forceinline=True)
 def largest_finite(a, magnitude_mask, first_nonfinite):
-    """Bits of the largest finite magnitude of a row of bits; -1 where nothing is finite."""
+    """Bits of the largest finite magnitude of a row of bits; -1 if nothing is finite."""
     largest = np.uint32(0)  # 1 more than that; a product in place of a choice, or it takes five times as long
     for i in range(a.shape[0]):
         magnitude = np.uint32(np.uint32(a[i]) & magnitude_mask)

@@ -125,7 +125,7 @@ def _total(unit: str, adding: Adding, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Summary:
-    """A pair in one row: the `summary` object of the metric contract, same names, same order. None where nothing
+    """A pair in one row: the `summary` object of the metric contract, same names, same order. None if nothing
     defines the figure.
     """
 

@@ -79,7 +79,7 @@ def element_differences(
 def element_row_ulps(
     a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat, spacing: NDArray[np.float64]
 ) -> NDArray[np.uint32]:
-    """Absolute differences of single elements over the spacing of their row [rows], float32 as its bits, never 0 where
+    """Absolute differences of single elements over the spacing of their row [rows], float32 as its bits, never 0 if
     they differ; all ones: NaN or infinity mismatch. [rows, tokens]
     """
     out = np.empty(a.shape, np.uint32)

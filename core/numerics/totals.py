@@ -36,7 +36,7 @@ class _Total:
             self._sum += int(known.sum())
 
     def value(self) -> Any:
-        """None where it is over nothing."""
+        """None if it is over nothing."""
         how = self._adding.how
         if how in _EXTREMES:
             return self._extreme

@@ -47,7 +47,7 @@ class Figures:
         return self.query(asked, *where.values())
 
     def positions(self, pair: int) -> pd.DataFrame:
-        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null where
+        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null if
         undefined). Not to be changed: the latest is kept, for a verdict asks five times for that of one pair.
         """
         self.header.check_short()
@@ -67,7 +67,7 @@ class Figures:
         return table.iloc[[int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())]]
 
     def spacing(self, pair: int, rows: tuple[int, int]) -> NDArray[np.float64]:
-        """Spacing by which the differences of some rows become row ULPs; 1 where there is no difference. [rows]"""
+        """Spacing by which the differences of some rows become row ULPs; 1 if there is no difference. [rows]"""
         table = self.positions(pair)
         apart, in_row_ulps = (table[name].to_numpy(float)[slice(*rows)] for name in ("max_abs", "max_row_ulps"))
         is_known = apart > 0  # then the reference has a finite element, and the quotient of the two is exact
@@ -75,7 +75,7 @@ class Figures:
             return np.where(is_known, apart / np.where(is_known, in_row_ulps, 1.0), 1.0)
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
-        """Logsumexp of every row of a side, in nats, NaN where undefined or not sent. [rows]"""
+        """Logsumexp of every row of a side, in nats, NaN if undefined or not sent. [rows]"""
         asked = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
         with self.decoding("table of sides by position"):
             prompts, places, values = (column.to_numpy() for column in self._database.table(asked, [side]).columns)

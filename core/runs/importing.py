@@ -149,7 +149,7 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
             stop = min(start + rows, header.rows)
             digest.update(run.read_rows(side.index, start, stop))
             on_progress(side.index * header.rows + stop, len(run.sides) * header.rows)
-        if (digest.stored(), *digest.values()) != (side.stored_sha256, side.sha256, side.sha256_dtype):
+        if (digest.stored_digest(), *digest.values()) != (side.stored_sha256, side.sha256, side.sha256_dtype):
             raise StoreError(f"{run.path.name}: the logits of side {side.index} do not have their SHA-256.")
 
 

@@ -168,7 +168,7 @@ class RunReader(Figures):
         return frozenset(row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}"))
 
     def records(self, pair: int) -> list[dict[str, Any]]:
-        """Figures of a pair, one dict a position, None where undefined; of a long run only its flips."""
+        """Figures of a pair, one dict a position, None if undefined; of a long run only its flips."""
         return positions.read_records(self._database, pair, "is_flip" if self.header.is_long else "true")
 
     def compared(self, pair: int) -> int:
@@ -186,7 +186,7 @@ class RunReader(Figures):
 
     @cached_property
     def remedies(self) -> dict[int, list[RemedyRow]]:
-        """Remedies tried on each pair, by pair; empty where nothing was tried."""
+        """Remedies tried on each pair, by pair; empty if nothing was tried."""
         return remedies.read_remedies(self._database)
 
     @cached_property

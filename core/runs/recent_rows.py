@@ -27,7 +27,7 @@ class RecentRows:
         self._chunks.append((row, bits))
 
     def rows(self, row: int, count: int) -> NDArray[np.unsignedinteger] | None:
-        """[count, vocab], or None where not all of them are here."""
+        """[count, vocab], or None if not all of them are here."""
         parts = []
         for first, bits in self._chunks:
             start, stop = max(row, first), min(row + count, first + len(bits))

@@ -29,7 +29,7 @@ def request_of(about: Provenance) -> CaptureRequest | None:
 
 
 def typed_again(about: Provenance) -> str:
-    """The command that captures the same again; '' where the run has no request."""
+    """The command that captures the same again; '' if the run has no request."""
     request = request_of(about)
     return "" if request is None else replace(request, trust_remote_code=False).typed()
 
@@ -87,7 +87,7 @@ def left_out(about: Provenance, command: str | None) -> str:
 
 
 def asks_for(about: Provenance, extra: str) -> bool:
-    """True where the capture was asked for `layers`, `kernels` or `remedies`."""
+    """Return whether the capture was asked for `layers`, `kernels` or `remedies`."""
     return bool(getattr(request_of(about), extra, False))
 
 
@@ -99,7 +99,7 @@ def how_to_have(extra: str, about: Provenance) -> str:
 
 def judged_again(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] | None:
     """The request that judges a stored capture's tokens, without its prompts, and these as a file of prompts (.jsonl);
-    None where the run does not hold what it takes.
+    None if the run does not hold what it takes.
     """
     about = run.header.provenance
     asked = _continued(run)
@@ -129,7 +129,7 @@ def _token_prompts(run: RunReader, continued: int) -> bytes | None:
 
 
 def _continued(run: RunReader) -> int:
-    """Number of tokens by which every prompt was continued; 0 where they were scored."""
+    """Number of tokens by which every prompt was continued; 0 if they were scored."""
     made: dict[int, Generation] = run.generations
     asked = {one.asked for one in made.values()}
     return asked.pop() if len(made) == len(run.header.prompts) and len(asked) == 1 else 0

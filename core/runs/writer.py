@@ -237,7 +237,7 @@ class RunWriter:
         places: NDArray[np.int32],
         reference: NDArray[np.unsignedinteger] | None,
     ) -> None:
-        """Compare rows, in the storing thread. `reference`: the same rows of side 0 where they are still in memory."""
+        """Compare rows, in the storing thread. `reference`: the same rows of side 0 if they are still in memory."""
         if reference is None and self._spool is not None:
             reference = self._spool.rows(row, len(bits))
         elif reference is None:
@@ -278,7 +278,7 @@ class RunWriter:
     def digests(self) -> list[str]:
         """SHA-256 of every side's bits as far as they have been written, hexadecimal."""
         self._hashing.drain()
-        return [digest.stored() for digest in self._hashes]
+        return [digest.stored_digest() for digest in self._hashes]
 
     def figures(self) -> Figures:
         """Figures measured, once every row of every side has been written; for a verdict that rests on them."""

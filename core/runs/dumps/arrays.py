@@ -39,13 +39,13 @@ FOREIGN = (
 
 
 @contextmanager
-def foreign_errors(where: str, expected: str) -> Iterator[None]:
-    """Turn an exception of a parser into one sentence about `where`."""
+def foreign_errors(label: str, need: str) -> Iterator[None]:
+    """Turn an exception of a parser into one sentence about `label`."""
     try:
         yield
     except FOREIGN as error:
         reason = shown(error, 120).rstrip(". ") or type(error).__name__
-        raise DumpError(f"{where} cannot be read ({reason}); expected {expected}.") from error
+        raise DumpError(f"{label} cannot be read ({reason}); expected {need}.") from error
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,19 @@ class StoredArray:
         return self.size * self.dtype.itemsize
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         return f"{self.file}: '{shown(self.key)}'"
 
     def summed_rows(self, step: int) -> Iterator[NDArray[Any]]:
         """All rows, `step` at a time; DumpError after the last if the checksum does not fit."""
-        before, expected = self.checksum or (0, 0)
+        checksum, full_checksum = self.checksum or (0, 0)
         for start in range(0, self.size // self.shape[-1] if self.shape else 1, step):
-            with foreign_errors(self.where, "an undamaged, complete file"):
+            with foreign_errors(self.label, "an undamaged, complete file"):
                 raw = self.rows(start, start + step)
                 if self.checksum is not None:
-                    before = zlib.crc32(raw.reshape(-1).view(np.uint8).data, before)
+                    checksum = zlib.crc32(raw.reshape(-1).view(np.uint8).data, checksum)
             yield raw[:, : self.columns]
-        if before != expected:
+        if checksum != full_checksum:
             raise self.refusal("cannot be read (Bad CRC-32)", "an undamaged, complete file")
 
     def blocks(self) -> Iterator[NDArray[Any]]:
@@ -100,7 +100,7 @@ class StoredArray:
         rows, columns = self.size // self.shape[-1], self.shape[-1]
         step = max(1, BLOCK_BYTES // (columns * self.dtype.itemsize))
         for start in range(0, rows, step):
-            with foreign_errors(self.where, "an undamaged, complete file"):
+            with foreign_errors(self.label, "an undamaged, complete file"):
                 block = self.rows(start, min(start + step, rows))[:, : self.columns]
             yield block
 
@@ -108,9 +108,9 @@ class StoredArray:
         """The whole of a small array, flat. The caller has checked its size."""
         return np.concatenate([part.reshape(-1) for part in self.summed_rows(1 << 62)])
 
-    def refusal(self, found: str, expected: str) -> DumpError:
+    def refusal(self, problem: str, need: str) -> DumpError:
         """Error about this array, in one sentence."""
-        return DumpError(f"{self.where} {found}; expected {expected}.")
+        return DumpError(f"{self.label} {problem}; expected {need}.")
 
 
 def mapped(file: Any) -> mmap.mmap:
@@ -139,12 +139,12 @@ def forget(values: NDArray[Any]) -> None:
         values.base.madvise(mmap.MADV_DONTNEED)
 
 
-def read_npy_header(start: bytes, where: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+def read_npy_header(start: bytes, label: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """(shape, is in Fortran order, dtype, bytes of the header) of an npy file that begins so, by numpy's parser.
 
     Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused anyway.
     """
-    with foreign_errors(where, "an npy array as np.save writes it"), warnings.catch_warnings():
+    with foreign_errors(label, "an npy array as np.save writes it"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy and ast remark on odd headers, which are refused or harmless
         stream = io.BytesIO(start[: HEADER_BYTES + 12])
         version = npy_format.read_magic(stream)
@@ -167,5 +167,5 @@ def check_elements(array: StoredArray, available: int) -> None:
     if array.nbytes == 0:
         raise array.refusal(f"is empty ({declared})", "at least one element")
     if array.nbytes != available:
-        found = f"declares {declared}, {array.nbytes} bytes, but {available} are there"
-        raise array.refusal(found, "a complete array and nothing after it")
+        problem = f"declares {declared}, {array.nbytes} bytes, but {available} are there"
+        raise array.refusal(problem, "a complete array and nothing after it")

@@ -1,5 +1,5 @@
-"""The kinds of file a dump comes in: npz, npy, safetensors, torch.save's, and two of llama.cpp's. Each is told by its
-first bytes, never by its name, so a renamed file opens as what it is.
+"""File formats of dumps: npz, npy, safetensors, torch.save's, and two of llama.cpp's. A format is recognized by the
+first bytes, never by the file's name.
 
 Every declared size is checked against the file, and the total against a limit, before anything is unpacked or
 allocated.
@@ -29,7 +29,7 @@ from . import torch_files
 from .arrays import HEADER_BYTES, StoredArray, check_elements, foreign_errors, mapped, read_npy_header, rows_of, shown
 from .llamacpp_files import READERS
 
-MOST_ARRAYS = 3 * MAX_SIDES + 8  # every side, what it emitted, its dtype, and what is of all
+MOST_ARRAYS = 3 * MAX_SIDES + 8  # every side, its emitted tokens, its dtype, and the shared keys
 MAX_KEY_LENGTH = 200
 # of a zip directory or safetensors header; of MOST_ARRAYS one takes 0.5 MB; parsed it takes some 20 times as much
 DIRECTORY_BYTES = 4 << 20
@@ -80,19 +80,19 @@ def open_container(path: Path, max_bytes: int) -> Container:
             data = mapped(file)
     start = data[:9]
     if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        found = _zip(path, name, data, max_bytes)
+        container = _zip(path, name, data, max_bytes)
     elif start[:6] == b"\x93NUMPY":
         key = path.stem
         shape, is_fortran, dtype, header = read_npy_header(data[: HEADER_BYTES + 12], f"{name}: '{shown(key)}'")
         array = _array(name, key, dtype, shape, is_fortran, lambda: (data, header))
         check_elements(array, len(data) - header)
-        found = Container(path, "npy", {key: array})
+        container = Container(path, "npy", {key: array})
     elif reader := next((each for magic, each in READERS.items() if start.startswith(magic)), None):
         kind, read = reader
         arrays, meta, warning = read(name, path.stem, data)
-        found = Container(path, kind, arrays, {"compute_dtype": "float32", "meta": meta}, warning)
+        container = Container(path, kind, arrays, {"compute_dtype": "float32", "meta": meta}, warning)
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
-        found = Container(path, "safetensors", *_safetensors(name, data))
+        container = Container(path, "safetensors", *_safetensors(name, data))
     elif start == torch_files.OLD_MAGIC:
         raise DumpError(f"{name}: is a file of torch.save before PyTorch 1.6; {torch_files.INSTEAD}.")
     elif packed := next((kind for magic, kind in _PACKED.items() if start.startswith(magic)), None):
@@ -100,9 +100,9 @@ def open_container(path: Path, max_bytes: int) -> Container:
     else:
         hint = ", and nothing is ever unpickled" if start[:1] == b"\x80" else ""
         raise DumpError(f"{name}: begins with {start[:8]!r}; expected {_EXPECTED}{hint}.")
-    if len(found.arrays) > MOST_ARRAYS:
-        raise DumpError(f"{name}: holds {len(found.arrays)} arrays; expected at most {MAX_SIDES} sides.")
-    return found
+    if len(container.arrays) > MOST_ARRAYS:
+        raise DumpError(f"{name}: holds {len(container.arrays)} arrays; expected at most {MAX_SIDES} sides.")
+    return container
 
 
 def _array(
@@ -126,12 +126,12 @@ def _array(
 def check_key(name: str, key: str) -> None:
     """DumpError for a key that could not be shown, or that plays a path trick."""
     if len(key) > MAX_KEY_LENGTH:
-        found = f"'{shown(key)}' is a name of {len(key)} characters"
-        raise DumpError(f"{name}: {found}; expected at most {MAX_KEY_LENGTH}.")
+        problem = f"'{shown(key)}' is a name of {len(key)} characters"
+        raise DumpError(f"{name}: {problem}; expected at most {MAX_KEY_LENGTH}.")
     is_path = "\\" in key or ":/" in key or any(part.strip() in ("", ".", "..") for part in key.split("/"))
     if is_path or not key.isprintable():
-        expected = "a printable one without '..', an empty part or a leading '/'"
-        raise DumpError(f"{name}: '{shown(key)}' is an unsafe name; expected {expected}.")
+        need = "a printable one without '..', an empty part or a leading '/'"
+        raise DumpError(f"{name}: '{shown(key)}' is an unsafe name; expected {need}.")
 
 
 def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
@@ -153,8 +153,8 @@ def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
                 local = data[member.header_offset : member.header_offset + 30]
                 start = member.header_offset + 30 + sum(np.frombuffer(local, "<u2", 2, 26).tolist())
             if member.header_offset < place or start + member.compress_size > archive.start_dir:
-                found = f"'{shown(member.filename)}' overlaps another part of the archive"
-                raise DumpError(f"{name}: {found}; expected members one after another.")
+                problem = f"'{shown(member.filename)}' overlaps another part of the archive"
+                raise DumpError(f"{name}: {problem}; expected members one after another.")
             place, starts[member.filename] = start + member.compress_size, start
         if pickle is None:
             return Container(path, "npz", _npz_arrays(path, name, data, archive, starts))
@@ -175,8 +175,8 @@ def _check_sizes(name: str, members: list[zipfile.ZipInfo], max_bytes: int) -> N
         is_stored = member.compress_type == zipfile.ZIP_STORED
         most = member.compress_size if is_stored else member.compress_size * DEFLATE_RATIO + HEADER_BYTES
         if member.file_size > most or (is_stored and member.file_size < most):
-            found = f"declares {member.file_size} bytes out of {member.compress_size} packed ones"
-            raise DumpError(f"{name}: '{shown(member.filename)}' {found}; expected sizes that agree.")
+            problem = f"declares {member.file_size} bytes out of {member.compress_size} packed ones"
+            raise DumpError(f"{name}: '{shown(member.filename)}' {problem}; expected sizes that agree.")
     if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:
         raise DumpError(
             f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many; expected logits,"
@@ -190,22 +190,22 @@ def _npz_arrays(
     arrays: dict[str, StoredArray] = {}
     for member in archive.infolist():
         key = member.orig_filename.removesuffix(".npy")
-        where = f"{name}: '{shown(key)}'"
+        label = f"{name}: '{shown(key)}'"
         if not member.filename.endswith(".npy"):
-            found = f"'{shown(member.filename)}', which is no npy array"
-            raise DumpError(f"{name}: holds {found}; expected an npz archive as np.savez writes it.")
+            problem = f"'{shown(member.filename)}', which is no npy array"
+            raise DumpError(f"{name}: holds {problem}; expected an npz archive as np.savez writes it.")
         check_key(name, key)
         if key in arrays:
-            raise DumpError(f"{where} is there twice; expected one member of each name.")
+            raise DumpError(f"{label} is there twice; expected one member of each name.")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DumpError(f"{where} is packed by method {member.compress_type}; expected stored or deflated.")
-        with foreign_errors(where, "an undamaged member of an npz archive"), archive.open(member) as stream:
+            raise DumpError(f"{label} is packed by method {member.compress_type}; expected stored or deflated.")
+        with foreign_errors(label, "an undamaged member of an npz archive"), archive.open(member) as stream:
             begin = stream.read(min(member.file_size, HEADER_BYTES + 12))
-        shape, is_fortran, dtype, header = read_npy_header(begin, where)
+        shape, is_fortran, dtype, header = read_npy_header(begin, label)
         checksum = None
         if member.compress_type == zipfile.ZIP_STORED and not is_fortran:
             checksum = zlib.crc32(begin[:header]), member.CRC
-            place = _placed(data, starts[member.filename] + header)
+            place = _place_at(data, starts[member.filename] + header)
         else:
             place = _unpacked(path, member, header)
         arrays[key] = _array(name, key, dtype, shape, is_fortran, place, checksum)
@@ -213,7 +213,7 @@ def _npz_arrays(
     return arrays
 
 
-def _placed(data: mmap.mmap, start: int) -> Callable[[], tuple[mmap.mmap, int]]:
+def _place_at(data: mmap.mmap, start: int) -> Callable[[], tuple[mmap.mmap, int]]:
     return lambda: (data, start)
 
 
@@ -246,8 +246,8 @@ def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], di
     """
     length = int.from_bytes(data[:8], "little")
     if length > min(DIRECTORY_BYTES, len(data) - 8):
-        found = f"declares a safetensors header of {length} bytes"
-        raise DumpError(f"{name}: {found}; expected at most {DIRECTORY_BYTES} and a complete file.")
+        problem = f"declares a safetensors header of {length} bytes"
+        raise DumpError(f"{name}: {problem}; expected at most {DIRECTORY_BYTES} and a complete file.")
     with foreign_errors(name, "an undamaged safetensors header"):
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
     with foreign_errors(f"{name}: '__metadata__'", "one text for each key"):
@@ -261,15 +261,15 @@ def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], di
         if dtype is None:
             raise DumpError(f"{name}: '{shown(key)}' has the dtype {shown(tensor.dtype)}; expected F32, F16 or BF16.")
         begin, end = tensor.data_offsets
-        arrays[key] = _array(name, key, dtype, tuple(tensor.shape), False, _placed(data, 8 + length + begin))
+        arrays[key] = _array(name, key, dtype, tuple(tensor.shape), False, _place_at(data, 8 + length + begin))
         check_elements(arrays[key], end - begin)
         spans.append((begin, end, key))
     place = 0
     for begin, end, key in sorted(spans):
         if begin != place or 8 + length + end > len(data):
-            found, expected = f"lies at bytes {begin} to {end}", f"it to begin at {place} and to end within the file"
-            raise DumpError(f"{name}: '{shown(key)}' {found}; expected {expected}.")
+            problem, need = f"lies at bytes {begin} to {end}", f"it to begin at {place} and to end within the file"
+            raise DumpError(f"{name}: '{shown(key)}' {problem}; expected {need}.")
         place = end
-    if left := len(data) - 8 - length - place:
-        raise DumpError(f"{name}: has {left} bytes after its last tensor; expected none.")
+    if rest := len(data) - 8 - length - place:
+        raise DumpError(f"{name}: has {rest} bytes after its last tensor; expected none.")
     return arrays, texts

@@ -1,6 +1,4 @@
-"""Digests of logits: of their values, whatever dtype they were stored in, so that equal ones are known as equal
-wherever they lie.
-"""
+"""Digests of logits: of their values, whatever dtype they were stored in."""
 
 from __future__ import annotations
 
@@ -11,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat
-from .source_dtype import moved
+from .source_dtype import convert
 
 _FIRST = 4096  # elements that are looked at before all: of logits that a narrower dtype does not hold, hardly any does
 
 
 class SideDigest:
-    """SHA-256 of a side's bits, rows in order, little-endian: as they are stored (`stored`), and in the dtype its
-    values are of (`values`).
+    """SHA-256 of a side's bits, rows in order, little-endian: as stored (`stored_digest`), and in the narrowest dtype
+    that holds them (`values`): bfloat16, else float16, else float32.
 
-    That is bfloat16 where every value is one, else float16 where every value is one, else float32. So a side has the
-    same digest beside a side of another dtype, upcast, or in a run of its own.
+    So a side has the same digest in a run of another dtype, upcast, or in a run of its own.
     """
 
     def __init__(self, fmt: FloatFormat) -> None:
@@ -35,14 +32,14 @@ class SideDigest:
         """The next rows. [rows, vocab], contiguous"""
         self._stored.update(bits.data)
         for target, digest in list(self._narrower.items()):
-            is_first = moved(bits.reshape(-1)[:_FIRST], self._fmt, target) is not None
-            found = moved(bits, self._fmt, target) if is_first else None
-            if found is None:
+            is_first = convert(bits.reshape(-1)[:_FIRST], self._fmt, target) is not None
+            converted = convert(bits, self._fmt, target) if is_first else None
+            if converted is None:
                 del self._narrower[target]
             else:
-                digest.update(np.ascontiguousarray(found).data)
+                digest.update(np.ascontiguousarray(converted).data)
 
-    def stored(self) -> str:
+    def stored_digest(self) -> str:
         """Digest of the stored bits, hexadecimal."""
         return self._stored.hexdigest()
 
@@ -50,4 +47,4 @@ class SideDigest:
         """(digest, name of the dtype whose bits it is of)."""
         for target, digest in self._narrower.items():
             return digest.hexdigest(), target.name
-        return self.stored(), self._fmt.name
+        return self.stored_digest(), self._fmt.name

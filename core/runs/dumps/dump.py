@@ -24,7 +24,7 @@ from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
 from .reserved_keys import EMITTED, Reserved, is_reserved, prompts_of, read_reserved, sides_of
-from .source_dtype import DumpSide, check_all, detect, moved, source_of
+from .source_dtype import DumpSide, check_all, convert, detect, source_of
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -37,7 +37,7 @@ LOGITS = "logits"  # what a user may say that arrays hold which look like someth
 PADDED = "padded"  # or that the last tokens of wider sides are padding
 _REFERENCES = ("reference", "ref", "baseline", "base", "fresh", "expected", "golden")
 _VARIANTS = ("variant", "cached", "cache", "reused", "candidate", "test", "actual")
-_Named = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
+_Arrays = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Dump:
 
     sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts together; dtype_reason:
     'declared', 'detected', 'array dtype' or 'override', a colon, and words to show; meta: the dump's JSON text or '';
-    warnings: sentences to show; generations: what each side emitted, by prompt, where the dump says so.
+    warnings: sentences to show; generations: tokens that each side emitted, by prompt, if the dump has them.
     """
 
     _sides: list[DumpSide]
@@ -106,7 +106,7 @@ class Dump:
             out = np.empty(raw.shape, self._format.carrier)
             for first in range(0, len(raw), at_once):
                 bits = source.bits(raw[first : first + at_once])
-                converted = moved(bits, source.fmt, self._format)
+                converted = convert(bits, source.fmt, self._format)
                 if converted is None:  # it was looked at when opened, so the file has changed
                     raise source.lossy(bits, self._format)
                 out[first : first + len(converted)] = converted
@@ -124,15 +124,15 @@ def open_dump(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Dump:
     """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array each. DumpError
-    where it cannot be taken.
+    if it cannot be read as logits.
 
     `reference` names the side to compare with; else it is the one called 'reference', else the first; of safetensors,
     which sort by name, 'fresh' and 'baseline' come before others, and 'cached' and 'variant' last. `compute_dtype`
     overrides what the dump declares or what would be detected. `max_bytes` limits each file, packed and unpacked.
     `holds`: 'logits' takes arrays for [positions, vocab] that look like log-probabilities of chosen tokens; 'padded'
     cuts sides to the first tokens, those that all of them have.
-    `fewest_sides`: 1 where a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` is told
-    of what is read to know the compute dtype, which may be all of it.
+    `fewest_sides`: 1 if a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` reports
+    what is read to detect the compute dtype, which may be all of it.
     """
     if len(paths) not in (1, 2):
         raise UsageError(
@@ -142,35 +142,35 @@ def open_dump(
     check_holds(holds)
     containers = [open_container(Path(path), max_bytes) for path in paths]
     dump_name = " and ".join(container.name for container in containers)
-    named, notes = _named_arrays(containers, fewest_sides)
+    arrays, notes = _named_arrays(containers, fewest_sides)
     if holds == PADDED:
-        named = _cut_to_common(named, notes)
-    shape = _common_shape(named)
-    of_steps = [array for _, array in named.values() if len(array.shape) > 2 and array.shape[-2] == 1]
+        arrays = _cut_to_common(arrays, notes)
+    shape = _common_shape(arrays)
+    of_steps = [array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1]
     if of_steps and len(shape) == 2 and not any("prompt_lengths" in container.arrays for container in containers):
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
-            f"{of_steps[0].where} has shape {shown(of_steps[0].shape)}: taken as {shape[0]:,} steps of one generation."
+            f"{of_steps[0].label} has shape {shown(of_steps[0].shape)}: taken as {shape[0]:,} steps of one generation."
             " Prompts of one position each need 'prompt_lengths'."
         )
     reserved = [read_reserved(container, shape) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
     if override is None and len({fmt.name for fmt in declared if fmt}) > 1:
-        expected = "one, or compute_dtype given when opening"
-        raise DumpError(f"{dump_name}: declare different compute_dtypes; expected {expected}.")
-    said = next((fmt for fmt in declared if fmt), None)
+        need = "one, or compute_dtype given when opening"
+        raise DumpError(f"{dump_name}: declare different compute_dtypes; expected {need}.")
+    dtype = next((fmt for fmt in declared if fmt), None)
     sides = []
-    for name, (place, array) in named.items():
-        source = source_of(array, reserved[place].side_dtypes.get(name) or declared[place] or said or override)
+    for name, (place, array) in arrays.items():
+        source = source_of(array, reserved[place].side_dtypes.get(name) or declared[place] or dtype or override)
         sides.append(DumpSide(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
     if len(containers) == 1:
         reference = reference or reserved[0].reference or None
-    if reference is not None and reference not in named:
-        there = ", ".join(shown(name, 40) for name in list(named)[:8])
-        raise UsageError(f"{dump_name}: no side '{shown(reference, 60)}'; there are {there}.")
+    if reference is not None and reference not in arrays:
+        names = ", ".join(shown(name, 40) for name in list(arrays)[:8])
+        raise UsageError(f"{dump_name}: no side '{shown(reference, 60)}'; there are {names}.")
     if reference is not None or len(containers) == 1:  # of two files the first is it, whatever they are called
         is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
         sides.sort(key=lambda side: _rank(side.header.name, reference, is_sorted))  # stable: others stay in file order
-    target = override or said
+    target = override or dtype
     reason = "override: chosen when opening" if override else "declared: the dump's own compute_dtype key"
     sources, tell = [side.source for side in sides], on_progress or (lambda _done, _total: None)
     check_all(sources, target, tell)
@@ -178,10 +178,10 @@ def open_dump(
         target, reason = detect(sources, tell)
     prompts, vocab = prompts_of(reserved[0], reserved[-1]), shape[-1]
     if (row_bytes := target.itemsize * vocab * len(sides)) > ROW_BYTES_TOGETHER:
-        found = f"one position of all {len(sides)} sides takes {row_bytes // MIB} MiB"
-        expected = f"at most {ROW_BYTES_TOGETHER // MIB}: put the sides into several dumps"
-        raise DumpError(f"{dump_name}: {found}; expected {expected}.")
-    generations = _generations(dump_name, [side.header.name for side in sides], named, reserved, prompts)
+        problem = f"one position of all {len(sides)} sides takes {row_bytes // MIB} MiB"
+        need = f"at most {ROW_BYTES_TOGETHER // MIB}: put the sides into several dumps"
+        raise DumpError(f"{dump_name}: {problem}; expected {need}.")
+    generations = _generations(dump_name, [side.header.name for side in sides], arrays, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")
     dump = Dump(sides, vocab, prompts, target, reason, meta, generations)
     of_files = [f"{container.name}: {container.warning}" for container in containers if container.warning]
@@ -208,27 +208,27 @@ def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
 
 
 def _generations(
-    dump_name: str, sides: list[str], named: _Named, reserved: list[Reserved], prompts: tuple[Prompt, ...]
+    dump_name: str, sides: list[str], arrays: _Arrays, reserved: list[Reserved], prompts: tuple[Prompt, ...]
 ) -> tuple[Generation, ...]:
-    """Tokens that each side emitted, by prompt: those from the first that was not given on."""
+    """Return the tokens that each side emitted, by prompt."""
     emitted: dict[str, tuple[int, ...]] = {}
     for place, extra in enumerate(reserved):
-        only = [name for name, (owner, _) in named.items() if owner == place]
+        only = [name for name, (owner, _) in arrays.items() if owner == place]
         for key, tokens in extra.emitted.items():
             name = key or (only[0] if len(only) == 1 else "")
             if name not in only:
-                there = ", ".join(shown(side, 40) for side in only[:8])
-                found = f"'{EMITTED}{':' if key else ''}{shown(key, 60)}' belongs to no side"
-                raise DumpError(f"{extra.file}: {found}; expected '{EMITTED}:SIDE', of {there}.")
+                names = ", ".join(shown(side, 40) for side in only[:8])
+                problem = f"'{EMITTED}{':' if key else ''}{shown(key, 60)}' belongs to no side"
+                raise DumpError(f"{extra.file}: {problem}; expected '{EMITTED}:SIDE', of {names}.")
             emitted[name] = tokens
     lacking = [name for name in sides if name not in emitted]
     if not emitted:
         return ()
     if lacking:
-        found = f"has '{EMITTED}' tokens of some sides but not of '{shown(lacking[0], 60)}'"
-        raise DumpError(f"{dump_name}: {found}; expected all or none.")
+        problem = f"has '{EMITTED}' tokens of some sides but not of '{shown(lacking[0], 60)}'"
+        raise DumpError(f"{dump_name}: {problem}; expected all or none.")
     texts = {i: text for p in prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
-    made, start = [], 0
+    generations, start = [], 0
     for index, prompt in enumerate(prompts):
         rows = [emitted[name][start : start + prompt.positions] for name in sides]
         start += prompt.positions
@@ -240,25 +240,25 @@ def _generations(
                 " there to the end."
             )
         if first < prompt.positions:
-            chosen = tuple(row[first:] for row in rows)
-            words = tuple("".join(texts[t] for t in row) if texts.keys() >= set(row) else "" for row in chosen)
-            made.append(Generation(index, first + 1, prompt.positions - first, chosen, words))
-    return tuple(made)
+            continuations = tuple(row[first:] for row in rows)
+            words = tuple("".join(texts[t] for t in row) if texts.keys() >= set(row) else "" for row in continuations)
+            generations.append(Generation(index, first + 1, prompt.positions - first, continuations, words))
+    return tuple(generations)
 
 
-def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Named, list[str]]:
+def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arrays, list[str]]:
     """The sides, and notes on arrays that are none."""
-    found, notes = [], []
+    sides_by_file, notes = [], []
     for container in containers:
         sides, others = sides_of(container, fewest_sides if len(containers) == 1 else 1)
-        found.append(sides)
+        sides_by_file.append(sides)
         left_out = "no logits: it is left out"
-        notes += [f"{array.where} holds whole numbers ({array.dtype.name}), {left_out}." for array in others]
+        notes += [f"{array.label} holds whole numbers ({array.dtype.name}), {left_out}." for array in others]
     if len(containers) == 1:
-        only, arrays = containers[0], found[0]
+        only, arrays = containers[0], sides_by_file[0]
         if only.kind == "npy" and fewest_sides > 1:
-            expected = "two sides: give a second file, or both arrays in one npz"
-            raise DumpError(f"{only.name}: holds one array; expected {expected}.")
+            need = "two sides: give a second file, or both arrays in one npz"
+            raise DumpError(f"{only.name}: holds one array; expected {need}.")
         if not fewest_sides <= len(arrays) <= MAX_SIDES:
             keys = ", ".join(f"'{shown(key, 40)}'" for key in list(arrays)[:3]) or "none"
             raise DumpError(
@@ -266,43 +266,43 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Name
                 " save every side under its own key, or give a second file."
             )
         return {key: (0, array) for key, array in arrays.items()}, notes
-    for container, arrays in zip(containers, found, strict=True):
+    for container, arrays in zip(containers, sides_by_file, strict=True):
         if len(arrays) != 1:
-            expected = "one array in each of two files that make a pair"
-            raise DumpError(f"{container.name}: holds {plural(len(arrays), 'side')}; expected {expected}.")
+            need = "one array in each of two files that make a pair"
+            raise DumpError(f"{container.name}: holds {plural(len(arrays), 'side')}; expected {need}.")
     names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]
-    return {name: (place, next(iter(found[place].values()))) for place, name in enumerate(names)}, notes
+    return {name: (place, next(iter(sides_by_file[place].values()))) for place, name in enumerate(names)}, notes
 
 
-def _cut_to_common(named: _Named, notes: list[str]) -> _Named:
+def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
     """The sides, each with the tokens that all of them have; a note on every one that had more."""
-    vocab = min((array.shape[-1] for _, array in named.values() if array.shape), default=0)
-    cut = {}
-    for name, (place, array) in named.items():
+    vocab = min((array.shape[-1] for _, array in arrays.values() if array.shape), default=0)
+    common = {}
+    for name, (place, array) in arrays.items():
         more = array.shape[-1] - vocab if array.shape else 0
-        cut[name] = place, replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array
+        common[name] = place, replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array
         if more:
-            notes.append(f"{array.where} is compared in its first {vocab:,} tokens; {more:,} of padding are left out.")
-    return cut
+            notes.append(f"{array.label} is compared in its first {vocab:,} tokens; {more:,} of padding are left out.")
+    return common
 
 
-def _common_shape(named: _Named) -> tuple[int, ...]:
+def _common_shape(arrays: _Arrays) -> tuple[int, ...]:
     """The shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
     first: tuple[str, StoredArray] | None = None
     common: tuple[int, ...] = ()
-    for name, (_, array) in named.items():
+    for name, (_, array) in arrays.items():
         if not array.shape:
             raise array.refusal("is a single number", "logits of shape [..., vocab]")
-        found = f"has shape {shown(array.shape)}"
+        problem = f"has shape {shown(array.shape)}"
         shape = (*(n for n in array.shape[:-1] if n != 1), array.shape[-1])
         if len(shape) > 3:
-            raise array.refusal(found, "(positions, vocab) or (prompts, positions, vocab)")
+            raise array.refusal(problem, "(positions, vocab) or (prompts, positions, vocab)")
         if not 2 <= shape[-1] <= MAX_VOCAB:
-            raise array.refusal(found, f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary")
+            raise array.refusal(problem, f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary")
         if array.size // shape[-1] > MAX_ROWS:
-            raise array.refusal(found, f"at most {MAX_ROWS} positions")
+            raise array.refusal(problem, f"at most {MAX_ROWS} positions")
         if first is None:
             first, common = (name, array), shape
         if shape != common:
@@ -311,7 +311,7 @@ def _common_shape(named: _Named) -> tuple[int, ...]:
                 hint = ": one of them is [vocab, positions]; save it transposed (array.T)"
             elif shape[:-1] == common[:-1]:
                 more, least = abs(shape[-1] - common[-1]), min(shape[-1], common[-1])
-                how = f"--holds {PADDED} (under New run, 'Holds') compares the first {least:,}"
-                hint = f": a vocabulary padded by {more:,} tokens? {how}"
-            raise array.refusal(found, f"{shown(first[1].shape)} as '{shown(first[0])}' has{hint}")
+                option = f"--holds {PADDED} (under New run, 'Holds') compares the first {least:,}"
+                hint = f": a vocabulary padded by {more:,} tokens? {option}"
+            raise array.refusal(problem, f"{shown(first[1].shape)} as '{shown(first[0])}' has{hint}")
     return common

@@ -1,4 +1,4 @@
-"""Notes for a user on a dump that is taken all the same, from the first rows of its sides."""
+"""Notes for a user on a valid dump, from the first rows of its sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
 LOGITS_ALL_THE_SAME = "--holds logits (under New run, 'Holds') where that is what they are"
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
-_SMALL_VOCABULARY, _LONG_PROMPT = 256, 1000  # bytes alone are 256 tokens; a prompt of more beside that few is rare
+_SMALL_VOCABULARY, _LONG_PROMPT = 256, 1000  # bytes alone are 256 tokens; longer prompts of so few are rare
 
 
 def notes_on(
@@ -26,31 +26,30 @@ def notes_on(
     *,
     are_logits: bool,
 ) -> list[str]:
-    """Notes for a user on a dump that is taken all the same. DumpError where its first rows are no logits of
-    [positions, vocab].
+    """Return notes for a user on a valid dump. DumpError if its first rows are no logits of [positions, vocab].
 
     name: of its files; first: rows of every side, bits of `fmt`, its compute dtype [n, vocab]; are_logits: the user
     says so.
     """
     vocab, rows = first[0].shape[1], sum(prompt.positions for prompt in prompts)
     notes = [
-        f"{side.source.array.where} is float64; its values are all float32, so it is kept, and exported, as float32."
+        f"{side.source.array.label} is float64; its values are all float32, so it is kept, and exported, as float32."
         for side in sides
         if side.source.is_double
     ]
     highest = max((max(prompt.token_ids) for prompt in prompts if prompt.token_ids), default=0)
     if highest >= vocab:
-        found = f"token_ids holds {highest}, beyond the vocabulary of {vocab}"
-        notes.append(f"{name}: {found}; are the ids those of these logits?")
+        problem = f"token_ids holds {highest}, beyond the vocabulary of {vocab}"
+        notes.append(f"{name}: {problem}; are the ids those of these logits?")
     longest = max(prompt.positions for prompt in prompts)
     if vocab < _SMALL_VOCABULARY and longest > _LONG_PROMPT:
-        found = f"{longest:,} positions of {vocab:,} tokens each"
-        notes.append(f"{name}: {found}; if it is [vocab, positions], save it transposed (array.T).")
+        problem = f"{longest:,} positions of {vocab:,} tokens each"
+        notes.append(f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).")
     for side, bits in zip(sides, first, strict=True):
         array, values = side.source.array, values_of(bits, fmt)
         if what := looks_normalised(values):
-            found = f"looks like {what}: its sampled rows sum to 1"
-            notes.append(f"{array.where} {found}; ULPs and margins are of those, not logits.")
+            problem = f"looks like {what}: its sampled rows sum to 1"
+            notes.append(f"{array.label} {problem}; ULPs and margins are of those, not logits.")
         elif looks_chosen(values) and not are_logits:
             looks = (
                 f"looks like chosen-token log-probabilities of {rows:,} sequences of {vocab:,} tokens, not"
@@ -59,11 +58,11 @@ def notes_on(
             if rows > vocab:
                 raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
             meaning = "if it is so, every figure here is meaningless: save the logits of every token of the vocabulary"
-            notes.append(f"{array.where} {looks}; {meaning}.")
-    return notes + _dtypes_apart(sides, first, fmt)
+            notes.append(f"{array.label} {looks}; {meaning}.")
+    return notes + _notes_on_dtypes(sides, first, fmt)
 
 
-def _dtypes_apart(
+def _notes_on_dtypes(
     sides: Sequence[DumpSide], first: Sequence[NDArray[np.unsignedinteger]], fmt: FloatFormat
 ) -> list[str]:
     """Notes on ULPs of sides saved or computed in different dtypes. first: bits of the compute dtype."""
@@ -79,13 +78,13 @@ def _dtypes_apart(
     if len(holds) > 1:
         coarsest = min((format_named(dtype) for dtype in holds), key=lambda each: each.mantissa_bits)
         steps = 1 << (fmt.mantissa_bits - coarsest.mantissa_bits)
-        listed = [
+        summaries = [
             f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
             f" {'holds' if len(names) == 1 else 'hold'} {dtype} values"
             for dtype, names in holds.items()
         ]
         return [
-            f"the sides are of different dtypes: {', '.join(listed)}. ULPs are of {fmt.name} on every side, and one"
+            f"the sides are of different dtypes: {', '.join(summaries)}. ULPs are of {fmt.name} on every side, and one"
             f" step of {coarsest.name} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,}"
             " ULPs: go by differences in logits, or compare sides of one dtype."
         ]

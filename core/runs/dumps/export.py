@@ -2,8 +2,7 @@
 
 One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`.
 Prompts of unequal lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths`
-(int64, one a prompt) beside them. bfloat16 is always uint16 bits: of `compute_dtype`, or as `dtype:SIDE` says where the
-run's is another.
+(int64, one a prompt). bfloat16 is always uint16 bits: of `compute_dtype`, or of `dtype:SIDE` if the run's is different.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
 
 
 def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
-    """Writes every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` where all
-    are known.
+    """Write every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` if all are
+    known.
 
-    A dump that said which tokens were emitted gets them back as `emitted:SIDE`. A capture's continuations are no such
-    tokens: each side went on from its own, while its logits here are of the reference's.
+    Emitted tokens of a dump are written as `emitted:SIDE`. A capture's continuations are no such tokens: each side
+    continued its own, while its logits here are of the reference's.
 
-    `reference_side` names the run's reference where opening the file would take another for it. The file appears
-    complete or not at all; StoreError where it cannot be written or would replace another.
+    `reference_side` names the run's reference if opening the file would choose another side. The file appears
+    complete or not at all; StoreError if it cannot be written or would replace another.
     """
     path = Path(path)
     if path.suffix in _OTHER_KINDS:
@@ -49,8 +48,8 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
         except DumpError as error:
             raise UsageError(f"side '{side.name}' cannot be a key of an npz: {error}") from None
         if is_reserved(side.name):
-            found = f"side '{side.name}' cannot be exported: its name is a reserved key of a dump"
-            raise UsageError(f"{found}; expected another name.")
+            problem = f"side '{side.name}' cannot be exported: its name is a reserved key of a dump"
+            raise UsageError(f"{problem}; expected another name.")
     if run.header.kept != ALL:
         raise StoreError(refusal(run.header))
     if path.exists() and not overwrite:
@@ -59,8 +58,8 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
         with writing(path, is_new=not overwrite) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             _write(run, archive)
     except OSError as error:
-        expected = "a new file in a folder with room and permission"
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); expected {expected}.") from error
+        need = "a new file in a folder with room and permission"
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); expected {need}.") from error
 
 
 def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
@@ -97,9 +96,9 @@ def _emitted(run: RunReader, side: int) -> NDArray[np.int64]:
     parts = []
     for index, prompt in enumerate(run.header.prompts):
         part = np.full(prompt.positions, -1, np.int64)
-        made = run.generations.get(index)
-        if made is not None:
-            part[made.given_positions - 1 :] = made.tokens[side]
+        generation = run.generations.get(index)
+        if generation is not None:
+            part[generation.given_positions - 1 :] = generation.tokens[side]
         parts.append(part)
     return np.concatenate(parts)
 
@@ -129,6 +128,6 @@ def _write_side(
             bits = run.read_rows(place, start, min(start + step, header.rows))
             restored = bits if source is compute else narrow(widen(bits, compute), source)
             if restored is None:
-                found = f"holds values that are no {source.name}, the dtype it came in"
-                raise StoreError(f"side '{header.sides[place].name}' {found}; expected a run from one dump.")
+                problem = f"holds values that are no {source.name}, the dtype it came in"
+                raise StoreError(f"side '{header.sides[place].name}' {problem}; expected a run from one dump.")
             member.write(np.ascontiguousarray(restored).reshape(-1).view(np.uint8).data)

@@ -33,8 +33,8 @@ Read = tuple[dict[str, StoredArray], str, str]  # arrays of a dump by key, its m
 
 def _arrays(logits: StoredArray, ids: NDArray[Any], lengths: Sequence[int]) -> dict[str, StoredArray]:
     numbers = {"token_ids": ids, "prompt_lengths": np.array(lengths)}
-    held = {key: StoredArray.of_numbers(logits.file, key, each) for key, each in numbers.items()}
-    return {logits.key: logits, **held}
+    reserved = {key: StoredArray.of_numbers(logits.file, key, each) for key, each in numbers.items()}
+    return {logits.key: logits, **reserved}
 
 
 def kld_rows(name: str, key: str, data: mmap.mmap) -> Read:
@@ -48,8 +48,8 @@ def kld_rows(name: str, key: str, data: mmap.mmap) -> Read:
     rows = context - 1 - first
     start = 20 + 4 * chunks * context
     if min(context - 2, vocab - 1, chunks) < 1 or start + chunks * rows * row_bytes != len(data):
-        found = f"{chunks} chunks of {context} tokens and a vocabulary of {vocab} in {len(data):,} bytes"
-        raise DumpError(f"{name}: declares {found}; expected a complete file of --kl-divergence-base.")
+        problem = f"{chunks} chunks of {context} tokens and a vocabulary of {vocab} in {len(data):,} bytes"
+        raise DumpError(f"{name}: declares {problem}; expected a complete file of --kl-divergence-base.")
     tokens = np.frombuffer(data, "<i4", chunks * context, 20).reshape(chunks, context)
     packed = rows_of(lambda: np.ndarray((chunks * rows, row_bytes // 2), "<u2", data, start))
 

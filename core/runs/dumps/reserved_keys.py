@@ -20,8 +20,8 @@ from .containers import Container
 
 TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
 RESERVED = (*TOKEN_IDS, "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
-EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` beside several
-DTYPE = "dtype:"  # and the side whose 16-bit bits it names, where compute_dtype is another
+EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` in a file of several
+DTYPE = "dtype:"  # and the side whose 16-bit bits it names, if compute_dtype is different
 TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
 META_BYTES = LONGEST_NOTE // 2  # of UTF-8: it becomes part of the run's note
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -35,8 +35,8 @@ def is_reserved(key: str) -> bool:
 def sides_of(container: Container, fewest: int = 1) -> tuple[dict[str, StoredArray], list[StoredArray]]:
     """(arrays that are sides by key, whole numbers such as an attention mask, which are none) of a file.
 
-    16-bit integers may be bits of logits. Where fewer than `fewest` sides would be left, whole numbers count as sides,
-    to be refused by name.
+    16-bit integers may be bits of logits. If fewer than `fewest` sides would be left, whole numbers count as sides, to
+    be refused by name.
     """
     arrays = {key: array for key, array in container.arrays.items() if not is_reserved(key) or container.kind == "npy"}
     sides = {key: array for key, array in arrays.items() if array.dtype.kind not in "iub" or array.dtype.itemsize == 2}
@@ -47,12 +47,11 @@ def sides_of(container: Container, fewest: int = 1) -> tuple[dict[str, StoredArr
 
 @dataclass(frozen=True)
 class Reserved:
-    """Reserved keys of one file, beside its logits. lengths: positions of each prompt; token_ids, texts: of all rows,
-    or empty.
+    """Reserved keys of one file. lengths: positions of each prompt; token_ids, texts: of all rows, or empty.
 
-    emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 where it was
+    emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 if it was
     given. side_dtypes: what the 16-bit bits of a side are, by its name; reference: the side the others are compared
-    with, '' where it is not said.
+    with, '' if the file names none.
     """
 
     file: str
@@ -69,11 +68,11 @@ class Reserved:
 def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
     """The prompts of a dump; of a pair of files, which must not contradict each other, one fills up the other."""
     if one.token_ids and other.token_ids and one.token_ids != other.token_ids:
-        found = f"'token_ids' are others than in {one.file}"
-        raise DumpError(f"{other.file}: {found}; expected both sides to be of the same tokens.")
+        problem = f"'token_ids' are others than in {one.file}"
+        raise DumpError(f"{other.file}: {problem}; expected both sides to be of the same tokens.")
     if min(len(one.lengths), len(other.lengths)) > 1 and one.lengths != other.lengths:
-        found = f"'prompt_lengths' are others than in {one.file}"
-        raise DumpError(f"{other.file}: {found}; expected both sides to be of the same prompts.")
+        problem = f"'prompt_lengths' are others than in {one.file}"
+        raise DumpError(f"{other.file}: {problem}; expected both sides to be of the same prompts.")
     ids, texts = one.token_ids or other.token_ids, one.texts or other.texts
     prompts, start = [], 0
     for length in max(one.lengths, other.lengths, key=len):
@@ -87,8 +86,8 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     arrays = {} if container.kind == "npy" else container.arrays
     counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
 
-    def refusal(key: str, found: str, expected: str) -> DumpError:
-        return DumpError(f"{container.name}: '{shown(key, 60)}' {found}; expected {expected}.")
+    def refusal(key: str, problem: str, need: str) -> DumpError:
+        return DumpError(f"{container.name}: '{shown(key, 60)}' {problem}; expected {need}.")
 
     def text(key: str) -> str:
         """A single text, from an array or from safetensors' `__metadata__`; empty if there is none."""
@@ -124,8 +123,8 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     for key in [*TOKEN_IDS, *(["tokens"] if has_numbers else [])]:
         if key in arrays and not ids:
             if arrays[key].size == shape[-1] != math.prod(counts):
-                found = f"has {shape[-1]} ids, as many as the last axis of the sides"
-                raise arrays[key].refusal(found, "sides of [positions, vocab]: save them transposed (array.T)")
+                problem = f"has {shape[-1]} ids, as many as the last axis of the sides"
+                raise arrays[key].refusal(problem, "sides of [positions, vocab]: save them transposed (array.T)")
             ids = _whole_numbers(arrays[key], counts)
     return Reserved(
         container.name,
@@ -166,12 +165,12 @@ def _whole_numbers(array: StoredArray, counts: tuple[int, int] | None, lowest: i
 def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:
     rows = math.prod(shape[:-1])
     if len(shape) > 2 or len(array.shape) != 1 or array.size > rows:
-        expected = f"at most {rows} lengths beside sides of (all positions, vocab)"
-        raise array.refusal(f"has shape {shown(array.shape)}", expected)
+        need = f"at most {rows} lengths beside sides of (all positions, vocab)"
+        raise array.refusal(f"has shape {shown(array.shape)}", need)
     lengths = _whole_numbers(array, None)
     if sum(lengths) != rows or min(lengths) < 1:
-        found = f"adds up to {sum(lengths)}, its smallest is {min(lengths)}"
-        raise array.refusal(found, f"lengths from 1 up that add up to {rows} positions")
+        problem = f"adds up to {sum(lengths)}, its smallest is {min(lengths)}"
+        raise array.refusal(problem, f"lengths from 1 up that add up to {rows} positions")
     return lengths
 
 
@@ -181,7 +180,7 @@ def _strings(array: StoredArray, limit: int) -> list[str]:
         raise array.refusal(f"has the dtype {shown(array.dtype)}", "text")
     if array.nbytes > limit:
         raise array.refusal(f"takes {array.nbytes} bytes", f"at most {limit}")
-    with foreign_errors(array.where, "valid text"):
+    with foreign_errors(array.label, "valid text"):
         loaded = array.load()
         if array.dtype.kind == "U" and int(loaded.view(f"{array.dtype.str[0]}u4").max()) > 0x10FFFF:
             raise ValueError("a character beyond unicode")  # numpy would fail on it with an internal error
@@ -203,11 +202,11 @@ def _tokens(container: Container, array: StoredArray | None, counts: tuple[int, 
         texts = _strings(array, TEXT_BYTES)
     else:
         with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
-            listed = msgspec.convert(json.loads(container.texts.get("tokens") or "[]"), list[str | list[str]])
-        texts = [_unicode(text) for one in listed for text in ([one] if isinstance(one, str) else one)]
+            entries = msgspec.convert(json.loads(container.texts.get("tokens") or "[]"), list[str | list[str]])
+        texts = [_unicode(text) for one in entries for text in ([one] if isinstance(one, str) else one)]
         if "tokens" in container.texts and len(texts) != math.prod(counts):
-            found, expected = f"'tokens' lists {len(texts)} texts", f"one for each position: {math.prod(counts)}"
-            raise DumpError(f"{container.name}: {found}; expected {expected}.")
+            problem, need = f"'tokens' lists {len(texts)} texts", f"one for each position: {math.prod(counts)}"
+            raise DumpError(f"{container.name}: {problem}; expected {need}.")
     try:
         check_token_texts(texts)
     except UsageError as error:

@@ -41,14 +41,14 @@ class Source:
             return plain
         wide = plain.view(np.float64)
         with np.errstate(all="ignore"):
-            narrowed = wide.astype(np.float32)
-            is_lost = narrowed.astype(np.float64).view(np.uint64) != plain
+            single = wide.astype(np.float32)
+            is_lost = single.astype(np.float64).view(np.uint64) != plain
         if is_lost.any():
             raise self.array.refusal(
                 f"is float64 and holds {float(wide[is_lost][0])!r}, which float32 cannot hold exactly",
                 "logits in the dtype they were computed in: save them as float32, float16 or bfloat16",
             )
-        return narrowed.view(np.uint32)
+        return single.view(np.uint32)
 
     def is_always_exact(self, target: FloatFormat) -> bool:
         """Return whether every value fits, so that none has to be looked at."""
@@ -59,7 +59,7 @@ class Source:
         bits = bits.reshape(-1)
         while len(bits) > 1:
             half = len(bits) // 2
-            bits = bits[:half] if moved(bits[:half], self.fmt, target) is None else bits[half:]
+            bits = bits[:half] if convert(bits[:half], self.fmt, target) is None else bits[half:]
         return self.array.refusal(
             f"holds {float(values_of(bits, self.fmt)[0])!r}, which is no {target.name} value",
             f"logits that {target.name} holds exactly, or another compute_dtype",
@@ -74,10 +74,10 @@ class DumpSide:
     source: Source
 
 
-def moved(
+def convert(
     bits: NDArray[np.unsignedinteger], fmt: FloatFormat, target: FloatFormat
 ) -> NDArray[np.unsignedinteger] | None:
-    """Bits of `fmt` as the same values in `target`, or None where one would change. Same shape."""
+    """Convert bits of `fmt` to the same values in `target`, or return None if one would change. Same shape."""
     if target is fmt:
         return bits
     wide = widen(bits, fmt)
@@ -99,15 +99,15 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
     if kind in "ui" and size == 2:  # int16 too: it is what older torch offers as a view of bfloat16
         if bits_format in (BFLOAT16, FLOAT16):
             return Source(array, bits_format)
-        found = f"'{bits_format.name}'" if bits_format else "none"
-        expected = "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits"
-        raise array.refusal(f"is {array.dtype.name} with the compute_dtype {found}", expected)
+        dtype_name = f"'{bits_format.name}'" if bits_format else "none"
+        need = "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits"
+        raise array.refusal(f"is {array.dtype.name} with the compute_dtype {dtype_name}", need)
     is_float8 = array.dtype.name.startswith("float8")
     if is_float8 or (kind == "V" and size == 1):
         name = array.dtype.name if is_float8 else "of one byte an element (|V1), as numpy saves float8"
         raise array.refusal(f"is {name}", "logits in float32, float16 or bfloat16: upcast them, and save those")
-    expected = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them"
-    raise array.refusal(f"has the dtype {shown(array.dtype)}", expected)
+    need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them"
+    raise array.refusal(f"has the dtype {shown(array.dtype)}", need)
 
 
 def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> None:
@@ -118,7 +118,7 @@ def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> 
         for bits in blocks:
             magnitude = bits & source.fmt.carrier.type((1 << (source.fmt.bits - 1)) - 1)
             is_number_seen = is_number_seen or bool((magnitude <= source.fmt.first_nonfinite).any())
-            if target is not None and not is_settled and moved(bits, source.fmt, target) is None:
+            if target is not None and not is_settled and convert(bits, source.fmt, target) is None:
                 raise source.lossy(bits, target)
             if is_number_seen and is_settled and not source.is_double:
                 break
@@ -135,13 +135,15 @@ def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
     for fmt in (BFLOAT16, FLOAT16, FLOAT32):
         unknown = [source for source in sources if not source.is_always_exact(fmt)]
         if all(
-            moved(bits, source.fmt, fmt) is not None for source, blocks in _looked_at(unknown, tell) for bits in blocks
+            convert(bits, source.fmt, fmt) is not None
+            for source, blocks in _looked_at(unknown, tell)
+            for bits in blocks
         ):
             if fmt is FLOAT32:
                 return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
             return fmt, f"detected: {arrays} whose every value is exactly a {fmt.name}"
-    file, found = sources[0].array.file, f"holds NaNs that change between {arrays}"
-    raise DumpError(f"{file}: {found}; expected all sides in one dtype.")
+    file, problem = sources[0].array.file, f"holds NaNs that change between {arrays}"
+    raise DumpError(f"{file}: {problem}; expected all sides in one dtype.")
 
 
 def _looked_at(sources: list[Source], tell: Tell) -> Iterator[tuple[Source, Iterator[NDArray[np.unsignedinteger]]]]:
@@ -174,20 +176,18 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
     return "probabilities" if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all() else ""
 
 
-def are_log_probabilities(logsumexp: NDArray[np.float64], kept: NDArray[np.int64] | int, vocab: int) -> bool:
-    """True where values at most 0 of these logsumexp [rows], `kept` of each row's tokens, can be a vocabulary's
-    log-probabilities.
+def are_log_probabilities(logsumexp: NDArray[np.float64], counts: NDArray[np.int64] | int, vocab: int) -> bool:
+    """Return whether values at most 0 of these logsumexp [rows], `counts` tokens of each row, can be log-probabilities.
 
     All of them add up to 1. The largest k of V probabilities add up to k / V at least and 1 at most, so logits that
     happen to be negative are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
     """
-    least = np.where(np.asarray(kept) < vocab, np.log(np.maximum(kept, 1) / vocab), 0.0)
+    least = np.where(np.asarray(counts) < vocab, np.log(np.maximum(counts, 1) / vocab), 0.0)
     return bool(((logsumexp > least - NORMALISED) & (logsumexp < NORMALISED)).all())
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:
-    """Return whether [sequences, tokens] are the log-probabilities of chosen tokens, where [positions, vocab] logits
-    should be.
+    """Return whether [sequences, tokens] are log-probabilities of chosen tokens, not [positions, vocab] logits.
 
     None is above 0, and those of most rows add up to more than 1 as probabilities, which the log-probabilities of a
     vocabulary, cut or whole, never do. Logits less their row's largest have an exact 0 in every row.
@@ -203,4 +203,4 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
 
 def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
     """The dtype that all these values are of, whatever holds them: bfloat16, else float16, else `fmt`."""
-    return next((target for target in (BFLOAT16, FLOAT16) if moved(rows, fmt, target) is not None), fmt)
+    return next((target for target in (BFLOAT16, FLOAT16) if convert(rows, fmt, target) is not None), fmt)

@@ -110,8 +110,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return _NAMES[module, name]  # `_unpickled` refuses others
 
-    def persistent_load(self, said: Any) -> _Storage:
-        kind, storage, key = said[:3]
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, storage, key = pid[:3]
         if kind != "storage" or not isinstance(storage, _Name) or not isinstance(key, str):
             raise ValueError("a storage of no known form")
         return _Storage(key, storage.dtype)
@@ -182,7 +182,7 @@ def read(
     name: str, stem: str, data: mmap.mmap, archive: zipfile.ZipFile, member: zipfile.ZipInfo, starts: Mapping[str, int]
 ) -> tuple[dict[str, StoredArray], dict[str, str], bool]:
     """(arrays by key, texts by key, whether the file is one bare tensor) of a mapped archive. member: its pickle;
-    starts: where the bytes of each member begin.
+    starts: offset of the bytes of each member.
     """
     folder = member.filename.removesuffix(PICKLE)
     members = archive.infolist()
@@ -198,8 +198,8 @@ def read(
             value = _unpickled(archive.read(member))
         except (_MoreThanTensorsError, pickle.UnpicklingError, AttributeError) as error:
             what = f" ({shown(error, 100)})" if isinstance(error, _MoreThanTensorsError) else ", or is damaged"
-            found = f"is a file of torch.save that holds more than tensors{what}, and nothing is unpickled"
-            raise DumpError(f"{name}: {found}; {INSTEAD}.") from error
+            problem = f"is a file of torch.save that holds more than tensors{what}, and nothing is unpickled"
+            raise DumpError(f"{name}: {problem}; {INSTEAD}.") from error
         collected = _Collected()
         collected.add(stem, value)
     storages = {
@@ -216,28 +216,28 @@ def _array(
     name: str, key: str, tensors: Sequence[_Tensor], storages: Mapping[str, tuple[int, int]], data: mmap.mmap
 ) -> StoredArray:
     """An array of one tensor, or of several that are its rows. storages: offset and length of each."""
-    where, dtype = f"{name}: '{shown(key)}'", DTYPES.get(tensors[0].dtype)
+    label, dtype = f"{name}: '{shown(key)}'", DTYPES.get(tensors[0].dtype)
     if dtype is None:
-        found = f"has the dtype '{shown(tensors[0].dtype, 40)}'"
-        raise DumpError(f"{where} {found}; expected float32, float16 or bfloat16.")
+        problem = f"has the dtype '{shown(tensors[0].dtype, 40)}'"
+        raise DumpError(f"{label} {problem}; expected float32, float16 or bfloat16.")
     views = []
     for tensor in tensors:
         shape, item = tensor.shape, dtype.itemsize
         if tensor.storage.key not in storages:
-            raise DumpError(f"{where} has no storage in the file; expected a complete file of torch.save.")
+            raise DumpError(f"{label} has no storage in the file; expected a complete file of torch.save.")
         start, length = storages[tensor.storage.key]
         if not (size := math.prod(shape)):
-            raise DumpError(f"{where} is empty (shape {shown(shape)}); expected at least one element.")
+            raise DumpError(f"{label} is empty (shape {shown(shape)}); expected at least one element.")
         last = tensor.offset + sum((n - 1) * stride for n, stride in zip(shape, tensor.strides, strict=True))
         if max(last + 1, size) * item > length:
-            found = f"declares shape {shown(shape)}, more than the {length} bytes of its storage"
-            raise DumpError(f"{where} {found}; expected a whole tensor, no expanded one.")
-        with foreign_errors(where, "a tensor of few axes"):
+            problem = f"declares shape {shown(shape)}, more than the {length} bytes of its storage"
+            raise DumpError(f"{label} {problem}; expected a whole tensor, no expanded one.")
+        with foreign_errors(label, "a tensor of few axes"):
             strides = [stride * item for stride in tensor.strides]
             views.append(np.ndarray(shape, dtype, data, start + tensor.offset * item, strides))
     used = {tensor.storage.key: storages[tensor.storage.key][1] for tensor in tensors}
     if sum(view.nbytes for view in views) > sum(used.values()):
-        raise DumpError(f"{where} repeats its tensors; expected a list of one tensor a position.")
+        raise DumpError(f"{label} repeats its tensors; expected a list of one tensor a position.")
     if len(views) == 1:
         return StoredArray(name, key, dtype, views[0].shape, rows_of(lambda: views[0]))
 

@@ -161,7 +161,7 @@ class Database:
 
     @contextmanager
     def decoding(self, what: str) -> Iterator[None]:
-        """StoreError where rows of the file make no sense."""
+        """StoreError if rows of the file make no sense."""
         try:
             yield
         except DECODING as error:

@@ -378,7 +378,7 @@ class Check(StrEnum):
 class Evidence:
     """Row of evidence: what was checked, what was run for it, its figures, how it came out, and what that says.
 
-    side: name of the one side that the row is about, None where it is about the pair.
+    side: name of the one side that the row is about, None if it is about the pair.
     """
 
     check: Check

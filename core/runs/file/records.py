@@ -82,7 +82,7 @@ def _check_length(what: str, text: str, most: int) -> None:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One token sequence. `token_ids` and `token_texts` are empty where a dump did not bring them."""
+    """One token sequence. `token_ids` and `token_texts` are empty if a dump did not bring them."""
 
     positions: int
     token_ids: tuple[int, ...] = ()
@@ -119,8 +119,8 @@ class SideHeader:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of the logits. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None where none was used;
-    `request` is what the capture was asked for, the text of a JSON object, None where nothing was captured.
+    """Origin of the logits. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None if none was used;
+    `request` is what the capture was asked for, the text of a JSON object, None if nothing was captured.
     """
 
     kind: str
@@ -153,7 +153,7 @@ class Generation:
     """Continuation of one prompt by every side, each going on greedily from its own argmax.
 
     The first `given_positions` positions of the prompt were given; `asked` is the number of tokens each side was asked
-    for; `tokens[side]` is what it generated, fewer where it ended its text; `texts[side]` the same as text.
+    for; `tokens[side]` is what it generated, fewer if it ended its text; `texts[side]` the same as text.
     """
 
     prompt: int
@@ -169,7 +169,7 @@ class Generation:
             )
 
     def parting(self, side: int) -> int | None:
-        """The position of the prompt whose logits made `side` choose another token than side 0; None where it never
+        """The position of the prompt whose logits made `side` choose another token than side 0; None if it never
         did.
         """
         both = zip(self.tokens[0], self.tokens[side], strict=False)  # a text ends with a token like any other
@@ -255,7 +255,7 @@ class RunHeader:
         return self.k is not None and self.rows > MAX_ROWS
 
     def check_short(self) -> None:
-        """StoreError where the run is too long for what reads all of its positions."""
+        """StoreError if the run is too long for what reads all of its positions."""
         if self.is_long:
             raise StoreError(
                 f"a run of {self.rows:,} positions is too long for this; its Overview, `show` and `compare` sum it up."

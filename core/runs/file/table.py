@@ -139,7 +139,7 @@ class Table:
 
 
 def undefined(values: NDArray[np.float64]) -> pa.Array:
-    """A column of figures that are null where they are NaN: 'undefined' is not a number."""
+    """A column of figures that are null if they are NaN: 'undefined' is not a number."""
     return pa.array(values, mask=np.isnan(values))
 
 

@@ -40,7 +40,7 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
 
 
 def _commands(stated: str, made: str) -> dict[str, str]:
-    """`command`: made here of typed options, '' where there are none; then `stated_command`: what the file's author
+    """`command`: made here of typed options, '' if there are none; then `stated_command`: what the file's author
     says it was, which nobody should run unread.
     """
     return {"command": made} | ({"stated_command": shown(stated, _LONGEST_STATED)} if stated and not made else {})

@@ -33,7 +33,7 @@ class Partial:
 
     @classmethod
     def make(cls, store: Path, run_id: str) -> Partial | None:
-        """Make the directory of a partial run; None where the name is taken. OSError where nothing can be made.
+        """Make the directory of a partial run; None if the name is taken. OSError if nothing can be made.
 
         A sweep may find the directory before it is locked, and remove it: then it is made again, under the same name,
         which may be one that was promised.
@@ -97,7 +97,7 @@ def sweep(store: Path) -> list[Path]:
 
 
 def _lock(directory: Path) -> int | None:
-    """The descriptor that holds the directory's lock, or None where another holds it or has removed it."""
+    """The descriptor that holds the directory's lock, or None if another holds it or has removed it."""
     try:
         return lock(directory / LOCK, wait=False, mode=0o666)
     except (BlockingIOError, FileNotFoundError):

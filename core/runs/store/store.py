@@ -36,7 +36,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
 def is_run_id(text: str) -> bool:
-    """True where a run that is written here may be called so."""
+    """Return whether a run that is written here may be called so."""
     return _RUN_ID.fullmatch(text) is not None
 
 
@@ -72,7 +72,7 @@ class Store:
 
     @property
     def outage(self) -> str | None:
-        """Sentence on a store of objects that did not answer when it was last asked; None where it did."""
+        """Sentence on a store of objects that did not answer when it was last asked; None if it did."""
         return None if self.mirror is None else self.mirror.outage
 
     def paths(self, *, of_cells: bool = True) -> list[Path]:

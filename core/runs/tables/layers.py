@@ -164,7 +164,7 @@ class _Spool:
         kept.rows["seen"][part.here] = True
 
     def reference_of(self, part: LayerPart) -> tuple[NDArray[np.unsignedinteger], FloatFormat] | None:
-        """Bits of the same module at the same positions; None where there are none of that width."""
+        """Bits of the same module at the same positions; None if there are none of that width."""
         kept = self.modules.get(part.key)
         if kept is None or kept.width != part.bits.shape[1] or not kept.rows["seen"][part.here].all():
             return None

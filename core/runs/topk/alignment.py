@@ -46,14 +46,14 @@ def aligned(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
 
 
 def prompt_tokens(response: Response) -> tuple[int, ...] | None:
-    """Token ids of the prompt, None where not all are known."""
+    """Token ids of the prompt, None if not all are known."""
     end = len(response.tokens) if response.generated_from is None else response.generated_from + 1
     known = response.tokens[:end] if response.start_known else ()
     return None if not known or UNKNOWN_TOKEN in known else known
 
 
 def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bool] | None:
-    """(side that has one token more in front, whether it stands there twice) of two prompts, None where they part
+    """(side that has one token more in front, whether it stands there twice) of two prompts, None if they part
     otherwise.
     """
     for side, (longer, shorter) in ((1, (other, one)), (0, (one, other))):
@@ -73,7 +73,7 @@ def sequence(response: Response) -> tuple[int, ...]:
 
 
 def parting_of(reference: Sequence[int], variant: Sequence[int]) -> int | None:
-    """First place at which two sequences have different tokens, None where they never do."""
+    """First place at which two sequences have different tokens, None if they never do."""
     both = enumerate(zip(reference, variant, strict=False))
     return next((place for place, pair in both if UNKNOWN_TOKEN not in pair and pair[0] != pair[1]), None)
 

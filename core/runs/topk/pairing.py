@@ -32,8 +32,8 @@ _NOTHING = ListedRow(np.empty(0, np.int64), np.empty(0), 0, False)
 class ListPosition:
     """One position of a pair at which both sides sent a row and had read the same tokens.
 
-    chosen: the tokens emitted or given next on both sides, -1 where unknown. margin_ulps: margins of both sides in ULPs
-    of their grid, None where that is not sure.
+    chosen: the tokens emitted or given next on both sides, -1 if unknown. margin_ulps: margins of both sides in ULPs
+    of their grid, None if that is not sure.
     """
 
     prompt: int
@@ -51,7 +51,7 @@ class ListPosition:
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """Two responses to one prompt. parting: first position at which the sides' tokens differ, None where they never
+    """Two responses to one prompt. parting: first position at which the sides' tokens differ, None if they never
     do; is_prompt_checked: token ids of both prompts are known and were compared.
     """
 
@@ -142,7 +142,7 @@ class ListPair:
 
     @property
     def compute_dtype(self) -> str | None:
-        """The 16-bit format that both sides' values lie on, None where that is open or they differ."""
+        """The 16-bit format that both sides' values lie on, None if that is open or they differ."""
         names = {None if grid is None else grid.compute_dtype for grid in self.grids}
         return names.pop() if len(names) == 1 else None
 
@@ -213,7 +213,7 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
 
 
 def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
-    """Tokens of the vocabulary, None where no payload says or they differ."""
+    """Tokens of the vocabulary, None if no payload says or they differ."""
     sizes = {response.vocab for side in sides for response in side.responses if response.vocab is not None}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -233,7 +233,7 @@ def _why(reference: ListSide, variant: ListSide) -> str:
 
 
 def _grid(side: ListSide) -> Grid | None:
-    """The 16-bit grid of a side, None where none is shown or its values have no gaps of logits."""
+    """The 16-bit grid of a side, None if none is shown or its values have no gaps of logits."""
     if side.values == "prob" or any(response.processed for response in side.responses):
         return None
     found = [_listed(response.rows, row) for response in side.responses for row in range(len(response.rows))]

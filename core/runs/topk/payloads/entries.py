@@ -19,7 +19,7 @@ _MOST_TOKEN = 1 << 31
 
 @dataclass(frozen=True)
 class Entry:
-    """A token with its value. token: its id, None where only its text was sent. value: None where it is a placeholder.
+    """A token with its value. token: its id, None if only its text was sent. value: None if it is a placeholder.
     rank: its place in the whole row from 1, where sent.
     """
 
@@ -37,7 +37,7 @@ class Entry:
 class Row:
     """One position as a payload has it. top: the list of best tokens; chosen: the token that is given or was emitted.
 
-    best: how many of `top` are the best of the whole row, None where the reader cannot tell.
+    best: how many of `top` are the best of the whole row, None if the reader cannot tell.
     """
 
     position: int

@@ -88,7 +88,7 @@ def test_a_digest_does_not_hang_on_how_rows_come(fmt, values, dtype, expected, c
     bits, digest = np.ascontiguousarray(values).view(fmt.carrier), SideDigest(fmt)
     for start in range(0, 6, chunk):
         digest.update(bits[start : start + chunk])
-    assert digest.stored() == sha(values)
+    assert digest.stored_digest() == sha(values)
     assert digest.values() == (sha(expected), dtype)
 
 
