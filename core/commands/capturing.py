@@ -15,7 +15,7 @@ from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
-from ..runs.file.kept import takes
+from ..runs.file.keep import takes
 from ..runs.file.records import exit_code
 from ..runs.queries.verdicts import next_command
 from ..runs.reader import RunReader

@@ -22,7 +22,7 @@ from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
 from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
-from ..runs.file.kept import note_of
+from ..runs.file.keep import note_of
 from ..runs.file.records import Provenance, RunHeader
 from ..runs.importing import adopt, is_run_file
 from ..runs.reader import RunReader

@@ -11,8 +11,8 @@ from msgspec.structs import asdict
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
-from ..runs.file.kept import ALL
-from ..runs.file.kept import note as kept_note
+from ..runs.file.keep import ALL
+from ..runs.file.keep import note as kept_note
 from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
@@ -58,7 +58,7 @@ def list_(
 def _card_line(card: RunCard) -> tuple[object, ...]:
     return (
         card.run_id,
-        card.name + ("" if card.kept == ALL else f" ({kept_note(card.kept).rstrip('.').lower()})"),
+        card.name + ("" if card.keep == ALL else f" ({kept_note(card.keep).rstrip('.').lower()})"),
         Path(card.model).name if card.model else "",
         card.compute_dtype,
         card.device,

@@ -122,7 +122,7 @@ class DumpControls(Controls):
             positions_that_move_in_own_dtype=test.moved,
             worst_position_ratio=test.worst,
             worst_position=self.header.places()[test.first_row],
-            tried=self.tried if test.outcome == MISSING else None,
+            controls=self.tried if test.outcome == MISSING else None,
         )
         smaller = f"In float32 the difference is {three_digits(test.shrink)} times smaller"
         finer = f"float32 is {test.full:,.0f} times finer"

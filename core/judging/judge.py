@@ -288,7 +288,7 @@ class _Trial:
     def not_available(self, check: Check, control: str, reason: str, side: str | None = None) -> None:
         figures = Unmeasured()
         if check is Check.WIDE_PAIR:
-            figures = Unmeasured(tried=self.controls.tried, computes_in=dict(self.controls.only_16_bits) or None)
+            figures = Unmeasured(controls=self.controls.tried, computes_in=dict(self.controls.only_16_bits) or None)
         self.add(check, control, figures, MISSING, reason, side)
 
     # ---- checks, in order
@@ -719,7 +719,7 @@ def error_evidence(
         fault_seen_at_one_position=test.smallest_fault("position"),
         fault_seen_of_one_token=test.smallest_fault("token"),
         fault_seen_over_all=test.smallest_fault() or 0.0,
-        beyond={each.kind: tuple(map(int, each.outliers[:8])) for each in test.places if len(each.outliers)},
+        outliers={each.kind: tuple(map(int, each.outliers[:8])) for each in test.places if len(each.outliers)},
     )
     control = (
         f"'{name}' in {dtype} compared with the model's float32 forward, over {len(exact.draws)} forwards whose"

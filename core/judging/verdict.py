@@ -102,7 +102,7 @@ def conclude(
         (row.says for rung in (FLOAT32, OWN_DTYPE) for row in by_rung[rung] if row.outcome == MISSING),
         "The pair in float32, compared with a noise floor, would decide.",
     )
-    given = any(isinstance(row.figures, Unmeasured) and row.figures.tried for row in by_rung[FLOAT32])
+    given = any(isinstance(row.figures, Unmeasured) and row.figures.controls for row in by_rung[FLOAT32])
     return verdict(UNDECIDED, cause or (screened.says if screened is not None and not given else lacking))
 
 

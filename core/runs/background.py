@@ -1,4 +1,4 @@
-"""One thread beside the caller's, for work in order: storing goes on while the next chunk is read and compared."""
+"""A background thread for work in order: it stores a chunk while the next one is read and compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """Runs what it is given one after another in its own thread.
+    """Run functions one after another in a thread of its own.
 
     Unfinished pieces hold at most `waiting_bytes` together (or are a single one), so that memory stays bounded: `put`
     blocks until there is room. After an exception nothing more runs, and every later `put` and `drain` raises it.

@@ -14,7 +14,7 @@ from ..errors import StoreError
 from ..numerics.formats import values_of
 from ..numerics.sizes import TOP_K
 from .file.database import Database
-from .file.kept import ALL, refusal
+from .file.keep import ALL, refusal
 from .file.records import RunHeader
 from .file.table import nullable
 from .tables import heatmap, logits, positions
@@ -40,15 +40,15 @@ class Figures:
         with self.decoding("figures"):
             return table.to_pandas(types_mapper=nullable)
 
-    def rows(self, table: str, **where: int) -> pd.DataFrame:
-        """Rows of a table with these values, in the order of its other columns, which are returned."""
-        conditions = " AND ".join(f"{column} = ?" for column in where)
-        asked = f"SELECT * EXCLUDE ({', '.join(where)}) FROM {table} WHERE {conditions} ORDER BY ALL"
-        return self.query(asked, *where.values())
+    def rows(self, table: str, **keys: int) -> pd.DataFrame:
+        """Return the rows of a table with these values, in the order of its other columns, which are returned."""
+        conditions = " AND ".join(f"{column} = ?" for column in keys)
+        sql = f"SELECT * EXCLUDE ({', '.join(keys)}) FROM {table} WHERE {conditions} ORDER BY ALL"
+        return self.query(sql, *keys.values())
 
     def positions(self, pair: int) -> pd.DataFrame:
-        """Figures of a pair, one row a position of every prompt, columns of the table `position` (null if
-        undefined). Not to be changed: the latest is kept, for a verdict asks five times for that of one pair.
+        """Return figures of a pair, one row a position of every prompt, columns of the table `position` (null if
+        undefined). Do not change it: the latest is cached, for a verdict reads that of one pair five times.
         """
         self.header.check_short()
         if (latest := self._latest) is None or latest[0] != pair:
@@ -62,23 +62,23 @@ class Figures:
     def largest(self, pair: int) -> pd.DataFrame:
         """The row of `positions` with the largest difference, the first of equal ones."""
         largest = "SELECT max_abs FROM pair WHERE pair = $1"  # by which row groups are skipped
-        asked = f"SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs = ({largest})"
-        table = self.positions_of(pair, self._database.rows(asked, [pair])[0][0])
+        sql = f"SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs = ({largest})"
+        table = self.positions_of(pair, self._database.rows(sql, [pair])[0][0])
         return table.iloc[[int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())]]
 
     def spacing(self, pair: int, rows: tuple[int, int]) -> NDArray[np.float64]:
         """Spacing by which the differences of some rows become row ULPs; 1 if there is no difference. [rows]"""
         table = self.positions(pair)
-        apart, in_row_ulps = (table[name].to_numpy(float)[slice(*rows)] for name in ("max_abs", "max_row_ulps"))
-        is_known = apart > 0  # then the reference has a finite element, and the quotient of the two is exact
+        max_abs, in_row_ulps = (table[name].to_numpy(float)[slice(*rows)] for name in ("max_abs", "max_row_ulps"))
+        is_known = max_abs > 0  # then the reference has a finite element, and the quotient of the two is exact
         with np.errstate(divide="ignore"):
-            return np.where(is_known, apart / np.where(is_known, in_row_ulps, 1.0), 1.0)
+            return np.where(is_known, max_abs / np.where(is_known, in_row_ulps, 1.0), 1.0)
 
     def logsumexp(self, side: int) -> NDArray[np.float64]:
         """Logsumexp of every row of a side, in nats, NaN if undefined or not sent. [rows]"""
-        asked = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
+        sql = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
         with self.decoding("table of sides by position"):
-            prompts, places, values = (column.to_numpy() for column in self._database.table(asked, [side]).columns)
+            prompts, places, values = (column.to_numpy() for column in self._database.table(sql, [side]).columns)
             rows = np.full(self.header.rows, np.nan)
             rows[self.header.row_of(prompts, places)] = values
             return rows
@@ -91,21 +91,21 @@ class Figures:
 
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
         """The first `ranks` tokens of every row of a side: prompt, position, rank (from 0), token_id, logit."""
-        asked = "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt, position, rank"
+        sql = "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt, position, rank"
         with self.decoding("table of top tokens"):
-            return self._database.table(asked, [side, ranks]).to_pandas()
+            return self._database.table(sql, [side, ranks]).to_pandas()
 
     def argmaxes(self, side: int, rows: Iterable[int]) -> dict[int, set[int]]:
         """Return the tokens with the largest logit of some rows of a side; logits are read if all stored ones tie."""
         best = self.best_tokens(side, TOP_K)
         best["row"] = self.header.row_of(best["prompt"].to_numpy(), best["position"].to_numpy())
         ties = best[best["logit"] == best.groupby("row")["logit"].transform("max")]
-        found = ties.groupby("row")["token_id"].agg(set).to_dict()
+        argmaxes = ties.groupby("row")["token_id"].agg(set).to_dict()
         for row in rows:
-            if len(found.setdefault(row, set())) == TOP_K:
+            if len(argmaxes.setdefault(row, set())) == TOP_K:
                 values = values_of(self.read_rows(side, row, row + 1)[0], self.header.format)
-                found[row] = set(np.flatnonzero(values == np.nanmax(values)).tolist())
-        return found
+                argmaxes[row] = set(np.flatnonzero(values == np.nanmax(values)).tolist())
+        return argmaxes
 
     def stored_cells(self, measure: str, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
         """Heatmap cells over rows [start, stop) of a measure of STORED_CELLS. [cells of positions, cells of tokens]"""
@@ -114,7 +114,7 @@ class Figures:
 
     @property
     def has_all_logits(self) -> bool:
-        return self.header.kept == ALL
+        return self.header.keep == ALL
 
     def _check_kept(self) -> None:
         if not self.has_all_logits:

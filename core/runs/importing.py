@@ -69,9 +69,9 @@ def adopt(
     path = Path(path)
     if not path.is_file() or not is_run_file(path):
         raise StoreError(f"{shown(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
-    asked = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
+    settings = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
     last: dict[str, object] = {}
-    child = Child(["-m", f"{__package__}.importing", json.dumps(asked)], seconds=SILENT_SECONDS, is_patient=True)
+    child = Child(["-m", f"{__package__}.importing", json.dumps(settings)], seconds=SILENT_SECONDS, is_patient=True)
     try:
         with child:
             for last in child.said():
@@ -85,8 +85,8 @@ def adopt(
         return str(last["run_id"])
     if "error" in last:
         raise LimitError(str(last["error"])) if last.get("is_limit") else StoreError(str(last["error"]))
-    why = "takes too long to read" if child.is_late else "made the process that read it crash"
-    raise StoreError(f"{shown(path.name)}: {why}; it is damaged, or made to do that.")
+    problem = "takes too long to read" if child.is_late else "made the process that read it crash"
+    raise StoreError(f"{shown(path.name)}: {problem}; it is damaged, or made to do that.")
 
 
 def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None, on_progress: Progress) -> str:
@@ -118,17 +118,17 @@ def check_schema(path: Path) -> str:
         raise StoreError(f"{file}: has unfinished changes beside it (.wal); open and close it in DuckDB first.")
     with Database.to_read(path) as database:
         for what, query in _OBJECTS.items():
-            if found := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
-                raise StoreError(f"{file}: holds the {what} '{shown(found[0][0], 60)}'; a run file has none.")
+            if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
+                raise StoreError(f"{file}: holds the {what} '{shown(rows[0][0], 60)}'; a run file has none.")
         refuse_other_versions(database)
         check_tables(database)
-        asked = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
-        there = set(database.rows(asked))
+        sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
+        theirs = set(database.rows(sql))
         columns = [(name, column) for name, table in TABLES.items() for column in table.columns]
         ours = {(name, one.name, one.type): one.is_nullable for name, one in columns}
-        for odd in sorted((there - ours.keys()) | {one for one in ours.keys() - there if not ours[one]}, key=str):
-            how = "lacks" if odd in ours else "has"
-            raise StoreError(f"{file}: {how} the column {shown('.'.join(odd[:2]), 120)} ({shown(odd[2], 60)}).")
+        for odd in sorted((theirs - ours.keys()) | {one for one in ours.keys() - theirs if not ours[one]}, key=str):
+            verb = "lacks" if odd in ours else "has"
+            raise StoreError(f"{file}: {verb} the column {shown('.'.join(odd[:2]), 120)} ({shown(odd[2], 60)}).")
         check_amounts(database)
         return str(read_run(database, "kind")["kind"])
 
@@ -155,8 +155,8 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
 
 def main(arguments: list[str]) -> None:
     """SETTINGS, a JSON object: store, path, run_id, name. Prints JSON lines: progress, then `run_id` or `error`."""
-    asked = json.loads(arguments[0])
-    path = Path(asked["path"])
+    settings = json.loads(arguments[0])
+    path = Path(settings["path"])
 
     def say(**values: object) -> None:
         sys.stdout.write(json.dumps(values) + "\n")
@@ -164,10 +164,10 @@ def main(arguments: list[str]) -> None:
 
     try:
         run_id = import_run(
-            Store(Path(asked["store"])),
+            Store(Path(settings["store"])),
             path,
-            run_id=asked["run_id"],
-            name=asked["name"],
+            run_id=settings["run_id"],
+            name=settings["name"],
             on_progress=lambda done, total: say(done=done, total=total),
         )
         say(run_id=run_id)

@@ -22,7 +22,7 @@ from ..text import shown
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
-from .file.kept import KEEPS
+from .file.keep import KEEPS
 from .file.records import UNITS, Generation, Provenance, RunHeader, SideHeader
 from .tables import generations, heatmap, pairs, positions, prompts, remedies, run, sides, verdicts
 from .tables.amounts import check_amounts, check_counts
@@ -85,20 +85,20 @@ class RunReader(Figures):
             shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Machine page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
-        kept = about["kept"]
-        if kept not in KEEPS:
-            raise UsageError(f"it says that it keeps '{shown(kept, 40)}' of its logits")
+        keep = about["kept"]
+        if keep not in KEEPS:
+            raise UsageError(f"it says that it keeps '{shown(keep, 40)}' of its logits")
         k = max((side.k for side in self.sides if side.k is not None), default=None)
         itemsize = format_named(compute_dtype).itemsize if k is None else 0
-        check_counts(self._database, counts, vocab, itemsize, kept, k)
-        found = prompts.read_prompts(self._database)
+        check_counts(self._database, counts, vocab, itemsize, keep, k)
+        stored_prompts = prompts.read_prompts(self._database)
         provenance = Provenance(**{name: about[name] for name in names} | {"versions": json.loads(about["versions"])})
         headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
         holds = self.sides[0].holds if self.sides else "logit"
         if holds not in UNITS:
             raise UsageError(f"it says that its values are '{shown(holds, 40)}'")
         return about["created"], RunHeader(
-            about["name"], compute_dtype, vocab, found, headers, provenance, kept=kept, k=k, holds=holds
+            about["name"], compute_dtype, vocab, stored_prompts, headers, provenance, keep=keep, k=k, holds=holds
         )
 
     @cached_property
@@ -108,10 +108,10 @@ class RunReader(Figures):
     @cached_property
     def pairs(self) -> list[StoredPair]:
         names = [side.name for side in self.sides]
-        found = pairs.read_pairs(self._database)
+        rows = pairs.read_pairs(self._database)
         with self.decoding("list of pairs"):
             return [
-                StoredPair(index, names[reference], names[variant], *rest) for index, reference, variant, *rest in found
+                StoredPair(index, names[reference], names[variant], *rest) for index, reference, variant, *rest in rows
             ]
 
     def evidence(self, pair: int) -> list[Evidence]:
@@ -125,8 +125,8 @@ class RunReader(Figures):
     @property
     def classes(self) -> list[list[str]]:
         """Names of the sides, grouped by equal bits, in order of first appearance."""
-        asked = "SELECT list(name ORDER BY side) FROM side GROUP BY bit_class ORDER BY min(side)"
-        return [names for (names,) in self._database.rows(asked)]
+        sql = "SELECT list(name ORDER BY side) FROM side GROUP BY bit_class ORDER BY min(side)"
+        return [names for (names,) in self._database.rows(sql)]
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
@@ -135,19 +135,19 @@ class RunReader(Figures):
 
     def histogram(self, pair: int) -> dict[int, int]:
         """ULP distance to number of elements of a pair."""
-        asked = "SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
-        return dict(self._database.rows(asked, [pair]))
+        sql = "SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
+        return dict(self._database.rows(sql, [pair]))
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
         """The largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
-        asked = (
+        sql = (
             "SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability"
             " FROM top_token JOIN side_position USING (side, prompt, position)"
             " WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank"
         )
-        found = self._database.table(asked, [side, prompt, position]).to_pandas()
-        found["probability"] = np.exp(found["probability"].to_numpy(float))
-        return found
+        table = self._database.table(sql, [side, prompt, position]).to_pandas()
+        table["probability"] = np.exp(table["probability"].to_numpy(float))
+        return table
 
     @property
     def pairs_with_kv(self) -> frozenset[int]:
@@ -171,8 +171,8 @@ class RunReader(Figures):
         """Figures of a pair, one dict a position, None if undefined; of a long run only its flips."""
         return positions.read_records(self._database, pair, "is_flip" if self.header.is_long else "true")
 
-    def compared(self, pair: int) -> int:
-        """Positions of a pair that were compared."""
+    def compared_positions(self, pair: int) -> int:
+        """Return the number of positions of a pair that were compared."""
         return self._database.rows("SELECT count(*) FROM position WHERE pair = ?", [pair])[0][0]
 
     def check_digests(self) -> None:

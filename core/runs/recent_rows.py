@@ -1,5 +1,5 @@
-"""Rows of the reference while a run is written: those still in memory, and all of them in a file where the run does not
-keep them.
+"""Rows of the reference while a run is written: the newest in memory, and all of them in a file if the run does not
+store them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class RecentRows:
         self._chunks: list[tuple[int, NDArray[np.unsignedinteger]]] = []
 
     def add(self, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        kept = sum(chunk.nbytes for _, chunk in self._chunks)
-        if self._chunks and kept + bits.nbytes > self._limit:
+        held_bytes = sum(chunk.nbytes for _, chunk in self._chunks)
+        if self._chunks and held_bytes + bits.nbytes > self._limit:
             # a side as long as this is read back: the variants begin at its beginning, which is gone
             self._chunks.clear()
         self._chunks.append((row, bits))

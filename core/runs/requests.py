@@ -1,5 +1,5 @@
-"""Request of a stored capture: the commands that make it again with more beside it, and the request by which a program
-judges it from the file alone.
+"""Request of a stored capture: the commands that repeat it with more options, and the request by which a program judges
+it from the file alone.
 
 A run file may come from anybody. A command that a person is shown is made of the request's typed options and never of
 the command that the file states, and lets no model run code of its own; a program takes from it only paths, dtype,
@@ -29,17 +29,17 @@ def request_of(about: Provenance) -> CaptureRequest | None:
 
 
 def typed_again(about: Provenance) -> str:
-    """The command that captures the same again; '' if the run has no request."""
+    """Return the command that captures the same again; '' if the run has no request."""
     request = request_of(about)
     return "" if request is None else replace(request, trust_remote_code=False).typed()
 
 
 def typed_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
-    """The command that captures the same on another machine, and what its `prompts.jsonl` holds: token ids, so that no
+    """Return the command that captures the same on another machine, and its `prompts.jsonl` of token ids, so that no
     file of this machine is named. None if the run has no request or no token ids. model: its name there.
     """
     request = request_of(run.header.provenance)
-    prompts = _token_prompts(run, _continued(run))
+    prompts = _token_prompts(run, _new_tokens(run))
     if request is None or prompts is None:
         return None
     elsewhere = replace(
@@ -58,8 +58,8 @@ def typed_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
 
 
 def typed_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
-    """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge` beside it; None if the
-    run has no request, asked for one already, or continues its prompts, beside which nothing but judging is run.
+    """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge` added; None if the run
+    has no request, has one of them already, or continues its prompts, which allows `judge` only.
 
     trusts_code: with --trust-remote-code if the run was captured so, for who captured it.
     """
@@ -68,8 +68,8 @@ def typed_with(about: Provenance, *extras: str, trusts_code: bool = False) -> st
         return None
     if any(getattr(request, extra) for extra in extras):
         return None
-    added: dict[str, Any] = dict.fromkeys(extras, True)
-    return replace(request, trust_remote_code=request.trust_remote_code and trusts_code, **added).typed()
+    options: dict[str, Any] = dict.fromkeys(extras, True)
+    return replace(request, trust_remote_code=request.trust_remote_code and trusts_code, **options).typed()
 
 
 def left_out(about: Provenance, command: str | None) -> str:
@@ -92,44 +92,44 @@ def asks_for(about: Provenance, extra: str) -> bool:
 
 
 def how_to_have(extra: str, about: Provenance) -> str:
-    """`capture it with --layers: COMMAND`, the command of the run's own request where it has one."""
+    """Return `capture it with --layers: COMMAND`, the command of the run's own request if it has one."""
     command = typed_with(about, extra)
     return f"capture it with --{extra}" + (f": {command}" if command is not None else " from its model")
 
 
 def judged_again(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] | None:
-    """The request that judges a stored capture's tokens, without its prompts, and these as a file of prompts (.jsonl);
-    None if the run does not hold what it takes.
+    """Return the request that judges a stored capture's tokens, without its prompts, and these as a file of prompts
+    (.jsonl); None if the run lacks its model or token ids.
     """
     about = run.header.provenance
-    asked = _continued(run)
-    prompts = _token_prompts(run, asked)
+    tokens = _new_tokens(run)
+    prompts = _token_prompts(run, tokens)
     if about.kind != "capture" or not about.model or about.model.startswith("-") or prompts is None:
         return None
-    stored = request_of(about)
-    if stored is not None:
-        taken: dict[str, Any] = {name: getattr(stored, name) for name in _TAKEN}
+    original = request_of(about)
+    if original is not None:
+        settings: dict[str, Any] = {name: getattr(original, name) for name in _TAKEN}
     else:
         reference, *variants = (side.path for side in run.sides)
-        taken = {"reference": reference, "variants": tuple(variants), "dtype": run.header.compute_dtype}
+        settings = {"reference": reference, "variants": tuple(variants), "dtype": run.header.compute_dtype}
     revision = about.revision if about.revision and not about.revision.startswith("sha256:") else None
-    request = CaptureRequest(model=about.model, revision=revision, tokens=asked, judge=True, name=name, **taken)
+    request = CaptureRequest(model=about.model, revision=revision, tokens=tokens, judge=True, name=name, **settings)
     return request, prompts
 
 
-def _token_prompts(run: RunReader, continued: int) -> bytes | None:
-    """Token ids of every prompt, a line of JSON each; of prompts that the sides continued, what was given."""
+def _token_prompts(run: RunReader, new_tokens: int) -> bytes | None:
+    """Return the token ids of every prompt, a line of JSON each; without continuations if there are `new_tokens`."""
     rows = []
     for index, prompt in enumerate(run.header.prompts):
         if not prompt.token_ids:
             return None
-        given = run.generations[index].given_positions if continued else prompt.positions
-        rows.append(json.dumps({"token_ids": list(prompt.token_ids[:given])}) + "\n")
+        length = run.generations[index].given_positions if new_tokens else prompt.positions
+        rows.append(json.dumps({"token_ids": list(prompt.token_ids[:length])}) + "\n")
     return "".join(rows).encode()
 
 
-def _continued(run: RunReader) -> int:
-    """Number of tokens by which every prompt was continued; 0 if they were scored."""
-    made: dict[int, Generation] = run.generations
-    asked = {one.asked for one in made.values()}
-    return asked.pop() if len(made) == len(run.header.prompts) and len(asked) == 1 else 0
+def _new_tokens(run: RunReader) -> int:
+    """Return the number of tokens by which every prompt was continued; 0 if they were scored."""
+    generations: dict[int, Generation] = run.generations
+    counts = {one.max_tokens for one in generations.values()}
+    return counts.pop() if len(generations) == len(run.header.prompts) and len(counts) == 1 else 0

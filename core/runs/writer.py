@@ -20,7 +20,7 @@ from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Verdict
-from .file.kept import ALL, FIGURES, expected_bytes
+from .file.keep import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
 from .recent_rows import RecentRows, SpooledRows
 from .store.store import Store
@@ -67,8 +67,8 @@ class RunWriter:
         self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
         side_bytes = header.rows * header.vocab * header.format.itemsize
-        raw_bytes = expected_bytes(header.kept, len(header.sides), header.rows, side_bytes)
-        is_whole = header.kept == ALL
+        raw_bytes = expected_bytes(header.keep, len(header.sides), header.rows, side_bytes)
+        is_whole = header.keep == ALL
         room = raw_bytes if is_whole else raw_bytes + side_bytes  # the reference waits in a file of its own
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
         # The only thread that touches the database between begin and finish; it compares too, so that a forward never
@@ -100,7 +100,7 @@ class RunWriter:
                 compute_dtype=header.compute_dtype,
                 vocab=header.vocab,
                 positions=header.rows,
-                kept=header.kept,
+                kept=header.keep,
                 **asdict(header.provenance),
             )
             insert_prompts(self._database, header)
@@ -139,8 +139,8 @@ class RunWriter:
         header, stop = self.header, row + len(bits)
         is_shaped = bits.shape[1:] == (header.vocab,) and bits.dtype == header.format.carrier
         if not is_shaped or row != self._rows_done[side] or stop > (self._rows_done[0] if side else header.rows):
-            expected = f"[rows, {header.vocab}] {header.format.carrier} from row {self._rows_done[side]} on"
-            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected {expected}.")
+            need = f"[rows, {header.vocab}] {header.format.carrier} from row {self._rows_done[side]} on"
+            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected {need}.")
         if not len(bits):
             return
         bits = np.ascontiguousarray(bits)
@@ -155,8 +155,7 @@ class RunWriter:
             self._recent.forget(min(self._rows_done[1:]))
 
     def write_kv(self, side: int, part: KvPart) -> None:
-        """The keys or values of one layer after one prompt, of a side; figures of a pair are kept where both sides have
-        them.
+        """Write the keys or values of one layer after one prompt of a side; figures need both sides of a pair.
 
         The reference's come first. The array is the writer's from now on.
         """
@@ -178,19 +177,19 @@ class RunWriter:
         """Have the storing thread insert rows into the database, by a function of their table's module."""
         self._storing.put(insert, self._open_database(), *rows, size=size)
 
-    def layers(self, chosen: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
-        """Return a writer of the model's module outputs at the chosen positions of each prompt. Once a run, before the
+    def layers(self, positions: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
+        """Return a writer of the model's module outputs at these positions of each prompt. Once a run, before the
         first side.
 
         is_beside: they are compared in the thread that stores, else in the caller's.
         """
         insert = self._open_database().insert
-        self._layers = LayerRows(self._partial.directory, chosen, self._storing.put, insert, is_beside=is_beside)
+        self._layers = LayerRows(self._partial.directory, positions, self._storing.put, insert, is_beside=is_beside)
         return self._layers
 
-    def write_kernels(self, listed: KernelList) -> None:
+    def write_kernels(self, kernels: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""
-        self._put(insert_kernels, listed)
+        self._put(insert_kernels, kernels)
 
     def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
         """Write the remedies tried on a pair. Once a pair."""
@@ -213,7 +212,7 @@ class RunWriter:
     def _insert_logits(
         self, database: Database, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]
     ) -> None:
-        """Insert logits, in the storing thread; where not all are kept, the reference's wait in their file."""
+        """Insert logits, in the storing thread; if none are stored, the reference's go to a file of their own."""
         if self._spool is None:
             insert_logits(database, side, places, bits)
             self._commit(database, bits.nbytes)
@@ -248,9 +247,9 @@ class RunWriter:
         self._keep_figures("position", position_rows(pair, places, figures))
         rows = np.arange(row, row + len(places), dtype=np.int32)
         for place, (pyramid, cells) in enumerate(zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True)):
-            made = self._coarse[pair][place].see(cells) if self._coarse else tile_rows(pyramid, pair, 0, rows, cells)
-            if made is not None:
-                self._keep_figures(pyramid.name, made)
+            tiles = self._coarse[pair][place].see(cells) if self._coarse else tile_rows(pyramid, pair, 0, rows, cells)
+            if tiles is not None:
+                self._keep_figures(pyramid.name, tiles)
         for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 self._keep_figures("side_position", side_position_rows(index, places, figures_of_side))
@@ -300,7 +299,7 @@ class RunWriter:
         self._hashing.drain()
         self._storing.drain()
         self._insert_figures()
-        if header.kept == FIGURES:
+        if header.keep == FIGURES:
             insert_used_vocabulary(database, header)
         if note:
             about = replace(header.provenance, note=" ".join(part for part in (header.provenance.note, note) if part))

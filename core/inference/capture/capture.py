@@ -16,7 +16,7 @@ import transformers
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
-from ...runs.file.kept import ALL
+from ...runs.file.keep import ALL
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.writer import RunWriter
 from ...text import size
@@ -108,7 +108,7 @@ def plan_capture(
             versions=_versions(loaded, paths),
         ),
         vocabulary=vocabulary,
-        kept=keep,
+        keep=keep,
     )
     can_keep = without_cache(loaded, None)
     if kv and can_keep:
@@ -212,7 +212,7 @@ def _run_prompt(opened: OpenPath, ids: Sequence[int], generation: Generation | N
     if generation is None:
         return opened(ids, emit)
     rest = iter(ids[generation.given_positions :])
-    return opened.continued(ids[: generation.given_positions], generation.asked, lambda _: next(rest, None), emit)
+    return opened.continued(ids[: generation.given_positions], generation.max_tokens, lambda _: next(rest, None), emit)
 
 
 class _Gather:

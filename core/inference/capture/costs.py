@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, DynamicCache
 
 from ...numerics.formats import format_named
-from ...runs.file.kept import expected_bytes
+from ...runs.file.keep import expected_bytes
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from ..paths.bases import BASES
@@ -85,8 +85,8 @@ def costs_of(plan: CapturePlan) -> Costs:
         vocab=header.vocab,
         sides=tuple(sides),
         logits_bytes=len(sides) * side_bytes,
-        file_bytes=expected_bytes(header.kept, len(sides), header.rows, side_bytes),
-        kept=header.kept,
+        file_bytes=expected_bytes(header.keep, len(sides), header.rows, side_bytes),
+        kept=header.keep,
         weight_bytes=loaded.weight_bytes,
         kv_bytes=max(known) if len(known) == len(sides) else None,
         free_bytes=free_beside_weights(loaded),

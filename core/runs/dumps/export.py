@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
-from ..file.kept import ALL, refusal
+from ..file.keep import ALL, refusal
 from .containers import check_key
 from .reserved_keys import DTYPE, EMITTED, TEXT_BYTES, is_reserved
 
@@ -50,7 +50,7 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
         if is_reserved(side.name):
             problem = f"side '{side.name}' cannot be exported: its name is a reserved key of a dump"
             raise UsageError(f"{problem}; expected another name.")
-    if run.header.kept != ALL:
+    if run.header.keep != ALL:
         raise StoreError(refusal(run.header))
     if path.exists() and not overwrite:
         raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")

@@ -24,8 +24,8 @@ def binary_rows(rows: NDArray[np.unsignedinteger], tile_bytes: int) -> tuple[pa.
     ), tiles
 
 
-def joined(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
-    """All values of a binary column, one after another, as one array. [elements]."""
+def join_tiles(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
+    """Return all values of a binary column, one after another, as one array. [elements]"""
     parts = []
     for chunk in column.chunks:
         if len(chunk):

@@ -150,18 +150,18 @@ class Database:
 
     def refuse_views(self) -> None:
         """Refuse views: in place of a table one could make us read other files, or never come back."""
-        found = self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal LIMIT 1")
-        if found:
-            raise StoreError(f"{_shown(self.path)}: a DuckDB file with the view '{found[0][0]}', so not a run file.")
+        views = self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal LIMIT 1")
+        if views:
+            raise StoreError(f"{self.file}: a DuckDB file with the view '{views[0][0]}', so not a run file.")
 
     @property
     def file(self) -> str:
         """Name of the run file as text that can be printed."""
-        return _shown(self.path)
+        return _name(self.path)
 
     @contextmanager
     def decoding(self, what: str) -> Iterator[None]:
-        """StoreError if rows of the file make no sense."""
+        """Raise StoreError if rows of the file make no sense."""
         try:
             yield
         except DECODING as error:
@@ -171,7 +171,7 @@ class Database:
         """Write everything out and let go of the file."""
         with _edge(self.path):
             self._connection.execute("USE memory")
-            self._connection.execute("DETACH run_file")  # this checkpoints: no log is left beside the file
+            self._connection.execute("DETACH run_file")  # this checkpoints: no log file is left
             self._connection.close()
 
     def abandon(self) -> None:
@@ -180,7 +180,7 @@ class Database:
 
 
 def _connected(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
-    """An instance of its own on which the statements were run; none is left open where one of them fails."""
+    """Open an instance and run the statements; close it if one fails."""
     import duckdb
 
     connection = duckdb.connect(":memory:", config=_CONFIG | config)
@@ -210,12 +210,12 @@ def _edge(path: Path) -> Iterator[None]:
     try:
         yield
     except _foreign() as error:
-        raise StoreError(f"{_shown(path)}: cannot be read or written as a run file ({_why(path, error)}).") from error
+        raise StoreError(f"{_name(path)}: cannot be read or written as a run file ({_reason(path, error)}).") from error
     except OSError as error:
-        raise StoreError(f"{_shown(path)}: cannot be opened ({error.strerror or error}).") from error
+        raise StoreError(f"{_name(path)}: cannot be opened ({error.strerror or error}).") from error
 
 
-def _shown(path: Path) -> str:
+def _name(path: Path) -> str:
     """A file's name as text that can be printed, whatever bytes it is made of."""
     return shown(path.name, 255)
 
@@ -227,12 +227,12 @@ _DAMAGES = {  # what DuckDB says, and what it means to somebody who has the file
 }
 
 
-def _why(path: Path, error: BaseException) -> str:
-    """Cause of an error in a few words, without the folders of this machine."""
+def _reason(path: Path, error: BaseException) -> str:
+    """Return the cause of an error in a few words, without the folders of this machine."""
     lines = str(error).strip().splitlines()
     first = lines[0].rstrip(".") if lines else type(error).__name__
-    for said, meaning in _DAMAGES.items():
-        if said in first:
+    for message, meaning in _DAMAGES.items():
+        if message in first:
             return meaning
     for place in (os.path.realpath(path), path.absolute(), path):
         first = first.replace(str(place), path.name)
@@ -248,7 +248,7 @@ def _regular_file(path: Path) -> Path:
     place = path.resolve()
     str(place).encode()  # DuckDB takes no name that is not text
     if not stat.S_ISREG(place.stat().st_mode):
-        raise StoreError(f"{_shown(path)}: not a regular file, so not a run file.")
+        raise StoreError(f"{_name(path)}: not a regular file, so not a run file.")
     return place
 
 
@@ -257,8 +257,8 @@ def check_size(path: Path, logits_bytes: int) -> int:
     with _edge(path):
         size = path.stat().st_size
     if size < logits_bytes:
-        found = f"{size} bytes cannot hold its {logits_bytes} bytes of logits"
-        raise StoreError(f"{_shown(path)}: {found}; the file is damaged.")
+        problem = f"{size} bytes cannot hold its {logits_bytes} bytes of logits"
+        raise StoreError(f"{_name(path)}: {problem}; the file is damaged.")
     return size
 
 
@@ -289,12 +289,12 @@ def _read_share(
         try:
             with _edge(path):
                 place = _regular_file(path)
-                opened = connection = connection or _connected(allowed, _SHUT_IN, few, threads=1)
-                opened.execute(f"ATTACH {_quoted(place)} AS run_file (TYPE duckdb, READ_ONLY)")
-                database = Database(path, opened)
+                instance = connection = connection or _connected(allowed, _SHUT_IN, few, threads=1)
+                instance.execute(f"ATTACH {_quoted(place)} AS run_file (TYPE duckdb, READ_ONLY)")
+                database = Database(path, instance)
                 database.refuse_views()
                 result = read(database)
-                opened.execute("DETACH run_file")
+                instance.execute("DETACH run_file")
             results.append(result)
         except StoreError as error:
             results.append(error)

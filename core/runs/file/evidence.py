@@ -1,4 +1,4 @@
-"""Evidence of a verdict: the rungs of the ladder, the checks that each has, and one record of figures a check.
+"""Evidence of a verdict: groups of checks, and one record of figures per check.
 
 A figure's label and unit are declared with its field. Pages, JSON, the run file and docs/reference/checks.md read them
 there.
@@ -26,7 +26,7 @@ VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
 RERUN, NEIGHBOURS = "rerun", "neighbours"
 OWN_DTYPE, FLOAT32, PRECISION = "own dtype", "float32", "precision"
 STRUCTURE, MODULES = "structure", "modules"
-RUNGS = {  # in the order in which they are asked, with their titles
+RUNGS = {  # groups of checks in the order in which they run, with their titles
     VALIDITY: "dump validity",
     SAMPLER: "sampler",
     SCREENING: "arrays alone",
@@ -56,9 +56,9 @@ class CheckFigures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 
 class Unmeasured(CheckFigures):
-    """Figures of a check that could not be made: the controls that were tried, the dtype that stands in the way."""
+    """Figures of a check that could not be run: the available controls, the dtype that rules it out."""
 
-    tried: Annotated[tuple[str, ...] | None, "controls that were given"] = None
+    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(default=None, name="tried")
     computes_in: Annotated[Mapping[str, str] | None, "computes in, whatever it is asked"] = None
 
 
@@ -191,7 +191,7 @@ class RatioFigures(CheckFigures):
 
 
 class PairFigures(RatioFigures):
-    """A pair beside its rounding floor."""
+    """A pair compared with its noise floor."""
 
     largest_ratio_allowed: Annotated[float, "largest noise ratio of rounding"]
     pair_rms_logits: Annotated[float, "rms of the pair, logits"]
@@ -233,7 +233,7 @@ class ListFloorFigures(RatioFigures):
 
 
 class DrawnFigures(RatioFigures, kw_only=True):
-    """An engine's error against the model's float32 forward, beside that of roundings drawn anew."""
+    """An engine's error against the model's float32 forward, compared with that of random roundings."""
 
     noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
     largest_ratio_allowed: Annotated[float, "largest noise ratio of rounding"]
@@ -248,11 +248,11 @@ class DrawnFigures(RatioFigures, kw_only=True):
     fault_seen_at_one_position: Annotated[float | None, "smallest fault seen at one position, in roundings"] = None
     fault_seen_of_one_token: Annotated[float | None, "of one token"] = None
     fault_seen_over_all: Annotated[float, "over all positions"]
-    beyond: Annotated[Mapping[str, tuple[int, ...]], "what stands out"]
+    outliers: Annotated[Mapping[str, tuple[int, ...]], "what stands out"] = msgspec.field(name="beyond")
 
 
 class ShrinkFigures(CheckFigures):
-    """A pair in float32 beside the same in 16 bits, where no floor is to be had."""
+    """A pair in float32 compared with the same pair in 16 bits, if no noise floor is available."""
 
     compute_dtype: Annotated[str, "dtype"]
     pair_rms_logits: Annotated[float, "rms of the pair, logits"]
@@ -262,7 +262,7 @@ class ShrinkFigures(CheckFigures):
     positions_that_move_in_own_dtype: Annotated[float, "share of positions that move in the own dtype too"]
     worst_position_ratio: Annotated[float, "largest ratio at one position"]
     worst_position: Annotated[tuple[int, int], "(prompt, position) of it"]
-    tried: Annotated[tuple[str, ...] | None, "controls that were given"] = None
+    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(default=None, name="tried")
 
 
 class PrecisionsFigures(CheckFigures):
@@ -272,7 +272,7 @@ class PrecisionsFigures(CheckFigures):
 
 
 class ExplainedFigures(CheckFigures):
-    """A side beside the model in one lower precision, over that precision's own floor."""
+    """A side compared with the model in one lower precision, over that precision's own noise floor."""
 
     noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
     precision: Annotated[str, "the precision"]
@@ -287,7 +287,7 @@ class ExplainedFigures(CheckFigures):
 
 
 class DrawnPrecisionFigures(DrawnFigures, kw_only=True):
-    """A side of 16 bits beside the model in a lower precision, whose roundings are drawn anew."""
+    """A side of 16 bits compared with the model in a lower precision and random roundings."""
 
     precision: Annotated[str, "the precision"]
     ratio_over_draws: Annotated[float, "error over that of rounding drawn anew"]
@@ -376,7 +376,7 @@ class Check(StrEnum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Row of evidence: what was checked, what was run for it, its figures, how it came out, and what that says.
+    """Row of evidence: a check, its control, figures, outcome, and a sentence on it.
 
     side: name of the one side that the row is about, None if it is about the pair.
     """
@@ -463,8 +463,8 @@ def figures_of(check: Check, text: str) -> CheckFigures:
         try:
             return msgspec.json.decode(text, type=record)
         except (msgspec.DecodeError, RecursionError) as error:
-            why = error
-    raise UsageError(f"the figures of the check '{check}' cannot be read ({shown(why)})")
+            reason = error
+    raise UsageError(f"the figures of the check '{check}' cannot be read ({shown(reason)})")
 
 
 @cache
@@ -475,7 +475,7 @@ def labels_of(record: type[CheckFigures]) -> dict[str, str]:
 
 
 def documented() -> str:
-    """The table of docs/reference/checks.md: every check with its rung and figures, a label where it is new."""
+    """The table of docs/reference/checks.md: every check with its rung and figures, a label if it is new."""
     defined: set[tuple[str, str]] = set()
     rows = []
     for check in Check:

@@ -1,6 +1,6 @@
 """Frozen records of a run, which check themselves.
 
-Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits, where a *row* is one position
+Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits; a *row* is one position
 of one prompt, prompts one after another; the first side is the reference; a pair is the reference and one variant.
 """
 
@@ -19,7 +19,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.formats import FloatFormat, format_named
 from ...text import plural, shown
 from .bounds import LONGEST_NAME, LONGEST_SIDE_NAME, LONGEST_TOKEN, MAX_ROWS, MAX_SIDES, TOKENS_TOGETHER
-from .kept import ALL, KEEPS
+from .keep import ALL, KEEPS
 
 IDENTICAL = "identical"
 ROUNDING = "rounding"
@@ -42,7 +42,7 @@ EXIT_CODES = {  # of `judge`, `verdict` and `compare --fail-on verdict`: 1 for w
 VERDICTS = tuple(EXIT_CODES)
 FAILING = tuple(name for name, code in EXIT_CODES.items() if code)
 UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
-NOT_JUDGED = "not judged"  # what stands where a pair has no verdict
+NOT_JUDGED = "not judged"  # shown for a pair without a verdict
 
 
 def exit_code(verdicts: Iterable[str | None]) -> int:
@@ -52,7 +52,7 @@ def exit_code(verdicts: Iterable[str | None]) -> int:
 
 @dataclass(frozen=True)
 class FloorRows:
-    """A pair beside its rounding floor at every position of all prompts, prompts one after another: rms in logits.
+    """A pair and its noise floor at every position of all prompts, prompts one after another: rms in logits.
     [positions] each
     """
 
@@ -102,7 +102,7 @@ class Prompt:
 class SideHeader:
     """One side as announced before its logits: its name, the path that computes it, and the dtype its array came in.
 
-    `source_dtype` is what the array was saved as (float32 where an engine upcast its bfloat16 logits); the run file
+    `source_dtype` is what the array was saved as (float32 if an engine upcast its bfloat16 logits); the run file
     keeps the same values in the run's compute dtype, and export restores the source dtype bit for bit.
     """
 
@@ -150,28 +150,26 @@ def _is_json_object(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Generation:
-    """Continuation of one prompt by every side, each going on greedily from its own argmax.
+    """Greedy continuation of one prompt by every side, each from its own argmax.
 
-    The first `given_positions` positions of the prompt were given; `asked` is the number of tokens each side was asked
-    for; `tokens[side]` is what it generated, fewer if it ended its text; `texts[side]` the same as text.
+    The first `given_positions` positions of the prompt were given. `tokens[side]`: what a side generated, at most
+    `max_tokens`; `texts[side]`: the same as text.
     """
 
     prompt: int
     given_positions: int
-    asked: int
+    max_tokens: int
     tokens: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.given_positions < 1 or any(len(generated) > self.asked for generated in self.tokens):
+        if self.given_positions < 1 or any(len(generated) > self.max_tokens for generated in self.tokens):
             raise UsageError(
-                f"prompt {self.prompt}: a generation continues at least one position by at most what was asked for."
+                f"prompt {self.prompt}: a generation continues at least one position by at most its max_tokens."
             )
 
     def parting(self, side: int) -> int | None:
-        """The position of the prompt whose logits made `side` choose another token than side 0; None if it never
-        did.
-        """
+        """Return the position of the prompt whose logits made `side` choose another token than side 0, or None."""
         both = zip(self.tokens[0], self.tokens[side], strict=False)  # a text ends with a token like any other
         step = next((step for step, (first, second) in enumerate(both) if first != second), None)
         return None if step is None else self.given_positions - 1 + step
@@ -182,7 +180,7 @@ class RunHeader:
     """Everything about a run that is known before the first logit.
 
     `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer needs no tokenizer.
-    `kept`: of KEEPS, what the run keeps of its logits. `k`: most values a position that a server sent, None of whole
+    `keep`: of KEEPS, which logits are stored. `k`: most values a position that a server sent, None of whole
     rows; then `holds` is what they are, 'logit', 'logprob' or 'prob', `compute_dtype` is '' and `vocab` 0 if unknown.
     """
 
@@ -194,15 +192,15 @@ class RunHeader:
     provenance: Provenance
     vocabulary: dict[int, str] = field(default_factory=dict)
     created: datetime | None = None
-    kept: str = ALL
+    keep: str = ALL
     k: int | None = None
     holds: str = "logit"
 
     def __post_init__(self) -> None:
         if self.compute_dtype or self.k is None:
             format_named(self.compute_dtype)
-        if self.kept not in KEEPS:
-            raise UsageError(f"--keep '{shown(self.kept, 40)}': expected {', '.join(KEEPS)}.")
+        if self.keep not in KEEPS:
+            raise UsageError(f"--keep '{shown(self.keep, 40)}': expected {', '.join(KEEPS)}.")
         if self.vocab < 2 and self.k is None:
             raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
         if len(self.sides) < 2:
@@ -228,8 +226,8 @@ class RunHeader:
         return UNITS[self.holds]
 
     @property
-    def measured(self) -> str:
-        """The values with their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
+    def quantity(self) -> str:
+        """Values and their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
         if self.k is None:
             return f"logits of {self.compute_dtype}"
         return {"logit": "logits", "logprob": "log-probabilities, nats", "prob": "probabilities"}[self.holds]
@@ -255,7 +253,7 @@ class RunHeader:
         return self.k is not None and self.rows > MAX_ROWS
 
     def check_short(self) -> None:
-        """StoreError if the run is too long for what reads all of its positions."""
+        """Raise StoreError if the run is too long to read all of its positions."""
         if self.is_long:
             raise StoreError(
                 f"a run of {self.rows:,} positions is too long for this; its Overview, `show` and `compare` sum it up."

@@ -74,19 +74,19 @@ class Table:
     def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
         """columns: more of them, after those of the text."""
         self.name, self.help = name, ""
-        found: list[Column] = []
+        parsed: list[Column] = []
         for line in declared.strip().splitlines():
             head, _, text = (part.strip() for part in line.partition("--"))
             if head:
                 column, kind, *more = head.split()
                 null = "" if "NULL" in more else "NOT NULL "
-                found.append(Column(column, kind, text, (null + " ".join(more)).strip()))
-            elif found:
-                last = found.pop()
-                found.append(replace(last, help=f"{last.help} {text}"))
+                parsed.append(Column(column, kind, text, (null + " ".join(more)).strip()))
+            elif parsed:
+                last = parsed.pop()
+                parsed.append(replace(last, help=f"{last.help} {text}"))
             else:
                 self.help = f"{self.help} {text}".strip()
-        self.columns = (*found, *columns)
+        self.columns = (*parsed, *columns)
         self.types = {column.name: column.type for column in self.columns}
         self.names = list(self.types)
 
@@ -131,15 +131,15 @@ class Table:
         places = ", ".join("?" * len(values))
         database.execute(f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})", list(values.values()))
 
-    def read(self, database: Database, where: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
-        """Read some columns of the rows for which `where` holds, in the order that it asks for."""
-        found = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {where}", values)
+    def read(self, database: Database, condition: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
+        """Read some columns of the rows for which `condition`, which may end in ORDER BY, holds."""
+        table = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {condition}", values)
         with database.decoding(f"table {self.name}"):
-            return found.to_pandas(types_mapper=nullable)
+            return table.to_pandas(types_mapper=nullable)
 
 
 def undefined(values: NDArray[np.float64]) -> pa.Array:
-    """A column of figures that are null if they are NaN: 'undefined' is not a number."""
+    """Return a column of figures, null if NaN."""
     return pa.array(values, mask=np.isnan(values))
 
 

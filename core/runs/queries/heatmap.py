@@ -25,7 +25,7 @@ from ...numerics import pyramid
 from ...text import number, out_of, plural
 from ..figures import STORED_CELLS
 from ..file.evidence import PairFigures
-from ..file.kept import refusal
+from ..file.keep import refusal
 from ..reader import RunReader
 from .elements import every_element, place_of, rank_of
 

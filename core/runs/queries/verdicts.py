@@ -137,7 +137,7 @@ def _tried(evidence: Sequence[Evidence]) -> frozenset[str]:
     """Controls that were given when the pair was judged and that did not decide: `float32`, `floor`, `model`, ..."""
     rows = (row.figures for row in evidence if row.rung == FLOAT32 and row.outcome == MISSING)
     return frozenset(
-        name for figures in rows if isinstance(figures, Unmeasured | ShrinkFigures) for name in figures.tried or ()
+        name for figures in rows if isinstance(figures, Unmeasured | ShrinkFigures) for name in figures.controls or ()
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ... import __version__
 from ...packaged_models import PACKAGED
 from ...text import number, out_of, percent, plural, three_digits
-from ..file.kept import note_of
+from ..file.keep import note_of
 from ..file.records import FAILING, Provenance
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader, StoredPair

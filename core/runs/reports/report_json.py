@@ -126,7 +126,7 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
             answer_of(run, pair),
             run.header.unit,
             is_list,
-            run.compared(pair.index) if is_list else run.header.rows,
+            run.compared_positions(pair.index) if is_list else run.header.rows,
         )
         for name, value in report.figures.items():
             if value is not None and not isinstance(value, int | float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from msgspec import structs
+import msgspec
 
 from ...text import shown
 from ..ops_run import OpsRun
@@ -22,7 +22,7 @@ _FLOATS = ("max_neq_share", "max_row_ulps", "rms_row_ulps", "noise_ratio")  # of
 def card_json(card: RunCard) -> dict[str, Any]:
     """Card of one run of a list, as JSON."""
     sizes = {name: plain_number(getattr(card, name)) for name in _FLOATS}
-    return {**structs.asdict(card), **sizes, "created": card.created.isoformat() + "Z"}
+    return {**msgspec.to_builtins(card), **sizes, "created": card.created.isoformat() + "Z"}
 
 
 def provenance_json(run: RunReader) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
         "run_id": run.run_id,
         "name": header.name,
         "created": run.created.isoformat() + "Z",
-        "kept": header.kept,
+        "kept": header.keep,
         **about,
         **_commands(about["command"], typed_again(header.provenance)),
     }
@@ -66,11 +66,13 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
         }
         for pair in run.pairs
     ]
-    made = [asdict(generation) for generation in run.generations.values()]
+    tokens = [asdict(generation) for generation in run.generations.values()]
+    for generation in tokens:
+        generation["asked"] = generation.pop("max_tokens")
     sides = [asdict(side) for side in run.sides]
     if header.k is not None:
         sides = [{"name": side.name, "holds": side.holds, "k": side.k, "sha256": side.sha256} for side in run.sides]
-    return {**provenance_json(run), "sides": sides, **report, "verdicts": verdicts, "kv": caches, "generations": made}
+    return {**provenance_json(run), "sides": sides, **report, "verdicts": verdicts, "kv": caches, "generations": tokens}
 
 
 def ops_json(run: OpsRun) -> dict[str, Any]:

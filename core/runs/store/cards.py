@@ -21,7 +21,7 @@ from ...numerics.formats import format_named
 from ...text import plural, shown
 from ..file.bounds import MAX_SIDES
 from ..file.database import Database, check_size, each_database
-from ..file.kept import ALL
+from ..file.keep import ALL
 from ..queries.verdicts import shown_verdict
 from ..tables.run import read_run
 from .labels import Labels
@@ -37,7 +37,7 @@ class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps, rms_row_ulps (None of lists),
     noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
 
-    kept: what it keeps of its logits (core.runs.file.kept). verdicts: those that are stored; pair_verdicts: what is
+    keep: which logits are stored (core.runs.file.keep). verdicts: those that are stored; pair_verdicts: what is
     shown for each pair, judged or not (core.runs.queries.verdicts).
     """
 
@@ -65,7 +65,7 @@ class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sides: tuple[str, ...]
     bytes: int
     is_read_only: bool
-    kept: str = ALL
+    keep: str = msgspec.field(default=ALL, name="kept")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _read_card(database: Database) -> RunCard:
     """Plain queries: planning one that adds up takes as long as all of these."""
     path = database.path
     about = read_run(database, *_ABOUT, "kept")
-    kept = about.pop("kept") or ALL  # probes of operations say nothing
+    keep = about.pop("kept") or ALL  # probes of operations say nothing
     pairs = sorted(database.rows(_PAIRS, most=MAX_SIDES), key=lambda row: row[0])
     sides = sorted(database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES), key=lambda row: row[0])
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
@@ -182,7 +182,7 @@ def _read_card(database: Database) -> RunCard:
         _, identical, verdicts, *figures = zip(*pairs, strict=True) if pairs else [()] * 10
         flips, max_ulps, max_row_ulps, rms_row_ulps, noise_ratio, neq_share, mismatch = map(_largest, figures)
         logits_bytes = 0
-        if about["kind"] != "ops" and kept == ALL:
+        if about["kind"] != "ops" and keep == ALL:
             itemsize = format_named(about["compute_dtype"]).itemsize
             logits_bytes = len(sides) * about["positions"] * about["vocab"] * itemsize
         card = {
@@ -206,7 +206,7 @@ def _read_card(database: Database) -> RunCard:
             "sides": [name for _, name in sides],
             "bytes": check_size(path, logits_bytes),
             "is_read_only": True,
-            "kept": kept,
+            "kept": keep,
         }
         return msgspec.convert(card, RunCard)
     except (UsageError, TypeError, ValueError, msgspec.ValidationError) as error:

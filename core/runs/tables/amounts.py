@@ -13,7 +13,7 @@ from ...numerics.sizes import TOP_K
 from ..file.blob_tiles import TILE_BYTES
 from ..file.bounds import MAX_LISTED_ROWS, MAX_ROWS, MAX_SIDES, MAX_VOCAB, MOST_ROWS, MOST_TEXT
 from ..file.database import Database, check_size
-from ..file.kept import ALL, NOTE
+from ..file.keep import ALL, NOTE
 from .schema import TABLES
 
 POSITIONS = "positions of all prompts"
@@ -35,7 +35,7 @@ def check_amounts(database: Database) -> dict[str, int]:
 
 
 def check_counts(
-    database: Database, counts: Mapping[str, int], vocab: int, itemsize: int, kept: str, k: int | None = None
+    database: Database, counts: Mapping[str, int], vocab: int, itemsize: int, keep: str, k: int | None = None
 ) -> None:
     """StoreError for more rows than a run of so many sides and positions makes, or other logits than it keeps.
 
@@ -63,10 +63,10 @@ def check_counts(
         if counts[table] > limit:
             found = f"table {table} has {counts[table]:,} rows; the run makes at most {limit:,}"
             raise StoreError(f"{database.file}: {found}; the file is damaged.")
-    kept_rows = sides * rows if kept == ALL else 0
+    kept_rows = sides * rows if keep == ALL else 0
     tiles = kept_rows * -(-vocab * itemsize // TILE_BYTES)
     if counts["logits"] != tiles:
-        keeps = f"a run that keeps {'all of them' if kept == ALL else NOTE} has {tiles:,}"
+        keeps = f"a run that keeps {'all of them' if keep == ALL else NOTE} has {tiles:,}"
         found = f"table logits has {counts['logits']:,} rows; {keeps}"
         raise StoreError(f"{database.file}: {found}; the file is damaged.")
     check_size(database.path, kept_rows * vocab * itemsize)

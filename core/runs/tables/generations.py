@@ -39,14 +39,19 @@ FROM generation LEFT JOIN made USING (prompt, side) GROUP BY prompt ORDER BY pro
 """
 
 
-def insert_generation(database: Database, made: Generation) -> None:
+def insert_generation(database: Database, generation: Generation) -> None:
     """Insert the generation of one prompt."""
-    for side, (tokens, text) in enumerate(zip(made.tokens, made.texts, strict=True)):
+    for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
         GENERATION.insert_row(
-            database, side=side, prompt=made.prompt, given_positions=made.given_positions, asked=made.asked, text=text
+            database,
+            side=side,
+            prompt=generation.prompt,
+            given_positions=generation.given_positions,
+            asked=generation.max_tokens,
+            text=text,
         )
         steps = list(range(len(tokens)))
-        GENERATED_TOKEN.insert(database, side=side, prompt=made.prompt, step=steps, token_id=list(tokens))
+        GENERATED_TOKEN.insert(database, side=side, prompt=generation.prompt, step=steps, token_id=list(tokens))
 
 
 def read_generations(database: Database) -> dict[int, Generation]:
@@ -54,6 +59,6 @@ def read_generations(database: Database) -> dict[int, Generation]:
     rows = database.rows(_GENERATIONS)
     with database.decoding("generations"):
         return {
-            prompt: Generation(prompt, given, asked, tuple(map(tuple, tokens)), tuple(texts))
-            for prompt, given, asked, tokens, texts in rows
+            prompt: Generation(prompt, given_positions, max_tokens, tuple(map(tuple, tokens)), tuple(texts))
+            for prompt, given_positions, max_tokens, tokens, texts in rows
         }

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics import pyramid
-from ..file.blob_tiles import binary_rows, joined
+from ..file.blob_tiles import binary_rows, join_tiles
 from ..file.database import Database
-from ..file.kept import ALL
+from ..file.keep import ALL
 from ..file.records import RunHeader
 from ..file.table import Table
 
@@ -34,7 +34,7 @@ PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 
 def levels_of(header: RunHeader) -> range:
     """Levels that the file of a run holds; the finest are left out where not all logits are kept."""
-    if header.kept == ALL:
+    if header.keep == ALL:
         return range(pyramid.levels_for(header.rows, header.vocab))
     return pyramid.coarse_levels(header.rows, header.vocab)
 
@@ -100,4 +100,4 @@ def read_cells(
     shape = (-(-rows[1] // span) - rows[0] // span, -(-header.vocab // tokens))
     with database.decoding("heatmap"):
         dtype = np.dtype("<u4") if table is ROW_ULP_TILE else header.format.carrier
-        return joined(found.column("cells"), dtype).reshape(shape)
+        return join_tiles(found.column("cells"), dtype).reshape(shape)

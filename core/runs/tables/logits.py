@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
-from ..file.blob_tiles import TILE_BYTES, binary_rows, joined
+from ..file.blob_tiles import TILE_BYTES, binary_rows, join_tiles
 from ..file.database import Database
 from ..file.records import RunHeader
 from ..file.table import Table
@@ -51,7 +51,7 @@ def read_position(
         [side, prompt, position],
     )
     with database.decoding("logits"):
-        bits = joined(found.column("bits"), header.format.carrier)
+        bits = join_tiles(found.column("bits"), header.format.carrier)
     if bits.size != header.vocab:
         raise StoreError(f"{database.file}: no logits at prompt {prompt}, position {position}, side {side}.")
     return bits
@@ -88,7 +88,7 @@ def read_window(
         expected = np.stack([*np.repeat(np.array(places), len(tiles), axis=0).T, np.tile(tiles, len(places))])
         if not np.array_equal(keys[:, order], expected):
             raise ValueError("a tile is missing, or there twice")
-        bits = joined(found.column("bits"), header.format.carrier).reshape(len(places), -1)
+        bits = join_tiles(found.column("bits"), header.format.carrier).reshape(len(places), -1)
     first_token = first_tile * per_tile
     if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
         raise StoreError(

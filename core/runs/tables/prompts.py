@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..file.database import Database
-from ..file.kept import FIGURES
+from ..file.keep import FIGURES
 from ..file.records import Prompt, RunHeader
 from ..file.table import Table
 
@@ -53,7 +53,7 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
             token_id=[token for _, each in known for token in each.token_ids or [None] * each.positions],
             text=[text for _, each in known for text in each.token_texts or [None] * each.positions],
         )
-    if header.kept == FIGURES:  # whose texts follow: those of a large vocabulary are more than all figures
+    if header.keep == FIGURES:  # whose texts follow: those of a large vocabulary are more than all figures
         "".join(header.vocabulary.values()).encode()  # what cannot be stored is refused now
     elif header.vocabulary:
         VOCABULARY.insert(database, token_id=list(header.vocabulary), text=list(header.vocabulary.values()))

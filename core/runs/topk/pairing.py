@@ -18,7 +18,7 @@ from ...errors import DumpError
 from ...numerics.grid import Grid, find_grid, margin_ulps
 from ...numerics.topk import ListedRow, ListFigures, compare_rows
 from ...text import number, plural, shown
-from ..file.kept import VALUE_NAMES
+from ..file.keep import VALUE_NAMES
 from ..file.records import UNITS
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
 from .placeholders import CERTAIN, MASKED, ROUNDING, Placeholders, without_placeholders

@@ -16,7 +16,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.topk import summary_of
 from ..file.bounds import MAX_ROWS
 from ..file.database import Database
-from ..file.kept import FIGURES
+from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..store.partial import Partial
 from ..store.store import Store
@@ -77,7 +77,7 @@ def write_lists(
             tuple(_prompt(responses) for responses in zip(*(side.responses for side in sides), strict=True)),
             tuple(SideHeader(side.name, "", "float32") for side in sides),
             Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions),
-            kept=FIGURES,
+            keep=FIGURES,
             k=max(map(most_sent, sides)),
             holds=sides[0].values,
         )
@@ -133,8 +133,8 @@ def new_run(
 
 def insert_header(database: Database, partial: Partial, created: datetime, header: RunHeader, positions: int) -> None:
     """Insert the one row of provenance."""
-    about = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab", "kept")}
-    about |= {"run_id": partial.path.stem, "created": created, "positions": positions}
+    about = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab")}
+    about |= {"run_id": partial.path.stem, "created": created, "positions": positions, "kept": header.keep}
     insert_run(database, **about, **asdict(header.provenance))
 
 

@@ -21,7 +21,7 @@ from ...numerics.topk import summary_of_counts
 from ...text import plural, shown
 from ..file.bounds import MAX_LISTED_ROWS
 from ..file.database import Database
-from ..file.kept import FIGURES
+from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..store.store import Store
 from ..tables.pairs import insert_pair
@@ -99,7 +99,7 @@ def write_tokens(
         (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
         origin = Provenance("upload", about.model, command=about.command, note=note, versions=about.versions)
         sides = tuple(SideHeader(name, "", "float32") for name in names)
-        header = RunHeader(about.name, "", 0, (Prompt(1),), sides, origin, kept=FIGURES, k=1, holds="logprob")
+        header = RunHeader(about.name, "", 0, (Prompt(1),), sides, origin, keep=FIGURES, k=1, holds="logprob")
         insert_header(database, partial, created, header, positions)
         tell(positions // 5, positions)
         for side, values in enumerate(_VALUES[1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.runs.file.kept import KEEPS, note
+from core.runs.file.keep import KEEPS, note
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -22,7 +22,7 @@ def store(tmp_path_factory):
     other[5, (best + 1) % 64] = logits[5, best] + 1
     for kept in KEEPS:
         sides = (SideHeader("prefill", "prefill", "float32"), SideHeader("decode", "decode", "float32"))
-        header = RunHeader(kept, "float32", 64, (Prompt(12),), sides, Provenance("capture"), kept=kept)
+        header = RunHeader(kept, "float32", 64, (Prompt(12),), sides, Provenance("capture"), keep=kept)
         with RunWriter(found, header, run_id=f"kept-{kept}") as writer:
             for side, array in enumerate((logits, other)):
                 writer.write(side, 0, array.view(np.uint32))

@@ -154,7 +154,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
         assert pair.figures.noise_ratio == pytest.approx(0.99, abs=0.15)
     if verdict.is_bug_suspected:
         assert share > 0.004
-        assert all(place >= PREFIX for place in engine.figures.beyond.get("place in the prompt", []))
+        assert all(place >= PREFIX for place in engine.figures.outliers.get("place in the prompt", []))
         assert verdict.first_place is None or verdict.first_place[1] >= PREFIX
         return
     assert verdict.name == "likely rounding"

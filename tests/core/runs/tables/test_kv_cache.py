@@ -110,7 +110,7 @@ def test_more_tokens_than_were_asked_for_are_no_generation():
 def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
     store, header = Store(tmp_path), header_of()
     rows = [
-        Evidence(Check.SHRINK, "a floor", Unmeasured(tried=("floor",)), NOTED, "It is left aside."),
+        Evidence(Check.SHRINK, "a floor", Unmeasured(controls=("floor",)), NOTED, "It is left aside."),
         Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
     ]
     floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)

@@ -76,7 +76,7 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
         summary = run.pairs[0].summary
         assert (summary.finite, summary.neq) == (pair.listed, pair.differing)
         assert (summary.max_ulps, summary.near_ties, summary.mean_kl) == (None, None, None)
-        assert (run.header.k, run.header.holds, run.header.kept) == (20, "logprob", "figures")
+        assert (run.header.k, run.header.holds, run.header.keep) == (20, "logprob", "figures")
         assert run.top_tokens(0, 0, 3)["rank"].tolist() == list(range(1, 21))
 
 

@@ -15,7 +15,7 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
-from core.runs.file.kept import ALL, FIGURES, KEEPS, expected_bytes
+from core.runs.file.keep import ALL, FIGURES, KEEPS, expected_bytes
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
@@ -46,7 +46,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for keep in KEEPS:
         store = Store(tmp_path_factory.mktemp(keep))
-        with RunWriter(store, replace(header, kept=keep)) as writer:
+        with RunWriter(store, replace(header, keep=keep)) as writer:
             for side, bits in enumerate(sides):
                 for start in range(0, header.rows, 17):
                     writer.write(side, start, bits[start : start + 17].copy())
@@ -83,7 +83,7 @@ def test_a_coarse_level_is_made_as_its_rows_pass_by(
     header = header_of(lengths=LENGTHS, vocab=VOCAB)
     sides = bits_of_sides(header)
     store = Store(tmp_path)
-    with RunWriter(store, replace(header, kept=FIGURES)) as writer:
+    with RunWriter(store, replace(header, keep=FIGURES)) as writer:
         for start in range(0, header.rows, 7):
             for side, bits in enumerate(sides):
                 writer.write(side, start, bits[start : start + 7])
@@ -141,21 +141,21 @@ def test_a_file_that_holds_other_logits_than_it_says_is_refused(
 def test_the_store_lists_what_each_run_keeps(kept: dict[str, Path]) -> None:
     for keep, path in kept.items():
         cards, broken = list_runs(Store(path.parent))
-        assert [card.kept for card in cards] == [keep]
+        assert [card.keep for card in cards] == [keep]
         assert not broken
 
 
 def test_a_run_is_asked_for_what_a_file_can_keep() -> None:
     assert get_args(get_type_hints(CaptureRequest)["keep"]) == KEEPS
     with pytest.raises(UsageError, match="--keep 'most': expected all, figures"):
-        replace(header_of(), kept="most")
+        replace(header_of(), keep="most")
 
 
 def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(tmp_path: Path) -> None:
     header = replace(header_of(lengths=(64,), vocab=32000), vocabulary={i: f"token {i}" for i in range(32000)})
     sides = calm_sides(header)
     store = Store(tmp_path)
-    with RunWriter(store, replace(header, kept=FIGURES)) as writer:
+    with RunWriter(store, replace(header, keep=FIGURES)) as writer:
         for side, bits in enumerate(sides):
             writer.write(side, 0, bits)
         path = store.path_of(writer.finish())

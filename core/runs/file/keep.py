@@ -1,4 +1,4 @@
-"""Logits that a run keeps: all or none. Figures are always of all logits.
+"""Stored logits of a run: all or none. Figures are always of all logits.
 
 Of 512 positions of 128,256 tokens in bfloat16, two sides of 263 MB: 298 MB with all, 0.7 MB with figures.
 """
@@ -17,29 +17,29 @@ VALUE_NAMES = {"logit": "logits", "logprob": "log-probabilities", "prob": "proba
 NOTE = "figures only, no logits"
 REFUSAL = f"this run keeps {NOTE}; capture it again with --keep all."
 
-# Bytes that a run file takes beside its logits: of a position of a side, and what no run file is without. Files of
+# Bytes of a run file without its logits: per position of a side, and per run. Files of
 # random bfloat16 logits, 40 to 4,096 positions, 1,000 to 128,256 tokens, 2 and 5 sides, took 0.4 to 0.9 of that; one of
 # float32 1.5, for there are as many ULP distances in its histogram.
 _BYTES_OF_A_ROW = 900
 _BYTES_OF_A_RUN = 400_000
 
 
-def note(kept: str) -> str:
+def note(keep: str) -> str:
     """`Kept: figures only, no logits.`; empty if all logits are there."""
-    return f"Kept: {NOTE}." if kept == FIGURES else ""
+    return f"Kept: {NOTE}." if keep == FIGURES else ""
 
 
 def note_of(header: RunHeader) -> str:
     """Note on what the figures of a run are over; empty if all logits are there."""
     if header.k is None:
-        return note(header.kept)
+        return note(header.keep)
     what = VALUE_NAMES[header.holds]
-    sent = (
+    values = (
         f"the {what} of its top {header.k:,} tokens"
         if header.k > 1
         else f"one {what.replace('ies', 'y').removesuffix('s')}"
     )
-    return f"A server sent {sent} per position: figures cover the values that both sides sent."
+    return f"A server sent {values} per position: figures cover the values that both sides sent."
 
 
 def refusal(header: RunHeader) -> str:
@@ -47,15 +47,15 @@ def refusal(header: RunHeader) -> str:
     return REFUSAL if header.k is None else "a server sent top tokens only, so this run has no whole rows of logits."
 
 
-def takes(kept: str, file_bytes: int) -> str:
-    """`The run file takes 1.2 MB`, with what it keeps if not all logits. file_bytes: of expected_bytes."""
-    if kept == ALL:
+def takes(keep: str, file_bytes: int) -> str:
+    """`The run file takes 1.2 MB`, and that it has no logits if so. file_bytes: of expected_bytes."""
+    if keep == ALL:
         return f"The run file takes {size(file_bytes)}"
     return f"The run file takes about {size(file_bytes)}: {NOTE}"
 
 
-def expected_bytes(kept: str, sides: int, rows: int, side_bytes: int) -> int:
+def expected_bytes(keep: str, sides: int, rows: int, side_bytes: int) -> int:
     """Bytes of a run file, about. side_bytes: of one side's logits."""
-    if kept == FIGURES:
+    if keep == FIGURES:
         return _BYTES_OF_A_RUN + sides * rows * _BYTES_OF_A_ROW
     return sides * side_bytes
