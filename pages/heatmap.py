@@ -8,7 +8,7 @@ import streamlit as st
 from app.components import tables
 from app.heatmap import PAGE, canvas
 from app.shell import exports, heatmap_window, selection, widgets, wording
-from core.runs.file.kept import refusal
+from core.runs.file.keep import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
 from core.text import exact, number, plural, shown

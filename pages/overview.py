@@ -38,7 +38,7 @@ differ = percent(summary.neq / elements) if elements else "none sent by both"
 figures[2].metric(f"{'Values' if view.is_list else 'Logits'} that differ", differ, help=out_of(summary.neq, elements))
 in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
 if view.is_list:
-    figures[3].metric("Largest difference", number(summary.max_abs), help=header.measured)
+    figures[3].metric("Largest difference", number(summary.max_abs), help=header.quantity)
 elif view.pair.noise_ratio is not None:
     size = size_of(view.pair, view.run.evidence(view.pair.index))
     figures[3].metric("RMS difference", f"{multiple(view.pair.noise_ratio)} floor", help=f"{size}; {in_row_ulps}")

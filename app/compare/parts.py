@@ -10,7 +10,7 @@ import streamlit as st
 from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
 from core.numerics.metrics import COUNTS
-from core.runs.queries.compare import FIGURES, Compared, figures
+from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
 
@@ -29,7 +29,7 @@ def _ask(chosen: dict[str, int | None]) -> None:
     st.session_state["compare_with"] = ",".join(parts)
 
 
-def pick(view: selection.View) -> list[Compared]:
+def pick(view: selection.View) -> list[RunPair]:
     """Draw the controls that choose runs, and return the chosen ones, the sidebar's pair first."""
     wanted, (listed, _), cell = asked(), store_cache.cards(), cell_of(view.run.run_id)
     of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
@@ -50,7 +50,7 @@ def pick(view: selection.View) -> list[Compared]:
         on_change=lambda: _ask({run_id: wanted.get(run_id) for run_id in st.session_state["compare_runs"]}),
         placeholder="Choose one or more runs",
     )
-    compared = [Compared(view.run, view.pair, view.table)]
+    compared = [RunPair(view.run, view.pair, view.table)]
     for run_id, index in wanted.items():
         try:
             run = store_cache.open_run(run_id)
@@ -60,7 +60,7 @@ def pick(view: selection.View) -> list[Compared]:
             continue
         if index is None or index >= len(run.pairs):
             index = next((pair.index for pair in run.pairs if pair.variant == view.pair.variant), 0)
-        compared.append(Compared(run, run.pairs[index], store_cache.positions(run, index)))
+        compared.append(RunPair(run, run.pairs[index], store_cache.positions(run, index)))
     several = [one for one in compared[1:] if len(one.run.pairs) > 1]
     for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
         run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"
@@ -76,7 +76,7 @@ def pick(view: selection.View) -> list[Compared]:
     return compared
 
 
-def names(compared: Sequence[Compared]) -> list[str]:
+def names(compared: Sequence[RunPair]) -> list[str]:
     """Names of the pairs, short and each its own: the run's name, and its variant if that tells two apart."""
     plain = [printable(one.run.header.name, "?")[:60] for one in compared]
     return [
@@ -85,13 +85,13 @@ def names(compared: Sequence[Compared]) -> list[str]:
     ]
 
 
-def provenance(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
+def provenance(compared: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Table of what is not the same everywhere in where the runs come from: a row a fact, a column a run."""
     facts = pd.DataFrame([one.facts for one in compared], index=titles).drop(columns=["run", "name"]).fillna("")
     return facts.astype(str).T[lambda table: table.nunique(axis=1) > 1]
 
 
-def figure_texts(compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
+def figure_texts(compared: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Table of the figures: a row a figure, a column a run, with its ratio to the first in brackets if it says
     something.
     """
@@ -119,14 +119,14 @@ def _text(name: str, value: float, rows: int) -> str:
     return exact(value) if name in ("max_abs", "min_margin") else number(value, 3)
 
 
-def exported(compared: Sequence[Compared]) -> pd.DataFrame:
+def exported(compared: Sequence[RunPair]) -> pd.DataFrame:
     """Table for a download with the figures as they are and where each run comes from, one row a run."""
     summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
     counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in compared]
     return pd.concat([pd.DataFrame([one.facts for one in compared]), figures(compared), pd.DataFrame(counts)], axis=1)
 
 
-def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
+def by_position(compared: Sequence[RunPair], prompt: int) -> pd.DataFrame:
     """Table of every run's figures by position of a prompt, one below another, with the run in front."""
     parts = [one.table[one.table["prompt"] == prompt] for one in compared]
     for part, one in zip(parts, compared, strict=True):
@@ -135,7 +135,7 @@ def by_position(compared: Sequence[Compared], prompt: int) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def distances(compared: Sequence[Compared]) -> pd.DataFrame:
+def distances(compared: Sequence[RunPair]) -> pd.DataFrame:
     """Table with run, variant, distance_ulps, elements: how many logits of each pair are how many ULPs apart."""
     query = "SELECT distance AS distance_ulps, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
     return pd.concat(
@@ -144,7 +144,7 @@ def distances(compared: Sequence[Compared]) -> pd.DataFrame:
     )
 
 
-def flip_texts(found: pd.DataFrame, compared: Sequence[Compared], titles: Sequence[str]) -> pd.DataFrame:
+def flip_texts(found: pd.DataFrame, compared: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Table of flips, a row a position: where, and of each run the two tokens, empty if it does not flip there."""
     texts = [
         " → ".join(wording.token(token, compared[row.run].run.vocabulary.get(token)) for token in tokens)

@@ -29,7 +29,7 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     """Draw the largest logits of every side of the run, and the table of the pair's top tokens with its download."""
     run, top, place = view.run, store_cache.top(view), (view.prompt, view.position)
     if view.is_list:
-        st.caption(f"What either side sent, {run.header.measured}.")
+        st.caption(f"What either side sent, {run.header.quantity}.")
     elif is_charted:
         sides = {side.name: index for index, side in enumerate(run.sides)}
         read = partial(top_of_sides, run, sides, *place, LARGEST)

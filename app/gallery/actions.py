@@ -11,7 +11,7 @@ import streamlit as st
 from app.hosting import members
 from app.shell import address, selection, store_changes, widgets
 from app.shell.widgets import PAGES
-from core.runs.file.kept import ALL
+from core.runs.file.keep import ALL
 from core.runs.store import labels as labelling
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
@@ -47,7 +47,7 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
         st.page_link(PAGES / f"{page[0]}.py", label="**Open** →", query_params=page[1])
         file = f"/files/{quote(card.run_id, safe='')}"
         st.markdown(f"[Run file]({file}.duckdb)", width="content")
-        if card.sides and card.kept == ALL:
+        if card.sides and card.keep == ALL:
             st.markdown(f"[npz]({file}.npz)", width="content")
         if not members.may_change():
             st.caption(members.READ_ONLY, width="content")

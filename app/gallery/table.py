@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
-from core.runs.file.kept import ALL
+from core.runs.file.keep import ALL
 from core.runs.file.records import BUG_SUSPECTED, ROUNDING
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
@@ -128,7 +128,7 @@ def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFram
             "sides": [" · ".join(card.sides) for card in shown],
             "model": [wording.model_name(card.model) or None for card in shown],
             "created": [card.created for card in shown],
-            "size": [size(card.bytes) + ("" if card.kept == ALL else f", {card.kept}") for card in shown],
+            "size": [size(card.bytes) + ("" if card.keep == ALL else f", {card.keep}") for card in shown],
             "note": [" ".join(each.note.split())[:120] or None for each in attached],
         }
     )

@@ -45,11 +45,11 @@ def _caches_line(run: RunReader, pair: StoredPair) -> str | None:
 
 
 def _kernels_line(run: RunReader, pair: StoredPair) -> str | None:
-    from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
+    from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
 
     if not has("kernels", run, pair.index):
         return None
-    names, place = (pair.reference, pair.variant), where_it_starts(run, pair.index)
+    names, place = (pair.reference, pair.variant), find_start(run, pair.index)
     if place is None:
         return "Kernels: " + in_words(side_by_side(run, pair.index), names)
     return "Kernels: " + place_in_words(place, names, names_prompt=len(run.header.prompts) > 1, has_shapes=False)

@@ -5,7 +5,7 @@ import streamlit as st
 from app.components import tables
 from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
-from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
+from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
 from core.text import plural
 
 SHOWN = {"all": "all", "differ": "what differs", "products": "products and reductions"}
@@ -15,7 +15,7 @@ def draw(view: selection.View) -> None:
     """Draw the tab."""
     run, pair, stamp = view.run, view.pair.index, store_cache.stamp_of(view.run)
     names = view.pair.reference, view.pair.variant
-    start = store_cache.cached("kernel place", stamp, (pair,), lambda: where_it_starts(run, pair))
+    start = store_cache.cached("kernel place", stamp, (pair,), lambda: find_start(run, pair))
     files = {}
     if start is not None:
         st.subheader("Where it starts")

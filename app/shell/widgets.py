@@ -14,7 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.page import Page
 from app.shell import glossary, link, selection, store_cache, wording
 from core.errors import UlpscopeError
-from core.runs.file.kept import note_of, refusal
+from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.requests import left_out, typed_with

@@ -16,7 +16,7 @@ from ..configuration import configuration
 from ..errors import UsageError
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations
-from ..runs.queries.kernels import in_words, is_watched, place_in_words, side_by_side, where_it_starts
+from ..runs.queries.kernels import find_start, in_words, is_watched, place_in_words, side_by_side
 from ..runs.queries.layers import furthest_module, layers_json, modules, records, says_little, sentence
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import issue_text
@@ -181,7 +181,7 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
     about, listed = run.header.provenance, []
     for pair in pairs:
         if is_watched(run, pair.index):
-            listed.append((pair, side_by_side(run, pair.index), where_it_starts(run, pair.index)))
+            listed.append((pair, side_by_side(run, pair.index), find_start(run, pair.index)))
         elif run.sides_with_kernels and not as_json_:
             print_text(f"{pair.variant}: no kernels. {about.note}")
     if not listed:

@@ -71,21 +71,21 @@ def cells(run: RunReader, pair: int, prompt: int, kind: str, measure: str, most:
 
 def summaries(run: RunReader, pair: int) -> dict[int | None, dict[str, Any]]:
     """Return figures of a pair's caches by prompt, None is all prompts: `together`, `keys`, `values` and
-    `layer_0_keys`, each None if no such cache was kept. Empty if the pair has no caches.
+    `layer_0_keys`, each None if no such cache is stored. Empty if the pair has no caches.
     """
     parts = ("together", "keys", "values", "layer_0_keys")
-    found: dict[int | None, dict[str, Any]] = {}
+    by_prompt: dict[int | None, dict[str, Any]] = {}
     for row in records(run.query(_SUMMARY, pair)):
-        of_prompt = found.setdefault(row.pop("of_prompt"), dict.fromkeys(parts))
+        of_prompt = by_prompt.setdefault(row.pop("of_prompt"), dict.fromkeys(parts))
         kinds = {kind: row.pop(kind) for kind in KINDS}
         row["first_kinds"] = [kind for kind in KINDS if kinds[kind] is not None and kinds[kind] == row["first_layer"]]
         of_prompt[row.pop("name")] = row
-    return found
+    return by_prompt
 
 
-def sentence(found: dict[str, Any], *, names_prompt: bool) -> str:
-    """Say how much of the caches differs and where it begins, in markdown. found: one of `summaries`."""
-    together, first = found["together"], found["layer_0_keys"]
+def sentence(summary: dict[str, Any], *, names_prompt: bool) -> str:
+    """Say how much of the caches differs and where it begins, in markdown. summary: one of `summaries`."""
+    together, first = summary["together"], summary["layer_0_keys"]
     if not together["neq"]:
         return f"Nothing differs: both caches are equal in all {plural(together['elements'], 'element')}."
     kinds = " and ".join(f"{kind}s" for kind in together["first_kinds"])
@@ -106,15 +106,15 @@ def caches_json(run: RunReader, pair: int) -> dict[str, Any] | None:
     """Return a pair's caches as JSON: summary, the same of every prompt, and one object a layer, kind and head of every
     prompt. None if there are none.
     """
-    found = summaries(run, pair)
-    if not found:
+    by_prompt = summaries(run, pair)
+    if not by_prompt:
         return None
     return {
         "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,
         "compute_dtype": run.header.compute_dtype,
-        "summary": found.pop(None),
-        "by_prompt": [{"prompt": prompt, **one} for prompt, one in found.items()],
+        "summary": by_prompt.pop(None),
+        "by_prompt": [{"prompt": prompt, **one} for prompt, one in by_prompt.items()],
         "by_head": records(
             run.query(
                 "SELECT * EXCLUDE pair, neq / greatest(elements, 1) AS neq_share FROM kv WHERE pair = ?"

@@ -39,13 +39,13 @@ def classes(run: RunReader) -> pd.DataFrame:
     return run.query(_CLASSES)
 
 
-def sentence(found: pd.DataFrame) -> str:
+def sentence(table: pd.DataFrame) -> str:
     """Say how many classes of equal bits there are, and how many sides stand alone, in markdown."""
-    sides, alone = int(found["count"].sum()), int((found["count"] == 1).sum())
-    if len(found) == 1:
+    sides, alone = int(table["count"].sum()), int((table["count"] == 1).sum())
+    if len(table) == 1:
         return f"**All {sides} sides are equal bit for bit.**"
-    text = f"**{sides} sides in {len(found)} classes of equal bits**"
-    if alone in (0, len(found)):
+    text = f"**{sides} sides in {len(table)} classes of equal bits**"
+    if alone in (0, len(table)):
         return f"{text}{', each side alone in its class' if alone else ''}."
     return f"{text}, {plural(alone, 'side')} alone in {'its' if alone == 1 else 'their'} class."
 
@@ -61,18 +61,18 @@ def every_two(run: RunReader) -> pd.DataFrame:
     """
     import pandas as pd
 
-    found, header = classes(run), run.header
-    first = found["side"].tolist()
-    stored = {pair.index + 1: pair.summary for pair in run.pairs}
+    table, header = classes(run), run.header
+    first = table["side"].tolist()
+    reference_summaries = {pair.index + 1: pair.summary for pair in run.pairs}
     totals = {both: PairTotal(keeps_histogram=False) for both in combinations(range(1, len(first)), 2)}
     at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize * len(first)))
     for start in range(0, header.rows if totals else 0, at_once):
         bits = [run.read_rows(side, start, min(start + at_once, header.rows)) for side in first[1:]]
         for (i, j), total in totals.items():
             total.add(compare(bits[i - 1], bits[j - 1], header.format))
-    summaries = {(0, place): stored[side] for place, side in enumerate(first) if place}
+    summaries = {(0, place): reference_summaries[side] for place, side in enumerate(first) if place}
     summaries |= {both: total.summary() for both, total in totals.items()}
-    names = [sides[0] for sides in found["sides"]]
+    names = [sides[0] for sides in table["sides"]]
     return pd.DataFrame(
         {"class": i, "other_class": j, "side": names[i], "other_side": names[j], **asdict(summary)}
         for (i, j), summary in sorted(summaries.items())

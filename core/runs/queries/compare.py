@@ -35,8 +35,8 @@ SELECT * FROM (SELECT distance, sum(elements) OVER (ORDER BY distance DESC) / su
 """
 
 
-class Compared(NamedTuple):
-    """One pair of one run, and its figures by position."""
+class RunPair(NamedTuple):
+    """A pair of a run, and its figures by position."""
 
     run: RunReader
     pair: StoredPair
@@ -44,7 +44,7 @@ class Compared(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Where the pair comes from."""
+        """Provenance of the pair."""
         about, header = self.run.header.provenance, self.run.header
         return {
             "run": self.run.run_id,
@@ -63,12 +63,12 @@ class Compared(NamedTuple):
         }
 
 
-def figures(compared: Sequence[Compared]) -> pd.DataFrame:
+def figures(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
     """Return FIGURES, a row a run, null if undefined; a column that is undefined for all is left out."""
     import pandas as pd
 
     rows = []
-    for one in compared:
+    for one in run_pairs:
         summary, positions = one.pair.summary, one.run.header.rows
         row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
         row |= {"flips_share": summary.flips / positions, "near_ties_share": summary.near_ties / positions}
@@ -78,43 +78,43 @@ def figures(compared: Sequence[Compared]) -> pd.DataFrame:
     return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
 
 
-def distribution(one: Compared) -> pd.DataFrame:
+def distribution(one: RunPair) -> pd.DataFrame:
     """Return the share of elements that are at least so many ULPs apart: distance, share, from 1 ULP on. Elements that
     are not finite on both sides are not counted.
     """
     return one.run.query(_DISTRIBUTION, one.pair.index)
 
 
-def flips(compared: Sequence[Compared]) -> pd.DataFrame:
+def flips(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
     """Return a row a flip of a run: prompt, position, run (its place), reference_token, variant_token, runs (how many
     flip there); those of all runs first. Positions are compared by number: ask `same_tokens` first.
     """
     import pandas as pd
 
     columns = ["prompt", "position", "reference_token", "variant_token"]
-    parts = [one.table.loc[one.table["is_flip"], columns].assign(run=place) for place, one in enumerate(compared)]
+    parts = [one.table.loc[one.table["is_flip"], columns].assign(run=place) for place, one in enumerate(run_pairs)]
     whole = pd.concat(parts, ignore_index=True)
     whole["runs"] = whole.groupby(["prompt", "position"])["run"].transform("count")
     order = ["runs", "prompt", "position", "run"]
     return whole.sort_values(order, ascending=[False, True, True, True], ignore_index=True)
 
 
-def same_tokens(compared: Sequence[Compared]) -> bool | None:
+def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
     """Return whether all runs are of the same prompts, token by token; None if one of them does not know its tokens."""
-    prompts = [tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in compared]
+    prompts = [tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in run_pairs]
     if any(not ids for of_run in prompts for ids in of_run):
         return None
     return all(of_run == prompts[0] for of_run in prompts)
 
 
-def sentence(compared: Sequence[Compared], found: pd.DataFrame) -> str:
-    """Say which share of logits differs and of positions flips in each run, in markdown. found: `flips`, if the runs
+def sentence(run_pairs: Sequence[RunPair], flip_rows: pd.DataFrame) -> str:
+    """Say which share of logits differs and of positions flips in each run, in markdown. flip_rows: `flips` if the runs
     are of the same tokens.
     """
-    shares = " vs ".join(percent(one.pair.summary.neq_share) for one in compared)
-    flipping = " vs ".join(percent(one.pair.summary.flips / one.run.header.rows) for one in compared)
+    shares = " vs ".join(percent(one.pair.summary.neq_share) for one in run_pairs)
+    flipping = " vs ".join(percent(one.pair.summary.flips / one.run.header.rows) for one in run_pairs)
     text = f"**Logits that differ: {shares}. Positions that flip: {flipping}.**"
-    if found.empty:
+    if flip_rows.empty:
         return text
-    places = found.drop_duplicates(["prompt", "position"])
-    return f"{text} Flips in every run: {(places['runs'] == len(compared)).sum():,} of {len(places):,}."
+    places = flip_rows.drop_duplicates(["prompt", "position"])
+    return f"{text} Flips in every run: {(places['runs'] == len(run_pairs)).sum():,} of {len(places):,}."

@@ -74,29 +74,29 @@ def flip_table(run: RunReader, pair: int, *, near_ties: bool = False, most_read:
     variant, `T_token_S_rank` on the other side S. Null if a side is all NaN, a probability is undefined, or a token is
     not among a side's stored top tokens and `most_read` rows of logits were read, or the run did not keep them.
     """
-    found = run.query(_FLIPS, pair, near_ties)
-    columns = {name: found.pop(name) for name in found.columns if name.endswith(("_logit", "_rank", "_logsumexp"))}
+    table = run.query(_FLIPS, pair, near_ties)
+    columns = {name: table.pop(name) for name in table.columns if name.endswith(("_logit", "_rank", "_logsumexp"))}
     for on, side in zip(SIDES, (0, pair + 1), strict=True):
-        unknown = {of: columns[f"{of}_{on}_logit"].isna() & found[f"{of}_token"].notna() for of in SIDES}
+        unknown = {of: columns[f"{of}_{on}_logit"].isna() & table[f"{of}_token"].notna() for of in SIDES}
         rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[: most_read if run.has_all_logits else 0]
         most_read -= len(rows)
         for row in rows:
-            bits = run.at(side, int(found["prompt"][row]), int(found["position"][row]))
+            bits = run.at(side, int(table["prompt"][row]), int(table["position"][row]))
             values = values_of(bits, run.header.format).astype(np.float64)
             for of in SIDES:
                 if unknown[of][row]:
-                    token = int(found[f"{of}_token"][row])
+                    token = int(table[f"{of}_token"][row])
                     columns[f"{of}_{on}_logit"][row] = values[token]
                     columns[f"{of}_{on}_rank"][row] = rank_of(values, token)
     for of, other in (SIDES, SIDES[::-1]):
         for on in SIDES:
             with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
                 share = np.exp(columns[f"{of}_{on}_logit"] - columns[f"{on}_logsumexp"])
-            found[f"{of}_token_{on}_probability"] = share
-        variant, reference = (found[f"{of}_token_{on}_probability"] for on in SIDES[::-1])
-        found[f"{of}_token_probability_change"] = variant - reference
-        found[f"{of}_token_{other}_rank"] = columns[f"{of}_{other}_rank"].astype("Int64")
-    return found
+            table[f"{of}_token_{on}_probability"] = share
+        variant, reference = (table[f"{of}_token_{on}_probability"] for on in SIDES[::-1])
+        table[f"{of}_token_probability_change"] = variant - reference
+        table[f"{of}_token_{other}_rank"] = columns[f"{of}_{other}_rank"].astype("Int64")
+    return table
 
 
 def continuations(run: RunReader) -> pd.DataFrame:
@@ -106,17 +106,17 @@ def continuations(run: RunReader) -> pd.DataFrame:
     return run.query(_CONTINUATIONS)
 
 
-def outcome(found: pd.DataFrame) -> str:
-    """Say how many of the continued prompts part, and where the earliest parts. found: `continuations` of one pair."""
-    parted = found[found["parting_position"].notna()]
-    asked = plural(int(found["compared_tokens"].max()), "generated token")
+def outcome(table: pd.DataFrame) -> str:
+    """Say how many continued prompts diverge, and the earliest position. table: `continuations` of one pair."""
+    parted = table[table["parting_position"].notna()]
+    tokens = plural(int(table["compared_tokens"].max()), "generated token")
     if parted.empty:
-        return f"the sides agree in all of {asked}" + (f" of each of {len(found)} prompts." if len(found) > 1 else ".")
+        return f"the sides agree in all of {tokens}" + (f" of each of {len(table)} prompts." if len(table) > 1 else ".")
     first = parted.loc[parted["agreed_tokens"].idxmin()]
-    where = f", first in prompt {first['prompt']}" if len(found) > 1 else ""
-    many = f"**{len(parted)} of {len(found)} prompts part**" if len(found) > 1 else "**the sides part**"
+    place = f", first in prompt {first['prompt']}" if len(table) > 1 else ""
+    many = f"**{len(parted)} of {len(table)} prompts part**" if len(table) > 1 else "**the sides part**"
     agreed = plural(int(first["agreed_tokens"]), "token")
-    return f"{many} within {asked}{where} after {agreed} in common, at position {first['parting_position']}."
+    return f"{many} within {tokens}{place} after {agreed} in common, at position {first['parting_position']}."
 
 
 def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
@@ -135,25 +135,25 @@ def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
         return flips & (margins * in_row_ulps / difference > typical)
 
 
-def noise_sentence(table: pd.DataFrame, listed: int = 3) -> str:
+def noise_sentence(table: pd.DataFrame, most: int = 3) -> str:
     """`7 of 8 flips lie within the noise; beyond it: position 12 (margin 3.25 logits).`; '' if there is no flip.
 
     table: the pair's figures by position, of all prompts.
     """
-    count, beyond = int(table["is_flip"].sum()), table[beyond_noise(table)]
+    count, far = int(table["is_flip"].sum()), table[beyond_noise(table)]
     if not count or table["max_row_ulps"].isna().all():
         return ""
-    if beyond.empty:
+    if far.empty:
         return f"{'The flip lies' if count == 1 else f'All {count:,} flips lie'} within the noise."
     several = table["prompt"].any()
     places = [
         f"{f'prompt {row.prompt}, ' if several else ''}position {row.position}"
         f" (margin {number(np.fmin(row.reference_margin, row.variant_margin), 3)} logits)"
-        for row in beyond.head(listed).itertuples()
+        for row in far.head(most).itertuples()
     ]
-    more = f" and {len(beyond) - listed:,} more" if len(beyond) > listed else ""
+    more = f" and {len(far) - most:,} more" if len(far) > most else ""
     return (
-        f"{count - len(beyond):,} of {plural(count, 'flip')} {'lies' if count - len(beyond) == 1 else 'lie'} within the"
+        f"{count - len(far):,} of {plural(count, 'flip')} {'lies' if count - len(far) == 1 else 'lie'} within the"
         f" noise; beyond it: {'; '.join(places)}{more}."
     )
 
@@ -167,9 +167,9 @@ def flips_sentence(table: pd.DataFrame) -> str:
     if flips.empty:
         return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
     first = flips.iloc[0]
-    where = f"{'' if len(flips) == 1 else 'the first '}at position {first['position']}"
-    where += f" of prompt {first['prompt']}" if table["prompt"].any() else ""
-    return f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, {where}. {noise_sentence(table)}"
+    place = f"{'' if len(flips) == 1 else 'the first '}at position {first['position']}"
+    place += f" of prompt {first['prompt']}" if table["prompt"].any() else ""
+    return f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, {place}. {noise_sentence(table)}"
 
 
 def near_ties_sentence(table: pd.DataFrame, dtype: str) -> str:
@@ -260,13 +260,13 @@ def telling_place(table: pd.DataFrame, prompt: int | None = None) -> tuple[int, 
         table, rms, flips = table[is_here], rms[is_here], flips[:, is_here]
     largest = table["max_abs"].fillna(0.0).to_numpy(float)
     could_turn = table["could_flip"].to_numpy(bool) & (largest > 0)
-    chosen = dominating(rms)
-    if chosen is None and flips.any():
-        chosen = int(flips[0 if flips[0].any() else 1].argmax())
-    elif chosen is None and could_turn.any():
+    index = dominating(rms)
+    if index is None and flips.any():
+        index = int(flips[0 if flips[0].any() else 1].argmax())
+    elif index is None and could_turn.any():
         margins = table[["reference_margin", "variant_margin"]].min(axis=1).to_numpy(float)
-        chosen = int(np.where(could_turn, margins, np.inf).argmin())
-    elif chosen is None:
-        chosen = int(np.where(np.isinf(rms), np.inf, largest).argmax())
-    row = table.iloc[chosen]
+        index = int(np.where(could_turn, margins, np.inf).argmin())
+    elif index is None:
+        index = int(np.where(np.isinf(rms), np.inf, largest).argmax())
+    row = table.iloc[index]
     return int(row["prompt"]), int(row["position"])

@@ -1,4 +1,4 @@
-"""Kernels that two sides of a run launched, side by side, and what ran where the sides begin to differ.
+"""Kernels that two sides of a run launched, side by side, and those of the first module that differs.
 
 A row of the file is a kernel in a module: what a library calls its implementation (`SGEMM`, `matmul
 brg_matmul:avx512_core_bf16`, a CUDA kernel), or an operation of torch. Launches and times are per forward.
@@ -66,16 +66,16 @@ def is_watched(run: RunReader, pair: int) -> bool:
 
 
 def side_by_side(
-    run: RunReader, pair: int, by: str = "NULL", chosen: tuple[list[int], list[int]] | None = None
+    run: RunReader, pair: int, by: str = "NULL", ordinals: tuple[list[int], list[int]] | None = None
 ) -> pd.DataFrame:
     """Return a row a kernel of either side. by: NULL, or place or module to count each kind of module or module apart;
-    chosen: ordinals of the rows of the reference and of the variant to look at.
+    ordinals: rows of the reference and of the variant to look at, None for all.
     """
-    table = run.query(_SIDE_BY_SIDE.format(by=by), pair, *(chosen or (None, None)))
+    table = run.query(_SIDE_BY_SIDE.format(by=by), pair, *(ordinals or (None, None)))
     return table.assign(**{name: [list(dict.fromkeys(values)) for values in table[name]] for name in _LISTS})
 
 
-def where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:
+def find_start(run: RunReader, pair: int) -> KernelPlace | None:
     """Return the first module that differs and what ran there; None if the run does not hold both, or nothing differs.
 
     What made its output is what ran in it, and what ran in the modules around it after the last module that is still
@@ -86,27 +86,27 @@ def where_it_starts(run: RunReader, pair: int) -> KernelPlace | None:
     if first is None or not is_watched(run, pair):
         return None
     equal = outputs["module"][outputs["ordinal"] < first.ordinal].tolist()
-    chosen = [_made_in(run, side, first.module, equal) for side in (0, pair + 1)]
-    table = side_by_side(run, pair, "module", (chosen[0], chosen[1]))
+    ordinals = [_rows_behind(run, side, first.module, equal) for side in (0, pair + 1)]
+    table = side_by_side(run, pair, "module", (ordinals[0], ordinals[1]))
     table = table.sort_values("is_reducing", ascending=False, kind="stable", ignore_index=True)
     return KernelPlace(first.module, int(first.first_prompt), int(first.first_position), table)
 
 
-def _made_in(run: RunReader, side: int, first: str, equal: Sequence[str]) -> list[int]:
+def _rows_behind(run: RunReader, side: int, first: str, equal: Sequence[str]) -> list[int]:
     """Return ordinals of the rows that made a module's output, of all forwards."""
     rows = run.query("SELECT module, library, name FROM kernel WHERE side = ? ORDER BY ordinal", side)
     names = rows["module"].tolist()
-    is_made = [not any(_is_within(module, known) for known in equal if known) for module in names]
+    is_made = [not any(_is_within(module, outer) for outer in equal if outer) for module in names]
     inside = [n for n, module in enumerate(names) if is_made[n] and _is_within(module, first)]
     if inside:
         around = takewhile(lambda n: is_made[n], range(inside[0] - 1, -1, -1))
-        chosen = [*inside, *(n for n in around if _is_within(first, names[n]))]
+        indices = [*inside, *(n for n in around if _is_within(first, names[n]))]
     else:  # the logits, which no module of that name puts out: what ran behind the last module
         begins = [next((n for n, module in enumerate(names) if _is_within(module, name)), -1) for name in equal]
-        chosen = [n for n in range(max(begins, default=-1) + 1, len(names)) if is_made[n] and names[n]]
+        indices = [n for n in range(max(begins, default=-1) + 1, len(names)) if is_made[n] and names[n]]
     kernels = list(rows.itertuples(index=False, name=None))
-    wanted = {kernels[n] for n in chosen}
-    return [n for n, kernel in enumerate(kernels) if kernel in wanted]
+    kinds = {kernels[n] for n in indices}
+    return [n for n, kernel in enumerate(kernels) if kernel in kinds]
 
 
 def _is_within(module: str, outer: str) -> bool:
@@ -121,8 +121,8 @@ def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
         return "No kernel was seen on either side."
     pairs = sorted(table.itertuples(index=False), key=lambda pair: not pair.is_reducing)
     clauses = []
-    for which, name in zip(("reference", "variant"), names, strict=True):
-        if only := [pair for pair in pairs if pair.only == which]:
+    for side, name in zip(("reference", "variant"), names, strict=True):
+        if only := [pair for pair in pairs if pair.only == side]:
             clauses.append((only, f"{_few(_code(pair.name) for pair in only)} only in {_code(name)}"))
     if grown := [pair for pair in pairs if pair.is_multiplied]:
         ratios = _few(f"{_code(pair.name)} {three_digits(pair.ratio)} times" for pair in grown)
@@ -184,5 +184,5 @@ def _code(name: str) -> str:
 
 
 def _few(names: Iterable[str]) -> str:
-    listed = list(dict.fromkeys(names))
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+    distinct = list(dict.fromkeys(names))
+    return ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")

@@ -82,8 +82,8 @@ def first_module(table: pd.DataFrame) -> Any | None:
 
 def furthest_module(table: pd.DataFrame) -> Any | None:
     """Return the module with the largest ratio to its noise floor, of those with a floor that is not 0."""
-    known = table[(table["ratio"] > 0) & np.isfinite(table["ratio"])]
-    return None if known.empty else next(known.loc[[known["ratio"].idxmax()]].itertuples(index=False))
+    finite = table[(table["ratio"] > 0) & np.isfinite(table["ratio"])]
+    return None if finite.empty else next(finite.loc[[finite["ratio"].idxmax()]].itertuples(index=False))
 
 
 def says_little(row: Any) -> str:
@@ -94,7 +94,7 @@ def says_little(row: Any) -> str:
 
 
 def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bool) -> str:
-    """Say which module differs first, where, and how much differs in the end, in markdown. table: of `modules`."""
+    """Say which module differs first, at which position, and how much differs in the end. table: of `modules`."""
     first, last = first_module(table), table.iloc[-1]
     if first is None:
         return f"No module differs: {plural(len(table), 'output')}, equal on both sides."

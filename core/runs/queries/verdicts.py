@@ -1,6 +1,6 @@
 """Verdict of a pair as people read it: name, sentence, first place, size in noise floors, next step, checks.
 
-Only what is stored is said. A pair that was not judged is identical if its bits are, else undecided or not judged.
+Reads stored verdicts only. A pair that was not judged is identical if its bits are, else undecided or not judged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_LISTS = (RERUN, OWN_DTYPE)
 class Answer:
     """A pair's verdict in the order in which it is read.
 
-    name: a verdict or 'not judged'; place: where a fault shows first, in words; size: in noise floors; next_command: it
+    name: a verdict or 'not judged'; place: first place of a fault, in words; size: in noise floors; next_command: it
     would decide. Each is '' if there is none. not_run: titles of the checks that could be run and were not.
     """
 
@@ -133,8 +133,8 @@ def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
     return f"{multiple(ratio)} the noise floor{in_dtype}{at_most}"
 
 
-def _tried(evidence: Sequence[Evidence]) -> frozenset[str]:
-    """Controls that were given when the pair was judged and that did not decide: `float32`, `floor`, `model`, ..."""
+def _used_controls(evidence: Sequence[Evidence]) -> frozenset[str]:
+    """Return the controls that the pair was judged with and that did not decide: `float32`, `floor`, `model`, ..."""
     rows = (row.figures for row in evidence if row.rung == FLOAT32 and row.outcome == MISSING)
     return frozenset(
         name for figures in rows if isinstance(figures, Unmeasured | ShrinkFigures) for name in figures.controls or ()
@@ -143,9 +143,9 @@ def _tried(evidence: Sequence[Evidence]) -> frozenset[str]:
 
 def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str, str]:
     """Return the controls that would decide about a dump, most telling first: options of `ulpscope verdict` -> what
-    they bring. Empty for captures, and if every control was tried.
+    they bring. Empty for captures, and if every control was used.
     """
-    header, tried = run.header, _tried(evidence)
+    header, used = run.header, _used_controls(evidence)
     if header.provenance.kind != "upload":
         return {}
     has_ids = all(prompt.token_ids for prompt in header.prompts)
@@ -167,7 +167,7 @@ def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str,
         ("model", f"{first}--model MODEL", "the model, which measures the noise floor on this dump's tokens", has_ids),
         ("rerun", "--rerun AGAIN.npz", "whether a kernel is nondeterministic: each side called once more", True),
     ]
-    return {options: what for name, options, what, can_be in controls if can_be and name not in tried}
+    return {options: what for name, options, what, can_be in controls if can_be and name not in used}
 
 
 def next_command(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence] | None = None) -> str:
@@ -198,9 +198,9 @@ def ulp_percentile(histogram: Mapping[int, int], share: float) -> int | None:
     histogram: ULP distance to number of elements.
     """
     total = sum(histogram.values())
-    seen = 0
+    count = 0
     for distance in sorted(histogram):
-        seen += histogram[distance]
-        if total and seen >= share * total:
+        count += histogram[distance]
+        if total and count >= share * total:
             return distance
     return None

@@ -80,19 +80,19 @@ class Bounds:
 
 
 def prompt_keys(prompts: Sequence[Prompt]) -> list[str]:
-    """Keys by which the prompts are recognised: token ids where they are known, else index and length.
+    """Keys by which the prompts are recognised: token ids if they are known, else index and length.
 
     `tokens:` and the first 16 hexadecimal digits of the SHA-256 of the ids, in decimal with single spaces; or
     `index:3:24`, the prompt with index 3, of 24 positions. The same tokens a second time get `#2`.
     """
     keys: list[str] = []
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for number, prompt in enumerate(prompts):
         key = f"index:{number}:{prompt.positions}"
         if prompt.token_ids:
             key = f"tokens:{hashlib.sha256(' '.join(map(str, prompt.token_ids)).encode()).hexdigest()[:16]}"
-        seen[key] = seen.get(key, 0) + 1
-        keys.append(key if seen[key] == 1 else f"{key}#{seen[key]}")
+        counts[key] = counts.get(key, 0) + 1
+        keys.append(key if counts[key] == 1 else f"{key}#{counts[key]}")
     return keys
 
 
@@ -111,10 +111,10 @@ def _figures(rows: Sequence[Row], vocab: int) -> Figures:
 
 
 def _by_prompt(pair: PairReport, header: RunHeader) -> list[list[Row]]:
-    found: list[list[Row]] = [[] for _ in header.prompts]
+    by_prompt: list[list[Row]] = [[] for _ in header.prompts]
     for row in pair.rows:
-        found[row["prompt"]].append(row)
-    return found
+        by_prompt[row["prompt"]].append(row)
+    return by_prompt
 
 
 def bounds_text(pairs: Sequence[PairReport], header: RunHeader) -> str:
@@ -167,17 +167,17 @@ def hold(
     notes = []
     if bounds.compute_dtype != compute_dtype:
         notes.append(f"{bounds.file} was measured in {shown(bounds.compute_dtype, 20)}, this is {compute_dtype}.")
-    known, keys = dict(bounds.pairs), prompt_keys(header.prompts)
-    if len(pairs) == 1 and len(known) == 1:
-        known = {(pairs[0].reference, pairs[0].variant): next(iter(known.values()))}
+    unused, keys = dict(bounds.pairs), prompt_keys(header.prompts)
+    if len(pairs) == 1 and len(unused) == 1:
+        unused = {(pairs[0].reference, pairs[0].variant): next(iter(unused.values()))}
     outcomes: list[Outcome] = []
     for pair in pairs:
-        lines = known.pop((pair.reference, pair.variant), {})
+        lines = unused.pop((pair.reference, pair.variant), {})
         sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
         for number, (key, rows) in enumerate(zip(keys, _by_prompt(pair, header), strict=True)):
             outcome, figure, says, worst = UNDECIDED, None, f"has no bounds in {bounds.file}", None
             if key in lines:
-                outcome, figure, says, worst = _held(rows, lines[key], vocab, slack)
+                outcome, figure, says, worst = _check(rows, lines[key], vocab, slack)
             unit = "times its bound" if figure else ""
             says = f"prompt {number} ({key}) of {sides} {says}."
             outcomes.append(
@@ -193,16 +193,16 @@ def hold(
             " writes new ones."
         )
     notes += [
-        f"{bounds.file}: '{shown(v, 60)}' against '{shown(r, 60)}' has bounds and was not compared." for r, v in known
+        f"{bounds.file}: '{shown(v, 60)}' against '{shown(r, 60)}' has bounds and was not compared." for r, v in unused
     ]
     return outcomes, notes
 
 
-def _held(rows: Sequence[Row], bound: Bound, vocab: int, slack: float) -> tuple[str, str | None, str, Row | None]:
-    """Outcome, how many times the bound, a clause and the worst row of one prompt."""
-    held = {name: limit for name in _FIGURES if (limit := getattr(bound, name)) is not UNSET}
-    limits = {"nonfinite_mismatch": 0, **({"kl_undefined": 0} if "max_kl" in held else {}), **held}
-    beyond: list[str] = []
+def _check(rows: Sequence[Row], bound: Bound, vocab: int, slack: float) -> tuple[str, str | None, str, Row | None]:
+    """Return the outcome, how many times the bound, a clause and the worst row of one prompt."""
+    own = {name: limit for name in _FIGURES if (limit := getattr(bound, name)) is not UNSET}
+    limits = {"nonfinite_mismatch": 0, **({"kl_undefined": 0} if "max_kl" in own else {}), **own}
+    excesses: list[str] = []
     times, worst = 0.0, None
     for figure, value in _figures(rows, vocab).items():
         limit = limits.get(figure)
@@ -211,11 +211,11 @@ def _held(rows: Sequence[Row], bound: Bound, vocab: int, slack: float) -> tuple[
         words, unit, key = _FIGURES[figure]
         # A figure beyond its bound never reads as equal to it.
         digits = next(n for n in range(6, 18) if n == 17 or f"{value:.{n}g}" != f"{limit:.{n}g}")
-        worst = worst if beyond else worst_row(rows, key)
-        beyond.append(f"{words} {value:.{digits}g} over {limit:.{digits}g}{unit}")
+        worst = worst if excesses else worst_row(rows, key)
+        excesses.append(f"{words} {value:.{digits}g} over {limit:.{digits}g}{unit}")
         times = max(times, value / limit if limit else math.inf)
-    if not beyond:
+    if not excesses:
         return PASSED, None, "is within its bounds", None
-    widened = f" times {slack:.15g}" if slack != 1 else ""
+    factor = f" times {slack:.15g}" if slack != 1 else ""
     figure = three_digits(times) if math.isfinite(times) else "infinite"
-    return FAILED, figure, f"exceeds its bounds{widened}: {', '.join(beyond)}", worst
+    return FAILED, figure, f"exceeds its bounds{factor}: {', '.join(excesses)}", worst

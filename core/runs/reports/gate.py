@@ -19,7 +19,7 @@ from ..file.records import NOT_JUDGED, UNDECIDED, Prompt, exit_code
 from .report_json import PairReport, plain_number
 
 Row = dict[str, Any]
-Key = Callable[[Row], tuple[float, ...]]  # rank of a row, highest where a condition is worst; all 0 if nothing is wrong
+Key = Callable[[Row], tuple[float, ...]]  # rank of a row, highest for the worst; all 0 if nothing is wrong
 _CONDITION = re.compile(
     r"(flips:margin|[a-z0-9-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
     re.ASCII | re.IGNORECASE,
@@ -45,7 +45,7 @@ _difference = _by("nonfinite_mismatch", "max_abs", "neq")
 
 
 def by_flip(row: Row) -> tuple[float, ...]:
-    """Rank of a row as a flip, highest where both sides are sure of their own token."""
+    """Rank a row as a flip, highest if both sides are sure of their own token."""
     return (1, smaller_margin(row), *_difference(row)) if row["is_flip"] else (0,)
 
 
@@ -175,7 +175,7 @@ class Condition:
             outcome = FAILED if is_over else PASSED
         value = "unknown" if figure is None else percent(figure) if measure.unit.startswith("of ") else number(figure)
         says = measure.words.format(
-            value, of=plural(pair.compared if pair.is_list else len(rows), "position"), unit=pair.unit
+            value, of=plural(pair.list_positions if pair.is_list else len(rows), "position"), unit=pair.unit
         )
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
@@ -208,11 +208,11 @@ class Condition:
                 continue
             flips += 1
             margins = [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
-            known = [margin for margin in margins if margin is not None]
-            largest = max([largest, *known])
-            if any(margin <= self.limit for margin in known) and (pair.is_list or len(known) == 2):
+            finite = [margin for margin in margins if margin is not None]
+            largest = max([largest, *finite])
+            if any(margin <= self.limit for margin in finite) and (pair.is_list or len(finite) == 2):
                 continue
-            is_open = pair.is_list and (row["is_flip"] is None or len(known) < 2)
+            is_open = pair.is_list and (row["is_flip"] is None or len(finite) < 2)
             sure, unknown = sure + (not is_open), unknown + is_open
         limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else pair.unit}"
         at_most = f"; a side prefers its token by up to {number(largest)} {'ULPs' if self.is_in_ulps else pair.unit}"
@@ -246,7 +246,7 @@ def parse_conditions(texts: Sequence[str]) -> list[Condition]:
 def check_for_lists(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
     """UsageError for a condition that no list of some tokens could decide."""
     for condition in conditions:
-        if condition.kind in _BY_TOP and any(pair.is_list and pair.compared > len(pair.rows) for pair in pairs):
+        if condition.kind in _BY_TOP and any(pair.is_list and pair.list_positions > len(pair.rows) for pair in pairs):
             raise UsageError(f"--fail-on {condition}: reads every position, and a run this long is only summed up.")
         column = MEASURES[condition.kind].column
         is_open = all(pair.is_list and column and pair.figures[column] is None for pair in pairs)
@@ -280,8 +280,8 @@ class GateReport:
     @property
     def worst(self) -> Outcome | None:
         """The outcome with the worst position: of those that failed, or of all if none did."""
-        placed = [outcome for outcome in self.failed or self.outcomes if outcome.worst is not None]
-        return max(placed, key=lambda outcome: _difference(outcome.worst or {}), default=None)
+        candidates = [outcome for outcome in self.failed or self.outcomes if outcome.worst is not None]
+        return max(candidates, key=lambda outcome: _difference(outcome.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
         """A position with the token read there and the texts of the tokens."""
@@ -290,8 +290,8 @@ class GateReport:
         prompt, position = self.prompts[row["prompt"]], row["position"]
         token = prompt.token_ids[position] if prompt.token_ids else None
         texts = {f"{side}_text": self.vocabulary.get(row[f"{side}_token"]) for side in ("reference", "variant")}
-        known = self.vocabulary.get(-1 if token is None else token)
-        text = prompt.token_texts[position] if prompt.token_texts else known
+        token_text = self.vocabulary.get(-1 if token is None else token)
+        text = prompt.token_texts[position] if prompt.token_texts else token_text
         return {"prompt": row["prompt"], "position": position, "token": token, "text": text, **row, **texts}
 
     def in_words(self, row: Row) -> str:
@@ -300,11 +300,11 @@ class GateReport:
         """
         place = self.place(row)
         prompt = f"prompt {place['prompt']}, " if len(self.prompts) != 1 else ""
-        after = ""
+        context = ""
         if place.get("text"):
-            after = f" (after {place['text']!r})"
+            context = f" (after {place['text']!r})"
         elif place.get("token") is not None:
-            after = f" (after token {place['token']})"
+            context = f" (after token {place['token']})"
         tokens = []
         for side in ("reference", "variant"):
             token, text = place[f"{side}_token"], place[f"{side}_text"]
@@ -317,7 +317,7 @@ class GateReport:
         max_ulps = "" if place["max_ulps"] is None else f" and {number(place['max_ulps'])} ULPs"
         mismatch = place.get("nonfinite_mismatch")
         return (
-            f"{prompt}position {place['position']}{after}: {change}, margins {margins} {self.unit} ({ulps} ULPs), KL"
+            f"{prompt}position {place['position']}{context}: {change}, margins {margins} {self.unit} ({ulps} ULPs), KL"
             f" {number(place['kl'])} nats, up to {number(place['max_abs'])} {self.unit}{max_ulps} apart"
             + (f", {mismatch:,} NaN or infinite on one side only" if mismatch else "")
         )
@@ -355,13 +355,13 @@ class GateReport:
         return {"outcome": self.outcome, "conditions": conditions, "worst": worst, "notes": list(self.notes)}
 
 
-def check_measured(where: str, pairs: Sequence[PairReport]) -> None:
+def check_measured(source: str, pairs: Sequence[PairReport]) -> None:
     """StoreError if a figure of whole rows is undefined that nothing can make so: the file is damaged."""
     for pair in pairs:
         for row in () if pair.is_list else (pair.figures, *pair.rows):
             lost = [name for name, value in row.items() if value is None and name not in NULLABLE]
             if lost:
-                raise StoreError(f"{where}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
+                raise StoreError(f"{source}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
 
 
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:

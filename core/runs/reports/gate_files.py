@@ -63,17 +63,17 @@ def markdown_text(report: GateReport) -> str:
     """Markdown: a table of conditions with outcome and figure, the worst position, the notes."""
     counts = {kind: sum(outcome.outcome == kind for outcome in report.outcomes) for kind in (FAILED, UNDECIDED, PASSED)}
     of_prompts = [outcome for outcome in report.outcomes if outcome.key is not None]
-    listed = sorted((each for each in of_prompts if each.outcome != PASSED), key=lambda each: each.outcome != FAILED)
+    failures = sorted((each for each in of_prompts if each.outcome != PASSED), key=lambda each: each.outcome != FAILED)
     rows = []
-    for outcome in [each for each in report.outcomes if each.key is None] + listed[:MOST_ROWS]:
+    for outcome in [each for each in report.outcomes if each.key is None] + failures[:MOST_ROWS]:
         pair = f"{markdown.code(outcome.variant)} against {markdown.code(outcome.reference)}"
         result = f"**{outcome.outcome}**" if outcome.outcome == FAILED else outcome.outcome
         condition, says = markdown.code(outcome.condition), markdown.plain(outcome.says)
         rows.append((result, condition, pair, figure_text(outcome), says))
-    if len(listed) > MOST_ROWS:
-        rows.append(("", f"{len(listed) - MOST_ROWS:,} more prompts", "", "", ""))
-    if within := len(of_prompts) - len(listed):
-        rows.append((PASSED, "bounds", "", "", f"{within:,} of {len(of_prompts):,} prompts are within their bounds"))
+    if len(failures) > MOST_ROWS:
+        rows.append(("", f"{len(failures) - MOST_ROWS:,} more prompts", "", "", ""))
+    if passes := len(of_prompts) - len(failures):
+        rows.append((PASSED, "bounds", "", "", f"{passes:,} of {len(of_prompts):,} prompts are within their bounds"))
     parts = [
         f"### ULPscope gate: {report.outcome}",
         f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}.",
@@ -107,8 +107,8 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        raise StoreError(f"{path}: cannot be written ({why}); check the folder and its permissions.") from error
+        reason = error.strerror or error
+        raise StoreError(f"{path}: cannot be written ({reason}); check the folder and its permissions.") from error
 
 
 def _name(text: str) -> str:

@@ -30,7 +30,7 @@ _LONGEST_PROMPTS = 20_000  # characters of token ids that an issue takes
 
 
 def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str:
-    """Markdown, at most 25 lines of it unfolded. address: where the run can be looked at."""
+    """Markdown, at most 25 lines of it unfolded. address: URL of the run's page."""
     answers = [(pair, answer_of(run, pair)) for pair in pairs]
     answers.sort(key=lambda each: each[1].name not in FAILING)  # what fails is what the thread is about
     pair, answer = answers[0]
@@ -40,8 +40,8 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     if others := answers[1:]:
         of_others = [part for other in others for part in (*_pair(run, *other), *_details(run, *other))]
         parts.append(folded(plural(len(others), "other variant"), of_others))
-    how = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
-    parts.append(folded("Prompt, how to reproduce, versions", how))
+    details = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
+    parts.append(folded("Prompt, how to reproduce, versions", details))
     parts.append(folded("All figures and checks", _details(run, pair, answer)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -49,7 +49,7 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
 def _provenance(run: RunReader) -> str:
     header, about = run.header, run.header.provenance
     versions = {"ulpscope": __version__, **about.versions}
-    known = {
+    values = {
         "model": code(_model_of(about)) if about.model else "",
         "revision": code(about.revision) if about.revision else "",
         "dtype": header.compute_dtype,
@@ -60,7 +60,7 @@ def _provenance(run: RunReader) -> str:
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "note": plain(about.note),
     }
-    return facts(known)
+    return facts(values)
 
 
 def _is_folder(about: Provenance) -> bool:
@@ -174,10 +174,10 @@ def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
         prompt = prompts[place]
         text = "".join(prompt.token_texts) or " ".join(map(str, prompt.token_ids))
         if text:
-            cut = f", first {LONGEST_PROMPT:,} characters" if len(text) > LONGEST_PROMPT else ""
+            limit = f", first {LONGEST_PROMPT:,} characters" if len(text) > LONGEST_PROMPT else ""
             kind = "" if prompt.token_texts else ", token ids"
             number_of = f" {place}" if len(prompts) > 1 else ""
-            parts += [f"Prompt{number_of}{kind}{cut}:", block(text[:LONGEST_PROMPT])]
+            parts += [f"Prompt{number_of}{kind}{limit}:", block(text[:LONGEST_PROMPT])]
     if len(prompts) > _MOST_PROMPTS and parts:
         parts.append(f"{_MOST_PROMPTS} of {len(prompts):,} prompts are shown.")
     return parts
@@ -192,11 +192,11 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
         tokens = []
         for token in (row.reference_token, row.variant_token):
             text = None if pd.isna(token) else run.vocabulary.get(int(token))
-            known = f"{token}" if text is None else f"{token} {code(repr(text))}"
-            tokens.append("none (all NaN)" if pd.isna(token) else known)
+            label = f"{token}" if text is None else f"{token} {code(repr(text))}"
+            tokens.append("none (all NaN)" if pd.isna(token) else label)
         margins = (row.reference_margin_ulps, row.variant_margin_ulps)
         ulps = ["undefined" if pd.isna(margin) else f"{int(margin):,}" for margin in margins]
         rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))
-    listed = f" ({len(rows)} of {len(flips):,})" if len(rows) < len(flips) else ""
+    count = f" ({len(rows)} of {len(flips):,})" if len(rows) < len(flips) else ""
     sides = code(pair.reference), code(pair.variant)
-    return table((f"flip at position{listed}", *sides, "margins, ULPs", "max difference there"), rows)
+    return table((f"flip at position{count}", *sides, "margins, ULPs", "max difference there"), rows)

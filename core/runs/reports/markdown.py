@@ -15,9 +15,9 @@ def report_address(query: dict[str, str], public_url: str, page: str = "") -> st
     """Absolute address of a run: at the configured public URL, else at the origin of the page that is open, else at a
     dashboard on this machine.
     """
-    opened = urlsplit(page or "http://localhost:8501/overview")
-    base = public_url.rstrip("/") or f"{opened.scheme}://{opened.netloc}"
-    return f"{base}{opened.path or '/'}?{urlencode(query)}"
+    url = urlsplit(page or "http://localhost:8501/overview")
+    base = public_url.rstrip("/") or f"{url.scheme}://{url.netloc}"
+    return f"{base}{url.path or '/'}?{urlencode(query)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -57,12 +57,12 @@ def plain(text: str) -> str:
     What stands between backticks becomes a code span.
     """
     parts = re.split(r"`([^`]+)`", printable(text).strip())
-    return "".join(code(part) if place % 2 else _escaped(part) for place, part in enumerate(parts))
+    return "".join(code(part) if place % 2 else _escape(part) for place, part in enumerate(parts))
 
 
-def _escaped(text: str) -> str:
-    shown = re.sub(r"([\\*\[\]|<>#~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
-    return shown.replace("`", "'").replace("@", "@\u200b").replace("://", ":\u200b//")
+def _escape(text: str) -> str:
+    safe = re.sub(r"([\\*\[\]|<>#~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
+    return safe.replace("`", "'").replace("@", "@\u200b").replace("://", ":\u200b//")
 
 
 def _fence(text: str, least: int) -> str:

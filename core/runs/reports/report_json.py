@@ -37,20 +37,20 @@ def over_positions(summary: Summary, rows: int) -> str:
     """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' if that is all of them."""
     undefined = rows - summary.kl_positions - summary.kl_infinite
     rest = [f"; {what} at {n:,}" for what, n in (("infinite", summary.kl_infinite), ("undefined", undefined)) if n]
-    return _over(summary.kl_positions, rows, "positions") + "".join(rest)
+    return _out_of(summary.kl_positions, rows, "positions") + "".join(rest)
 
 
 def over_logits(summary: Summary, elements: int) -> str:
     """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' if all are."""
-    return _over(summary.finite, elements, "logits")
+    return _out_of(summary.finite, elements, "logits")
 
 
 def over_margins(summary: Summary, rows: int) -> str:
     """`over 38 of 40 positions`: what the smallest margin is over, '' if that is all of them."""
-    return _over(summary.margin_positions, rows, "positions")
+    return _out_of(summary.margin_positions, rows, "positions")
 
 
-def _over(count: int, of: int, what: str) -> str:
+def _out_of(count: int, of: int, what: str) -> str:
     return "" if count == of else f"over {count:,} of {of:,} {what}"
 
 
@@ -66,7 +66,7 @@ class PairReport:
     answer: Answer | None = None
     unit: str = "logits"
     is_list: bool = False
-    compared: int = 0  # of lists: positions
+    list_positions: int = 0
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -161,31 +161,31 @@ def as_json(
     variant: str | None = None,
     with_positions: bool = False,
 ) -> dict[str, Any]:
-    """The object of the contract. `variant` chooses the pair that `summary` speaks of (default: the first)."""
-    chosen = pairs[0]
+    """Return the object of the contract. variant: side of the pair in `summary` (default: the first)."""
+    selection = pairs[0]
     if variant is not None:
-        named = [pair for pair in pairs if pair.variant == variant]
-        if not named:
+        matches = [pair for pair in pairs if pair.variant == variant]
+        if not matches:
             raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.")
-        chosen = named[0]
+        selection = matches[0]
 
-    def placed(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    def with_place(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
         place = {"prompt": row["prompt"]} if len(header.prompts) > 1 else {}
         return {**place, "position": row["position"], **{name: row[name] for name in names}}
 
     result: dict[str, Any] = {
-        "reference": chosen.reference,
-        "variant": chosen.variant,
+        "reference": selection.reference,
+        "variant": selection.variant,
         "compute_dtype": header.compute_dtype or None,
-        "positions": chosen.compared if chosen.is_list else header.rows,
+        "positions": selection.list_positions if selection.is_list else header.rows,
         "vocab": header.vocab or None,
-        **_verdict_json(chosen),
-        "summary": chosen.figures,
-        "ulp_histogram": {str(distance): elements for distance, elements in chosen.histogram.items()},
-        "flips": [placed(row, _FLIP_FIELDS) for row in chosen.rows if row["is_flip"]],
+        **_verdict_json(selection),
+        "summary": selection.figures,
+        "ulp_histogram": {str(distance): elements for distance, elements in selection.histogram.items()},
+        "flips": [with_place(row, _FLIP_FIELDS) for row in selection.rows if row["is_flip"]],
     }
     if with_positions:
-        result["by_position"] = [placed(row, _POSITION_FIELDS) for row in chosen.rows]
+        result["by_position"] = [with_place(row, _POSITION_FIELDS) for row in selection.rows]
     if len(pairs) > 1:
         result["pairs"] = [
             {"reference": pair.reference, "variant": pair.variant, **_verdict_json(pair), **pair.figures}

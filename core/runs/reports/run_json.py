@@ -39,11 +39,11 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
     }
 
 
-def _commands(stated: str, made: str) -> dict[str, str]:
+def _commands(stated: str, command: str) -> dict[str, str]:
     """`command`: made here of typed options, '' if there are none; then `stated_command`: what the file's author
     says it was, which nobody should run unread.
     """
-    return {"command": made} | ({"stated_command": shown(stated, _LONGEST_STATED)} if stated and not made else {})
+    return {"command": command} | ({"stated_command": shown(stated, _LONGEST_STATED)} if stated and not command else {})
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
         header.check_short()
     pairs, classes = report_of_run(run, only=0)
     report = as_json(pairs, classes, header, with_positions=with_positions)
-    caches = [found for pair in sorted(run.pairs_with_kv) if (found := caches_json(run, pair)) is not None]
+    caches = [kv for pair in sorted(run.pairs_with_kv) if (kv := caches_json(run, pair)) is not None]
     verdicts = [
         {
             "variant": pair.variant,
@@ -79,5 +79,5 @@ def ops_json(run: OpsRun) -> dict[str, Any]:
     """Probes of operations: what the run says of itself, and its rows."""
     about = run.header
     created = about.created.isoformat() + "Z" if about.created is not None else None
-    told = {**asdict(about), **_commands(about.command, ""), "created": created, "rows": run.rows}
-    return {**({"run_id": run.run_id} if run.run_id else {}), **told}
+    result = {**asdict(about), **_commands(about.command, ""), "created": created, "rows": run.rows}
+    return {**({"run_id": run.run_id} if run.run_id else {}), **result}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
+from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
 from core.runs.reader import RunReader
 from tests.app.opening import opened
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
@@ -34,7 +34,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     with RunReader(own_store.path_of(run_id)) as run:
         pair = run.pairs[0]
         sides = (pair.reference, pair.variant)
-        start, counts = where_it_starts(run, 0), in_words(side_by_side(run, 0), sides)
+        start, counts = find_start(run, 0), in_words(side_by_side(run, 0), sides)
     assert (start.module, start.prompt, start.position) == ("model.layers.0.norm", 1, 4)
     first = said.index(place_in_words(start, sides, names_prompt=True, has_shapes=False))
     assert counts in said[first + 1 :]

@@ -7,7 +7,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.compare import parts as compare_parts
 from app.shell.store_cache import open_run
-from core.runs.queries.compare import Compared
+from core.runs.queries.compare import RunPair
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
 from tests.app.pages.test_verdict import opened, said
@@ -66,7 +66,7 @@ def test_a_variant_out_of_a_link_is_the_one_compared():
 
 def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
     runs = [open_run(name) for name in ("fresh-against-cached", "batch-1-against-n")]
-    compared = [Compared(run, run.pairs[0], run.positions(0)) for run in runs]
+    compared = [RunPair(run, run.pairs[0], run.positions(0)) for run in runs]
     whole = compare_parts.exported(compared)
     assert whole["run"].tolist() == [run.run_id for run in runs]
     assert whole["flips"].tolist() == [run.pairs[0].summary.flips for run in runs]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
-from core.runs.queries.compare import Compared, distribution, figures, flips, same_tokens, sentence
+from core.runs.queries.compare import RunPair, distribution, figures, flips, same_tokens, sentence
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import write_run
@@ -14,7 +14,7 @@ from tests.core.runs.made_runs import write_run
 VOCAB = 8
 
 
-def compared(folder, flipping: dict[int, int], ids: tuple[int, ...] = (5, 6, 7, 8), step: float = 0.25) -> Compared:
+def compared(folder, flipping: dict[int, int], ids: tuple[int, ...] = (5, 6, 7, 8), step: float = 0.25) -> RunPair:
     """A pair that differs by `step` at token 0 of every position, whose variant prefers `flipping[position]`."""
     header = RunHeader(
         "r",
@@ -30,7 +30,7 @@ def compared(folder, flipping: dict[int, int], ids: tuple[int, ...] = (5, 6, 7, 
     for position, token in flipping.items():
         variant[position, token] = 20
     run = RunReader(write_run(Store(folder), header, [reference.view(np.uint32), variant.view(np.uint32)]))
-    return Compared(run, run.pairs[0], run.positions(0))
+    return RunPair(run, run.pairs[0], run.positions(0))
 
 
 def test_figures_stand_beside_each_other(tmp_path):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from core.runs.queries.kernels import in_words, place_in_words, side_by_side, where_it_starts
+from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList, KernelRow
@@ -73,7 +73,7 @@ def test_two_sides_of_which_nothing_was_seen_are_not_called_the_same(read):
 def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_shapes(read):
     """Attention is launched as often and as differently; but the sides were still equal behind it."""
     down = "model.layers.0.mlp.down_proj"
-    place = where_it_starts(read(block_lists(), ORDER, down), 0)
+    place = find_start(read(block_lists(), ORDER, down), 0)
     assert sorted(zip(place.kernels["modules"], place.kernels["name"], strict=True)) == [
         ([down], "SGEMM"),
         ([down], "aten::mm"),
@@ -93,7 +93,7 @@ def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_s
     ],
 )
 def test_attention_shows_in_the_projection_behind_it_and_the_head_in_the_logits(differs, modules, read):
-    place = where_it_starts(read(block_lists(), ORDER, differs), 0)
+    place = find_start(read(block_lists(), ORDER, differs), 0)
     assert {name for names in place.kernels["modules"] for name in names} >= modules - {"model.layers.0.self_attn"}
     if differs != "logits":
         assert {name for names in place.kernels["modules"] for name in names} == modules
